@@ -23,8 +23,9 @@ def __getattr__(name: str) -> object:
         raise missing_attribute(__name__, name, __all__) from None
 
 
-# Functions that are pickled to the ranks may refer to this module. Pickle cannot serialize the
-# module subclass that lazy_loader creates, so this reducer imports labkit by its name.
+# Functions that are pickled and sent to the ranks may refer to the module labkit. Pickle cannot
+# serialize the module subclass that lazy_loader creates, so this reducer imports labkit by its
+# name.
 copyreg.pickle(
     type(sys.modules[__name__]), lambda module: (importlib.import_module, (module.__name__,))
 )

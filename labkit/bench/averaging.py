@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from labkit.worker.played import ComputeBackend
 
 STEPS = 6  # number of steps in a timed block
-TURNS = 8  # blocks of each kind in a repeat, alternately in forward and reverse order
+TURNS = 8  # timed blocks per kind of step in a repeat
 NEVER = 1_000_000  # averaging period in steps, so long that all timed steps are local
 FRAGMENTS = 4
-COMPUTE = 1.5  # compute time of the overlapped steps / transfer time of a fragment
+COMPUTE = 1.5  # compute time of the overlapped steps as a multiple of a fragment's transfer time
 
 
 def measure(
@@ -45,12 +45,14 @@ def measure(
         width: Width of the hidden layer of the model `mlp`; the batch has 64 rows per worker.
 
     Returns:
-        Rows of two kinds. Each strategy has a row with the time of a step without exchange, and the
-        time that the strategy adds to a plain gradient and update. This row also has the ratio of
-        the two steps' times, and a step's time outside gradient and update (`own_ms`). Streamed
-        averaging has rows with the step times of blocking averaging and of averaging overlapped by
-        `delay` steps. These rows also have the transfer time of a fragment of the weights, and the
-        share of the added time that the overlap hides.
+        One row per strategy for its local steps, and rows for streamed (overlapped) averaging. The
+        row of a strategy contains the time of a step without exchange. It also contains the time
+        that the strategy adds to a step of only gradient and update. The row of a strategy also
+        contains the ratio of these two step times. `own_ms` is the time per step that is spent
+        neither on the gradient nor on the update. Streamed averaging has rows with the step times
+        of blocking averaging and of averaging that overlaps with the next `delay` steps. The row of
+        streamed averaging also contains the transfer time of a fragment of the weights. It also
+        contains the share of the time added by blocking averaging that the overlap hides.
     """
     experiment = Experiment(
         model="mlp",
@@ -86,13 +88,13 @@ def _local(communicator: Communicator, experiment: Experiment, repeats: int) -> 
     for number in range(1 + repeats):
         own: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(TURNS):
-            # Every other turn reverses the order, so that no kind of step always follows the same
-            # kind.
+            # Every other round reverses the order, so that no kind of step always follows the same
+            # kind of step.
             for name in list(ways)[:: -1 if turn % 2 else 1]:
                 seconds, more = _stretch(communicator, stage, ways[name])
                 own[name].append(float(np.median(seconds)))
                 beside[name] += more if number else []
-        if number:  # the first repeat compiles
+        if number:  # the first repeat also traces the graphs, so it is not counted
             slowest = {n: np.max(communicator.allgather(each), axis=0) for n, each in own.items()}
             for name in ways:
                 taken[name].append(float(np.median(slowest[name])))
@@ -109,9 +111,9 @@ def _local(communicator: Communicator, experiment: Experiment, repeats: int) -> 
 def _stretch(
     communicator: Communicator, stage: ComputeBackend, way: Replicas | None
 ) -> tuple[Sequence[float], list[float]]:
-    """Return the seconds of each step in a block, and its seconds outside gradient and update.
+    """Return, for each step of a block, its seconds, and its seconds outside gradient and update.
 
-    The first step and the last step, which averages, are omitted.
+    The block's first step and last step are omitted; the last step also averages the weights.
     """
     if way is None:
         return _bare(communicator, stage, STEPS)[1:-1], []
@@ -148,7 +150,7 @@ def _stream(communicator: Communicator, experiment: Experiment, repeats: int) ->
     taken: dict[str, list[float]] = {"local": [], **{name: [] for name in ways}}
     for number in range(1 + repeats):
         found = {"local": [_bare(communicator, stage, period)]}
-        # One further step runs untimed, because the last step averages all fragments.
+        # Each run has one untimed step at its end, because the last step averages all fragments.
         found |= {n: [_played(communicator, stage, w, period + 1)[:-1]] for n, w in ways.items()}
         for name, stretches in found.items():
             seconds = _wall(communicator, stretches)
@@ -177,7 +179,7 @@ def _wire(communicator: Communicator, stage: ComputeBackend) -> float:
 
 
 def _wall(communicator: Communicator, stretches: Sequence[Sequence[float]]) -> float:
-    """Return the seconds per step on the slowest rank: the median over blocks of their means."""
+    """Return the slowest rank's seconds per step: the median over blocks of the block means."""
     own = float(np.median([np.mean(each) for each in stretches]))
     slowest: float = max(communicator.allgather(own))
     return slowest

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 COPY, HANDED = (
     "copy",
     "handed over",
-)  # kinds of steps that are timed besides steps with exchange
+)  # names of the steps that are timed in addition to steps with exchange
 LIMITS = {
     "pack": COPY,
     "sum": "raw allreduce",
-}  # by line of the breakdown: the kind of step whose time is the line's lower limit
+}  # by phase of the breakdown: the kind of step whose time is a lower limit of the phase's time
 
 
 def kinds(
     communicator: Communicator, elements: int, step: Callable[[Averaging], Callable[[], object]]
 ) -> dict[str, Callable[[], object]]:
-    """Return the further kinds of steps that the breakdown needs.
+    """Return the steps that the breakdown times in addition to steps with exchange.
 
     Args:
         communicator: Communicator of the ranks.
@@ -37,8 +37,9 @@ def kinds(
         step: Function that builds a training step from a function that averages gradients.
 
     Returns:
-        By name: a copy of all bytes into shared memory, as packing does; and a training step that
-        only passes gradients to Python and returns values from this memory.
+        Two functions by name: one copies as many bytes as packing into shared memory. The other is
+        a training step that only passes gradients to Python and returns values from the shared
+        memory.
     """
     shared, own = communicator.allocate(elements), np.zeros(elements, np.float32)
     shared[...] = 0.0
@@ -58,9 +59,10 @@ def _handed(gradients: list[tf.Tensor], shared: np.ndarray) -> list[tf.Tensor]:
 def phase_medians(events: Sequence[Sequence[Event]], steps: int) -> dict[str, float]:
     """Return the median seconds of each phase of the last `steps` steps, from all ranks' timelines.
 
-    All timelines use one clock. "pack" is the packing time of the rank that finishes packing last.
-    "sum" is the time from the end of this packing until all ranks have the mean. "wait" is the mean
-    time over ranks of waiting for the last rank; it adds nothing to the step of the slowest rank.
+    The timelines of all ranks use one clock. "pack" is the packing time of the rank that finishes
+    packing last. "sum" is the time from the end of the last rank's packing until all ranks have the
+    mean. "wait" is the time that a rank waits for the last rank, averaged over the ranks; this time
+    is not added to the slowest rank's step.
     """
     packs = np.array(
         [_last("pack", rank_events, steps) for rank_events in events]
@@ -87,15 +89,16 @@ def rows(
     added: Mapping[str, Sequence[float]],
     schedule: str,
 ) -> Iterator[tuple[str, Row]]:
-    """Yield the name and the row of each line of the breakdown: time and lower limit in ms.
+    """Yield the name and the row of each phase of the breakdown: its time and lower limit in ms.
 
-    The lower limit is the time of a plain copy or allreduce of all bytes. Packing may take less
-    than its limit, because a rank does not pack the elements that it sums itself.
+    The lower limit of a phase is the time of a simple copy or of an allreduce of all bytes. Packing
+    may take less time than its lower limit, because a rank does not pack the elements that it sums
+    itself.
 
     Args:
         medians: Seconds of the phases, as `phase_medians` returns them.
-        seconds: Seconds of each kind of step, one value per repeat.
-        added: Seconds that each kind adds to the local step, one value per repeat.
+        seconds: Seconds per step for each kind of step, one value per repeat.
+        added: Seconds that each kind of step adds to the local step, one value per repeat.
         schedule: Exchange schedule whose added time is broken down.
     """
     whole = float(np.median(added[schedule]))
@@ -103,7 +106,7 @@ def rows(
     lines = {"pack": medians["pack"], "sum": medians["sum"], "hand over and back": handover}
     lines["other"] = whole - sum(
         lines.values()
-    )  # mostly the update, which reads memory that other ranks have written
+    )  # the rest is mostly the update, which reads memory that other ranks have written
     lines |= {"wait, within others": medians["wait"], "all": whole}
     for line, line_seconds in lines.items():
         limit = float(np.median(seconds[LIMITS[line]])) if line in LIMITS else None

@@ -31,7 +31,7 @@ class CollectiveTiming(NamedTuple):
     Attributes:
         algorithm: Name of the algorithm.
         nbytes: Size of the buffer in bytes.
-        seconds: Seconds of single calls, one array per repeat.
+        seconds: Seconds of each call, as one array per repeat.
         correct: Whether all verified sums are right.
     """
 
@@ -50,13 +50,14 @@ def measure(
 ) -> list[Row]:
     """Time float32 allreduces of all algorithms and sizes, interleaved, and verify the sums.
 
-    The time of an allreduce is the time of its slowest rank, from a common start. "shared_memory"
-    uses buffers from `Communicator.allocate`, and the other algorithms use ordinary memory. "mpi"
-    is the MPI library's in-place Allreduce.
+    The time of an allreduce is the time of its slowest rank, measured from a common start.
+    The algorithm "shared_memory" sums buffers from `Communicator.allocate`, and the other
+    algorithms sum buffers in ordinary memory. The algorithm "mpi" is the in-place Allreduce of the
+    MPI library.
 
     Args:
         workers: Number of ranks.
-        network: Network to emulate; None: this machine's network.
+        network: Network to emulate; None: no emulation.
         algorithms: Names of algorithms; default: all algorithms that support the network.
         sizes: Buffer sizes in bytes.
         repeats: Number of rounds over all algorithms and sizes; each round gives one median.
@@ -64,8 +65,9 @@ def measure(
     Returns:
         One row per algorithm and size: median, minimum and 90th percentile of the repeats' medians
         (ms), p50 and p99 of all single calls (ms), algbw and busbw (bytes/s, defined as in
-        nccl-tests), and `correct`. With an emulated network, the row also has the time by the
-        closed form and the relative error against it; without, the ratio to the time of "mpi".
+        nccl-tests), and `correct`. With an emulated network, a row also contains the closed-form
+        time and the measured time's relative error against it. Without an emulated network, a row
+        contains the ratio to the time of "mpi".
     """
     chosen = list(algorithms or (ALLREDUCE if network is not None else ALGORITHMS))
     refuse_impossible(network, chosen, sizes, repeats)
@@ -99,10 +101,10 @@ def refuse_impossible(
 def timed_calls(
     communicator: Communicator, algorithms: list[str], sizes: list[int], repeats: int
 ) -> list[CollectiveTiming]:
-    """Time single calls on their slowest rank, for each algorithm and size (runs on ranks)."""
+    """Time each call of each algorithm at each size on the slowest rank (runs on ranks)."""
     cases: dict[tuple[str, int], list[np.ndarray]] = {}
     correct: dict[tuple[str, int], bool] = {}
-    # Buffers are allocated before, so that memory allocation is not timed.
+    # Buffers are allocated before the timed calls, so that memory allocation is not timed.
     buffers = {
         (shared, nbytes): communicator.allocate(nbytes // 4)
         if shared
@@ -139,7 +141,8 @@ def _row(case: CollectiveTiming, workers: int, network: Network | None, repeats:
         "p99_ms": 1e3 * float(np.percentile(single, 99)),
         "calls": len(single),
         "algbw": algbw,
-        # busbw counts the bytes that each link must carry, so that numbers of ranks are comparable.
+        # busbw counts the bytes that each link must transfer, so that results with different
+        # numbers of ranks are comparable.
         "busbw": algbw * 2 * (workers - 1) / workers,
         "correct": case.correct,
     }

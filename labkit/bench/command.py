@@ -33,7 +33,7 @@ class CommandTable(click.Group):
     """A command group that imports a command only when the command runs, so that help is fast.
 
     Args:
-        name: Name of the group.
+        name: Name of the command group.
         modules: Module name by command name; each module defines a function `command`.
         help: Help text of the group.
         more: Further arguments of `click.Group`.
@@ -64,7 +64,7 @@ def _summary(module: str) -> str:
     """Return the first docstring line of a module's command without importing the module."""
     spec = find_spec(module)
     assert spec is not None
-    assert spec.origin is not None  # for the type checker: a module file has a path
+    assert spec.origin is not None  # tells the type checker that a module file has a path
     (text,) = (
         ast.get_docstring(node)
         for node in ast.parse(Path(spec.origin).read_text()).body
@@ -128,7 +128,7 @@ def compressors(_: click.Context, __: click.Parameter, text: str | None) -> list
         items = read_plain(f"[{text or ''}]")
     except NotPlain as error:
         raise click.BadParameter(f"{text!r} {error}") from error
-    assert isinstance(items, list)  # because the text has brackets
+    assert isinstance(items, list)  # the text has brackets, so it is parsed as a list
     return [parse(item) for item in items]
 
 
@@ -152,7 +152,7 @@ def format_rows(rows: Sequence[Row], columns: dict[str, str]) -> str:
 def format_value(name: str, value: str | float | None) -> str:
     """Return the text of a value of the field `name`."""
     if value is None or isinstance(value, bool):
-        # Capitals mark a wrong result, because the times of wrong results are worthless.
+        # Capitals mark a wrong result, because the time of a wrong result is meaningless.
         return {True: "yes", False: "NO", None: ""}[value]
     if isinstance(value, str):
         return value
@@ -160,7 +160,7 @@ def format_value(name: str, value: str | float | None) -> str:
         return f"{value:+.1%}"
     if isinstance(value, int):
         return str(value)
-    # Both formats have three digits; large bandwidths get a power of ten.
+    # Both formats have three digits; large bandwidths are written in scientific notation.
     return f"{value:.3g}" if value < 1e5 else f"{value:.2e}"
 
 
@@ -173,7 +173,7 @@ def write_rows(rows: Sequence[Row], file: Path | None) -> None:
 
 
 def save_rows(rows: Sequence[Row], file: Path) -> None:
-    """Write rows to a file as JSON lines, atomically."""
+    """Write rows to a file as JSON lines, in one atomic step."""
     from labkit.records.store import write_atomically
 
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A benchmark of compressors: time relative to a copy of the same bytes, size, and error."""
+"""A benchmark of compressors: time relative to a memory copy, compressed size, and error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from labkit.compression import (
 from labkit.compression.compressor import compiled
 from labkit.compression.lockstep import reduce_all, reply_to
 
-CALLS = 5  # number of calls of each kind of work in a repeat
+CALLS = 5  # number of calls of each operation in a repeat
 Work: TypeAlias = "Callable[[], Tensor | None]"
 
 
@@ -43,29 +43,30 @@ def measure(
     elements: int = 5_800_000,
     repeats: int = 5,
 ) -> list[Row]:
-    """Time compressors on a standard normal float32 vector, in a fresh process of one thread.
+    """Time compressors on a standard normal float32 vector, in a new process with one thread.
 
-    Calls of the compressor and copies of the vector alternate, 5 of each in a repeat. A first call
-    compiles the functions and is not timed. For a compressor without `encode`, the whole reduction
-    of one rank is timed as "reduce". A compressor that works by layer receives the layers of an MLP
-    with 784 inputs, two hidden layers and 10 outputs.
+    In each repeat, 5 calls of the compressor alternate with 5 copies of the vector. A first,
+    untimed call of each operation compiles its functions. For a compressor without `encode`, the
+    whole reduction of one rank is timed as "reduce". A compressor that works layer by layer
+    receives the layers of an MLP with 784 inputs, two hidden layers and 10 outputs.
 
     Args:
-        compressors: Names of `COMPRESSORS`, objects, or mappings of name and fields; None: all
-            compressors without required fields.
-        elements: Number of elements of the vector; approximate total number of elements of the
-            layers.
+        compressors: Names from `COMPRESSORS`, compressor objects, or mappings with a name and
+            fields; None: all compressors without required fields.
+        elements: Number of elements of the vector. For a compressor that works layer by layer,
+            approximate total number of elements of the layers.
         repeats: Number of rounds over all compressors.
 
     Returns:
-        One row per compressor and kind of work ("encode" and "decode", or "reduce"): median,
-        minimum and 90th percentile of the repeats' medians (ms); `bytes` of the payload; `ratio` of
-        raw bytes to payload bytes; `to_copy`, the median ratio of the time to the time of a copy;
-        `error`, the relative L2 error of the decoded vector, None for compressors that vote.
+        One row per compressor and operation ("encode" and "decode", or "reduce"). It contains
+        median, minimum and 90th percentile of the repeats' medians (ms), `bytes` of the payload,
+        and `ratio` of raw bytes to payload bytes. `to_copy` is the median ratio of the time to the
+        time of a copy. `error` is the relative L2 error of the decoded vector, or None for
+        compressors that vote.
 
     Raises:
         InvalidInput: A compressor is unknown, or elements or repeats is below 1.
-        LabkitError: The process failed.
+        LabkitError: The measuring process failed.
     """
     if elements < 1 or repeats < 1:
         raise InvalidInput(f"elements={elements}, repeats={repeats}: both must be 1 or more")
@@ -73,7 +74,7 @@ def measure(
     described = [each.to_json() for each in chosen]
     task = {"compressors": described, "elements": elements, "repeats": repeats}
     one = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    # A new process measures, because TensorFlow fixes its number of threads at import.
+    # A new process measures, because TensorFlow fixes the number of threads when it is imported.
     done = subprocess.run(
         [sys.executable, "-P", "-m", "labkit.bench.compression", json.dumps(task)],
         env={
@@ -90,7 +91,7 @@ def measure(
     if done.returncode:
         last = (done.stderr.splitlines() or ["no error output"])[-1]
         raise LabkitError(f"the benchmark's process ended with code {done.returncode}: {last}")
-    # The result is the last line, because libraries may print lines before it.
+    # The result is the last line of the output, because libraries may print lines before it.
     rows: list[Row] = json.loads(done.stdout.splitlines()[-1])
     return rows
 
@@ -105,8 +106,9 @@ def without_fields() -> list[Compressor]:
 
 
 def layers(elements: int) -> list[tuple[int, ...]]:
-    """Return the weight shapes of an MLP 784-h-h-10 with about `elements` parameters."""
-    # h is the positive root of h² + 796 h = elements, which omits the last ten biases.
+    """Return the weight shapes of an MLP 784-h-h-10 with about `elements` parameters in total."""
+    # h is the positive root of h² + 796 h = elements, where the biases of the last 10 outputs are
+    # neglected.
     h = max(1, round((math.sqrt(796**2 + 4 * elements) - 796) / 2))
     return [(784, h), (h,), (h, h), (h,), (h, 10), (10,)]
 
@@ -118,7 +120,7 @@ def named(compressor: Compressor) -> str:
 
 
 class _Case:
-    """A compressor with its data and results, in the measuring process."""
+    """A compressor with its test data and its results, in the measuring process."""
 
     def __init__(self, compressor: Compressor, elements: int) -> None:
         import tensorflow as tf
@@ -138,7 +140,7 @@ class _Case:
         self.ratios: dict[str, list[float]] = {what: [] for what in self.works}
 
     def _coding(self) -> dict[str, Work]:
-        """Return calls that encode and decode; set bytes and error."""
+        """Return the encode and decode operations; store the payload bytes and the error."""
         tensor, key = self.tensors[0], self.states[0]
         encode, decode = (compiled(self.compressor, name) for name in ("encode", "decode"))
         payload = encode(tensor, key)
@@ -147,7 +149,7 @@ class _Case:
         return {"encode": lambda: encode(tensor, key), "decode": lambda: decode(payload)}
 
     def _reduction(self) -> dict[str, Work]:
-        """Return a call of the whole reduction; set bytes and error from a first reduction."""
+        """Return the reduction as an operation; store bytes and error of a first reduction."""
         self.bytes = 0
         sent = []
         for index, tensor in enumerate(self.tensors):
@@ -165,7 +167,7 @@ class _Case:
         return {"reduce": self._reduce}
 
     def _reduce(self) -> None:
-        """Reduce all tensors for one rank, and update their states."""
+        """Reduce all tensors as one rank does, and update the compressor's states."""
         for index, tensor in enumerate(self.tensors):
             one = reduce_all(self.compressor, [tensor], [self.states[index]])[0]
             self.states[index] = one.state
@@ -177,14 +179,15 @@ class _Case:
         return float(np.linalg.norm(decoded - self.raw) / np.linalg.norm(self.raw))
 
     def repeat(self) -> None:
-        """Time each kind of work and a copy of the data, in turns."""
+        """Time each operation and a copy of the data, in alternation."""
         turns: dict[str, list[float]] = {what: [] for what in ("copy", *self.works)}
         for _ in range(CALLS):
             # A copy is a lower bound for the time of code that processes these bytes.
             turns["copy"].append(_seconds(lambda: np.copyto(self.copy, self.raw)))
             for what, work in self.works.items():
                 turns[what].append(_seconds(work))
-        # Times are compared with copies of the same repeat, because the machine's speed varies.
+        # Times are divided by the time of copies in the same repeat, because the machine's speed
+        # varies.
         copy = float(np.median(turns.pop("copy")))
         for what, seconds in turns.items():
             median = float(np.median(seconds))
@@ -192,7 +195,7 @@ class _Case:
             self.ratios[what].append(median / copy)
 
     def rows(self) -> list[Row]:
-        """Return the results, one row per kind of work."""
+        """Return the results, one row per operation."""
         return [
             head("compression", named(self.compressor), what, 1, repeats=len(seconds))
             | spread(seconds)
@@ -239,7 +242,7 @@ def in_this_process(
 
 
 def main() -> None:
-    """Measure a task given as JSON, and print the rows as one line of JSON."""
+    """Measure the compressors of a JSON task, and print the rows as one line of JSON."""
     print(json.dumps(in_this_process(**json.loads(sys.argv[1]))))
 
 

@@ -28,19 +28,20 @@ if TYPE_CHECKING:
 # Each case has the bytes of both flows, and the delay of the second flow as a share of the time
 # that the first flow takes alone.
 CASES = ((2**22, 2**22, 0.0), (2**22, 2**20, 0.0), (2**22, 2**21, 0.5))
-# This is the maximum number of bytes in flight on a connection: several times the link's
-# bandwidth-delay product, but much less than a message.
+# The maximum number of bytes in flight on a connection is several times the link's bandwidth-delay
+# product, but much less than a message.
 WINDOW = 2**16
 CLAMP = 10  # Linux's socket option TCP_WINDOW_CLAMP, which Python does not define
 
-Case = tuple[int, int, float]  # bytes of the first and second flow; delay of the second, s
+# Bytes of the first and the second flow; delay of the second flow (s).
+Case = tuple[int, int, float]
 
 
 def measure(rates: Sequence[str], repeats: int = 5) -> list[Row]:
     """Time two concurrent messages between two ranks, on a real link and on its emulation.
 
-    Two TCP connections share the real link, whose queue serves both in turn (see
-    `rate_limited_link`).
+    The two flows use two TCP connections over the real link, whose queue serves both connections in
+    turn (see `rate_limited_link`).
 
     Args:
         rates: Rates of the link in bits/s, such as "100Mb".
@@ -48,11 +49,11 @@ def measure(rates: Sequence[str], repeats: int = 5) -> list[Row]:
 
     Returns:
         One row per rate, case and flow, with the time from the start of the first flow to the end
-        of this flow.
+        of the row's flow.
 
     Raises:
         InvalidInput: A rate is invalid.
-        LabkitError: See `rate_limited_link`.
+        LabkitError: The link cannot be set up, see `rate_limited_link`.
     """
     bits = {rate: bits_of(rate) for rate in rates}
     if repeats < 1:
@@ -74,7 +75,7 @@ def _at(rate: str, bits: int, cluster: Cluster, repeats: int) -> list[Row]:
             ranks.ask(cases)
             real.append(json.loads(ranks.answer()))
             emulated.append(cluster.call(both, cases, network=network)[1])
-    times = 1e3 * np.array([real, emulated])  # ms; axes: link, repeat, case, flow
+    times = 1e3 * np.array([real, emulated])  # unit: ms; axes: link, repeat, case, flow
     rows = []
     for number, case in enumerate(cases):
         *sizes, later = case

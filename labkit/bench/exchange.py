@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from labkit.exchange import Exchange, Timeline
 
 KNOWN = CASES | WORD_CASES
-USUAL = AllReduce().schedule  # schedule with which all other schedules are compared
+# Number of overlapping steps timed together; the last step finishes all updates.
+USUAL = AllReduce().schedule
 CHAIN = 10  # number of overlapping steps timed together; the last step completes all updates
-DENSE = ", dense"  # suffix of a schedule that gets an embedding's gradients as dense tensors
+# Suffix of a schedule's name if it averages an embedding's gradients as dense tensors.
+DENSE = ", dense"
 
 
 def measure(
@@ -41,31 +43,34 @@ def measure(
     measure_others: Callable[[], None] | None = None,
     with_breakdown: bool = False,
 ) -> list[Row]:
-    """Time local steps, steps with exchange, and an allreduce of the same bytes, interleaved.
+    """Time local steps, steps with exchange and allreduces of the same bytes, in alternation.
 
-    A "local" step is the same training step without exchange, on all ranks concurrently.
-    `labkit.bench.interleave` describes the order of the kinds of steps and their comparison.
+    A "local" step is a training step without exchange; all ranks run local steps concurrently.
+    `labkit.bench.interleave` describes the order in which the kinds of steps run, and how their
+    times are compared.
 
     Args:
         workers: Number of ranks, with one thread each.
-        cases: Names of `labkit.bench.steps.CASES` and `WORD_CASES`.
-        schedules: Schedules of the exchange.
-        algorithm: Allreduce algorithm of the buckets, see `Exchange`.
-        network: Network to emulate; None: this machine's network.
+        cases: Names of benchmark cases in `labkit.bench.steps.CASES` and `WORD_CASES`.
+        schedules: Names of the schedules of the gradient exchange.
+        algorithm: Allreduce algorithm for the gradient buckets, see `Exchange`.
+        network: Network to emulate; None: no emulation.
         repeats: Number of rounds over all cases and kinds of steps.
         bucket_bytes: Size of a gradient bucket in bytes, see `Exchange`.
         measure_others: Function that measures other frameworks for one repeat; called after each
             repeat.
-        with_breakdown: Whether to break down the time that schedule "sequential" adds, on one host.
+        with_breakdown: Whether to break down the time that the schedule "sequential" adds to a
+            step; only for ranks on one host.
 
     Returns:
         One row per case and kind of step ("local", "raw allreduce", or a schedule): median, minimum
-        and 90th percentile of the repeats' medians (ms). Rows of schedules also contain the time
-        added to the local step, and whether all ranks have the same weights at the end. Rows of
-        other schedules than "sequential" contain the time saved in comparison with "sequential".
-        They also contain the time that an ideal link would save with the same buckets in the best
-        order (`labkit.records.overlap.Overlap`). For word models, each schedule has two rows: one
-        with sparse gradients (embedding rows), one with dense gradients.
+        and 90th percentile of the repeats' medians (ms). The row of a schedule also contains the
+        time that it adds to the local step, and whether all ranks have the same weights at the end.
+        The row of any schedule except "sequential" contains the time that it saves compared with
+        "sequential". Such a row also contains the saving of an ideal link that sends the same
+        buckets in the best order (`labkit.records.overlap.Overlap`). For word models, each schedule
+        has two
+        rows: one with sparse gradients (embedding rows), one with dense gradients.
     """
     refuse_unknown("case", cases, KNOWN)
     network = Network.parse(network)
@@ -97,7 +102,7 @@ def measure(
 
 
 def _joined(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Join the results of all turns: concatenate the repeats, and reduce the other values."""
+    """Join the results of several measurements: concatenate repeats, and reduce other values."""
 
     def each(what: str, join: Callable[[list[Any]], Any]) -> dict[str, Any]:
         return {kind: join([turn[what][kind] for turn in turns]) for kind in turns[0][what]}
@@ -117,7 +122,7 @@ def _measure(
     bucket_bytes: int,
     where: bool,
 ) -> dict[str, Any]:
-    """Return the measurements of one case, by kind of step (runs on ranks)."""
+    """Return the measurements of one benchmark case, by kind of step (runs on ranks)."""
     from labkit.exchange import Exchange
 
     kind_of_model = WordModel if name in WORD_CASES else BenchModel
@@ -136,10 +141,11 @@ def _measure(
             mean = exchange.mean if schedule == kind else _dense(exchange.mean)
             steps[kind] = model.step(mean)
     buffer = communicator.allocate(KNOWN[name].parameters)
-    buffer[...] = 0.0  # repeated sums of other values would overflow
+    buffer[...] = 0.0  # repeated sums of nonzero values would overflow
 
     def sum_raw() -> None:
-        communicator.wait_policy.polite = False  # waiting may use the cores: no computation runs
+        # Waiting may poll on the cores, because no computation runs.
+        communicator.wait_policy.polite = False
         communicator.allreduce(buffer, exchanges[schedules[0]].choice.algorithm)
 
     steps["raw allreduce"] = sum_raw
@@ -189,7 +195,7 @@ def _dense(mean: Averaging) -> Averaging:
 
 
 def _events(exchange: Exchange, steps: int) -> dict[str, float]:
-    """Return the number of timeline events per step, and the seconds to record one event."""
+    """Return the number of timeline events per step, and the seconds that one event costs."""
     from labkit.communicator import WALL
     from labkit.exchange import Timeline
 
@@ -203,7 +209,7 @@ def _events(exchange: Exchange, steps: int) -> dict[str, float]:
 
 
 def _delay(communicator: Communicator, timeline: Timeline, steps: int) -> float:
-    """Return the median seconds per step by which exposed time exceeds that of an ideal link."""
+    """Return the median seconds per step of exposed communication beyond that of an ideal link."""
     import pandas as pd
 
     from labkit.exchange import timeline_rows
@@ -235,7 +241,7 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[str, Row]]:
 
 
 def _saved(added: dict[str, list[float]], kind: str, delay: float) -> Row:
-    """Return the time that a schedule saves compared with `USUAL`, and the ideal saving (ms)."""
+    """Return how much time a schedule saves compared with `USUAL`, and the ideal saving (ms)."""
     saved = 1e3 * (np.array(added[USUAL]) - np.array(added[kind]))
     return {
         "saved_ms": float(np.median(saved)),

@@ -84,7 +84,7 @@ def command(
     breakdown: bool,
     file: Path | None,
 ) -> None:
-    """Time what the gradient exchange adds to a step, optionally against other frameworks."""
+    """Time what the gradient exchange adds to a step, optionally also in other frameworks."""
     # Options are validated before the engines start, because a start takes seconds.
     _validate_options(workers, cases, schedules, algorithm, network, repeats, breakdown)
     peer_comparison.validate_peers(peers, network)
@@ -101,14 +101,14 @@ def command(
             say(format_rows([_with_spread(row) for row in peer_rows], EXCHANGE | BESIDE))
         for remark in others.remarks:
             say(f"peer {remark}", err=True)
-        # The file contains the rows of labkit and of other frameworks; the field `peer`
-        # distinguishes them.
+        # The file contains rows of labkit and of other frameworks; the field `peer` names the
+        # framework.
         rows += peer_rows
     write_rows(rows, file)
 
 
 def _with_spread(row: Row) -> Row:
-    """Return the row with added texts for the added time and the saved time with their spreads."""
+    """Return the row with texts for the added time and the saved time, each with its spread."""
     more: Row = {}
     if row.get("added_ms") is not None:
         least, most = row["added_min_ms"], row["added_max_ms"]

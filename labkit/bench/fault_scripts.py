@@ -14,7 +14,7 @@ from labkit.strategies import STRATEGIES, ParameterServer, Strategy
 
 
 class FaultFreeRun(NamedTuple):
-    """An experiment without injected faults, and its run."""
+    """An experiment without injected faults, and the run of this experiment."""
 
     experiment: Experiment
     run: Run
@@ -22,11 +22,11 @@ class FaultFreeRun(NamedTuple):
 
 Pairs = dict[
     str, tuple[Run, Run | None]
-]  # by strategy: run without faults, and run with faults (None: the strategy rejects them)
+]  # by strategy: run without faults, and run with faults (None if the strategy rejects faults)
 
 
 def supported_strategies(base: Experiment) -> dict[str, Strategy]:
-    """Return strategies that support an experiment with faults, and variants of ParameterServer."""
+    """Return the strategies and variants of ParameterServer that support injected faults."""
     strategies: dict[str, Strategy] = {name: kind() for name, kind in STRATEGIES.items()}
     strategies["ParameterServer, backup"] = ParameterServer(backup_workers=1)
     strategies["ParameterServer, asynchronous"] = ParameterServer(synchronous=False)
@@ -36,7 +36,7 @@ def supported_strategies(base: Experiment) -> dict[str, Strategy]:
 def run_without_faults(
     cluster: Cluster, base: Experiment, strategies: Mapping[str, Strategy]
 ) -> dict[str, FaultFreeRun]:
-    """Run each strategy without faults; leave out strategies that reject the model."""
+    """Run each strategy without faults; omit strategies that reject the experiment."""
     found = {}
     for name, strategy in strategies.items():
         experiment = base.replace(strategy=strategy)
@@ -50,7 +50,7 @@ def run_without_faults(
 def run_with_faults(
     cluster: Cluster, calm: Mapping[str, FaultFreeRun], script: Sequence[Fault]
 ) -> Pairs:
-    """Run each experiment again with faults; a strategy that would deadlock rejects faults."""
+    """Run each experiment again with faults; None means that the strategy rejects them."""
     return {
         name: (run, _hit(cluster, experiment, tuple(script)))
         for name, (experiment, run) in calm.items()

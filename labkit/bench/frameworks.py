@@ -31,18 +31,19 @@ CASES: dict[str, dict[str, JSON]] = {
 }
 OPTIMIZERS: dict[str, dict[str, JSON]] = {"sgd": {"momentum": 0.9}, "adam": {}}
 STEPS = 20
-MOST_APART = 1e-12  # maximum difference of float64 weights, above that by summation order
+MOST_APART = 1e-12  # maximum difference of float64 weights that summation order explains
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The measurement of one training on a rank.
+    """The measurement of one training run on a rank.
 
     Attributes:
         seconds: Seconds of each step.
         wire_bytes: Mean bytes per step that the rank sends over the network.
-        apart: Largest absolute difference of a weight from that of training in one process.
-        exchanged: The strategy's record of its gradient exchange.
+        apart: Largest absolute difference between a weight and the same weight after training in
+            one process.
+        exchanged: The strategy's description of its gradient exchange.
     """
 
     seconds: list[float]
@@ -52,7 +53,7 @@ class Comparison:
 
 
 def kinds_on(network: str | Network | None) -> list[str]:
-    """Return the supported kinds of strategies; a network excludes kinds with a single process."""
+    """Return the strategy kinds to measure; with a network, only kinds with several processes."""
     return [kind for kind in TF_KINDS if network is None or kind not in TF_LOCAL]
 
 
@@ -64,10 +65,11 @@ def experiments(
 ) -> list[Experiment]:
     """Return experiments of each strategy kind, model and optimizer, with 20 steps in float64.
 
-    If a network is given, processes communicate over a real link that is limited to its bandwidth
-    (see `TFDistribute`). If no kinds are given, all kinds of `kinds_on` are used. Shards are
-    uneven. Parameter servers have one worker, because they then train exactly as one process. All
-    other kinds have two workers.
+    If a network is given, processes communicate over a real link that is limited to the network's
+    bandwidth (see `TFDistribute`). If no kinds are given, all kinds of `kinds_on` are used. Shards
+    of the batch have unequal numbers of rows. Parameter servers have one worker, because with one
+    worker they compute the same weights as one process. All kinds of strategies except parameter
+    servers have two workers.
 
     Raises:
         InvalidInput: A kind, case or optimizer is unknown.
@@ -94,17 +96,17 @@ def experiments(
 def measure(
     cluster: Cluster, experiments: Sequence[Experiment]
 ) -> Iterator[tuple[Row, dict[str, JSON]]]:
-    """Yield, per experiment, a row with times and weight differences, and `exchanged`."""
+    """Yield a row of times and weight differences, and `exchanged`, for each experiment."""
     for experiment in experiments:
-        assert isinstance(experiment.strategy, TFDistribute)  # for the type checker
+        assert isinstance(experiment.strategy, TFDistribute)  # tells the type checker the type
         result = cluster.call(compare_with_one_process, experiment, ranks=experiment.ranks)[0]
         kind, case = experiment.strategy.kind, f"{experiment.model} {experiment.optimizer}"
-        timed = result.seconds[1:]  # the first step includes tracing
+        timed = result.seconds[1:]  # the first step also traces the graph, so it is not counted
         network = Network.parse(experiment.network)
         link = (network.name or f"{8e-6 * network.bandwidth:g} Mb/s") if network else None
         row = head("tf", case, kind, experiment.workers, link, repeats=len(timed)) | spread(timed)
         row["max_abs_difference"] = result.apart
-        row["correct"] = result.apart <= MOST_APART  # NaN also gives False
+        row["correct"] = result.apart <= MOST_APART  # the comparison with NaN gives False
         row["wire_bytes_per_step"] = result.wire_bytes
         yield row, result.exchanged
 
@@ -157,7 +159,7 @@ def command(
     network: str | None,
     file: Path | None,
 ) -> None:
-    """Compare TensorFlow's strategies with one process, weight by weight, in float64.
+    """Compare weights trained by TensorFlow's strategies and by one process, in float64.
 
     The command fails if weights differ by more than 1e-12 after 20 steps.
     """

@@ -19,7 +19,7 @@ from labkit.simulate import Simulation, simulate
 SLICE = 0.25  # seconds spent on one algorithm and one size in one repeat
 BASE = "ring"  # algorithm with which all other algorithms are compared
 LARGE = 2**22  # bytes of the message that measures the bandwidth
-PINGS, FEW = 200, 20  # number of round trips of one byte, and of LARGE bytes
+PINGS, FEW = 200, 20  # number of round trips of a message of one byte, and of LARGE bytes
 
 
 def refuse_impossible(
@@ -48,18 +48,19 @@ def measure(
 
     Returns:
         The rows, and the network that the predictions assume: the emulated network, or a network
-        measured by ping-pong. Each algorithm and size has a row with these values: the spread over
-        repeats of the median call (ms); `correct`; `ratio`, the ring's time divided by the
-        algorithm's time; `link_bytes`, the bytes per call that left the host of rank 0 (for "mpi" a
-        lower bound); and `wire_bytes`, the bytes per call sent by all ranks. An algorithm with a
-        schedule also has the simulated `predicted_ms`, `predicted_ratio`, `predicted_link_bytes`,
-        and `other_mapping_ms` for the other mapping of ranks to hosts.
+        whose latency and bandwidth were measured by ping-pong. The row of an algorithm and size
+        contains the spread over repeats of the median call (ms), `correct`, and `ratio`, the ring's
+        time divided by the algorithm's time. `link_bytes` is the number of bytes per call that left
+        the host of rank 0 (for "mpi" a lower bound). `wire_bytes` is the number of bytes per call
+        that all ranks sent. If an algorithm has a schedule, its row also contains the simulated
+        `predicted_ms`, `predicted_ratio` and `predicted_link_bytes`. `other_mapping_ms` is the
+        simulated time with the other mapping of ranks to hosts.
 
     Raises:
         InvalidInput: All ranks are on one host.
     """
     network = on.network or _measured(cluster)
-    if on.network:  # messages of the MPI library do not pass the emulated network
+    if on.network:  # messages of the MPI library bypass the emulated network
         algorithms = [name for name in algorithms if name in ALLREDUCE]
     assert isinstance(network.hosts, tuple)  # tells the type checker the type
     size, hosts = cluster.workers, [list(group) for group in network.hosts]
@@ -125,12 +126,12 @@ def _predicted(name: str, nbytes: int, size: int, network: Network) -> Simulatio
 
 
 def _out(found: Simulation, network: Network) -> float:
-    """Return the bytes that leave the first host in one simulated allreduce."""
+    """Return how many bytes leave the first host in one simulated allreduce."""
     return float(found.occupied[found.links.index("host 0 out")] * network.bandwidth)
 
 
 def ways(communicator: Communicator) -> dict[str, float]:
-    """Measure latency and bandwidth from rank 0 to another and within its host (collective)."""
+    """Measure latency and bandwidth from rank 0 to another host and in its host (collective)."""
     here = communicator.broadcast_object(communicator.board.ranks)
     apart = [rank for rank in range(communicator.size) if rank not in here]
     found = {"payload": float(PAYLOAD)}
@@ -143,7 +144,7 @@ def ways(communicator: Communicator) -> dict[str, float]:
 
 
 def trip(communicator: Communicator, other: int, nbytes: int, pings: int) -> float:
-    """Return half the median round-trip time from rank 0 to another rank, s (collective)."""
+    """Return half the median round-trip time in s from rank 0 to rank `other` (collective)."""
     seconds, clock, data = [], communicator.clock, np.zeros(nbytes, np.uint8)
     communicator.barrier()
     for _ in range(pings if communicator.rank in (0, other) else 0):
@@ -159,7 +160,7 @@ def trip(communicator: Communicator, other: int, nbytes: int, pings: int) -> flo
 
 
 class Sums:
-    """A timer of allreduces that uses one buffer for all cases of the same size."""
+    """A timer of allreduces that reuses one buffer for all algorithms with equal sizes."""
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
@@ -168,8 +169,8 @@ class Sums:
     def case(self, algorithm: str, nbytes: int, calls: int) -> tuple[float, bool, float, float]:
         """Return the median seconds of a call, whether the sums are right, and two byte counts.
 
-        The counts are the bytes per call that left the host of rank 0, and the bytes per call sent
-        by all ranks.
+        The byte counts are the bytes per call that left the host of rank 0, and the bytes per call
+        sent by all ranks.
         """
         ranks = self._communicator
         if nbytes not in self._buffers:
@@ -180,5 +181,5 @@ class Sums:
         sent = ranks.allgather(ranks.traffic.since(before))
         link_bytes = sum(sent[rank].link_bytes for rank in ranks.board.ranks)
         wire_bytes = sum(traffic.wire_bytes for traffic in sent)
-        # The traffic includes one further call, which verifies the sum.
+        # The counted traffic includes the additional call that verifies the sum.
         return float(np.median(seconds)), right, link_bytes / (calls + 1), wire_bytes / (calls + 1)

@@ -1,4 +1,4 @@
-"""The choice of hosts for a benchmark: hosts of the environment, a testbed, or emulated hosts."""
+"""The choice of hosts for a benchmark: the environment's hosts, a testbed, or emulated hosts."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from labkit.hosts import testbed
 from labkit.network import PRESETS, Network
 from labkit.schedules import host_groups
 
-# These presets set the emulated links between hosts and within a host.
+# These presets define the emulated links: BETWEEN hosts and INSIDE a host.
 BETWEEN, INSIDE = PRESETS["1GbE"], PRESETS["100Gb-infiniband"]
 PAYLOAD = 1448  # bytes of TCP payload in a full Ethernet frame, without the TCP timestamp
 
 
 class HostSelection:
-    """The hosts that the environment selects, or otherwise a testbed, or emulated hosts.
+    """The hosts of a benchmark: those that the environment names, a testbed, or emulated hosts.
 
     Args:
         workers: Number of ranks.
-        nodes: Number of hosts, 2 or more; with Slurm the minimum, because `--nodes` may request
-            more.
+        nodes: Number of hosts, 2 or more. With Slurm this is the minimum, because `--nodes` may
+            request more hosts.
         bandwidth: Bandwidth of each host's link in a testbed or an emulated network.
         map_by: "slot" fills one host after another; "node" assigns ranks to hosts round-robin.
 
     Attributes:
-        network: The emulated network; None: the link is real.
+        network: The emulated network; None: the hosts are connected by a real link.
         link: Description of the link between hosts.
-        description: Sentence that says where the ranks are and why.
+        description: Sentence that states on which hosts the ranks run, and why.
 
     Raises:
         InvalidInput: An argument is invalid.
@@ -79,18 +79,18 @@ class HostSelection:
 
     @contextmanager
     def ranks(self) -> Iterator[Cluster]:
-        """Start ranks on the selected hosts; a testbed ends with this context."""
+        """Start ranks on the selected hosts; a testbed is removed at the end of this context."""
         with self._testbed, Cluster(**self._cluster_options) as cluster:
             yield cluster
 
 
 def share_of(bits: int) -> float:
-    """Return the TCP payload rate in bytes/s of a link with `bits` bits/s."""
+    """Return the TCP payload rate in bytes/s of a link with a rate of `bits` bits/s."""
     return bits / 8 * PAYLOAD / FRAME
 
 
 def groups(workers: int, nodes: int, map_by: str) -> list[list[int]]:
-    """Return the ranks of each host.
+    """Return the rank numbers of each host, as `map_by` assigns ranks to hosts.
 
     >>> groups(4, 2, "slot"), groups(4, 2, "node")
     ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
@@ -101,7 +101,7 @@ def groups(workers: int, nodes: int, map_by: str) -> list[list[int]]:
 
 
 def _named(nodes: int) -> dict[str, Any]:
-    """Return the Cluster arguments for the launcher that the environment selects, or {}."""
+    """Return the Cluster arguments for the launcher that the environment implies, or {}."""
     launcher = os.environ.get(VARIABLES["launcher"], "local")
     if launcher == "slurm":
         requested = int(os.environ.get(VARIABLES["nodes"]) or 1)

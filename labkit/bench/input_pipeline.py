@@ -21,13 +21,15 @@ from labkit.records.input_wait import INSIDE, SYNTHETIC, WAYS, FedStep, InputTra
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    # The items are an image or a batch, its classes, and the start and end of its preparation (s).
+    # The items are an image (or a batch of images), the classes, and the times at which their
+    # preparation starts and ends (s).
     Made: TypeAlias = "tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]"
     Records: TypeAlias = "tf.data.Dataset"
 
 SIDE = 28  # width and height of a training image in pixels
 MOST = 1024  # maximum of each numeric option
-WARM = 4  # untimed steps of a turn, besides the steps that consume prefetched batches
+# Untimed steps of each pipeline in a repeat, besides the steps that consume prefetched batches.
+WARM = 4
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,14 @@ class Feeding:
 
     Attributes:
         dataset: Name of an image data set.
-        rows: Number of the data set's rows, which are written to a file as PNG and read repeatedly.
+        rows: Number of rows of the data set. The rows are written to a file as PNG images and read
+            repeatedly.
         batch: Number of images per step.
         enlarged: Width and height in pixels to which an image is enlarged before its center is
-            cropped; more pixels mean more work.
-        calls: Number of batches that a parallel `map` prepares concurrently.
+            cropped; more pixels mean more preparation time.
+        calls: Number of batches that a parallel `map` of tf.data prepares concurrently.
         ahead: Number of batches to prefetch.
-        widths: Widths of the hidden layers.
+        widths: Numbers of units of the hidden layers.
     """
 
     dataset: str
@@ -75,16 +78,16 @@ class Feeding:
 def measure(feeding: Feeding, steps: int = 20, repeats: int = 5) -> InputTrace:
     r"""Time training steps with each input pipeline of `WAYS`, interleaved.
 
-    Images are read from a file, decoded (PNG), enlarged, cropped and standardised. In every repeat
-    each pipeline has a turn of `steps` steps; every other repeat reverses the order of the
-    pipelines. A turn begins with new iterators, and with untimed steps that consume prefetched
-    batches. The cache is filled before the first turn. Training uses one thread, and the input
-    pipeline has separate threads.
+    Images are read from a file, decoded (PNG), enlarged, cropped and standardised. In every repeat,
+    each pipeline feeds `steps` successive steps; every other repeat reverses the order of the
+    pipelines. In each repeat, a pipeline starts with new iterators, and with untimed steps that
+    consume prefetched batches. The pipeline "cache" fills its cache before the first repeat.
+    Training uses one thread; the input pipeline has its own threads.
 
     Args:
         feeding: Options of the input pipeline.
-        steps: Number of timed steps in each turn.
-        repeats: Number of turns of each pipeline.
+        steps: Number of timed steps of each pipeline in a repeat.
+        repeats: Number of repeats; every pipeline is measured once in each.
 
     Returns:
         One row per step, with the times of the step and of its batch, all on one clock.
@@ -106,7 +109,7 @@ def _on_rank(communicator: Communicator, feeding: Feeding, steps: int, repeats: 
 
 
 def take_turns(feeding: Feeding, steps: int, repeats: int) -> InputTrace:
-    """Measure as `measure` does, in this process with its number of threads."""
+    """Time steps as `measure` does, but in this process, with its number of threads."""
     model = BenchModel(ModelCase("fed", feeding.widths, feeding.batch), rank=0)
     taken: list[FedStep] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -117,7 +120,7 @@ def take_turns(feeding: Feeding, steps: int, repeats: int) -> InputTrace:
         plain, inside = _trained(model), _inside(model, feeding)
         for repeat in range(repeats):
             # Every other repeat reverses the order, so that no pipeline always follows the same
-            # pipeline.
+            # other pipeline.
             for way in list(ways)[:: -1 if repeat % 2 else 1]:
                 step = inside if way == INSIDE else plain
                 turn = _turn(ways[way], step, steps, _lead(feeding))
@@ -125,12 +128,12 @@ def take_turns(feeding: Feeding, steps: int, repeats: int) -> InputTrace:
     return InputTrace(taken, nbytes, filled)
 
 
-# A function that creates an iterator over batches.
+# A `Way` creates an iterator over batches.
 Way = Callable[[], "Iterator[tuple[tf.Tensor, ...]]"]
 
 
 def _ways(feeding: Feeding, file: Path, model: BenchModel) -> dict[str, Way]:
-    """Return, by name of the pipeline, the function that creates its iterator for a turn."""
+    """Return, for each pipeline name, the function that creates the pipeline's iterator."""
     import tensorflow as tf
 
     records = tf.data.TFRecordDataset(str(file)).batch(feeding.batch, drop_remainder=True)
@@ -142,7 +145,7 @@ def _ways(feeding: Feeding, file: Path, model: BenchModel) -> dict[str, Way]:
     ready = (model.x, model.y, still, still)  # a batch that was prepared before the first step
     ways: dict[str, Way] = {
         SYNTHETIC: lambda: iter(lambda: ready, None),
-        # With INSIDE, the step receives encoded records and prepares its batch itself.
+        # The pipeline INSIDE passes encoded records to the step, which prepares its batch itself.
         INSIDE: lambda: ((each,) for each in _own_threads(again, feeding)),
         "map": lambda: iter(_own_threads(again.map(made), feeding)),
         "parallel calls": lambda: iter(_own_threads(parallel, feeding)),
@@ -164,11 +167,11 @@ def _own_threads(records: Records, feeding: Feeding) -> Records:
 
 
 def _write(feeding: Feeding, file: Path) -> int:
-    """Write each row as a record (class byte and PNG); return the size of the file in bytes."""
+    """Write each row as a record (class byte, PNG image); return the file's size in bytes."""
     import tensorflow as tf
 
     data = datasets.load(feeding.dataset, rows=feeding.rows)
-    grey = data.x_train.mean(axis=-1, keepdims=True)  # the model expects one channel
+    grey = data.x_train.mean(axis=-1, keepdims=True)  # the model expects grey images (one channel)
     pixels = np.round(255 * grey / grey.max()).astype(np.uint8)
     with tf.io.TFRecordWriter(str(file)) as writer:
         for image, label in zip(pixels, data.y_train, strict=True):
@@ -177,10 +180,11 @@ def _write(feeding: Feeding, file: Path) -> int:
 
 
 def _made(encoded: tf.Tensor, feeding: Feeding) -> Made:
-    """Decode records (batch,) into images (batch, 784), classes (batch,), start and stop."""
+    """Decode a batch of records: images (batch, 784), classes (batch,), start and end time."""
     import tensorflow as tf
 
-    # Control dependencies order the timestamps before and after all work.
+    # Control dependencies ensure that the first timestamp precedes all work and the last timestamp
+    # follows it.
     with tf.control_dependencies([encoded]):
         start = tf.timestamp()
     with tf.control_dependencies([start]):
@@ -206,8 +210,8 @@ def _one(record: tf.Tensor, enlarged: int) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.reshape(image, (SIDE * SIDE,)), tf.cast(label, tf.int32)
 
 
-# A `Trains` function runs a training step on a batch; it returns start and end of the batch's
-# preparation (s).
+# A `Trains` function runs a training step on a batch. It returns the times at which the preparation
+# of the batch starts and ends (s).
 Trains = Callable[..., tuple[float, float]]
 
 
@@ -226,7 +230,7 @@ def _trained(model: BenchModel) -> Trains:
 
 
 def _inside(model: BenchModel, feeding: Feeding) -> Trains:
-    """Return a training step that prepares its batch in its own graph."""
+    """Return a training step whose graph also prepares the batch."""
     import tensorflow as tf
 
     def made_first(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -243,7 +247,7 @@ def _inside(model: BenchModel, feeding: Feeding) -> Trains:
 
 
 def _fill(way: Way, feeding: Feeding) -> float:
-    """Iterate once over all batches to fill the cache; return the seconds that this takes."""
+    """Iterate once over all batches to fill the cache; return the seconds for this iteration."""
     start = time.perf_counter()
     batches = way()
     for _ in range(feeding.rows // feeding.batch + 1):
@@ -252,14 +256,14 @@ def _fill(way: Way, feeding: Feeding) -> float:
 
 
 def _lead(feeding: Feeding) -> int:
-    """Return the number of untimed steps that consume all batches prepared before a turn."""
+    """Return how many untimed steps consume the batches that a pipeline prefetches at its start."""
     return WARM + feeding.calls + feeding.ahead
 
 
 def _turn(
     way: Way, train: Trains, steps: int, lead: int
 ) -> list[tuple[float, float, float, float, float]]:
-    """Return five clock times per step: batch requested, arrived; step end; batch made from, to."""
+    """Return per step when its batch is requested and arrives, the step ends, the batch is made."""
     batches, began = way(), time.time()
     times = []
     for _ in range(lead + steps):
@@ -269,7 +273,7 @@ def _turn(
         arrived = time.time()
         made_start, made_stop = train(*batch)
         stop = time.time()
-        # Batches from memory or from the cache were prepared before the turn.
+        # Batches from memory or from the cache were prepared before these steps began.
         prepared = (made_start, made_stop) if made_start >= began else (float("nan"), float("nan"))
         times.append((requested, arrived, stop, *prepared))
     return times[lead:]

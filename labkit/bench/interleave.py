@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 WARM, STEPS = 10, 50
-TURN = 0.2  # maximum seconds of a turn, in which the machine's speed hardly changes
+# Maximum seconds of successive steps of one kind; in this time the machine's speed hardly changes.
+TURN = 0.2
 
 Step = Callable[[], object]
 
@@ -22,10 +23,11 @@ class InterleavedTimes:
     """Times in seconds, by kind of step, with one value per repeat.
 
     Args:
-        seconds: Median time of a step.
-        added: Median time that the kind adds to the "local" step. The differences of two successive
-            rounds, one forward and one backward, are averaged, which cancels a linear drift of the
-            machine's speed. A difference of medians over all rounds would include such drift.
+        seconds: Median time of a step of this kind.
+        added: Median time that this kind of step adds to the "local" step. The time differences of
+            two successive rounds, one forward and one backward, are averaged. This average cancels
+            a linear drift of the machine's speed. A difference of the medians over all rounds would
+            include the drift of the machine's speed.
     """
 
     seconds: dict[str, list[float]]
@@ -39,20 +41,21 @@ def time_interleaved(
     repeats: int,
     counts: Mapping[str, int] | None = None,
 ) -> InterleavedTimes:
-    """Time the steps of all kinds in rounds, in which each kind has a turn.
+    """Time all kinds of steps in rounds; each round runs some successive steps of every kind.
 
-    The time of a step is the time of the slowest rank, from a common start. Each kind has 10
-    warm-up steps, then 50 timed steps per repeat. An untimed barrier precedes each step. A turn has
-    1, 2, 5 or 10 steps; a turn of several steps takes at most 0.2 s. Short steps are timed several
-    at a time, because a single step would find the CPU caches filled by another kind. Every other
-    round is in reverse order.
+    The time of a step is the time of the slowest rank, measured from a common start. Each kind of
+    step has 10 warm-up steps, then 50 timed steps per repeat. All ranks wait at an untimed barrier
+    before each step. A round runs 1, 2, 5 or 10 successive steps of each kind; several successive
+    steps take at most 0.2 s. Short steps run several times in succession, because a single step
+    would find the CPU caches filled by another kind of step. Every other round runs the kinds of
+    steps in reverse order.
 
     Args:
         steps: Step function of each kind; one kind is "local".
-        meet: Function that waits at a barrier of all ranks.
+        meet: Function that waits until all ranks have called it (a barrier).
         gather: Function that gathers at most 50 numbers per rank into shape (ranks, numbers).
-        repeats: Number of repeats; each gives one value per kind.
-        counts: Number of steps in one call, for kinds whose steps overlap; the time of a call is
+        repeats: Number of repeats; each repeat gives one value per kind of step.
+        counts: Number of overlapping steps in one call, by kind of step; the time of a call is
             divided by this number.
     """
     for step in steps.values():
@@ -63,7 +66,8 @@ def time_interleaved(
     for _ in range(repeats):
         own: dict[str, list[float]] = {kind: [] for kind in steps}
         for number in range(STEPS // length):
-            # Every other round reverses the order, so that no kind always follows the same kind.
+            # Every other round reverses the order, so that no kind of step always follows the same
+            # kind.
             for kind in list(steps)[:: -1 if number % 2 else 1]:
                 calls = _turn(meet, steps[kind], length)
                 own[kind] += [seconds / (counts or {}).get(kind, 1) for seconds in calls]
@@ -72,13 +76,14 @@ def time_interleaved(
         for kind in steps:
             taken.seconds[kind].append(float(np.median(slowest[kind])))
             more = turns[kind] - turns["local"]
-            # A linear drift has opposite signs in a forward and a backward round.
+            # A linear drift of the machine's speed has opposite signs in a forward and a backward
+            # round.
             taken.added[kind].append(float(np.median((more[:-1] + more[1:]) / 2)))
     return taken
 
 
 def _length(seconds: float) -> int:
-    """Return how many steps of these seconds a turn has: 1, 2, 5 or 10, which divide 50."""
+    """Return how many steps of `seconds` run in succession: 1, 2, 5 or 10, which divide 50."""
     return max((count for count in (2, 5, 10) if count * seconds <= TURN), default=1)
 
 

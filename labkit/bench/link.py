@@ -34,7 +34,7 @@ Joined: TypeAlias = Callable[[int], AbstractContextManager[LinkedProcesses]]
 BY_TCP: Joined = partial(linked_ranks, program="labkit.bench.pair")
 SLICE = 0.5  # seconds spent on one algorithm and one size in one repeat
 
-Case: TypeAlias = tuple[str, int, int]  # algorithm, bytes, number of calls
+Case: TypeAlias = tuple[str, int, int]  # a case: algorithm, bytes, number of calls
 
 
 def measure(
@@ -47,24 +47,25 @@ def measure(
     """Time float32 allreduces of two ranks on a real link and on its emulation, interleaved.
 
     The real link connects two network namespaces of this machine through `tbf` queues. Two
-    processes at its ends execute the same schedules over TCP. The emulated network has the latency
-    that is measured on the real link (half the median round-trip time of one byte). It also has the
-    real link's payload rate: 1448 of the 1514 bytes of a full Ethernet frame are TCP payload.
+    processes at its ends execute the same schedules over TCP. The latency of the emulated network
+    is half the median round-trip time of one byte, measured on the real link. The emulated network
+    also has the payload rate of the real link: 1448 of the 1514 bytes of a full Ethernet frame are
+    TCP payload.
 
     Args:
         rates: Rates of the link in bits/s per direction, such as "100Mb" or "1Gb".
         sizes: Buffer sizes in bytes.
-        algorithms: Names of `labkit.schedules.ALLREDUCE`.
+        algorithms: Names of allreduce algorithms in `labkit.schedules.ALLREDUCE`.
         repeats: Number of rounds over both links, all algorithms and sizes; each round gives one
             median.
-        joined: Function of a rate in bits/s, which returns a context manager that starts two ranks
-            at the ends of such a link; see `labkit.bench.pair`.
+        joined: Function of a rate in bits/s. It returns a context manager that starts two ranks at
+            the ends of a link with this rate; see `labkit.bench.pair`.
 
     Returns:
-        One row per rate, algorithm and size: median, minimum and maximum of the repeats' medians on
-        the real link (`median_ms` …) and on the emulated link (`emulated_ms` …), the time by the
-        closed form, `error` = emulated / real - 1 with its minimum and maximum over repeats,
-        `correct`, and the properties of the link.
+        One row per rate, algorithm and size. It contains median, minimum and maximum of the
+        repeats' medians on the real link (`median_ms` …) and on the emulated link (`emulated_ms`
+        …), and the closed-form time. `error` = emulated / real - 1 has a minimum and a maximum over
+        repeats. The row also contains `correct` and the properties of the link.
 
     Raises:
         InvalidInput: A rate, size or algorithm is invalid.
@@ -92,7 +93,7 @@ def _at(
     repeats: int,
     joined: Joined,
 ) -> list[Row]:
-    """Return the rows of all cases at one rate of the link."""
+    """Return the rows of all algorithms and sizes at one rate of the link."""
     with joined(bits) as ranks:
         link: dict[str, float] = json.loads(ranks.answer())
         network = Network(

@@ -18,8 +18,8 @@ class LinkedProcesses:
     """Cooperating processes that exchange lines of JSON with this process.
 
     Args:
-        processes: One process per rank, or one process that answers for all ranks. Each process
-            writes a line when it is ready, and then waits for a line.
+        processes: The started processes: one process per rank, or one process that answers for all
+            ranks. Each process writes one line when it is ready, and then waits for an input line.
 
     Attributes:
         ready: First output line of each process.
@@ -48,14 +48,14 @@ class LinkedProcesses:
     def _write(self, line: str) -> None:
         with suppress(BrokenPipeError):  # `_read_lines` reports a rank that has ended
             for process in self._processes:
-                assert process.stdin is not None  # for the type checker
+                assert process.stdin is not None  # tells the type checker that stdin is a pipe
                 process.stdin.write(line + "\n")
                 process.stdin.flush()
 
     def _read_lines(self) -> list[str]:
         lines = []
         for process in self._processes:
-            assert process.stdout is not None  # for the type checker
+            assert process.stdout is not None  # tells the type checker that stdout is a pipe
             lines.append(process.stdout.readline())
             if not lines[-1]:
                 errors = "; ".join(f"rank {k}: {text}" for k, text in enumerate(self.end()))
@@ -64,8 +64,8 @@ class LinkedProcesses:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End a process by closing its stdin; kill it only later, as mpiexec's ranks would survive."""
-    assert process.stdin is not None  # for the type checker
+    """End a process by closing stdin, so that mpiexec ends its ranks; kill it after a timeout."""
+    assert process.stdin is not None  # tells the type checker that stdin is a pipe
     with suppress(BrokenPipeError):
         process.stdin.close()
     with suppress(subprocess.TimeoutExpired):
@@ -75,7 +75,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def linked_ranks(bits: int, program: str, flows: int = 1) -> Iterator[LinkedProcesses]:
-    """Start two ranks of a module at the ends of a link, which is removed after their end."""
+    """Start a module as two ranks at the ends of a new link; remove the link after their end."""
     with rate_limited_link(bits, flows) as namespaces:
         run = [sys.executable, "-P", "-m", program]
         commands = [
@@ -106,7 +106,8 @@ def started(
                 stderr=subprocess.PIPE,
                 text=True,
                 env=environment,
-                start_new_session=True,  # Ctrl-C reaches only labkit, which ends these processes
+                # Ctrl-C does not reach the processes, because labkit itself ends them.
+                start_new_session=True,
             )
             opened.enter_context(process)
             opened.callback(_end, process)

@@ -25,24 +25,24 @@ from labkit.schedules import ALLREDUCE
 T = TypeVar("T")
 
 PORT = 20000
-LIMIT = 30.0  # seconds without progress until an error is raised
+LIMIT = 30.0  # seconds without a transfer after which an error is raised
 LEAD = 3e-3  # seconds from the agreement on a start time to the start
 PINGS = 300
 IDLE = Path(
     "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
-)  # setting of this process's network namespace
+)  # TCP setting of this process's network namespace
 
 
 class StreamWire:
-    """A TCP connection with the MPI calls that the executor uses: Isend, Irecv and a wait for all.
+    """A TCP connection with MPI-like calls: Isend, Irecv and a wait for all queued transfers.
 
-    Sends and receives proceed concurrently. Tags are ignored, because each of two ranks has only
-    one peer, and the stream keeps the order of messages.
+    Sends and receives proceed concurrently. Tags are ignored, because each of the two ranks has
+    only one peer, and a TCP stream preserves the order of messages.
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        # The socket does not block, because one thread serves both directions and a blocking send
-        # would prevent receives.
+        # The socket does not block, because one thread sends and receives, and a blocking send
+        # would delay receives.
         connection.setblocking(False)
         self._connection = connection
         self._sends: list[memoryview] = []
@@ -57,7 +57,7 @@ class StreamWire:
         self._receives.append(data.data.cast("B"))
 
     def wait(self, _: Sequence[None]) -> None:
-        """Complete all queued transfers; raise LabkitError after LIMIT seconds without progress."""
+        """Finish all queued transfers; raise LabkitError after LIMIT seconds without progress."""
         wire = [self._connection]
         while self._sends or self._receives:
             readable, writable, _ = select.select(
@@ -89,19 +89,19 @@ class RankPair:
         self._plans: dict[tuple[str, int], RankPlan] = {}
 
     def allreduce(self, buffer: np.ndarray, algorithm: str) -> None:
-        """Execute the schedule of an allreduce algorithm, as MPI ranks do."""
+        """Sum a buffer over both ranks with an algorithm's schedule, as MPI ranks do."""
         key = (algorithm, len(buffer))
         if key not in self._plans:
             self._plans[key] = plan(ALLREDUCE[algorithm](self.size), self.rank, len(buffer))
         self._executor.run(self._plans[key], buffer, tag=0)
 
     def barrier(self, label: str = "") -> None:
-        """Agree with the other rank on a time of the shared clock, and wait until this time."""
+        """Agree with the other rank on a time on the shared clock, and wait until that time."""
         ready = self.allgather(WALL.now())
         WALL.sleep_until(max(ready) + LEAD)
 
     def allgather(self, value: T) -> list[T]:
-        """Return the values of both ranks in rank order; values are exchanged as JSON."""
+        """Return the values of both ranks in rank order; the ranks exchange values as JSON."""
         own = np.frombuffer(json.dumps(value).encode(), np.uint8)
         length = self._exchange(np.frombuffer(struct.pack("!q", len(own)), np.uint8), 8)
         (theirs,) = struct.unpack("!q", length)
@@ -109,7 +109,7 @@ class RankPair:
         return [value, other] if self.rank == 0 else [other, value]
 
     def warm_up(self) -> None:
-        """Grow the TCP congestion windows: exchange a MiB in both directions."""
+        """Exchange a MiB in both directions, so that the TCP congestion windows grow."""
         self._exchange(np.zeros(2**20, np.uint8), 2**20)
 
     def latency(self) -> float:
@@ -140,11 +140,11 @@ def _advance(queue: list[memoryview], nbytes: int) -> None:
 
 
 def connections(rank: int, address: str, number: int = 1) -> list[socket.socket]:
-    """Return this rank's sockets of `number` connections; rank 0 listens before rank 1 connects."""
-    # TCP Reno grows its window until a packet is lost. This link loses none, so only its rate
-    # limits a flow.
+    """Return `number` sockets to the other rank; rank 0 listens before rank 1 connects."""
+    # TCP Reno grows its window until a packet is lost. No packet is lost on this link, so only the
+    # rate of the link limits a flow.
     reno = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-    with suppress(OSError):  # in some containers the file is read-only; then idle flows slow down
+    with suppress(OSError):  # some containers have a read-only file; idle flows then slow down
         IDLE.write_text("0")
     with ExitStack() as opened:
         ends = [opened.enter_context(socket.socket()) for _ in range(number if rank else 1)]

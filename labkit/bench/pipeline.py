@@ -1,4 +1,4 @@
-"""A benchmark of pipeline parallelism: its speed-up over one process with equal micro-batches."""
+"""A benchmark of pipeline parallelism: the speed-up over one process with equal micro-batches."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ def measure(
     rows: int = 256,
     repeats: int = 5,
 ) -> list[Row]:
-    r"""Time steps of one process, of independent processes and of a pipeline, interleaved.
+    r"""Time steps of one process, of concurrent independent processes, and of a pipeline.
 
-    Let T₁ be the step time of one process, and Tₙ the step time of n concurrent independent
-    processes. The speed-up of n stages with m micro-batches is at most \(\frac{n m}{m + n - 1}
-    \cdot \frac{T_1}{T_n}\). The first factor is the speed-up with the pipeline bubble; the second
-    is the slowdown of processes that share a machine.
+    Let T₁ be the step time of one process, and Tₙ the step time of n independent processes that run
+    concurrently. The speed-up of n stages with m micro-batches is at most \(\frac{n m}{m + n - 1}
+    \cdot \frac{T_1}{T_n}\), with the step times T₁ of one process and Tₙ of n concurrent processes.
+    The bound's first factor is the speed-up with the pipeline bubble. The second factor is the
+    slowdown of processes that share a machine.
 
     Args:
         workers: Number n of pipeline stages; each stage is a rank with one thread.
@@ -58,9 +59,9 @@ def measure(
         repeats: Number of repeats of each measurement.
 
     Returns:
-        One row per schedule and m: median, minimum and 90th percentile of the step time (ms), the
-        median step time of one process, the speed-up, its upper bound, and the ratio of speed-up to
-        bound.
+        One row per schedule and number of micro-batches: median, minimum and 90th percentile of the
+        step time (ms), and the median step time of one process. The row also contains the speed-up,
+        its upper bound, and the ratio of speed-up to bound.
     """
     # The benchmark supports only schedules with one stage per rank that split a batch by rows.
     by_rows = [name for name, each in PIPELINE.items() if not (each.chunked or each.recurrent)]
@@ -85,10 +86,10 @@ def _row(name: str, count: int, workers: int, seconds: np.ndarray) -> Row:
     else:
         table = PIPELINE[name](workers, count)
         idle = table.bubble_share(1.0, 1.0, 1.0)
-        if idle is None:  # the formula does not hold for so few micro-batches
+        if idle is None:  # the formula needs more micro-batches, so simulate
             idle = simulate_pipeline(table, 1.0, 1.0, 1.0).bubble_share
         case, most = f"{name}, m = {count}", workers * (1 - idle)
-    # Ratios are computed for each repeat, because the machine's speed varies.
+    # Ratios are computed from times of the same repeat, because the machine's speed varies.
     most *= float(np.median(one / all_))
     speedup = float(np.median(one / pipe))
     row = head("pipeline", case, "step", workers, repeats=len(one)) | spread(pipe.tolist())
@@ -110,13 +111,13 @@ def _measure(
     rows: int,
     repeats: int,
 ) -> list[list[float]]:
-    """Return step seconds per repeat: one process, all at once, the pipeline (runs on ranks)."""
+    """Return step seconds per repeat: one process, all processes, the pipeline (runs on ranks)."""
     import keras
 
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(width, "relu") for _ in range(depth)]
     model = keras.Sequential([keras.Input((width,)), *layers])
-    # With a communicator of one rank, one process can run the code of a pipeline.
+    # With a communicator of one rank, a single process runs the same code as a pipeline.
     solo = communicator.split(communicator.rank)
     shape = (rows * microbatches, width)
     alone: Step
@@ -127,7 +128,7 @@ def _measure(
     else:
         alone = _step(solo, model, schedule, microbatches, shape)
         together = _step(communicator, model, schedule, microbatches, shape)
-    # The first step traces and compiles.
+    # Untimed steps precede the measurement, because the first step traces and compiles.
     for _ in range(WARM):
         alone()
         together()
@@ -174,7 +175,7 @@ def _delayed(
 def _own_stages(
     communicator: Communicator, model: keras.Model, stages: int
 ) -> tuple[dict[int, Stage], list[keras.KerasTensor], list[keras.KerasTensor]]:
-    """Return this rank's stages by number, and the inputs and outputs of all stages."""
+    """Return this rank's stages by stage number, and the inputs and outputs of all stages."""
     import tensorflow as tf
 
     from labkit.model_parallel.stages import BlockChain, Stage, balance_parameters, split_model

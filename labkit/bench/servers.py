@@ -1,4 +1,4 @@
-"""A benchmark of parameter servers: time added to a step, and overhead of the virtual clock."""
+"""A benchmark of parameter servers: time added to a step, and overhead of virtual clocks."""
 
 from __future__ import annotations
 
@@ -29,28 +29,29 @@ if TYPE_CHECKING:
     from labkit.worker.played import ComputeBackend
 
 STEPS = 10  # number of steps that are timed as one block
-EPOCH = 4  # number of steps of each worker in the memory measurement
+EPOCH = 4  # number of steps of each worker while memory is measured
 
 
 def measure(workers: Sequence[int] = (16, 64), ranks: int = 2, repeats: int = 5) -> list[Row]:
     """Time the virtual clock's event loop, and compare parameter servers with an allreduce.
 
-    The model is `mlp` with the widths of case mlp-1024, float32, and 64 rows per worker.
+    The model is `mlp` in float32 with the layer widths of the benchmark case mlp-1024, and 64 rows
+    per worker.
 
     Args:
-        workers: Numbers of workers on the virtual clock, with one asynchronous server; each number
-            gives one row.
-        ranks: Number of ranks in the wall-clock measurements, each with a worker and a colocated
-            server. The measurement of a dedicated server uses one more rank.
+        workers: Numbers of simulated workers on the virtual clock, with one asynchronous server;
+            each number gives one row.
+        ranks: Number of ranks in the wall-clock measurements; each rank has a worker and a
+            colocated server. The measurement of a dedicated server uses one additional rank.
         repeats: Number of repeats of each measurement.
 
     Returns:
-        Rows of the virtual clock contain three values: the time of the event loop divided by the
-        time of gradients and updates, the peak growth of memory after compilation as a multiple of
-        the weights' bytes, and the largest number of gradients in flight. Rows of the wall clock
-        contain the time that servers add to a local step, the time that a ring allreduce of the
-        same bytes adds, and the ratio of these two times. Rows of a dedicated server compare
-        asynchronous with synchronous steps.
+        Rows of the virtual clock contain the time of the event loop divided by the time of
+        gradients and updates, and the largest number of gradients in flight. They also contain the
+        peak growth of memory after compilation, as a multiple of the weights' bytes. Rows of the
+        wall clock contain the time that servers add to a local step. They also contain the time
+        that a ring allreduce of the same bytes adds, and the ratio of these two times. Rows of a
+        dedicated server compare asynchronous with synchronous steps.
     """
     rows = []
     alone = ParameterServer(servers=1, synchronous=False)
@@ -119,7 +120,7 @@ class Counted:
         self.states, self.adopt, self.forget = stage.states, stage.adopt, stage.forget
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
-        """Compute a gradient with the wrapped backend, and record the compute time."""
+        """Compute a gradient with the wrapped backend, and record the time of the computation."""
         start = time.perf_counter()
         found = self._stage.gradient(worker, weights)
         self.seconds += time.perf_counter() - start
@@ -145,7 +146,7 @@ def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -
     stage = _stage(communicator, experiment.replace(clock="virtual"))
     stage.hold(stage.roles.servers)
     strategy = ParameterServer(servers=1, synchronous=False)
-    # The graphs, which all workers share, are compiled before memory is measured.
+    # All workers share the graphs, which are compiled before memory is measured.
     first = stage.gradient(0, stage.roles.weights)
     stage.update(stage.roles.servers[0], first.values, 0.0)
     before = psutil.Process().memory_info().rss
@@ -160,7 +161,8 @@ def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -
         VirtualRuntime(programs, hosts, counted, event_log, timing_model).play()
         seconds = time.perf_counter() - start
         grown = max(grown, (counted.peak - before) / stage.roles.weights.nbytes)
-        if number:  # the first repeat touches new memory pages
+        # The first repeat touches new memory pages, so it is not counted, so it is not counted.
+        if number:
             loops.append(seconds)
             ratios.append(seconds / counted.seconds)
     more = {"ratio": float(np.median(ratios)), "ratio_max": max(ratios), "copies": grown}
@@ -169,7 +171,7 @@ def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -
 
 
 def _carry(communicator: Communicator, repeats: int) -> dict[str, Row]:
-    """Time a push of 4 MiB and a fetch of 4 MiB, with two-sided and one-sided messages in turn."""
+    """Time a push and a fetch of 4 MiB, alternately with two-sided and with one-sided messages."""
     values = np.ones(2**20, np.float32)
     two, one = "two-sided push and fetch", "one-sided push and fetch"
     carriers: dict[str, AnyMailbox] = {
@@ -216,7 +218,7 @@ def there_and_back(communicator: Communicator, mailbox: AnyMailbox, values: Vect
 def _wall(
     communicator: Communicator, experiments: Mapping[str, Experiment], repeats: int
 ) -> dict[str, Row]:
-    """Time steps with each kind of server, local steps, and (if all compute) a ring allreduce."""
+    """Time steps with servers, local steps and, if every rank has a worker, a ring allreduce."""
     from labkit.programs import EventLog
     from labkit.programs.mpi_runtime import MpiRuntime
 
@@ -236,8 +238,8 @@ def _wall(
             own = shard.update(found)
 
     def serve(what: str) -> None:
-        # Without the barrier, a fast rank would send messages into another rank's previous block of
-        # steps.
+        # Without the barrier, a fast rank could send messages to a rank that is still in the
+        # previous block of steps.
         communicator.barrier("a stretch with servers")
         own, strategy = stages[what], ParameterServer(**experiments[what].strategy.model_dump())
         here = [n for n, place in enumerate(own.roles.hosts) if place == rank]

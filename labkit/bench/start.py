@@ -1,4 +1,4 @@
-"""A benchmark of startup times: of a whole notebook, a second cell, and a run of a sweep."""
+"""A benchmark of startup times: of a notebook, of a second cell, and of a run in a sweep."""
 
 from __future__ import annotations
 
@@ -25,27 +25,29 @@ from labkit.experiment import Experiment
 from labkit.records.store import read_json
 from labkit.strategies import AllReduce
 
-WORKERS = 2  # number of workers of the tour notebook
-IDLE = 600.0  # seconds after which unused warm engines end
+WORKERS = 2  # number of workers in the notebook tour.ipynb
+IDLE = 600.0  # seconds after which unused, prestarted engines end
 MEMBERS = 5  # number of runs in a sweep; the first run starts the engines and is not counted
 
 
 def measure(
     notebook: Path, repeats: int = 5, report: Callable[[str, list[float]], None] = lambda *_: None
 ) -> list[Row]:
-    """Time how long a user waits in four situations, interleaved.
+    """Time how long a user waits in four situations, which are measured in turn.
 
     Args:
-        notebook: Notebook with parameters `workers`, `epochs` and `seed`, such as the tour.
+        notebook: Notebook with the parameters `workers`, `epochs` and `seed`, such as
+            notebooks/tour.ipynb.
         repeats: Number of repeats of each situation.
-        report: Callback that receives the name and the seconds of each situation when they are
+        report: Callback that receives the name and the seconds of each situation as soon as it is
             measured.
 
     Returns:
-        One row per situation, with times in ms. "run" is `labkit run` without warm engines; "run,
-        warm" is the same command after `labkit prestart`. "second cell" is the time of
-        `Cluster.run` on a cluster that has trained before, without the training time. "member" is
-        the time of one notebook run in a sweep, without the time of the notebook's cells.
+        One row per situation, with the waiting times in ms. "run" is the time of `labkit run`
+        without warm engines; "run, warm" is the time of the same command after `labkit prestart`.
+        "second cell" is the time of `Cluster.run` on a cluster that has trained before, without the
+        training time. "member" is the time of one notebook run in a sweep, without the time of the
+        notebook's cells.
 
     Raises:
         InvalidInput: The notebook does not exist.
@@ -63,7 +65,7 @@ def measure(
         "member": _members,
     }
     times: dict[str, list[float]] = {what: [] for what in ways}
-    warm.stop(WORKERS)  # cold starts must not find the warm engines of another process
+    warm.stop(WORKERS)  # a cold start must not find warm engines
     for _ in range(repeats):
         for what, way in ways.items():
             seconds = way(notebook)
@@ -98,7 +100,7 @@ def _second_cell(_: Path) -> list[float]:
 
 
 def _members(notebook: Path) -> list[float]:
-    """Return the seconds from each notebook run's start to the next start, without its cells."""
+    """Return the seconds between successive starts of a sweep's runs, without time in cells."""
     with TemporaryDirectory(prefix="labkit-start-") as folder:
         seeds = ",".join(str(seed) for seed in range(MEMBERS))
         _command(["sweep", str(notebook), f"seed={seeds}", "--jobs", "1"], folder)
@@ -109,7 +111,7 @@ def _members(notebook: Path) -> list[float]:
 
 
 def _command(words: list[str], folder: str) -> float:
-    """Run a labkit command with the user's caches, and return its seconds."""
+    """Run a labkit command with the user's caches, and return how many seconds it takes."""
     begin = time.perf_counter()
     labkit = str(Path(sys.executable).with_name("labkit"))
     done = subprocess.run([labkit, *words], cwd=folder, capture_output=True, text=True)
@@ -143,9 +145,9 @@ def _in_cells(job: Path) -> float:
 )
 @AS_JSON
 def command(notebook: Path, repeats: int, file: Path | None) -> None:
-    """Time the start of a notebook, cold and with warm engines, of a cell and of a sweep's member.
+    """Time starts: of a notebook (cold, and with warm engines), of a cell, and of a sweep's run.
 
-    The benchmark first ends warm engines of `labkit prestart` with two ranks.
+    The benchmark first ends warm engines with two ranks that `labkit prestart` has started.
     """
 
     def report(what: str, seconds: list[float]) -> None:

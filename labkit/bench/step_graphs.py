@@ -23,17 +23,19 @@ def measure(
     inter: int = 2,
     repeats: int = 5,
 ) -> dict[str, StepGraph]:
-    """Trace three kinds of the training step of an MLP, in a new process.
+    """Trace three variants of an MLP's training step in a new process.
 
-    `plain` is the unchanged step. `gated` adds control dependencies, so that no variable changes
-    before all gradients exist. `split` places the first half of the layers on one logical device
-    and the rest on another. Each operation uses one thread.
+    `plain` is the unchanged training step. The variant `gated` adds control dependencies, so that
+    no variable changes before all gradients are computed. The variant `split` places the first half
+    of the layers on one logical device and the rest on another. Each operation of the graph runs on
+    one thread.
 
     Args:
         widths: Number of units of each of the 1 to 4 hidden layers.
         batch: Batch size in samples.
         inter: Number of threads that run operations concurrently.
-        repeats: Number of traced steps of each kind; the trace of median duration is returned.
+        repeats: Number of traced steps of each variant; the trace with the median duration is
+            returned.
 
     Raises:
         InvalidInput: An argument is out of range.

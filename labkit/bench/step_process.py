@@ -1,7 +1,7 @@
-"""A process with given threads and logical devices, which times and traces training steps.
+"""A process with given thread counts and logical devices, which times and traces training steps.
 
-TensorFlow fixes its threads and logical devices at its first computation, so every setting needs a
-separate process.
+TensorFlow fixes its thread counts and logical devices at its first computation, so every setting
+needs a separate process.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 PROCESS = "labkit.bench.step_process"
-KINDS = ("plain", "gated", "split")  # kinds of training steps that can be traced
+KINDS = ("plain", "gated", "split")  # variants of the training step that can be traced
 WARM = 3  # number of untimed steps before the timed steps
 FRONT, BACK = "CPU:0", "CPU:1"  # two logical devices of one process
 
 
 class Threads(NamedTuple):
-    """Thread counts: `intra` threads share one operation; `inter` run different operations."""
+    """Thread counts: `intra` threads share one operation; `inter` operations run concurrently."""
 
     intra: int
     inter: int
 
 
 class Setting(NamedTuple):
-    """The settings of a measuring process.
+    """The settings of a process that measures training steps.
 
     Attributes:
         threads: Thread counts of the process.
-        cases: Models and batch sizes of the training steps.
+        cases: Models and batch sizes of the training steps that are measured.
         devices: Number of logical CPU devices.
     """
 
@@ -47,10 +47,11 @@ class Setting(NamedTuple):
 
 
 def start(setting: Setting) -> Mapping[str, Callable[..., object]]:
-    """Set threads and devices; return the functions `take` and `graph` that answer requests."""
+    """Set threads and devices; return the functions `take` and `graph`, which answer requests."""
     import tensorflow as tf
 
-    # Threads and devices are set before any computation, because even one tensor fixes them.
+    # Threads and devices must be set before any computation, because creating one tensor fixes
+    # them.
     tf.config.threading.set_intra_op_parallelism_threads(setting.threads.intra)
     tf.config.threading.set_inter_op_parallelism_threads(setting.threads.inter)
     (processor,) = tf.config.list_physical_devices("CPU")
@@ -61,13 +62,13 @@ def start(setting: Setting) -> Mapping[str, Callable[..., object]]:
     steps = {name: model.step(_unchanged) for name, model in models.items()}
 
     def take(name: str, count: int) -> list[float]:
-        """Return the seconds of each of `count` steps of a case, after some warm-up steps."""
+        """Return the seconds of each of `count` steps of a benchmark case, after warm-up steps."""
         for _ in range(WARM):
             steps[name]()
         return [_seconds(steps[name]) for _ in range(count)]
 
     def graph(name: str, kind: str, repeats: int) -> StepGraph:
-        """Return the traced graph of a step of a case; `kind` is plain, gated or split."""
+        """Return the traced graph of a benchmark case's step; `kind` is plain, gated or split."""
         model = SplitModel(cases[name], rank=0) if kind == "split" else models[name]
         between = gated if kind == "gated" else _unchanged
         return step_graph(partial(_train, model, between), model.x, model.y, repeats=repeats)
@@ -92,22 +93,23 @@ def _seconds(step: Callable[[], object]) -> float:
 class SplitModel(BenchModel):
     """An MLP whose first half of layers is on one logical device, and the rest on another.
 
-    The input rows are on the first device. The gradients of a layer are computed on the layer's
-    device, and TensorFlow transfers tensors between the devices.
+    The rows of the input batch are on the first device. The gradients of a layer are computed on
+    the layer's device, and TensorFlow transfers tensors between the devices.
     """
 
     def __init__(self, case: ModelCase, rank: int) -> None:
         import tensorflow as tf
 
         super().__init__(case, rank)
-        self.cut = len(self.weights) // 4 * 2  # an even number keeps a weight with its bias
+        # An even number, so that a weight and its bias are not separated.
+        self.cut = len(self.weights) // 4 * 2
         places = [FRONT] * self.cut + [BACK] * (len(self.weights) - self.cut)
         self.weights = [_on(place, each) for place, each in zip(places, self.weights, strict=True)]
         zeros = [tf.zeros_like(each) for each in self.weights]
         self.momenta = [_on(place, each) for place, each in zip(places, zeros, strict=True)]
 
     def train(self, x: tf.Tensor, y: tf.Tensor, mean: object = None) -> tf.Tensor:
-        """Run one step as `BenchModel` does; `mean` is ignored, because there is one process."""
+        """Run one step like `BenchModel`; `mean` is unused, because there is only one process."""
         import tensorflow as tf
 
         front, back = self.weights[: self.cut], self.weights[self.cut :]
@@ -128,9 +130,9 @@ class SplitModel(BenchModel):
 
 
 def gated(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Return the gradients behind a gate: no gradient is available before all are computed.
+    """Return gradients with control dependencies: all of them are available only together.
 
-    Optimizers of TensorFlow 1 have the same effect with `gate_gradients=GATE_GRAPH`.
+    The option `gate_gradients=GATE_GRAPH` of TensorFlow 1's optimizers has the same effect.
     """
     import tensorflow as tf
 

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
     from labkit.exchange import Exchange
 
-# An `Averaging` runs between gradients and update, and averages this rank's gradients over the
-# ranks.
+# An `Averaging` function averages this rank's gradients over all ranks, before the weights are
+# updated.
 Averaging: TypeAlias = "Callable[[list[tf.Tensor]], list[tf.Tensor]]"
 RATE, MOMENTUM = 0.01, 0.9
 
 
 @dataclass(frozen=True)
 class ModelCase:
-    """A model and a batch size; `widths` are an MLP's hidden widths, or () for a small CNN."""
+    """A model and a batch size; `widths` are the hidden widths of an MLP, or () for a small CNN."""
 
     name: str
     widths: tuple[int, ...]
@@ -34,7 +34,7 @@ class ModelCase:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Shapes of the weights; each weight also has a bias."""
+        """Shapes of the weights without the biases; each weight also has a bias."""
         if not self.widths:
             return [(3, 3, 1, 32), (3, 3, 32, 64), (9216, 128), (128, 10)]
         sizes = (784, *self.widths, 10)
@@ -47,18 +47,19 @@ class ModelCase:
 
     def arrays(self) -> list[np.ndarray]:
         """Return initial weights and biases: dense (in, out), convolution (y, x, in, out)."""
-        # NumPy creates the weights, so that all frameworks start from the same weights.
+        # NumPy creates the weights, so that all frameworks start from equal weights.
         rng = np.random.default_rng(7)
         found: list[np.ndarray] = []
         for shape in self.shapes:
-            # With He's scale, activations neither vanish nor overflow while steps are timed.
+            # With He's initialization scale, activations neither vanish nor overflow while steps
+            # are timed.
             scale = np.float32(np.sqrt(2 / np.prod(shape[:-1])))
             found += [rng.standard_normal(shape, np.float32) * scale]
             found += [np.zeros(shape[-1], np.float32)]
         return found
 
     def data(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return a rank's batch: x (batch, 784) and classes y (batch,)."""
+        """Return a rank's batch: inputs x (batch, 784) and classes y (batch,)."""
         own = np.random.default_rng(1000 + rank)
         x = own.standard_normal((self.batch, 784), np.float32)
         return x, own.integers(0, 10, self.batch)
@@ -86,7 +87,7 @@ class WordCase:
 
     @property
     def parameters(self) -> int:
-        """Number of weights."""
+        """Number of weights in the embedding and the dense layer."""
         return (self.words + 10) * self.width
 
     def arrays(self) -> list[np.ndarray]:
@@ -111,7 +112,7 @@ class BenchModel:
 
     Args:
         case: Model and batch size; initial weights are equal on all ranks.
-        rank: Rank that determines the batch.
+        rank: Rank whose batch of data is used.
     """
 
     def __init__(self, case: ModelCase | WordCase, rank: int) -> None:
@@ -146,7 +147,7 @@ class BenchModel:
         if layer == len(self.weights) // 2 - 1:
             return x
         x = tf.nn.relu(x)
-        if convolution and len(self.weights[2 * layer + 2].shape) == 2:  # dense layers follow
+        if convolution and len(self.weights[2 * layer + 2].shape) == 2:  # the next layer is dense
             x = tf.reshape(tf.nn.max_pool2d(x, 2, 2, "VALID"), (-1, 9216))
         return x
 
@@ -169,8 +170,8 @@ class BenchModel:
     def step_into_next(self, exchange: Exchange, count: int) -> Callable[[], np.ndarray]:
         """Return a call of `count` steps, each of which updates a layer just before its next use.
 
-        The steps use the priority schedule of `labkit.exchange.priority`. All weights are up to
-        date after the call.
+        The steps use the priority schedule of the gradient exchange in `labkit.exchange.priority`.
+        All weights are up to date after the call.
         """
         import tensorflow as tf
 
@@ -208,7 +209,8 @@ class BenchModel:
                 value = self.forward(layer, value)
             loss = cross_entropy(y, value)
         gradients = tape.gradient(loss, self.weights)
-        with tf.control_dependencies([value]):  # exchanges are issued after the last wait
+        # Issue exchanges only after all waits for the previous exchanges.
+        with tf.control_dependencies([value]):
             issued = exchange.issue(gradients, tf.constant(1, tf.int64))
         with tf.control_dependencies(issued):
             return tf.identity(loss)
@@ -218,25 +220,27 @@ class BenchModel:
             self._update_layer(exchange, layer)
 
     def _update_layer(self, exchange: Exchange, layer: int) -> None:
-        """Wait for the mean gradients of a layer, and update its weights."""
+        """Wait for the mean gradients of a layer, and update the layer's weights."""
         own = range(2 * layer, 2 * layer + 2)
         self.update(exchange.wait(own), own)
 
     def update(self, gradients: list[tf.Tensor], indices: Iterable[int] | None = None) -> None:
-        """Update the weights with the numbers `indices`; None: all weights."""
+        """Update the weights whose numbers are in `indices`; None: all weights."""
         import tensorflow as tf
 
         chosen = range(len(self.weights)) if indices is None else indices
         pairs = [(self.weights[number], self.momenta[number]) for number in chosen]
         for (weight, momentum), gradient in zip(pairs, gradients, strict=True):
-            # Keras's optimizer uses this operation; a direct call avoids its Python overhead.
+            # Keras's optimizer uses the same operation; a direct call avoids the Python overhead of
+            # Keras.
             tf.raw_ops.ResourceApplyKerasMomentum(
                 var=weight.handle, accum=momentum.handle, lr=RATE, grad=gradient, momentum=MOMENTUM
             )
 
     def checksum(self) -> float:
         """Return a checksum of all weights; equal weights have equal checksums."""
-        # The checksum sums absolute values, which cannot cancel, in float64.
+        # The checksum sums absolute values in float64, because values of opposite sign would
+        # cancel.
         return float(sum(np.abs(w.numpy().astype(np.float64)).sum() for w in self.weights))
 
 
@@ -259,7 +263,7 @@ class WordModel(BenchModel):
         return tf.gather(table, x) @ layer
 
     def update(self, gradients: list[tf.Tensor], indices: Iterable[int] | None = None) -> None:
-        """Update the weights by plain SGD; of the embedding, only the rows in the gradient."""
+        """Update weights by plain SGD; of the embedding, update only the rows in the gradient."""
         import tensorflow as tf
 
         for weight, gradient in zip(self.weights, gradients, strict=True):

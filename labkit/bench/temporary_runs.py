@@ -13,14 +13,15 @@ from labkit.records.checkpoints import RESUME_VARIABLE
 
 @contextmanager
 def temporary_runs() -> Iterator[Path]:
-    """Make runs in this context use a temporary folder, which is removed at the end.
+    """Store runs of this context in a temporary folder, which is removed at the end.
 
-    In a batch job, runs of the job's earlier attempts stay invisible.
+    In a batch job, runs of earlier attempts at the same job are not visible in this context.
     """
     ours = ("LABKIT_RUNS", "LABKIT_JOB", RESUME_VARIABLE)
     before = {name: os.environ[name] for name in ours if name in os.environ}
     with tempfile.TemporaryDirectory(prefix="labkit-bench-") as folder:
-        # In a job, LABKIT_JOB stays set, because it tells processes that they have no terminal.
+        # In a batch job, LABKIT_JOB stays set, because it tells processes that they have no
+        # terminal.
         os.environ |= dict.fromkeys(("LABKIT_RUNS", *before), folder)
         os.environ.pop(RESUME_VARIABLE, None)
         try:

@@ -1,4 +1,4 @@
-"""A benchmark of training steps over the numbers of intra-op and inter-op threads."""
+"""A benchmark of training steps with different numbers of intra-op and inter-op threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from labkit.communicator import Communicator
 from labkit.frameworks.child import Child
 from labkit.records.thread_counts import StepTime, ThreadSweep
 
-MOST = 64  # maximum number of threads, and maximum number of processes
+MOST = 64  # maximum number of threads, and also of processes
 
 
 def measure(
@@ -28,19 +28,21 @@ def measure(
     steps: int = 20,
     repeats: int = 5,
 ) -> ThreadSweep:
-    """Time the training step of an MLP at every pair of thread counts, interleaved.
+    """Time an MLP's training step with every pair of thread counts; repeats are interleaved.
 
-    Each pair of thread counts has its own process. In every repeat each process has a turn for each
-    batch size, while all other processes sleep. Every other repeat reverses the order of the
-    processes. A process takes about a third of a GiB of unshared memory.
+    Each pair of thread counts (intra-op, inter-op) has its own process. In every repeat, the
+    processes run one after another at each batch size, and all other processes sleep. Every other
+    repeat runs the processes in reverse order. A process takes about a third of a GiB of unshared
+    memory.
 
     Args:
         intra: Numbers of intra-op threads (which share the work of one operation) to measure.
         inter: Numbers of inter-op threads (which run operations concurrently) to measure.
         batches: Batch sizes to measure, because the best thread counts depend on the batch size.
         widths: Number of units of each hidden layer.
-        steps: Number of timed steps in a turn, after some warm-up steps.
-        repeats: Number of turns of each pair of thread counts and batch size.
+        steps: Number of timed steps per process and batch size in a repeat, after some warm-up
+            steps.
+        repeats: Number of repeats; each one times every pair of thread counts at every batch size.
 
     Raises:
         InvalidInput: An argument is out of range.
@@ -83,7 +85,7 @@ def _sweep(
     steps: int,
     repeats: int,
 ) -> list[StepTime]:
-    """Start one process for each pair of thread counts, and time the steps of each in turn."""
+    """Start one process for each pair of thread counts, and time their steps one after another."""
     timed = []
     with ExitStack() as opened:
         children = {}

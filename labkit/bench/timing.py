@@ -1,4 +1,4 @@
-"""Verification and timing of an allreduce over any transport, and common fields of rows."""
+"""Verification and timing of an allreduce over any transport, and fields common to all rows."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 
 T = TypeVar("T")
 
-# A Row is one measurement: times are in ms, sizes in bytes, and shares are 0 to 1; see `head`.
+# A `Row` is one measurement: times are in ms, sizes in bytes, and shares are from 0 to 1; see
+# `head`.
 Row: TypeAlias = "dict[str, str | float | None]"
 
 
 class TimedRanks(Protocol):
-    """The interface that the timing of an allreduce needs; `Communicator` implements it."""
+    """The interface that is needed to time an allreduce; `Communicator` implements it."""
 
     rank: int
     size: int
@@ -31,7 +32,7 @@ class TimedRanks(Protocol):
 
 
 def verify_sum(ranks: TimedRanks, algorithm: str, buffer: np.ndarray) -> bool:
-    """Return whether an allreduce of whole numbers is exact on all ranks; it is also a warm-up."""
+    """Return whether a first allreduce of whole numbers is exact on all ranks (also a warm-up)."""
     # In float32, sums of small whole numbers are exact in any order.
     index = np.arange(len(buffer)) % 1000
     buffer[...] = index * (ranks.rank + 1)
@@ -42,12 +43,12 @@ def verify_sum(ranks: TimedRanks, algorithm: str, buffer: np.ndarray) -> bool:
 
 def timed(ranks: TimedRanks, algorithm: str, buffer: np.ndarray, calls: int) -> np.ndarray:
     """Return the seconds of each call on its slowest rank, as an array of shape (calls,)."""
-    buffer[...] = 0.0  # repeated sums would overflow
+    buffer[...] = 0.0  # repeated sums of nonzero values would overflow
     seconds = []
     for _ in range(calls):
         ranks.barrier("the next call of a benchmark")
-        # The clock starts after the barrier, because waiting for other ranks is not part of the
-        # call.
+        # The clock starts after the barrier, because the time of waiting for other ranks does not
+        # count.
         start = time.perf_counter()
         ranks.allreduce(buffer, algorithm)
         seconds.append(time.perf_counter() - start)
@@ -68,12 +69,12 @@ def sweep(ranks: TimedRanks, cases: list[tuple[str, int, int]]) -> list[tuple[fl
 def head(
     bench: str, case: str, variant: str, workers: int, network: str | None = None, **more: int
 ) -> Row:
-    """Return the common fields of a row.
+    """Return the fields that all benchmark rows have in common.
 
     Args:
         bench: Name of the benchmark in `labkit bench`.
-        case: What is measured, such as a model.
-        variant: Kind of work that is timed; field `what` of the row.
+        case: The subject of the measurement, such as a model.
+        variant: The operation that is timed; it becomes the field `what` of the row.
         workers: Number of ranks or processes.
         network: Emulated or real network; None: the machine's network.
         more: The fields `repeats` and `bytes`, if known.
@@ -83,7 +84,7 @@ def head(
 
 
 def spread(seconds: Sequence[float]) -> Row:
-    """Return the fields with median, minimum and 90th percentile (ms) of the repeats' seconds."""
+    """Return fields with median, minimum and 90th percentile (ms) of one time per repeat."""
     return {
         "median_ms": 1e3 * float(np.median(seconds)),
         "min_ms": 1e3 * min(seconds),

@@ -1,4 +1,5 @@
-"""The `labkit` command. Subcommands import slow modules only when they run: --help stays fast."""
+"""The `labkit` command with its subcommands. Subcommands import slow modules only when they run, so
+that --help stays fast."""
 
 from __future__ import annotations
 
@@ -92,7 +93,8 @@ def _parameters(ctx: click.Context | None) -> list[click.Parameter]:
 def app() -> None:
     """Run and compare distributed deep learning experiments on MPI ranks."""
     restart_in_utf8()
-    # The processes that a command starts (jobs, cluster keepers, engines) inherit this setting.
+    # The processes that a command starts (jobs, cluster keepers, engines) inherit the bytecode
+    # setting.
     keep_bytecode()
 
 
@@ -137,15 +139,15 @@ def run(
 ) -> None:
     """Run a notebook or an experiment's YAML file.
 
-    TARGET is the notebook or the YAML file. Values of -p override those of -y, and values of -y
-    override those of -f. After a notebook, --help lists the notebook's parameters: labkit run
-    notebooks/tour.ipynb --help
+    TARGET is the path of the notebook or the YAML file. Values of -p override those of -y, and
+    values of -y override those of -f. If TARGET is a notebook, --help also lists the notebook's
+    parameters: labkit run notebooks/tour.ipynb --help
     """
     from labkit.jobs.following import following
     from labkit.jobs.parameters import read_text, read_yaml
 
-    # Batch queues and system shutdown send SIGTERM. Handle this signal like Ctrl-C, so that the
-    # run's record is written.
+    # Batch queues and system shutdown send SIGTERM to end a process. The command handles SIGTERM
+    # like Ctrl-C, so that the record of the run is written.
     signal.signal(signal.SIGTERM, terminate)
     place(**where)
     values: dict[str, JSON] = {}
@@ -153,7 +155,7 @@ def run(
         values |= read_yaml(read_text(path), str(path))
     for text in texts:
         values |= read_yaml(text, "-y")
-    # The values of -p come last, because they override those of -y and -f.
+    # The values of -p are added last, because they override those of -y and -f.
     values |= dict(parameters)
     followed = following(root, mlflow, tensorboard)
     if target.suffix in (".yaml", ".yml"):
@@ -167,8 +169,8 @@ def run(
 def list_runs(folder: Path) -> None:
     """List the jobs and runs of a folder.
 
-    The columns are state, duration, accuracy, samples/s, the result of the verification, and the
-    cause of a failure.
+    The columns are state, duration, accuracy, samples/s, the result of the weight verification, and
+    the cause of a failure.
     """
     from labkit.jobs import listing
 
@@ -183,8 +185,8 @@ def list_runs(folder: Path) -> None:
 def stop(folder: Path) -> None:
     """Stop the running jobs and sweeps of a folder.
 
-    Running notebook cells are interrupted so that they can clean up, and the records of the runs
-    are written.
+    Running notebook cells are interrupted so that they can clean up, and so that the records of the
+    runs are written.
     """
     from labkit.jobs.stop import stop as stop_all
 
@@ -247,7 +249,7 @@ def report(paths: tuple[Path, ...], output: Path, notebook: Path | None) -> None
     from labkit.records.run import load_runs
     from labkit.report import report as write_report
 
-    # If the paths hold no runs, report the notebook that they name.
+    # If the paths contain no runs, they name a notebook, which is reported.
     write_report(load_runs(paths) or paths, _ready(output), notebook)
     say(f"report: {displayed_path(output)}")
 
@@ -258,8 +260,9 @@ def report(paths: tuple[Path, ...], output: Path, notebook: Path | None) -> None
 def trace(path: Path, output: Path) -> None:
     """Write a run's timeline as a Chrome trace.
 
-    Open the trace in chrome://tracing or ui.perfetto.dev. The times of all ranks refer to one
-    clock. For a pipeline, the trace also contains the simulator's prediction of each step.
+    Open the trace in chrome://tracing or ui.perfetto.dev. All times in the trace refer to one
+    clock, also those of different ranks. For a pipeline, the trace also contains the simulator's
+    prediction of each step.
     """
     from labkit.common.units import seconds_text
     from labkit.jobs.listing import displayed_path
@@ -291,10 +294,10 @@ def trace(path: Path, output: Path) -> None:
     help="Hosts with their ranks, a:2,b:2, or a host file; needs --launcher hosts.",
 )
 def doctor(launcher: str, hosts: str) -> None:
-    """Check this machine and print fixes for problems.
+    """Check this machine, and print a fix for each problem.
 
-    Each result is one line. If it is a problem, the line ends with a command that fixes the
-    problem.
+    Each check prints its result on one line. If the result is a problem, its line ends with a
+    command that fixes the problem.
     """
     from labkit.cli.doctor import checks_of, examine
 
@@ -322,7 +325,7 @@ def doctor(launcher: str, hosts: str) -> None:
     help="Strategies to compare, e.g. 'AllReduce, {name: Pipeline, schedule: gpipe}'.",
 )
 def new(name: str, model: str, dataset: str, strategies: str) -> None:
-    """Write a notebook NAME.ipynb that compares strategies."""
+    """Write a notebook NAME.ipynb that compares training strategies."""
     from labkit.jobs.template import new as write_new
 
     path = write_new(name, model, dataset, strategies)
@@ -333,11 +336,11 @@ def new(name: str, model: str, dataset: str, strategies: str) -> None:
 @output_option("-o", "output", help="Markdown file to write instead of printing.")
 @output_option("--map", "grid", help="HTML file for a map of all strategies.")
 def methods(output: Path | None, grid: Path | None) -> None:
-    """List all methods with papers, parameters and notebooks.
+    """List all training methods with papers, parameters and notebooks.
 
-    --map writes an HTML page that opens offline. Its grid classifies the strategies by
-    architecture, synchronization, parallelism, compression and scheduling, and also shows cells
-    without a strategy.
+    The option --map writes an HTML page that opens offline. The grid of this page classifies the
+    strategies by architecture, synchronization, parallelism, compression and scheduling. It also
+    shows combinations without a strategy.
     """
     from labkit.cli.methods import map_page, page
     from labkit.records.store import write_atomically
@@ -353,29 +356,30 @@ def methods(output: Path | None, grid: Path | None) -> None:
 @app.command(context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", metavar="[OPTIONS OF JUPYTERLAB]...", nargs=-1, type=click.UNPROCESSED)
 def lab(arguments: tuple[str, ...]) -> None:
-    """Open JupyterLab at notebooks/.
+    """Open JupyterLab in the folder notebooks/.
 
     Runs and data are stored in the same folders as with `labkit run`. All arguments are passed to
-    JupyterLab: labkit lab --no-browser --port 8899. `labkit lab --help-all` lists JupyterLab's
-    options.
+    JupyterLab, for example `labkit lab --no-browser --port 8899`.
+    `labkit lab --help-all` lists JupyterLab's options.
     """
     # Encrypted messages keep other users of this machine from reading the output of kernels.
     command = [sys.executable, "-P", "-m", "jupyterlab"]
     command.append("--KernelManager.transport_encryption=auto")
-    # Because nbconvert templates contain code, an empty list keeps nbconvert from loading templates
-    # from the current folder.
+    # nbconvert templates contain code. With an empty list, nbconvert loads no templates from the
+    # current folder.
     command.append("--TemplateExporter.extra_template_basedirs=[]")
-    # Untrusted modules in a notebook's folder must not shadow installed modules.
+    # Untrusted modules in the folder of a notebook must not shadow installed modules.
     command.append("--ServerApp.kernel_spec_manager_class=labkit.cli.kernelspecs.KernelSpecs")
-    # A kernel runs in its notebook's folder. With these variables, it still uses the run and data
-    # folders of `labkit run`.
+    # A kernel runs in its notebook's folder. With these variables, the kernel still uses the run
+    # and data folders of `labkit run`.
     os.environ.setdefault("LABKIT_RUNS", str(Path("runs").resolve()))
     if Path("data").is_dir():
         os.environ.setdefault("LABKIT_DATA", str(Path("data").resolve()))
     if Path("notebooks").is_dir():
         command.append("--LabApp.default_url=/lab/tree/notebooks")
     if os.name == "posix" and os.geteuid() == 0:
-        # JupyterLab refuses to run as root without this option, and containers often run as root.
+        # JupyterLab refuses to run as root without the option --allow-root, and containers often
+        # run as root.
         command.append("--allow-root")
     sys.stdout.flush()
     # JupyterLab replaces this process, so that JupyterLab receives Ctrl-C and sets the exit code.
@@ -400,7 +404,7 @@ def _run_notebook(
 
     values = parameters.validate_values(notebook, overrides)
     estimate.refuse(estimate.workers_of(notebook, values), force)
-    # The estimate is printed on stderr, so that pipes receive results only.
+    # The time estimate is printed on stderr, so that pipes receive only results.
     say(estimate.of_notebook(notebook, values, root), err=True)
     if check:
         return
@@ -442,7 +446,8 @@ def _run_experiment(
     if check:
         return
     folder = root / path.stem
-    # As in a notebook's job, the cluster reads the folder for its runs from this variable.
+    # The cluster reads the folder for its runs from the variable LABKIT_JOB, as in a notebook's
+    # job.
     os.environ["LABKIT_JOB"] = str(folder.resolve())
     if resume:
         os.environ[RESUME_VARIABLE] = "1"
@@ -458,7 +463,7 @@ def _run_experiment(
 
 
 def _ready(output: Path) -> Path:
-    """Create the folder of an output file, and return the path of the file."""
+    """Create the folder in which an output file will be written, and return the file's path."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

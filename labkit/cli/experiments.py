@@ -31,7 +31,7 @@ def experiment_of(path: Path, overrides: Mapping[str, JSON]) -> Experiment:
 
 
 def experiment_named(model: str, overrides: Mapping[str, JSON]) -> Experiment:
-    """Return the experiment in a file, or that of a model's name, with some fields replaced."""
+    """Return the experiment in a file, or the one for a model's name, with some fields replaced."""
     from labkit.experiment import Experiment
     from labkit.jobs.parameters import value_of
 

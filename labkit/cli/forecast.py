@@ -68,10 +68,11 @@ def forecast(
     as_json: bool,
     **prices: Any,
 ) -> None:
-    """Predict step time, traffic, cost and energy.
+    """Predict an experiment's step time, traffic, cost and energy.
 
-    The forecast, for up to 10,000 workers, starts no ranks and uses the measurements of `labkit
-    calibrate`. EXPERIMENT is a YAML file or a model's name. -p sets fields of the experiment:
+    The forecast starts no ranks, uses the measurements of `labkit calibrate`, and supports up to
+    10,000 workers. EXPERIMENT is a YAML file or the name of a model. -p sets fields of the
+    experiment:
 
     labkit forecast mlp -p dataset mnist -p strategy '{name: AllReduce, schedule: overlap}'
     --network 10GbE

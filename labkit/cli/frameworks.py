@@ -1,4 +1,4 @@
-"""`labkit frameworks`: Python environments of other frameworks, for comparisons with labkit."""
+"""`labkit frameworks`: separate Python environments of other frameworks, for comparisons."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from labkit.frameworks.environments import setup as set_up
 
 @click.group()
 def frameworks() -> None:
-    """Set up other frameworks for comparisons with labkit.
+    """Install other frameworks for comparisons with labkit.
 
-    Use a framework as lk.ExternalFramework(NAME), or by labkit bench exchange --peer NAME.
+    Use a framework in a notebook as lk.ExternalFramework(NAME), or on the command line by labkit
+    bench exchange --peer NAME.
     """
 
 
 @frameworks.command("list")
 def list_peers() -> None:
-    """List the frameworks: version and Python, or how to install a missing framework."""
+    """List the frameworks with version and Python, or how to install a missing framework."""
     for name in PEERS:
         found = find(name)
         if isinstance(found, str):
@@ -31,11 +32,12 @@ def list_peers() -> None:
 @frameworks.command()
 @click.argument("name", type=click.Choice(SET_UP))
 def setup(name: str) -> None:
-    """Install a framework into a separate Python environment.
+    """Install a framework into a separate Python environment of its own.
 
     The packages come from the Python package index. The environment is created in the user's data
-    folder, or in the folder that LABKIT_PEERS names. ddp and fsdp share PyTorch, which takes 5 GB;
-    UV_TORCH_BACKEND=cpu omits its GPU packages. JAX takes 500 MB. Horovod is compiled in some
+    folder, or in the folder that the variable LABKIT_PEERS names. The frameworks ddp and fsdp share
+    one installation of PyTorch, which needs 5 GB of disk; UV_TORCH_BACKEND=cpu omits its GPU
+    packages. The environment with JAX needs 500 MB of disk. Horovod is compiled, which takes some
     minutes and requires cmake and a compiler.
     """
     found = set_up(name, say)

@@ -40,10 +40,11 @@ FOLDER = click.Path(path_type=Path)
 def gallery(folder: Path, site: Path, only: str, jobs: int, check: bool, force: bool) -> None:
     """Execute notebooks, and write a web site that opens offline.
 
-    The site has one page per notebook, and an index with a question, an answer and a picture for
-    each notebook. After an interruption, the same command skips completed notebooks. With --check,
-    each notebook runs with each set of values in its folder's check.yaml. labkit then compares the
-    claims in the notebook's text with its tables, figures and records.
+    The site has one page per notebook. Its index shows a question, an answer and a picture for each
+    notebook. After an interruption, the same command skips the notebooks that are already
+    completed. With --check, each notebook runs with each set of values in the file check.yaml of
+    its folder. The command then compares the claims in the notebook's text with the tables, figures
+    and records of the run.
     """
     from labkit.gallery import gallery as write_gallery
     from labkit.gallery import select_notebooks
@@ -67,7 +68,7 @@ def gallery(folder: Path, site: Path, only: str, jobs: int, check: bool, force: 
 
 
 def _check(notebooks: list[Path], site: Path, jobs: int) -> int:
-    """Print the false claims of each notebook run, and return the number of faulty runs."""
+    """Print the false claims of each notebook run, and return the number of runs with errors."""
     from labkit.gallery.check import check_notebook, check_specs
     from labkit.gallery.notebook_runs import execute_all
 

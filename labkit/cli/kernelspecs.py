@@ -7,10 +7,11 @@ from itertools import pairwise
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 
 MODULES = ("ipykernel_launcher", "ipykernel")
-# For `-m` and `-c`, Python puts the current folder, here that of the notebook, first on sys.path.
-# LAUNCH moves this entry to the end. It does not remove the entry, because IPython would insert it
-# again at the front. A Python option or environment variable would also change the subprocesses of
-# cells.
+# With the options `-m` and `-c`, Python puts the current folder, which is the notebook's folder,
+# first on sys.path. LAUNCH moves the current folder from the start to the end of sys.path. LAUNCH
+# does not remove the current folder from sys.path, because IPython would insert it again at the
+# front. A Python option or environment variable instead of LAUNCH would also change the
+# subprocesses that cells start.
 LAUNCH = (
     "import sys; sys.path[:] = [*filter(None, sys.path), '']; "
     "from ipykernel import kernelapp; kernelapp.launch_new_instance()"
@@ -18,7 +19,7 @@ LAUNCH = (
 
 
 class KernelSpecs(KernelSpecManager):
-    """A kernel spec manager, which starts IPython kernels by the code LAUNCH."""
+    """A kernel spec manager that starts IPython kernels with the code in LAUNCH."""
 
     def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
         """Return the kernel spec of this name; the command of an IPython kernel runs LAUNCH."""

@@ -43,7 +43,7 @@ def kubernetes(
 ) -> None:
     """Write a Kubernetes MPIJob that runs a notebook.
 
-    The Kubernetes cluster must have Kubeflow's mpi-operator.
+    The Kubernetes cluster must have the mpi-operator of Kubeflow.
     """
     from labkit.jobs.containerfile import IMAGE
     from labkit.jobs.mpijob import MPIJob

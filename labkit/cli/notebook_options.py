@@ -40,7 +40,7 @@ class OfNotebook(click.Command):
     """A command whose help also lists the parameters of the notebook named in its arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Store the raw arguments, because help and completion run before Click parses them."""
+        """Store the raw arguments, because help and completion run before Click has parsed them."""
         ctx.meta[_ARGUMENTS] = [*args]
         return super().parse_args(ctx, args)
 
@@ -53,7 +53,7 @@ class OfNotebook(click.Command):
 
 
 def declared(ctx: click.Context) -> dict[str, NotebookParameter]:
-    """Return the parameters of the notebook in the arguments, by name; {} without notebook."""
+    """Return the parameters of the notebook in the arguments, by name; {} if none is given."""
     from labkit.jobs import parameters
 
     words = ctx.meta.get(_ARGUMENTS, ())
@@ -70,7 +70,7 @@ def complete_parameter(
         known = declared(ctx)
         if last in known:
             return _items(_choices(known[last]), incomplete)
-    except LabkitError:  # the notebook or a type is unreadable
+    except LabkitError:  # the notebook or a parameter type is unreadable
         return []
     return [CompletionItem(n, help=p.help) for n, p in known.items() if n.startswith(incomplete)]
 
@@ -89,7 +89,7 @@ PARAMETER = click.option(
 def complete_assignment(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Complete the parameter's name in `NAME=VALUES`."""
+    """Complete the name of a parameter in an argument of the form `NAME=VALUES`."""
     try:
         return _items([f"{name}=" for name in declared(ctx)], incomplete)
     except LabkitError:

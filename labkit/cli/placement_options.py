@@ -51,21 +51,21 @@ def place(
     slurm: str | None,
     fault_tolerant: bool = False,
 ) -> None:
-    """Set environment variables that are the defaults of all clusters that this process starts.
+    """Set environment variables that provide the defaults of all clusters that this process starts.
 
     Arguments of the class Cluster override these defaults.
 
     Args:
-        launcher: The launcher of ranks: "local", "hosts" or "slurm"; None: inferred from the other
-            options.
+        launcher: The launcher of ranks: "local", "hosts" or "slurm"; None: infer the launcher from
+            the other options.
         hosts: Hosts with their numbers of ranks, such as "a:2,b:2", or the path of a host file.
         nodes: The number of nodes to request from Slurm.
-        agent: The remote shell command to use instead of ssh.
+        agent: The remote shell command that replaces ssh.
         slurm: Options for Slurm's command salloc.
-        fault_tolerant: Whether clusters survive the failure of ranks.
+        fault_tolerant: Whether clusters survive the failure of some ranks.
 
     Raises:
-        InvalidInput: An option is invalid, or has no effect with this launcher.
+        InvalidInput: An option is invalid, or has no effect with the chosen launcher.
     """
     from labkit.cluster.start import TOLERANT, VARIABLES, Start
 

@@ -1,4 +1,4 @@
-"""`labkit prestart`: start rank processes ahead of time, so that clusters start at once."""
+"""`labkit prestart`: start rank processes in advance, so that clusters start at once."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ COUNT = click.IntRange(1)
 def prestart(
     workers: int | None, threads: int | None, minutes: float, stop: bool, force: bool
 ) -> None:
-    """Start engines (rank processes) before the next cluster.
+    """Start engines (rank processes) in advance for the next cluster.
 
-    The engines import TensorFlow, and wait for a notebook, script or run. One cluster claims the
-    warm engines, and they end with that cluster, so that clusters share no state. When all claimed
-    engines have ended, new engines are started. A cluster claims engines only if it has the same
-    number of ranks and threads, Python, labkit, TensorFlow and environment.
+    The engines import TensorFlow, and then wait for a notebook, script or run that uses them. One
+    cluster claims the warm engines. They end with this cluster, so that no two clusters share
+    state. When the claimed engines have ended, the command starts new engines. A cluster claims
+    warm engines only if their number of ranks and threads, Python, labkit, TensorFlow and
+    environment equal those of the cluster.
     """
     from labkit.cluster import warm as pool
     from labkit.cluster.start import Start

@@ -1,4 +1,4 @@
-"""`labkit simulate`: simulate an allreduce without ranks, and reproduce published figures."""
+"""`labkit simulate`: simulate an allreduce without ranks, and reproduce published results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def simulate(
     published: bool,
     file: Path | None,
 ) -> None:
-    """Simulate an allreduce without starting processes.
+    """Simulate an allreduce on a network, without starting processes.
 
     Any network can be simulated, with up to 10,000 ranks. ALGORITHM is a name of
     labkit.schedules.ALLREDUCE, e.g. ring.
@@ -95,7 +95,7 @@ def _study_lines(rows: list[Judged]) -> Iterator[str]:
 
 
 def _allreduce(algorithm: str, workers: int, nbytes: float, network: str, gamma: float) -> None:
-    """Print the simulated time of an allreduce, and the time by its closed form if one applies."""
+    """Print the simulated time of an allreduce, and the closed-form time if there is one."""
     from labkit.schedules import ALLREDUCE, IN_NETWORK
     from labkit.simulate import closed_form
     from labkit.simulate import simulate as predict
@@ -121,5 +121,5 @@ def network_of(source: str) -> Network:
     path = Path(source)
     if path.suffix not in (".yaml", ".yml", ".json"):
         return Network.named(source)
-    fields = read_yaml(read_text(path), source)  # reads JSON, too, which is a subset of YAML
+    fields = read_yaml(read_text(path), source)  # reads also JSON, which is a subset of YAML
     return Network(**{"name": path.stem} | fields)

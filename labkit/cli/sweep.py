@@ -23,8 +23,8 @@ MLFLOW = "Log runs live to MLflow, by its address or a file."
 TENSORBOARD = "Log runs live to TensorBoard, into this folder."
 LAUNCHER = "slurm runs each member as an element of a job array.  [default: local]"
 FORCE = "Allow more ranks than cores and free memory suffice for; total memory stays the limit."
-# The samplers and pruners of Optuna that need no further package. A sweep without --search runs a
-# grid of values, or random points of the grid.
+# These samplers and pruners of Optuna need no further package. Without --search, a sweep runs all
+# combinations of the values, or random combinations.
 SAMPLERS, PRUNERS = ("tpe", "random", "qmc"), ("median", "halving", "hyperband")
 INTERRUPTED = 130  # exit code of shells after Ctrl-C
 
@@ -101,11 +101,11 @@ def sweep(
     force: bool,
     **values: Any,
 ) -> None:
-    """Run a notebook with every combination of values.
+    """Run a notebook with every combination of parameter values.
 
-    Give values as name=a,b,c or name=range(1,5). Each combination runs as a job under
-    runs/NOTEBOOK-sweep/. To resume a sweep after Ctrl-C, repeat the command with --resume, or run
-    `labkit sweep SWEEP_FOLDER --resume`.
+    Give the values of a parameter as name=a,b,c or name=range(1,5). The run of each combination is
+    a job with a folder under runs/NOTEBOOK-sweep/. To resume a sweep after Ctrl-C, repeat the
+    command with --resume, or run `labkit sweep SWEEP_FOLDER --resume`.
     """
     from labkit.jobs import estimate
     from labkit.jobs.following import following
@@ -115,7 +115,8 @@ def sweep(
     options = _options(values.pop("jobs"), values.pop("limit"))
     options |= _slurm_options(values.pop("launcher"), values.pop("slurm"))
     if (target / manifest.FILE).exists():
-        # The record of a sweep contains its values. Other values would make it a different sweep.
+        # When an existing sweep is resumed, its record contains the parameter values. Different
+        # parameter values would define another sweep, so they are rejected.
         if not resume or any(values.values()):
             again = shlex.join(["labkit", "sweep", str(target), "--resume"])
             raise InvalidInput(f"{target} is a sweep; resume it: `{again}`")
@@ -140,19 +141,19 @@ def sweep(
         say(f"{total} members")
         return
     with following(root, mlflow, tensorboard) as follow:
-        if folder is None:  # even with --resume, if no earlier sweep exists
+        if folder is None:  # also with --resume, if there is no earlier sweep
             folder = manifest.create(root, name or f"{target.stem}-sweep", plan)
         follow(folder)
         _run(folder, plan, manifest.read(folder) | options)
 
 
 def _concurrent_ranks(plan: SweepPlan, jobs: int) -> int:
-    """Return the most ranks that `jobs` concurrent sweep members start, as far as known."""
+    """Return the maximum number of ranks of `jobs` concurrent notebook runs, where known."""
     return sum(sorted(member.workers for member in plan.members if member.known)[-jobs:])
 
 
 def _slurm_options(launcher: str | None, options: str | None) -> Record:
-    """Return {"slurm": sbatch options}, {"slurm": None} for local, or {} if both are None."""
+    """Return {"slurm": sbatch options}; {"slurm": None} for "local"; {} if both inputs are None."""
     if launcher is None and options is None:
         return {}
     if launcher != "slurm" and options is not None:
@@ -161,7 +162,7 @@ def _slurm_options(launcher: str | None, options: str | None) -> Record:
 
 
 def _options(jobs: str | None, limit: str | None) -> Record:
-    """Return the options of the command after validation; "jobs" is None for auto."""
+    """Validate and return the options --jobs and --limit; "jobs" is None for the value auto."""
     options: Record = {}
     if jobs is not None:
         if jobs != "auto" and not (jobs.isdecimal() and int(jobs) > 0):
@@ -188,14 +189,14 @@ def _plan(
     pruner: str | None,
     sampler: str,
 ) -> tuple[SweepPlan, int]:
-    """Return the sweep's plan, and the most ranks of a member (one notebook run) in it."""
+    """Return the sweep's plan, and the maximum number of ranks of any of its notebook runs."""
     from labkit.jobs.parameters import read_text
     from labkit.jobs.sweep import plan
     from labkit.jobs.sweep.search import Search
 
     axes, drawn = plan.read_file(read_text(file), str(file)) if file else ({}, {})
     values = dict(fixed)
-    # A value that -p sets overrides the list of values in the file.
+    # A value that -p sets replaces the list of values in the file.
     axes = {name: axis for name, axis in axes.items() if name not in values}
     axes |= plan.read_assignments(assignments)
     if not axes and repeats is None:
@@ -229,7 +230,7 @@ def _plan(
 
 
 def _recorded(folder: Path, notebook: Path | None = None) -> SweepPlan:
-    """Return the plan recorded in a sweep's folder, for a given notebook or the recorded one."""
+    """Return the plan recorded in a sweep's folder, for `notebook` or for the recorded notebook."""
     from labkit.jobs.sweep import manifest, plan
     from labkit.jobs.sweep.search import of_record
 
@@ -245,7 +246,7 @@ def _recorded(folder: Path, notebook: Path | None = None) -> SweepPlan:
 
 
 def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
-    """Run the uncompleted sweep members; exit with code 1 or 130 if some stay uncompleted."""
+    """Run the uncompleted notebook runs of a sweep; exit with code 1 or 130 if any remain."""
     from labkit.jobs.elements import check_ended, open_elements, query_elements
     from labkit.jobs.listing import displayed_path
     from labkit.jobs.sweep import manifest
@@ -255,8 +256,8 @@ def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
     from labkit.jobs.sweep.trials import Trials
     from labkit.records import registry, store
 
-    # Read the states of the members under the lock, because another process may be running this
-    # sweep.
+    # The states of the notebook runs are read under the lock, because another process may execute
+    # the same sweep.
     with manifest.owned(folder), registry.registration(folder):
         manifest.tidy(folder)
         trials = Trials(folder, plan, plan.search) if plan.search else None
@@ -268,8 +269,8 @@ def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
         say(f"{displayed_path(folder)}: {total} members" + (f", {done} done" if done else ""))
         options = {name: record[name] for name in ("jobs", "limit", "slurm")}
         words = options["slurm"]
-        # If an earlier call submitted this sweep to Slurm, elements of its job array may still be
-        # queued.
+        # If an earlier command submitted this sweep to Slurm, elements of the sweep's job array may
+        # still be queued.
         unended = open_elements(folder / member.folder for member in todo) if words is None else {}
         check_ended(unended, (query_elements(arrays(unended)) if unended else None) or {})
         alone = words is None and options["jobs"] is None
@@ -285,7 +286,7 @@ def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
             finished = scheduler.run(todo, trials)
         else:
             finished = Array(plan, folder, record["jobs"], words, screen).run(todo)
-        # Read the records again, because another process may have stopped a member.
+        # The records are read again, because another process may have stopped a notebook run.
         missing = sum(not manifest.is_done(folder, plan, member) for member in todo)
         if trials:
             missing = total - trials.done
@@ -298,7 +299,7 @@ def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
     say(f"{total - missing} of {total} completed{ended}; result: {displayed_path(folder)}")
     if missing:
         place = shlex.quote(str(displayed_path(folder)))
-        there = plan.notebook.is_absolute()  # such a path is not in the record
+        there = plan.notebook.is_absolute()  # the sweep's record contains no absolute notebook path
         how = "the same command with --resume" if there else f"labkit sweep {place} --resume"
         say(f"to list uncompleted members: labkit ls {place}; to run them: {how}", err=True)
         sys.exit(1 if finished else INTERRUPTED)

@@ -10,9 +10,9 @@ from labkit.common.terminal import say
 
 @click.group()
 def testbed() -> None:
-    """Emulate several hosts on this machine (Linux, root).
+    """Emulate several hosts on this machine (needs Linux and root).
 
-    The emulated hosts have links of limited bandwidth, and can run Slurm.
+    The emulated hosts have links of limited bandwidth; Slurm can run on them.
     """
 
 
@@ -26,7 +26,7 @@ def testbed() -> None:
 )
 @click.option("--slurm/--no-slurm", default=True, show_default=True, help="Run Slurm on the hosts.")
 def up(nodes: int, cores: int, bandwidth: str, slurm: bool) -> None:
-    """Start the emulated hosts, which run until `labkit testbed down`."""
+    """Start emulated hosts, which run until the command `labkit testbed down`."""
     from labkit.hosts import state
     from labkit.hosts.plan import TestbedPlan
 
@@ -34,14 +34,14 @@ def up(nodes: int, cores: int, bandwidth: str, slurm: bool) -> None:
     folder = state.folder_of(state.UP)
     if state.read_state(folder) is not None:
         raise LabkitError("a testbed is already running; stop it first: labkit testbed down")
-    state.remove_stale(folder)  # a killed testbed may have left files
+    state.remove_stale(folder)  # a testbed that was killed may have left files
     state.start(state.folder_of(state.UP), plan, parent=False)
     _show()
 
 
 @testbed.command()
 def down() -> None:
-    """Stop the emulated hosts, and remove their processes, links, namespaces and files."""
+    """Stop the emulated hosts, and remove their processes, network links, namespaces and files."""
     from labkit.hosts import state
 
     ended = state.end(state.folder_of(state.UP))

@@ -58,7 +58,7 @@ def tf_config(
 ) -> None:
     """Print the TF_CONFIG of each process.
 
-    Each line is a shell command, which exports TF_CONFIG on the host of a process.
+    Each line is a shell command that exports TF_CONFIG for a process on its host.
     """
     if slurm == bool(hosts):
         raise InvalidInput("give either hosts or --slurm: labkit tf-config HOST...")

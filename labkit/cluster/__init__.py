@@ -1,4 +1,4 @@
-"""Clusters of MPI engines: they are started from a notebook, shared, and cleaned up after use."""
+"""Clusters of MPI engines, which are started from a notebook, shared, and cleaned up after use."""
 
 from labkit.cluster.calls import RankError, Refused
 from labkit.cluster.cluster import Cluster, leftovers, predict, run

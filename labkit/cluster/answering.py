@@ -1,9 +1,9 @@
-"""Replies to front-end messages while a cell blocks the kernel.
+"""Replies to messages of a Jupyter front end while a cell blocks the kernel.
 
 A Jupyter kernel handles one message at a time. A browser page that is reloaded asks for the
-kernel's info and for the state of its widgets, and would get no reply before the running cell ends.
-ipykernel 7 receives messages on a separate thread, so this thread can reply while a cell waits for
-ranks.
+kernel's info and for the state of its widgets. Without this module, the page would get no reply
+before the running cell ends. ipykernel 7 receives messages on a separate thread, which can reply
+while a cell waits for ranks.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def answering() -> Iterator[None]:
         if not await _reply(kernel, message, shell.parent_header):
             await usual(message)
 
-    # The receiving thread's event loop must call `on_recv`, because a ZMQ stream belongs to one
-    # thread.
+    # Only the event loop of the receiving thread may call `on_recv`, because a ZMQ stream belongs
+    # to one thread.
     receive = partial(kernel.shell_channel_thread.io_loop.add_callback, kernel.shell_stream.on_recv)
     receive(handle, copy=False)
     try:
@@ -51,7 +51,7 @@ def answering() -> Iterator[None]:
 
 
 async def _reply(kernel: IPythonKernel, message: list[zmq.Frame], cell: JSON) -> bool:
-    """Reply to the message and return True, or return False if it must wait for the cell."""
+    """Reply to a message and return True, or return False if the message must wait for the cell."""
     identities, parts = kernel.session.feed_identities(message, copy=False)
     header = kernel.session.deserialize(parts, content=False, copy=False)["header"]
     if header["msg_type"] not in ANSWERED:
@@ -62,7 +62,8 @@ async def _reply(kernel: IPythonKernel, message: list[zmq.Frame], cell: JSON) ->
     answer = kernel.shell_handlers[header["msg_type"]](kernel.shell_stream, identities, request)
     if isinstance(answer, Awaitable):
         await answer
-    # A page waits for the status "idle" after each message, although the cell is still running.
+    # A page waits for the status "idle" after each of its messages. Although the cell is still
+    # running, "idle" is therefore published, and then "busy" again.
     publish({"execution_state": "idle"}, parent=request)
     publish({"execution_state": "busy"}, parent=cell)
     return True

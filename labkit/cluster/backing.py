@@ -10,9 +10,9 @@ from pathlib import Path
 from labkit.common.errors import InvalidInput
 
 SHARED = Path("/dev/shm")
-SEGMENT = 16 << 20  # bytes of shared memory that Open MPI uses for one rank
+SEGMENT = 16 << 20  # bytes of shared memory that Open MPI needs per rank
 BUCKETS = 256 << 20  # total bytes of shared memory for the gradient buckets
-# Each Open MPI component that uses shared memory has its own variable for the folder.
+# Each shared-memory component of Open MPI has its own variable for the folder of its files.
 FOLDERS = (
     "OMPI_MCA_btl_sm_backing_directory",
     "OMPI_MCA_osc_sm_backing_directory",
@@ -23,7 +23,7 @@ RELOCATES = "OMPI_MCA_shmem_mmap_relocate_backing_file"
 
 
 def backing_variables(ranks: int, places: Sequence[Path], shared: Path = SHARED) -> dict[str, str]:
-    """Return environment variables that set another folder, or {} if /dev/shm is large enough.
+    """Return variables that set another shared-memory folder; {} if /dev/shm is large enough.
 
     Args:
         ranks: Number of ranks that share memory.
@@ -31,7 +31,8 @@ def backing_variables(ranks: int, places: Sequence[Path], shared: Path = SHARED)
         shared: Path of /dev/shm.
 
     Raises:
-        InvalidInput: No folder has enough free space; a rank would die of SIGBUS during a step.
+        InvalidInput: No folder has enough free space. A rank that runs out of this space would die
+            of SIGBUS during a step.
     """
     required = ranks * SEGMENT + BUCKETS
     if not shared.is_dir() or any(name in os.environ for name in FOLDERS):

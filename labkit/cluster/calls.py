@@ -1,4 +1,4 @@
-"""A function call that is sent to several ranks at once, monitored, and ended on all of them."""
+"""A function call that is sent to several ranks at once, monitored, and ended on all ranks."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ Ts = TypeVarTuple("Ts")
 
 POLL_INTERVAL = 0.05  # seconds
 _LATE = re.compile(r": rank (\d+) is in ")  # matches messages of WaitTooLong
-HOST_LOST_GRACE = 0.3  # seconds to wait for the remaining ranks after a host has failed
+HOST_LOST_GRACE = 0.3  # seconds to wait for the other ranks after a host has failed
 # This pattern matches the messages of RankDied.
 _DIED = re.compile(rf"rank ([0-9, ]+) failed: {ENDED}")
 _LOST_HOST = re.compile(r"host \S+ with rank (\d+)")  # matches messages of HostSilent
-ANSWER = 1.0  # seconds in which a nanny process must say whether its rank is alive
-ENGINE_GONE = "EngineError"  # ipyparallel raises it a minute after an engine's death
+ANSWER = 1.0  # seconds in which a nanny process must report whether its rank is alive
+ENGINE_GONE = "EngineError"  # ipyparallel raises this error a minute after an engine's death
 
 
 class ClusterProtocol(Protocol):
-    """The part of a cluster's interface that calls on its ranks need."""
+    """The part of a cluster's interface that is needed for calls on its ranks."""
 
     name: str
     folder: Path
@@ -60,25 +60,25 @@ class ClusterProtocol(Protocol):
 
     @property
     def engines(self) -> list[int]:
-        """Engine ids in rank order."""
+        """Ids of the engines in rank order."""
 
     def state(self) -> ClusterState:
-        """Return the cluster's state as its keeper process has written it."""
+        """Return the state that the cluster's keeper process has last written."""
 
     def rebuild(self, stuck: list[int]) -> None:
-        """End all engines, because some ranks are stuck; the engines restart at the next use."""
+        """End all engines, because the ranks in `stuck` hang; engines restart at the next use."""
 
     def how_ended(self) -> End | None:
-        """Return how the engines have ended, or None while they are up."""
+        """Return how the engines have ended, or None while they are running."""
 
 
 class RankError(LabkitError):
     """Raised when a rank failed.
 
     Attributes:
-        rank: The rank that failed first; None if no rank is the cause.
+        rank: The rank that failed first; None if no single rank has caused the error.
         remote: Traceback of the failed rank, as text.
-        signal: Signal that ended the rank or another process of the cluster; "" without a signal.
+        signal: Signal that ended the rank or another process of the cluster; "" if no signal did.
     """
 
     def __init__(self, message: str, rank: int | None, remote: str = "", signal: str = "") -> None:
@@ -87,9 +87,10 @@ class RankError(LabkitError):
 
 
 class Refused(RankError, InvalidInput):
-    """Raised when ranks reject their input, such as a model whose layers only they can see.
+    """Raised when ranks reject input that only they can check, such as the layers of a model.
 
-    The message is the ranks' message, so that it reads like an error raised before the start.
+    The message is the message of the ranks, so that it reads like an error raised before the ranks
+    start.
     """
 
 
@@ -102,12 +103,12 @@ class Failure(NamedTuple):
 
 
 def reports_lost_host(failure: Failure) -> bool:
-    """Return whether a failure is HostSilent, or repeats another rank's HostSilent."""
+    """Return whether a failure is HostSilent, or a message about another rank's HostSilent."""
     return HostSilent.__name__ in (failure.name, *failure.value.split(": ")[1:2])
 
 
 class PendingCalls:
-    """Calls that were sent to all ranks at once, and of which some may still run.
+    """Calls that were sent to all ranks at once; some of the calls may still be running.
 
     Args:
         cluster: Cluster of the ranks.
@@ -124,7 +125,7 @@ class PendingCalls:
         return [n for n, call in enumerate(self._calls) if not (call.ready() or n in dead)]
 
     def dead(self) -> set[int]:
-        """Return the ranks whose processes have died in a fault-tolerant cluster."""
+        """In a fault-tolerant cluster, return the ranks whose processes have died."""
         if not self._cluster.how.fault_tolerant:
             return set()
         return set(self._cluster.state()["dead"]) & set(range(len(self._calls)))
@@ -135,7 +136,7 @@ class PendingCalls:
             pass
 
     def wait_polling(self, seconds: float) -> Iterator[None]:
-        """Wait as `wait` does, and yield every few milliseconds."""
+        """Wait as the method `wait` does, but yield every few milliseconds."""
         end = time.monotonic() + seconds
         while self.running() and self.why_ended() is None and time.monotonic() < end:
             time.sleep(POLL_INTERVAL)
@@ -143,14 +144,14 @@ class PendingCalls:
 
     @property
     def grace(self) -> float:
-        """Seconds that ranks get to return after a failure or an interrupt."""
+        """Seconds that ranks have to return after a failure or an interrupt."""
         return Limits.of(self._cluster.timeout).grace
 
     def first_failure(self) -> int | None:
-        """Return the rank that failed first, or None; ranks that report another come last.
+        """Return the rank that failed first, or None; ranks that report another's failure are last.
 
-        A dead rank of a fault-tolerant cluster does not count as failed, because the surviving
-        ranks decide what follows.
+        In a fault-tolerant cluster, a dead rank does not count as failed, because the surviving
+        ranks may continue without it.
         """
         failed = [
             rank
@@ -160,7 +161,7 @@ class PendingCalls:
         return min(failed, key=self._failure_order, default=None)
 
     def _is_lost(self, rank: int) -> bool:
-        """Return whether a fault-tolerant cluster's client reports this engine as lost."""
+        """Return whether the client of a fault-tolerant cluster reports the engine as lost."""
         lost = _has_failed(self._calls[rank]) and self.failure(rank).name == ENGINE_GONE
         return lost and self._cluster.how.fault_tolerant
 
@@ -171,34 +172,34 @@ class PendingCalls:
         return Failure(name, str(value), str(getattr(error, "traceback", "")))
 
     def why_ended(self) -> End | None:
-        """Return how the engines have ended, or None while they are up."""
+        """Return how the engines have ended, or None while they are running."""
         how = self._cluster.how_ended()
         if how is None and not self._has_engines():
             return End("another process, thread or cell has restarted them")
         return how
 
     def _has_engines(self) -> bool:
-        """Return whether the engines that received the calls are still the cluster's engines."""
+        """Return whether the engines that received the calls are still those of the cluster."""
         return self._cluster.state()["pid"] == self._keeper
 
     def _failure_order(self, rank: int) -> tuple[bool, str]:
-        # Receive times are compared as text, because the result of a lost engine has no such time.
-        # Ranks that only report the failure of another rank come last.
+        # Receive times are compared as text, because the result of a lost engine has no receive
+        # time. Ranks that only report the failure of another rank come last.
         is_echo = self.failure(rank).name in (RankFailed.__name__, RankDied.__name__)
         return is_echo, str(self._calls[rank].metadata["received"])
 
 
 class Calls(PendingCalls, Generic[T]):
-    """A call of `function(communicator, …)` on the first ranks of a cluster.
+    """A call of `function(communicator, …)` on the first `ranks` ranks of a cluster.
 
     Args:
         cluster: Cluster of the ranks.
-        ranks: Number of ranks.
+        ranks: Number of ranks that execute the call.
         function: Function to call; it is pickled by value, so a notebook cell may define it.
-        arguments: The function's arguments after the communicator.
+        arguments: Arguments that the function receives after the communicator.
         network: Network that the communicator emulates.
-        spares: Number of further ranks, each of which can replace a dead rank.
-        extra: Further entries of the task; see `labkit.worker.work.main`.
+        spares: Number of additional ranks, each of which can replace a dead rank.
+        extra: Further entries of the task that is sent to the ranks; see `labkit.worker.work.main`.
     """
 
     def __init__(
@@ -215,13 +216,13 @@ class Calls(PendingCalls, Generic[T]):
 
         from labkit.worker.work import main
 
-        # The task is pickled only once, because ipyparallel would pickle it for each engine, and by
-        # reference to modules that an engine may not have.
+        # The task is pickled here once. ipyparallel would pickle it for each engine, and by
+        # reference to modules that an engine may lack.
         task = cloudpickle.dumps(
             {
-                # The function is a nested pickle. A rank unpickles the function after joining the
-                # other ranks, so that an error of unpickling is reported like an error of the
-                # function.
+                # The function is a separate pickle inside the pickled task. A rank unpickles the
+                # function after it has joined the other ranks. An error of unpickling is then
+                # reported like an error of the function.
                 "call": dumps((function, arguments)),
                 "ranks": list(range(ranks + spares)),
                 "spares": spares,
@@ -230,20 +231,23 @@ class Calls(PendingCalls, Generic[T]):
                 "folder": os.getcwd(),
                 "modules": (modules := imports.extra_folders()),
                 "luggage": None if cluster.how.is_local else pack(modules),
-                # Another process with another environment may have started the engines.
+                # The variable is sent, because another process with a different environment may
+                # have started the engines.
                 "environment": {k: v for k, v in os.environ.items() if k == "LABKIT_DATA"}
                 | keras_settings.carried(),
                 **extra,
             }
         )
-        # Processes that share a cluster take turns, so that each call has all its ranks at once.
+        # Processes that share a cluster use its ranks one after another, so that each call has all
+        # its ranks at once.
         self._turn, self._closed = Turn(cluster.folder), False
         self._silent: set[int] = set()  # ranks that wait for dead ranks and will never return
         self._ended_at = math.inf  # time at which the first surviving rank returned
         try:
-            if dead := cluster.state()["dead"]:  # ranks that died between two calls
+            if dead := cluster.state()["dead"]:  # these ranks died between two calls
                 cluster.rebuild(dead)
-            client = cluster.client  # fetched after the wait, which engine restarts may precede
+            # Read after waiting for the turn, because the engines may restart during the wait.
+            client = cluster.client
             engines = cluster.state()["engines"][: ranks + spares]
             super().__init__(cluster, [client[e].apply_async(main, task) for e in engines])
             self._abort = partial(client.abort, self._calls[0], engines[0], block=False)
@@ -262,9 +266,9 @@ class Calls(PendingCalls, Generic[T]):
             time.sleep(POLL_INTERVAL)
             yield
             if (failed := self.first_failure()) is not None:
-                # Other ranks notice the failure by themselves, and their own tracebacks tell more
-                # than a kill would. A lost host sends no traceback, so the wait is shorter. The
-                # loop yields, so that a user can still stop the run.
+                # The other ranks notice the failure themselves, and their own tracebacks explain
+                # more than a kill would. If a host is lost, it sends no traceback, so the wait for
+                # other ranks is shorter. This wait yields, so that a user can still stop the run.
                 yield from self.wait_polling(
                     HOST_LOST_GRACE if reports_lost_host(self.failure(failed)) else self.grace
                 )
@@ -286,7 +290,7 @@ class Calls(PendingCalls, Generic[T]):
             self._silent |= set(self.running())
 
     def dead(self) -> set[int]:
-        """Return the dead ranks, including dead ranks that only surviving ranks report."""
+        """Return the dead ranks, including those whose death only surviving ranks report."""
         ranks = super().dead() | self._silent
         for rank, call in enumerate(self._calls) if self._cluster.how.fault_tolerant else []:
             if _has_succeeded(call):
@@ -298,12 +302,12 @@ class Calls(PendingCalls, Generic[T]):
         return ranks
 
     def results(self) -> list[T] | None:
-        """Return the results in rank order, or None unless every rank has returned a result."""
+        """Return the results in rank order, or None if a rank has not returned a result."""
         results = self.survivor_results()
         return list(results.values()) if results and len(results) == len(self._calls) else None
 
     def survivor_results(self) -> dict[int, T] | None:
-        """Return the results by rank, or None unless every surviving rank has returned a result."""
+        """Return the results by rank, or None if a surviving rank has not returned a result."""
         dead = self.dead()
         living = [
             call for n, call in enumerate(self._calls) if n not in dead or _has_succeeded(call)
@@ -315,7 +319,7 @@ class Calls(PendingCalls, Generic[T]):
         return dict(sorted(results.items()))
 
     def messages(self, wait: bool = False) -> Iterator[tuple[int, str]]:
-        """Yield new messages of the ranks, see `labkit.worker.remote_stream`.
+        """Yield new messages of the ranks, as `labkit.worker.remote_stream` sends them.
 
         Args:
             wait: Whether to wait for messages that ended ranks have sent and that have not arrived
@@ -325,15 +329,16 @@ class Calls(PendingCalls, Generic[T]):
         for rank, call in enumerate(self._calls):
             if wait and rank not in dead:
                 call.wait_for_output(self.grace)
-            published = call.metadata["data"]  # the client's thread adds to this dictionary
+            # The client's thread adds messages to this dictionary.
+            published = call.metadata["data"]
             yield from ((rank, published.pop(name)) for name in list(published))
 
     def request_stop(self) -> None:
-        """Send a stop request to rank 0, which has started and may not see the run's folder."""
+        """Send a stop request to rank 0, whose host may be unable to see the run's folder."""
         self._abort()
 
     def outputs(self) -> list[str]:
-        """Return the output of each rank, with the traceback of a failure."""
+        """Return the output of each rank, followed by the traceback if the rank failed."""
         ends = [
             self.failure(rank).traceback if _has_failed(call) else ""
             for rank, call in enumerate(self._calls)
@@ -344,7 +349,7 @@ class Calls(PendingCalls, Generic[T]):
         ]
 
     def close(self) -> None:
-        """Release the cluster for other calls; engines restart if a rank has not returned."""
+        """Release the cluster for other calls; restart the engines if a rank has not returned."""
         if self._closed:
             return
         self._closed = True
@@ -355,7 +360,7 @@ class Calls(PendingCalls, Generic[T]):
             self._turn.release()
 
     def _why_ended(self, failed: int | None) -> End | None:
-        """Return how the engines have ended, or None; the keeper may learn it late."""
+        """Return how the engines have ended, or None; wait, as the keeper may report it late."""
         end = time.monotonic() + self.grace
         all_lost = all(self._is_lost(rank) for rank in range(len(self._calls)))
         while (how := self.why_ended()) is None and time.monotonic() < end:
@@ -366,7 +371,7 @@ class Calls(PendingCalls, Generic[T]):
 
     def _raise_first_failure(self) -> None:
         rank = self.first_failure()
-        # The end of the engines is checked first, because it makes all calls fail.
+        # The end of the engines is checked first, because all calls fail when the engines end.
         if (how := self._why_ended(rank)) is not None:
             raise RankError(f"the engines ended: {how.message}", how.rank, signal=how.signal)
         if rank is None:
@@ -378,7 +383,7 @@ class Calls(PendingCalls, Generic[T]):
         if name == InvalidInput.__name__:
             raise Refused(f"{' '.join(value.split())}{note}", rank, remote)
         if name == WaitTooLong.__name__ and (late := _LATE.search(value)):
-            # The cause is the rank that others waited for, not the rank that waited.
+            # The error names the rank for which others waited, not the rank that waited.
             rank = int(late[1])
             raise RankError(
                 f"rank {rank} did not arrive: {name}: {gist(value)}{note}", rank, remote
@@ -395,8 +400,9 @@ class Calls(PendingCalls, Generic[T]):
         raise RankError(f"rank {rank} failed: {name}: {cause}{note}", rank, remote)
 
     def _still_alive(self, rank: int) -> str:
-        """Return an error clause if a silent rank's nanny says that it is alive; else ""."""
-        # ipyparallel's nanny is a process on the engine's host; it sends signal 0 to the engine.
+        """Return an error clause if a silent rank's nanny reports that it is alive; else ""."""
+        # ipyparallel's nanny is a process on the engine's host, which can send signal 0 to the
+        # engine to test it.
         engine, client = self._cluster.engines[rank], self._cluster.client
         future = client.send_signal(0, engine, block=False)
         end = time.monotonic() + ANSWER

@@ -1,4 +1,4 @@
-"""Default names of clusters; clusters of equal settings get equal names, to share engines."""
+"""Default names of clusters; clusters with equal settings get the same name and share engines."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from labkit.common.paths import fingerprint, runtime_folder
 from labkit.communicator import launcher
 from labkit.records import store
 
-# Prefixes of the variables that engines read once, at their start.
+# Environment variables with these prefixes are read once, when an engine starts.
 SHAPING = (
     *("TF_", "XLA_", "KERAS_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "CUDA_", "NVIDIA_", "NCCL_"),
     *("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "UCX_", "HWLOC_", "GLIBC_", "MALLOC_", "LD_", "DYLD_"),
     *("PYTHON", "LANG", "LC_", "MPI4PY_", "LABKIT_MPIEXEC"),
 )
-# Exceptions that do not affect computation: bytecode folders and prompts.
+# These variables match a prefix but do not affect computation: bytecode folders and prompts.
 HARMLESS = (
     *("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
     *("PYTHONSTARTUP", "PYTHON_BASIC_REPL"),
@@ -34,7 +34,7 @@ def default_name(launch_options: Start) -> str:
     """Return the default name of a cluster, from its launch options and its environment.
 
     The name depends on the interpreter, package versions, labkit's source, resource limits, and the
-    variables that engines read. Engines with other values could compute other results.
+    variables that engines read. Engines for which these values differ could compute other results.
     """
     at_start = launcher.environment(launch_options.threads, over_hosts=not launch_options.is_local)
     variables = absolute(os.environ | at_start).items()
@@ -53,7 +53,7 @@ def absolute(variables: dict[str, str]) -> dict[str, str]:
 
 
 def _version(package: str) -> str:
-    # Open MPI may be installed by other means than a Python package.
+    # Open MPI may be installed without a Python package.
     with suppress(PackageNotFoundError):
         return version(package)
     return ""
@@ -66,5 +66,5 @@ def _resources() -> list[JSON]:
 
 
 def folder_of(name: str) -> Path:
-    """Return the folder with the files of a cluster."""
+    """Return the folder that contains the files of the cluster with this name."""
     return runtime_folder("clusters") / store.safe_name(name)

@@ -1,8 +1,9 @@
-"""Interning of code objects on an engine, which avoids a memory leak in TensorFlow.
+"""Interning of code objects on an engine, which prevents a memory leak in TensorFlow.
 
-TensorFlow keeps the call stack of each graph operation until the process ends, and stores equal
-stacks once. A stack consists of code objects. Without interning, each call would create new code
-objects: one for the line by which ipyparallel calls a function, and some for functions that are
+TensorFlow stores the call stack of each graph operation until the process ends, and stores equal
+stacks only once. A call stack consists of Python code objects. Without interning, each call would
+create new code
+objects: one for the line with which ipyparallel calls a function, and others for functions that are
 pickled by value.
 """
 
@@ -18,7 +19,7 @@ SOME = 4096  # maximum number of interned code objects
 
 
 def intern(code: CodeType) -> CodeType:
-    """Return the first code object that equals `code` and has the same file and lines."""
+    """Return the first code object seen that equals `code` and has the same file and lines."""
     return _first(code, code.co_filename, code.co_linetable)
 
 
@@ -28,17 +29,17 @@ def _first(code: CodeType, file: str, lines: bytes) -> CodeType:
 
 
 def construct(*arguments: Any) -> CodeType:
-    """Construct a code object from the arguments of `CodeType` and return its interned version."""
+    """Construct a code object from the arguments of `CodeType`; return the interned object."""
     return intern(CodeType(*arguments))
 
 
 def execute(line: str, *namespaces: dict[str, Any]) -> None:
-    """Execute a line of source by its interned code object."""
+    """Compile a line of source, and execute its interned code object."""
     exec(intern(compile(line, "<string>", "exec")), *namespaces)
 
 
 def dumps(value: object) -> bytes:
-    """Pickle a value with cloudpickle, but its code objects with ipyparallel's `reduce_code`."""
+    """Pickle a value with cloudpickle, except for its code objects, which `reduce_code` pickles."""
     import cloudpickle
     from ipyparallel.serialize.codeutil import reduce_code
 
@@ -58,12 +59,12 @@ def intern_calls() -> None:
     from ipyparallel.serialize import codeutil
 
     class Kernel(kernel.IPythonParallelKernel):
-        """ipyparallel's kernel, changed so that each call of a function executes the same line."""
+        """A kernel like ipyparallel's, in which each function call executes the same line."""
 
         def do_apply(self, content: Any, buffers: Any, message: str, metadata: Any) -> Any:
             """Call a function; the executed line contains a constant instead of the message id."""
             return super().do_apply(content, buffers, "call", metadata)
 
     app.Kernel = Kernel
-    vars(kernel)["exec"] = execute  # a global name of the module shadows the builtin
+    vars(kernel)["exec"] = execute  # a global of the module, which shadows the builtin `exec`
     codeutil.code_ctor = construct

@@ -1,10 +1,10 @@
-"""An early start of engines, in parallel with the start of a notebook's kernel.
+"""An early start of engines, at the same time as the start of a notebook's kernel.
 
     python -m labkit.cluster.early_start FOLDER START
 
 This process starts the cluster that the notebook will need, like `labkit prestart`, but only once.
-The process holds a lease until the notebook claims the cluster or until its own standard input is
-closed.
+The process holds a lease on the cluster until the notebook claims the cluster, or until the
+standard input of this process closes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from labkit.cluster.warm import inherited
 from labkit.common.capacity import check_ranks
 from labkit.common.errors import LabkitError
 
-UNCLAIMED = 60.0  # seconds after which unclaimed engines end
+UNCLAIMED = 60.0  # seconds after which engines end that no notebook has claimed
 
 
 @contextmanager
 def early_engines(launch_options: Start | None) -> Iterator[None]:
-    """Start a cluster in the background while the block runs; an unclaimed cluster ends with it.
+    """Start a cluster while the block runs; a cluster that nobody has claimed ends with the block.
 
-    If the start fails, the notebook starts the cluster itself and reports the error.
+    If this early start fails, the notebook starts the cluster itself and reports the error.
 
     Args:
         launch_options: Launch options of the ranks; None: start no cluster.
@@ -43,7 +43,7 @@ def early_engines(launch_options: Start | None) -> Iterator[None]:
         return
     folder = folder_of(default_name(launch_options)).resolve()
     folder.mkdir(exist_ok=True, mode=0o700)
-    if launch.is_up(folder):  # warm engines, or a cluster in use
+    if launch.is_up(folder):  # warm engines, or a cluster that is in use
         yield
         return
     starter = subprocess.Popen(
@@ -58,7 +58,7 @@ def early_engines(launch_options: Start | None) -> Iterator[None]:
         stdin=subprocess.PIPE,  # the pipe closes when this process ends
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        cwd=folder,  # a folder without Python modules
+        cwd=folder,  # this folder has no Python modules that could be imported
         env=inherited(),
         start_new_session=True,
     )
@@ -66,11 +66,11 @@ def early_engines(launch_options: Start | None) -> Iterator[None]:
         try:
             yield
         finally:
-            starter.terminate()  # the starter's lease ends with its process
+            starter.terminate()  # the starter process releases its lease when it ends
 
 
 def main(folder: Path, launch_options: Start) -> None:
-    """Start a cluster, and hold a lease until a notebook claims it, at most `UNCLAIMED` seconds."""
+    """Start a cluster, and hold a lease until a notebook claims it or `UNCLAIMED` seconds pass."""
     threading.Thread(target=_end_with_input, daemon=True).start()
     with locked(folder / "start.lock"):
         if launch.is_up(folder):
@@ -89,7 +89,7 @@ def main(folder: Path, launch_options: Start) -> None:
 
 
 def _end_with_input() -> None:
-    """Exit when standard input closes; the locks and leases end with the process."""
+    """Exit when standard input closes; locks and leases are released when the process ends."""
     sys.stdin.read()
     os._exit(0)
 

@@ -1,11 +1,12 @@
-"""Engine and controller processes, which exit when their cluster's keeper process has ended.
+"""Engine and controller processes, which exit when the keeper process of their cluster has ended.
 
     python -m labkit.cluster.engine engine|guest|controller [arguments of ipyparallel]
     python -m labkit.cluster.engine command WORDS...
 
-A guest is an engine on another host, where the lock file of the keeper process is not visible. A
-guest exits when it cannot reach the controller, because the controller ends with the keeper
-process. The role `command` runs on the keeper's host and starts the guests through ssh or Slurm.
+A guest is an engine on another host, where the lock file of the keeper process cannot be seen. A
+guest exits when it cannot reach the controller, because the controller ends when the keeper process
+ends. The role `command` is a process on the keeper's host, which starts the guests through ssh or
+Slurm.
 """
 
 from __future__ import annotations
@@ -36,20 +37,21 @@ from labkit.worker.source_bundle import FOLDER
 
 POLL_INTERVAL = 1.0  # seconds
 CONNECTION = "IPP_CONNECTION_INFO"  # ipyparallel's variable with the controller's address and keys
-ENDS = 30.0  # seconds that mpiexec or srun gets to end its guests
-UNREACHED = 30.0  # seconds without the controller until a guest exits; links may recover before
+ENDS = 30.0  # seconds in which mpiexec or srun must end its guests
+# Seconds without the controller after which a guest exits; a link may recover earlier.
+UNREACHED = 30.0
 PROFILE = "IPP_PROFILE_DIR"
 ENGINE_COMMAND = [sys.executable, "-P", "-m", "labkit.cluster.engine"]
 THROTTLED_COMMAND = [sys.executable, "-P", "-m", "labkit.common.semaphore", "labkit.cluster.engine"]
-# This shell command waits for a guest's end, then removes the guest's folders.
+# This shell command waits until a guest ends, and then removes the guest's folders.
 _TIDIES = '(while kill -0 "$0"; do sleep 1; done; rm -rf "$@") >&- 2>&- &'
 
 
 class SafePath(list[str]):
-    """A `sys.path` that rejects the working directory, which ipyparallel would insert first."""
+    """A `sys.path` without the working directory, which ipyparallel would insert first."""
 
     def insert(self, index: SupportsIndex, place: str) -> None:
-        """Insert a folder, unless it is "", which means the working directory."""
+        """Insert a folder, except for "", which stands for the working directory."""
         if place:
             super().insert(index, place)
 
@@ -62,7 +64,8 @@ def command(words: Sequence[str], is_local: bool) -> tuple[list[str], list[str]]
     """Return the command line that starts the ranks, and the command line of each rank."""
     if is_local:
         return [*words], [*THROTTLED_COMMAND, "engine"]
-    # KEEPER is unset for guests, because the keeper finds processes of its own host by it.
+    # The variable KEEPER is unset for guests, because with it the keeper finds the processes on its
+    # own host.
     return [*ENGINE_COMMAND, "command", *words], ["env", "-u", KEEPER, *ENGINE_COMMAND, "guest"]
 
 
@@ -71,20 +74,20 @@ def watch(lock_path: Path, with_group: bool) -> None:
 
     def poll() -> None:
         lock = Lock(lock_path)
-        # A lock is more reliable than messages, because the keeper process holds its lock until it
-        # ends.
+        # The lock is more reliable than messages, because the keeper process holds it until the
+        # keeper ends.
         while lock.is_held():
             time.sleep(POLL_INTERVAL)
         if with_group:
             os.killpg(os.getpgid(0), signal.SIGKILL)
-        # `os._exit` is needed, because a rank inside an MPI call would not react otherwise.
+        # `os._exit` is needed, because a rank inside an MPI call would not react to an exception.
         os._exit(1)
 
     threading.Thread(target=poll, name="labkit-lease", daemon=True).start()
 
 
 def watch_controller() -> None:
-    """Exit, and cancel this process's own Slurm job, when the controller cannot be reached."""
+    """Exit, and cancel this process's own Slurm job, if the controller stays unreachable."""
     info = json.loads(os.environ[CONNECTION])
     address = info["location"], int(info["registration"])
 
@@ -115,7 +118,7 @@ class ImportsInWaves(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the module's usual spec with a throttled loader; None for other modules."""
+        """Return the module's usual spec with a loader that waits; None for other modules."""
         spec = PathFinder.find_spec(name, path, target) if name == self.module else None
         if spec is None or spec.loader is None:
             return None
@@ -125,7 +128,7 @@ class ImportsInWaves(MetaPathFinder):
             with start_semaphore(self.keeper):
                 execute(module)
 
-        # The method is replaced on this loader object, not on its class.
+        # The method is replaced on this one loader object, not on the loader's class.
         vars(spec.loader)["exec_module"] = wait_and_execute
         return spec
 
@@ -143,7 +146,7 @@ def run_command(words: Sequence[str], keeper: Path) -> int:
         time.sleep(POLL_INTERVAL / 5)
     if code is not None:
         return code
-    child.terminate()  # one signal only, because mpiexec exits without cleanup at the second
+    child.terminate()  # a single signal, because at a second one mpiexec exits without cleanup
     try:
         return child.wait(ENDS)
     except subprocess.TimeoutExpired:
@@ -155,7 +158,8 @@ if __name__ == "__main__":
     role = sys.argv.pop(1)
     if role == "command":
         code = run_command(sys.argv[1:], Path(os.environ[KEEPER]))
-        if code < 0:  # this process dies by the same signal, so that the keeper can report it
+        # This process ends by the same signal, so that the keeper can report the signal.
+        if code < 0:
             signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
         raise SystemExit(code)
@@ -164,15 +168,16 @@ if __name__ == "__main__":
         watch_controller()
     else:
         keeper = Path(os.environ[KEEPER])
-        # Threads inherit blocked signals, so reporting starts before ipyparallel's threads.
+        # Threads inherit blocked signals, so `start_reporting` is called before ipyparallel starts
+        # threads.
         if role == "engine":
             start_reporting(keeper.parent)
             sys.meta_path.insert(0, ImportsInWaves("tensorflow", keeper))
         # The controller leads a process group that contains its scheduler processes.
         watch(keeper, with_group=role == "controller")
     if role == "controller":
-        # Each forked process watches the lock itself, because a fork inherits no threads and the
-        # leader of its group may be killed.
+        # Each forked process watches the lock itself, because a fork inherits no threads, and the
+        # leader of its process group may be killed.
         os.register_at_fork(after_in_child=lambda: watch(keeper, with_group=False))
         sys.argv[0] = "ipcontroller"
         from ipyparallel.controller.app import main
@@ -182,24 +187,24 @@ if __name__ == "__main__":
         from ipyparallel.engine.app import IPEngine
 
         class Engine(IPEngine):
-            """ipyparallel's engine, changed so that SIGTERM ends the process."""
+            """An engine like ipyparallel's, except that SIGTERM ends its process."""
 
             def init_signal(self) -> None:
-                """Handle SIGINT for cells, and leave SIGTERM to its default action."""
+                """Handle SIGINT, which interrupts cells; keep the default action of SIGTERM."""
                 signal.signal(signal.SIGINT, self._signal_sigint)
 
             def start(self) -> None:
-                """Release the start slot, because all slow imports are done, and register."""
+                """Release the start slot after all slow imports, and register the engine."""
                 release_start_slot()
                 super().start()
 
         if role == "guest":
-            # An engine needs a profile folder at its start; `_collect_rank_info` removes it
-            # afterwards.
+            # An engine needs a profile folder at its start; `_collect_rank_info` removes this
+            # folder later.
             os.environ[PROFILE] = tempfile.mkdtemp(prefix="labkit-")
             os.environ[FOLDER] = f"{os.environ[PROFILE]}-work"
             ends = [str(os.getpid()), os.environ[PROFILE], os.environ[FOLDER]]
             subprocess.run(["sh", "-c", _TIDIES, *ends], start_new_session=True, check=True)
         intern_calls()
-        imports.append_inherited()  # lets `%%px` cells import modules before the first call
+        imports.append_inherited()  # `%%px` cells can then import modules before the first call
         Engine.launch_instance()

@@ -1,4 +1,4 @@
-"""The cell magic %%fault, which injects a fault into all experiments of a cell."""
+"""The cell magic %%fault, which injects a fault into all experiments of a notebook cell."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _faults: list[Fault] = []
 
 
 def with_injected_faults(experiment: Experiment) -> Experiment:
-    """Return the experiment with the faults of the current cell."""
+    """Return the experiment with the faults that the current cell injects."""
     if not _faults:
         return experiment
     return experiment.replace(faults=(*experiment.faults, *_faults))
@@ -32,7 +32,7 @@ def fault_injected(fault: Fault) -> Iterator[None]:
 
 
 def parse_fault(line: str) -> Fault:
-    """Return the fault of a line such as `rank=2 step=10 kind=kill`."""
+    """Return the fault that a line such as `rank=2 step=10 kind=kill` describes."""
     words = [word.partition("=") for word in line.split()]
     if not words or not all(value for _, _, value in words):
         raise InvalidInput(
@@ -48,7 +48,7 @@ def register() -> None:
     shell = get_ipython()
 
     def fault(line: str, cell: str) -> Any:
-        """Run the cell; the fault that the line describes is injected into its experiments."""
+        """Run the cell, and inject the fault that the line describes into its experiments."""
         with fault_injected(parse_fault(line)):
             return _run(cell, shell)
 
@@ -56,7 +56,7 @@ def register() -> None:
 
 
 def _run(cell: str, shell: Any) -> Any:
-    """Run a cell so that its errors propagate, and return the value of its last expression."""
+    """Run a cell whose errors propagate, and return the value of the cell's last expression."""
     statements = ast.parse(shell.transform_cell(cell)).body
     end = statements.pop() if statements and isinstance(statements[-1], ast.Expr) else None
     module = ast.Module(statements, type_ignores=[])

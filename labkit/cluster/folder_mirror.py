@@ -14,12 +14,13 @@ class StreamForwarder:
 
     Args:
         folder: Folder of the message stream, inside the run's folder.
-        calls: The running calls on the ranks.
+        calls: The running calls on the ranks that send the messages.
     """
 
     def __init__(self, folder: Path, calls: Calls[RankResult]) -> None:
         self._folder, self._calls = folder, calls
-        self._writers: dict[int, StreamWriter] = {}  # by rank; only ranks that have sent messages
+        # By rank; only for ranks that have sent messages.
+        self._writers: dict[int, StreamWriter] = {}
         self._stop_sent = False
 
     def forward(self, last: bool = False) -> None:
@@ -31,7 +32,8 @@ class StreamForwarder:
         """
         for rank, message in self._calls.messages(wait=last):
             self._writers.setdefault(rank, StreamWriter(self._folder, rank, {})).append(message)
-        # Rank 0 gets the request after its first message, which shows that the rank has started.
+        # The stop request is sent after rank 0's first message, because this message shows that the
+        # rank has started.
         if not self._stop_sent and 0 in self._writers and (self._folder / STOP).exists():
             self._stop_sent = True
             self._calls.request_stop()

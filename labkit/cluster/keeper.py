@@ -2,10 +2,10 @@
 
     python -m labkit.cluster.keeper FOLDER START [warm]
 
-The keeper ends the cluster when no lease on it is left. It is the parent of all processes of the
-cluster, so no process is left when the keeper has ended. Engines and controller also exit by
-themselves when the keeper process is killed. The keeper records which process has ended and why, so
-that calls on the ranks can report it.
+The keeper ends the cluster when no process holds a lease on the cluster. The keeper is the parent
+of all processes of the cluster, so no process is left when the keeper has ended. Engines and
+controller also exit by themselves when the keeper process is killed. The keeper records which
+process has ended and why, so that calls on the ranks can report it.
 """
 
 from __future__ import annotations
@@ -46,33 +46,35 @@ T = TypeVar("T")
 
 POLL_INTERVAL = 0.5  # seconds
 CONTROLLER_LOG = "controller.log"
-BEAT = 0.5  # seconds between heartbeats; an engine is registered with its second heartbeat
-GIVEN_UP = 60.0  # seconds without a heartbeat until an engine counts as lost
-TRIES = 5  # attempts to start; a start fails if another program takes a port that was free
-# mpiexec prints this if a killed mpiexec with the same pid has left its session files.
+BEAT = 0.5  # seconds between heartbeats; an engine registers with its second one
+GIVEN_UP = 60.0  # seconds without a heartbeat after which an engine counts as lost
+TRIES = 5  # attempts to start; a start fails if another program has meanwhile taken a free port
+# mpiexec prints this message if an earlier mpiexec with the same pid was killed and has left its
+# session files.
 DEAF = "listener thread failed to start"
 NOTHING = "no output"
 GIVEN_UP_START = "no process waits for the engines any more"
-DONE = 10.0  # seconds to wait until Slurm has finished or cancelled a job
+DONE = 10.0  # seconds until Slurm must have finished or cancelled a job
 OPEN = (
     "mpiexec listens on every interface, without encryption or a key, and whoever reaches this "
     "machine may start programs as you: on a network that you trust, give "
     "Cluster(trusted_network=True) or set LABKIT_TRUSTED_NETWORK=1; in a container, let it use "
     "pidfd_getfd (docker run --cap-add SYS_PTRACE)"
 )
-LISTENS = 1.0  # seconds in which mpiexec opens its listening socket, if it opens one
-FEW = 5  # maximum number of nodes in a message
-# With exit code 213 mpiexec has printed the cause, but a busy machine may lose this output.
+LISTENS = 1.0  # seconds to wait for mpiexec's listening socket; it may open none
+FEW = 5  # maximum number of nodes that an error message lists
+# If the exit code is 213, mpiexec has printed the cause, but a busy machine may lose this output.
 UNHEARD = f"mpiexec ended with code 213: {NOTHING}"
 
 
 class _Child:
-    """Base of both launchers; only the keeper process reaps the child, to learn how it ended."""
+    """Base of both launchers: only the keeper reaps the child, so it learns how the child ended."""
 
     _popen_process: subprocess.Popen[bytes]
 
     def _start_waiting(self) -> None:
-        # ipyparallel would reap the child in a thread and would lose the signal that ended it.
+        # ipyparallel's version reaps the child in a thread, and loses the signal that ended the
+        # child.
         pass
 
     def poll(self) -> int | None:
@@ -81,22 +83,23 @@ class _Child:
 
 
 class Controller(_Child, LocalControllerLauncher):
-    """ipyparallel's controller process, which watches the lock of the cluster's keeper."""
+    """The controller process of ipyparallel, which watches the lock of its cluster's keeper."""
 
-    # These are lists because they replace traits of type list.
+    # The values are lists, because they replace ipyparallel's traits of type list.
     controller_cmd = [sys.executable, "-P", "-m", "labkit.cluster.engine", "controller"]  # noqa: RUF012
 
     def _output_file_default(self) -> str:
-        # The controller's log is beside the keeper's log; each attempt to start replaces it.
+        # The controller's log is in the same folder as the keeper's log; each attempt to start
+        # replaces the controller's log.
         return str(Path(self.profile_dir).parent / CONTROLLER_LOG)
 
     def get_output(self, remove: bool = False) -> str:
-        """Return the output, but keep the log file, because a later error message needs it."""
+        """Return the output; do not remove the log file, because a later error message needs it."""
         return str(super().get_output(remove=False))
 
 
 class Engines(_Child, MPIEngineSetLauncher):
-    """The engines of all ranks, started by one mpiexec or srun; each engine watches the keeper."""
+    """The engines of all ranks, started by one mpiexec or srun; each watches the keeper's lock."""
 
     engine_args = [f"--IPEngine.max_heartbeat_misses={round(GIVEN_UP / BEAT)}"]  # noqa: RUF012
 
@@ -111,35 +114,39 @@ class ClusterKeeper:
     Args:
         folder: Folder with the cluster's files.
         how: Launch options of the ranks.
-        warms: Whether the ranks import the modules that training needs before they count as ready.
+        warms: Whether the ranks import the modules for training before they count as ready.
     """
 
     def __init__(self, folder: Path, how: Start, warms: bool = False) -> None:
         self.folder, self.how, self.warms = folder, how, warms
-        self.sessions = folder / "mpiexec"  # session files, which a killed mpiexec leaves
-        self.warm: float | None = None  # see `launch.State`
+        # Folder of session files, which remain if mpiexec is killed.
+        self.sessions = folder / "mpiexec"
+        self.warm: float | None = None  # seconds that a warm start took, see `launch.ClusterState`
         self.ranks = how.ranks
         self.cluster: ipp.Cluster = None  # set by `_start`
         self.engines: list[int] = []  # engine ids in rank order
         self.hosts: list[str] = []  # host names of the ranks
-        self.dead: list[int] = []  # dead ranks, see `launch.State`
+        self.dead: list[int] = []  # dead ranks of this machine, see `launch.ClusterState`
         self._watch: ProcessWatch | None = None
-        self._starting: set[psutil.Process] = set()  # ranks seen as children of mpiexec
+        # Ranks that were seen as children of mpiexec during the start.
+        self._starting: set[psutil.Process] = set()
         self._counted = 0.0  # time of the last update of `_starting`
-        # The keeper finds its Slurm job by this name. The job's number may be unknown, because the
-        # command or an earlier keeper was killed.
+        # The keeper finds its Slurm job by the name in this file. The number of the Slurm job may
+        # be unknown, because the command or an earlier keeper was killed.
         name = folder / "job"
         if not name.exists():
-            label = re.sub("[^A-Za-z0-9_.-]", "_", folder.name)  # Slurm splits names at commas
+            # Slurm splits lists of job names at commas.
+            label = re.sub("[^A-Za-z0-9_.-]", "_", folder.name)
             name.write_text(f"labkit-{label}-{secrets.token_hex(4)}")
         self._job = name.read_text()
-        self.is_given_up = False  # set when no process waits or the start takes too long
+        # Whether no process waits for the start, or the start took too long.
+        self.is_given_up = False
         self.waits = False  # whether the Slurm job is still queued
         self._queried_at = time.monotonic()  # time of the last query to Slurm
 
     def start(self) -> None:
         """Start controller and engines; write cluster.json when all engines have registered."""
-        # Child processes inherit these variables, which must be set before TensorFlow's import.
+        # Child processes inherit these variables, which must be set before TensorFlow is imported.
         variables = self.how.environment(self._job)
         os.environ.update(variables)
         self.sessions.mkdir(mode=0o700, exist_ok=True)
@@ -151,13 +158,14 @@ class ClusterKeeper:
             self.how.command(self._job, [*variables, CONNECTION]), self.how.is_local
         )
         self._address = self.how.address()
-        # ipyparallel's nanny process interrupts an engine on another host; local ranks need none.
+        # ipyparallel's nanny process interrupts an engine on another host; ranks on this host need
+        # no nanny.
         Engines.engine_args.append(f"--IPEngine.enable_nanny={not self.how.is_local}")
         for remaining in reversed(range(TRIES)):
             try:
                 self._start()
                 break
-            except InvalidInput:  # another attempt would fail, too
+            except InvalidInput:  # another attempt would fail for the same reason
                 raise
             except Exception as error:
                 if (why := self._transient_cause(error)) is None:
@@ -169,11 +177,12 @@ class ClusterKeeper:
                 self.stop()
 
     def _start(self) -> None:
-        # The launcher appends to its log, so the log of an earlier attempt is removed.
+        # ipyparallel's launcher appends to its log, so the log of an earlier attempt is removed.
         (self.folder / CONTROLLER_LOG).unlink(missing_ok=True)
-        # Connection files of a killed controller are no longer valid.
+        # The connection files of a controller that was killed are no longer valid.
         shutil.rmtree(self.folder / "profile", ignore_errors=True)
-        self.sessions.mkdir(mode=0o700, exist_ok=True)  # `stop` removes it after each attempt
+        # `stop` removes this folder after each failed attempt.
+        self.sessions.mkdir(mode=0o700, exist_ok=True)
         self.cluster = ipp.Cluster(
             n=self.ranks,
             controller=Controller,
@@ -181,20 +190,21 @@ class ClusterKeeper:
             cluster_id="labkit",
             profile_dir=str(self.folder / "profile"),
             controller_ip=self._address,
-            # Engines get the keys through the environment, not through a file.
+            # Engines receive the keys through an environment variable, not through a file.
             send_engines_connection_env=True,
             controller_args=[
-                # Without CurveZMQ, every user of this machine could read the output of ranks.
+                # Without CurveZMQ's encryption, every user of this machine could read the output of
+                # ranks.
                 "--IPController.enable_curve=True",
                 f"--IPController.location={self._address}",
-                # The task database would keep every result, which no client needs.
+                # The task database would store every result, which no client needs.
                 "--nodb",
                 f"--HeartMonitor.period={round(1e3 * BEAT)}",
                 f"--HeartMonitor.max_heartmonitor_misses={round(GIVEN_UP / BEAT)}",
             ],
             delay=0,
             load_profile=False,
-            shutdown_atexit=False,  # the keeper ends its children itself
+            shutdown_atexit=False,  # the keeper itself ends its child processes
             log_level=logging.WARNING,
         )
         started_at = time.monotonic()
@@ -204,13 +214,14 @@ class ClusterKeeper:
         client = self.cluster.connect_client_sync()
         while len(client.ids) < self.ranks:
             self._check_start()
-            confined = confined or self._confine()  # mpiexec may open its socket late
+            confined = confined or self._confine()  # mpiexec may open its listening socket late
             time.sleep(0.05)
-        self._confine()  # for sockets that the ranks have opened
-        # The ranks report now, because they may be busy when a client attaches later.
+        self._confine()  # binds sockets that the ranks have opened meanwhile
+        # The ranks report now, because they may be busy when a client connects later.
         replies = self._call_all(client, _collect_rank_info, not self.how.is_local)
         if self.warms:
-            from labkit.worker.work import prepare  # imported here, so that the engines import it
+            # Pickled by name, so that the engines import its module.
+            from labkit.worker.work import prepare
 
             self._call_all(client, prepare)
             (self.folder / UNSETTLED).touch()
@@ -231,7 +242,7 @@ class ClusterKeeper:
     def _call_all(
         self, client: ipp.Client, function: Callable[..., T], *arguments: object
     ) -> list[T]:
-        """Call a function on all engines before they are ready, and return the results."""
+        """Call a function on all engines during the start, and return the results."""
         call = client[:].apply_async(function, *arguments)
         while not call.ready():
             self._check_start()
@@ -240,12 +251,12 @@ class ClusterKeeper:
         return list(call.get())
 
     def _mpiexec(self) -> psutil.Process:
-        """Return the mpiexec or srun process; for other hosts it is a child of role `command`."""
+        """Return the mpiexec or srun process; for other hosts, a child of the role `command`."""
         process = psutil.Process(self.cluster.engine_set.pid)
         return process if self.how.is_local else process.children()[0]
 
     def _confine(self, patience: float = 0.0) -> bool:
-        """Bind the sockets of the local mpiexec to loopback; return whether it has any socket.
+        """Bind the sockets of the local mpiexec to loopback; return whether mpiexec has any socket.
 
         Args:
             patience: Maximum seconds to wait for mpiexec's first socket.
@@ -257,9 +268,11 @@ class ClusterKeeper:
             return True
         try:
             mpiexec = self._mpiexec()
-            # On one host no daemon of mpiexec connects, so packets to its sockets are dropped.
+            # If all ranks are on one host, no daemon connects to mpiexec, so packets to its sockets
+            # are dropped.
             confined = confine(mpiexec, patience, drop_packets=True)
-            # mpiexec may be a wrapper script, and the ranks below it may listen on TCP sockets.
+            # mpiexec may be a wrapper script, and its descendants, such as the ranks, may listen on
+            # TCP sockets.
             for process in mpiexec.children(recursive=True):
                 confine(process)
             return confined
@@ -270,14 +283,16 @@ class ClusterKeeper:
             raise InvalidInput(f"{error}; {OPEN}") from None
 
     def _check_start(self) -> None:
-        """Raise an error if the start has failed; record what a queued job waits for."""
-        if self.is_given_up:  # an exception of a signal handler is lost inside a finalizer
+        """Raise an error if the start has failed; record why a queued Slurm job is waiting."""
+        # The signal handler's exception is lost if it is raised in a finalizer.
+        if self.is_given_up:
             raise SystemExit(GIVEN_UP_START)
         if (end := self.end()) is not None:
             raise LabkitError(f"{end.message}: {self._output()}")
         if self._has_lost_rank():
             raise LabkitError(f"a rank has died before all were ready: {self._output()}")
-        # The log also shows the failure of controller processes that register no engine.
+        # The log also shows failures of controller processes, such as schedulers, with which no
+        # engine registers.
         if self._port_taken():
             raise _TransientError("a port of the controller is taken")
         if self.how.queues and time.monotonic() - self._queried_at > (
@@ -286,12 +301,13 @@ class ClusterKeeper:
             self._queried_at = time.monotonic()
             try:
                 reasons = self._queue_reasons()
-            except LabkitError as error:  # Slurm may be restarting; the job stays in the queue
+            # Slurm may be restarting; the Slurm job stays in the queue.
+            except LabkitError as error:
                 reasons = [str(error)]
             self.write_state("starting", End("; ".join(reasons)))
 
     def _has_lost_rank(self) -> bool:
-        """Return whether a rank has died, which a fault-tolerant mpiexec does not report."""
+        """Return whether a rank has died during the start, which a fault-tolerant mpiexec hides."""
         now = time.monotonic()
         if self.how.is_local and self.how.fault_tolerant and now - self._counted > POLL_INTERVAL:
             self._counted = now
@@ -300,7 +316,7 @@ class ClusterKeeper:
         return any(map(has_exited, self._starting))
 
     def _queue_reasons(self) -> list[str]:
-        """Return what a queued job waits for, or [] if it has started."""
+        """Return the reasons why the Slurm job is still queued, or [] if it has started."""
         queue = self.how.queue()
         waiting = [job for job in queue.jobs(name=self._job) if job.is_pending]
         self.waits = bool(waiting)
@@ -308,12 +324,12 @@ class ClusterKeeper:
         return [*reasons, *self._unavailable_nodes()] if reasons else []
 
     def _unavailable_nodes(self) -> list[str]:
-        """Return up to `FEW` unavailable nodes with the cause; the job may be waiting for them."""
+        """Return up to `FEW` unavailable nodes with the cause; a queued job may wait for them."""
         nodes = self.how.queue().nodes(self.how.partition)
         return [node.trouble for node in nodes if node.trouble][:FEW]
 
     def wait(self) -> End:
-        """Wait until no lease is left or a cluster process has ended; return the cluster's end."""
+        """Wait until no lease is left or a cluster process ends; return why the cluster ends."""
         last_wanted = time.monotonic()
         while True:
             time.sleep(POLL_INTERVAL)
@@ -325,8 +341,8 @@ class ClusterKeeper:
                 self.write_state("ready")
             if is_wanted(self.folder):
                 last_wanted = time.monotonic()
-            # No lease must exist for two polls, because a cell that recreates its cluster releases
-            # one lease before it acquires the next.
+            # The cluster ends only if no lease exists for two polls. A cell that recreates its
+            # cluster releases one lease before it acquires the next.
             elif time.monotonic() - last_wanted > 2 * POLL_INTERVAL:
                 return End("no process holds a lease")
 
@@ -349,37 +365,38 @@ class ClusterKeeper:
         return self._watch.end(POLL_INTERVAL) if self._watch else None
 
     def _end_of_all(self, code: int) -> End | None:
-        """Return the end of a fault-tolerant mpiexec, which exits with 0 if all ranks died."""
+        """Return why a fault-tolerant mpiexec has ended: it exits with 0 if all ranks have died."""
         if code or not self.how.fault_tolerant:
             return None
         return End("all ranks have died", self.dead[0] if self.dead else 0)
 
     def _end_of_job(self) -> End | None:
-        """Return why Slurm has ended the ranks' job, or None if Slurm gives no cause."""
+        """Return why Slurm has ended the job of the ranks, or None if Slurm names no cause."""
         if not self.how.queues:
             return None
         try:
             job = self._ended_job()
             if job is None or not job.cause:
                 return None
-            # A failed node has ended the job or prevented its start.
+            # The listed nodes may have failed, and thereby have ended the job or prevented its
+            # start.
             nodes = self._unavailable_nodes() if self.waits or job.state == "NODE_FAIL" else []
         except LabkitError as error:
             return End(f"the job of the ranks has ended, but Slurm does not say why: {error}")
         return End("; ".join([job.cause, *nodes]))
 
     def _ended_job(self) -> SlurmJob | None:
-        """Return the ranks' job once Slurm reports its end, or after a timeout; None if unknown."""
+        """Return the job of the ranks once it has ended, or after a timeout; None if unknown."""
         end = time.monotonic() + DONE
         while True:
             jobs = self.how.queue().jobs(name=self._job)
-            # Earlier jobs of this name belong to failed attempts.
+            # Only the last job counts, because earlier jobs of this name belong to failed attempts.
             if not jobs or jobs[-1].has_ended or time.monotonic() > end:
                 return jobs[-1] if jobs else None
             time.sleep(POLL_INTERVAL)
 
     def _transient_cause(self, error: Exception) -> str | None:
-        """Return the transient cause of a failed start, or None if a new attempt is useless."""
+        """Return the transient cause of a failed start, or None if another attempt would fail."""
         if self._port_taken():
             return "a port of the controller is taken"
         if DEAF in str(error):
@@ -387,7 +404,7 @@ class ClusterKeeper:
         return UNHEARD if UNHEARD in str(error) else None
 
     def _port_taken(self) -> bool:
-        """Return whether the controller has found that another program uses one of its ports."""
+        """Return whether the controller's log reports that one of its ports is in use."""
         log = self.folder / CONTROLLER_LOG
         return log.exists() and "Address already in use" in log.read_text(errors="replace")
 
@@ -413,15 +430,15 @@ class ClusterKeeper:
     def stop(self) -> None:
         """End every process of this cluster, including orphans."""
         if self.how.queues and self.how.launch_command == "srun":
-            # On SIGTERM srun kills its ranks at once; ranks of a cancelled job get time for
-            # cleanup.
+            # On SIGTERM, srun kills its ranks at once. If the job is cancelled first, the ranks
+            # have time for cleanup.
             self._cancel()
             end = time.monotonic() + DONE
             while self._is_started() and time.monotonic() < end:
                 time.sleep(POLL_INTERVAL / 5)
         end_all(self.folder / "keeper.lock")
         shutil.rmtree(self.sessions, ignore_errors=True)
-        if self.how.queues:  # the job may remain if its salloc or srun was killed
+        if self.how.queues:  # the job may still exist if its salloc or srun was killed
             self._cancel()
 
     def _is_started(self) -> bool:
@@ -431,12 +448,13 @@ class ClusterKeeper:
     def _cancel(self) -> None:
         try:
             self.how.queue().cancel(name=self._job)
-        except LabkitError as error:  # engines cancel their job when they lose the controller
+        # Engines cancel their job themselves when they lose the controller.
+        except LabkitError as error:
             print(f"the job of the ranks could not be cancelled: {error}", file=sys.stderr)
 
 
 def _is_rank(child: psutil.Process) -> bool:
-    """Return whether this child of mpiexec is a rank; a wrapper script also has other children."""
+    """Return whether a child of mpiexec is a rank; under a wrapper script, some are not."""
     words: list[str] = Engines.engine_cmd
     with suppress(psutil.Error):
         return child.cmdline()[: len(words)] == words
@@ -444,11 +462,11 @@ def _is_rank(child: psutil.Process) -> bool:
 
 
 def _collect_rank_info(is_guest: bool) -> tuple[int, int, int, str]:
-    """Wait at a barrier, unlink shared memory, and return (rank, size, pid, host).
+    """Wait at a barrier, unlink shared-memory files, and return (rank, size, pid, host).
 
-    An unlinked shared-memory file disappears with the last process that maps it, however that
-    process ends. A guest (engine on another host) also removes its profile folder, which only its
-    start needs.
+    An unlinked shared-memory file disappears when the last process that maps it ends, even by a
+    crash. A guest (an engine on another host) also removes its profile folder, which it needs only
+    during its start.
     """
     import os
     import shutil
@@ -459,10 +477,11 @@ def _collect_rank_info(is_guest: bool) -> tuple[int, int, int, str]:
     from mpi4py import MPI
 
     MPI.COMM_WORLD.Barrier()
-    maps = Path("/proc/self/maps")  # on Linux; elsewhere mpiexec removes its segments
+    # Exists on Linux; on other systems, mpiexec removes shared memory.
+    maps = Path("/proc/self/maps")
     for line in maps.read_text().splitlines() if maps.exists() else []:
         if "/sm_segment." in line:
-            with suppress(FileNotFoundError):  # another rank has removed it
+            with suppress(FileNotFoundError):  # another rank has already removed this file
                 os.unlink(line.split(maxsplit=5)[5])
     if is_guest:
         shutil.rmtree(os.environ["IPP_PROFILE_DIR"], ignore_errors=True)
@@ -470,10 +489,10 @@ def _collect_rank_info(is_guest: bool) -> tuple[int, int, int, str]:
 
 
 def _watch_start(keeper: ClusterKeeper, started: threading.Event) -> None:
-    """Interrupt the start when no process waits for the engines or when it takes too long."""
+    """Interrupt the start if no process waits for the engines, or if the start takes too long."""
     end = time.monotonic() + START_LIMIT
     while not started.wait(POLL_INTERVAL):
-        if keeper.waits:  # time in Slurm's queue does not count towards START_LIMIT
+        if keeper.waits:  # START_LIMIT does not include the time in Slurm's queue
             end = time.monotonic() + START_LIMIT
         if not is_wanted(keeper.folder) or time.monotonic() > end:
             keeper.is_given_up = True
@@ -490,20 +509,21 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
 def main(folder: Path, launch_options: Start, warms: bool) -> None:
     """Run the keeper process of a cluster until no process needs the cluster."""
     lock = Lock(folder / "keeper.lock")
-    # Another process that tests the lock holds it for a moment, so the keeper tries again.
+    # Another process that tests the lock holds the lock for a moment, so the keeper tries again.
     tries = 0
     while not lock.acquire():
         tries += 1
-        if tries > 400:  # 20 s, for a busy machine
+        if tries > 400:  # 20 s, which suffice on a busy machine
             raise SystemExit("this cluster already has a keeper")
         time.sleep(0.05)
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _terminated)
     keeper = ClusterKeeper(folder, launch_options, warms)
-    keeper.stop()  # ends processes and removes files that a killed keeper has left
+    keeper.stop()  # end processes and remove files that a killed keeper has left
 
     def end(how: End) -> None:
-        # A second signal must not interrupt the cleanup.
+        # From here on, signals are ignored, because a further signal must not interrupt the
+        # cleanup.
         for number in (signal.SIGTERM, signal.SIGALRM):
             signal.signal(number, signal.SIG_IGN)
         keeper.write_state("ended", how)
@@ -516,15 +536,16 @@ def main(folder: Path, launch_options: Start, warms: bool) -> None:
     try:
         keeper.start()
         started.set()
-    except BaseException as error:  # without the start lock, which the waiting process holds
+    except BaseException as error:  # does not need the start lock, which the waiting process holds
         end(_end_of(error))
         clear(folder)
         raise
     try:
         while True:
             ended = keeper.wait()
-            # A process that acquires a lease before this start lock keeps the cluster. A process
-            # that comes later waits for the lock and starts a new cluster.
+            # If a process has acquired a lease before the keeper has the start lock, the cluster
+            # continues. A process that comes later waits for the start lock, and then starts a new
+            # cluster.
             with locked(folder / "start.lock"):
                 if keeper.end() is not None or not is_wanted(folder):
                     end(ended)

@@ -1,8 +1,8 @@
-"""Access to a cluster's last submitted run from another cell or another process.
+"""Access to the last run that was submitted to a cluster, from another cell or process.
 
-A run that another process has submitted can be watched and stopped from here. Only the submitting
-process writes the run's record. If that process ends before the ranks do, the ranks end, too, and
-the run is interrupted.
+A notebook or process can watch and stop a run that another process has submitted. Only the
+submitting process writes the run's record. If the submitting process ends before the ranks do, the
+ranks end, too, and the run counts as interrupted.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from labkit.records import store
 from labkit.records.run import Run
 from labkit.records.stream import FOLDER
 
-LAST = "last-run"  # file in a cluster's folder with the directory of the last submitted run
-_handles: WeakValueDictionary[Path, RunHandle] = WeakValueDictionary()  # submitted by this process
+LAST = "last-run"  # file in a cluster's folder; contains the directory of the last submitted run
+# Handles of runs that this process has submitted.
+_handles: WeakValueDictionary[Path, RunHandle] = WeakValueDictionary()
 
 
 class AttachedRun(RunHandle):
@@ -30,8 +31,8 @@ class AttachedRun(RunHandle):
 
     def __init__(self, directory: Path, show: bool = False) -> None:
         record = store.read_json(directory / "experiment.json")
-        # The handle reads only the record, because the experiment may hold functions that another
-        # process has defined.
+        # The handle reads only the record, because the experiment may contain functions that are
+        # defined in another process.
         clock = record.get("clock", "wall")
         outline = Outline(directory.name, record["workers"], record["epochs"], clock)
         super().__init__(outline, directory)
@@ -41,12 +42,13 @@ class AttachedRun(RunHandle):
     def _watch(self) -> Iterator[None]:
         while store.read_status(self.directory)["state"] == "running":
             yield
-            # The record is polled, because the other process cannot notify this one.
+            # The record is read repeatedly, because the other process cannot notify this process.
             time.sleep(READ_EVERY)
 
     def _finish(self) -> Run:
         run = Run(self.directory)
-        # Rows that were not read before the stream's removal come from the record.
+        # Rows that this process has not read before the message stream was removed are read from
+        # the record.
         counts = {rank: state.steps for rank, state in self.progress.ranks.items()}
         history = run.history.to_dict("records")
         rows = [row for row in history if row["step"] >= counts.get(int(row["rank"]), 0)]
@@ -59,12 +61,12 @@ class AttachedRun(RunHandle):
         return run
 
     def _release(self) -> None:
-        # The submitting process may have died before it could remove the stream.
+        # If the submitting process has died, it could not remove the message stream.
         shutil.rmtree(self.directory / FOLDER, ignore_errors=True)
 
 
 def remember(folder: Path, live: RunHandle) -> None:
-    """Remember the run that was submitted to the cluster of this folder."""
+    """Remember the run as the last one that was submitted to this folder's cluster."""
     _handles[live.directory] = live
     store.write_atomically(folder / LAST, str(live.directory))
 
@@ -81,8 +83,8 @@ def last_submitted(folder: Path, show: bool = False) -> RunHandle:
         raise LabkitError(
             f"nothing was submitted to cluster {folder.name!r} yet: use submit(experiment)"
         ) from None
-    # A run that this process has submitted keeps its handle, so that `stop` and `result` act on one
-    # object.
+    # If this process has submitted the run, the existing handle is returned, so that `stop` and
+    # `result` act on the same object.
     live = _handles.get(directory)
     if live is None:
         return AttachedRun(directory, show)

@@ -1,4 +1,4 @@
-"""The start of a cluster's keeper process and engines, and the state that the keeper writes."""
+"""The start of a cluster's keeper process and engines, and the cluster state that it writes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ from labkit.common.units import plural
 from labkit.records.endings import End, describe_exit
 
 QUIET = 60.0  # minimum seconds between two lines about the same wait in a log
-START_LIMIT = 300.0  # seconds that a start may take, enough for a busy machine
+START_LIMIT = 300.0  # maximum seconds of a start, enough for a busy machine
 # Files in a cluster's folder that remain after the cluster's end.
 OUTLIVE = ("last-run", "warm.log")
-UNSETTLED = "unsettled"  # file in a cluster's folder; marks warm engines as unclaimed
-REFUSED = "refused: "  # prefix of a keeper's message; says that another attempt is useless
+UNSETTLED = "unsettled"  # file in a cluster's folder that marks warm engines as not yet claimed
+# Prefix of a keeper's message which means that another attempt would fail, too.
+REFUSED = "refused: "
 
 
 class NotStarted(LabkitError):
@@ -40,25 +41,26 @@ class NotStarted(LabkitError):
 class ClusterState(TypedDict):
     """The state of a cluster, as its keeper writes it to cluster.json."""
 
-    state: str  # starting, ready or ended
+    state: str  # "starting", "ready" or "ended"
     message: str
-    rank: int | None  # rank whose end has ended the cluster; None if no rank has
-    signal: str  # signal that has ended the cluster, or ""
+    rank: int | None  # rank whose failure has ended the cluster; None if no rank has failed
+    signal: str  # signal that has ended the cluster; "" if none
     workers: int
     threads: int
     engines: list[int]  # engine ids in rank order
     hosts: list[str]  # host names of the ranks
     dead: list[int]  # dead ranks of this machine in a fault-tolerant cluster
-    how: str  # a Start in JSON
-    pid: int | None  # of the keeper
-    warm: float | None  # seconds that the start of warm engines took; None for other engines
+    how: str  # the launch options (`Start`) in JSON
+    pid: int | None  # process id of the keeper
+    # Seconds that the start of warm engines took; None if the engines are not warm.
+    warm: float | None
 
 
 def state(folder: Path) -> ClusterState:
-    """Return the state that the keeper process of this folder's cluster has written last."""
+    """Return the state that the keeper process of the cluster in this folder has last written."""
     try:
-        # No schema version is checked, because the folder's name contains a hash of labkit's
-        # source, so the same labkit has written the file.
+        # No schema version is checked. The folder's name contains a hash of labkit's source, so the
+        # same labkit has written the file.
         record: ClusterState = json.loads((folder / "cluster.json").read_text())
     except FileNotFoundError:
         return ClusterState(
@@ -84,13 +86,14 @@ def is_up(folder: Path) -> bool:
 
 
 def end(folder: Path) -> End | None:
-    """Return how this folder's cluster has ended, or None while it is up.
+    """Return how the cluster in this folder has ended, or None while it is running.
 
-    The keeper process writes the end into the cluster's state. If the lock of the keeper is free
-    without such an entry, the keeper was killed.
+    The keeper process writes how its cluster has ended into the cluster's state. If the lock of the
+    keeper is free, but the state does not contain the end of the cluster, the keeper was killed.
     """
     has_keeper = is_held(folder / "keeper.lock")
-    record = state(folder)  # read after the lock, because a keeper writes before it releases it
+    # Read after the lock test, because a keeper writes the state before it releases the lock.
+    record = state(folder)
     if record["state"] == "ended":
         return End(record["message"], record["rank"], record["signal"])
     if not has_keeper:
@@ -99,29 +102,30 @@ def end(folder: Path) -> End | None:
 
 
 def launch(folder: Path, launch_options: Start, warm: bool = False) -> None:
-    """Start a keeper process and wait until engines are ready; print why a Slurm job is queued.
+    """Start a keeper process and wait for the engines; print why a Slurm job is queued.
 
     Args:
         folder: Folder of the cluster.
         launch_options: Launch options of the ranks.
-        warm: Whether the ranks import the modules that training needs before they count as ready.
+        warm: Whether the ranks import the modules for training before they count as ready.
 
     Raises:
         NotStarted: The engines did not start; the message ends with their output.
         InvalidInput: The launch options are rejected, so another attempt would fail, too.
-        LabkitError: The engines of an earlier cluster do not end.
+        LabkitError: The engines of an earlier cluster do not end in time.
     """
     if launch_options.is_local:
         require_loopback()
     path = folder / "keeper.lock"
     if is_held(path):
-        # If another process has given up its start, that start continues for this process. A keeper
-        # that is ending must finish first.
+        # If another process has begun a start and no longer waits for it, this process uses the
+        # continuing start. If the keeper is ending its cluster, this process waits until the keeper
+        # has ended.
         if _wait(folder, launch_options, lambda: is_held(path)):
             return
         if is_held(path):
             raise LabkitError(f"cluster {folder.name!r} is ending but does not end")
-    # Files of an earlier cluster are removed, because they may say "ready".
+    # Files of an earlier cluster are removed, because they may contain the state "ready".
     for earlier in ("cluster.json", UNSETTLED):
         (folder / earlier).unlink(missing_ok=True)
     with (folder / "keeper.log").open("wb") as log:
@@ -135,9 +139,10 @@ def launch(folder: Path, launch_options: Start, warm: bool = False) -> None:
             | bytecode_variables()
             | utf8_variables()
             | {imports.VARIABLE: imports.extra_folders()},
-            start_new_session=True,  # Ctrl-C in a terminal must not end the engines
+            start_new_session=True,  # Ctrl-C in a terminal then does not end the engines
         )
-    # This keeper may exit, because the keeper of a start that was given up has acquired the lock.
+    # This keeper may exit, because another keeper, whose start was abandoned by its process, has
+    # acquired the lock.
     if not _wait(folder, launch_options, lambda: keeper.poll() is None or is_held(path)):
         reason = state(folder)["message"] or last_line(folder / "keeper.log")
         failure = InvalidInput if reason.startswith(REFUSED) else NotStarted
@@ -145,14 +150,15 @@ def launch(folder: Path, launch_options: Start, warm: bool = False) -> None:
 
 
 def _wait(folder: Path, how: Start, continues: Callable[[], bool]) -> bool:
-    """Wait for the engines while `continues()`, at most START_LIMIT; return whether they are up."""
+    """Wait for engines while `continues()`, up to START_LIMIT; return whether they are ready."""
     begin, ticker = time.monotonic(), _Ticker(f"starting {plural(how.ranks, 'MPI engine')}")
     while (record := state(folder))["state"] != "ready":
         waits_for = record["message"] if record["state"] == "starting" else ""
-        if waits_for:  # time in Slurm's queue does not count towards START_LIMIT
+        if waits_for:  # START_LIMIT does not include the time in Slurm's queue
             begin = time.monotonic()
         ticker.tick(waits_for)
-        # The check avoids a wait for START_LIMIT after the end of the keeper process.
+        # If the keeper process has ended, `continues` returns False, so that this process does not
+        # wait for START_LIMIT.
         if not continues() or time.monotonic() - begin > START_LIMIT:
             return False
         time.sleep(0.05)
@@ -161,10 +167,10 @@ def _wait(folder: Path, how: Start, continues: Callable[[], bool]) -> bool:
 
 
 def clear(folder: Path) -> None:
-    """Remove the files of a cluster that has ended, including connection files with keys.
+    """Remove the files of an ended cluster, including the connection files with its keys.
 
-    Lock files stay, because another process may be about to acquire a lock. All files stay while a
-    process holds a lease, because the files record how the cluster has ended.
+    Lock files are not removed, because another process may be about to acquire a lock. No file is
+    removed while a process holds a lease, because the files record how the cluster has ended.
     """
     start = Lock(folder / "start.lock")
     try:
@@ -182,9 +188,9 @@ def clear(folder: Path) -> None:
 
 
 def card_of(name: str, folder: Path, launch_options: Start, connected: bool) -> str:
-    """Return a cluster as HTML: its state, its size, and the processes that hold leases on it.
+    """Return an HTML summary of a cluster: its state, its size, and the holders of its leases.
 
-    The host name is omitted, because notebooks are published.
+    The HTML omits the host name, because notebooks are published.
     """
     import psutil
 
@@ -223,9 +229,9 @@ def _holders(processes: list[int]) -> str:
 
 
 def leases(folder: Path) -> list[int]:
-    """Return the pids of the processes with a lease on this folder's cluster, without sweeps.
+    """Return the pids of the processes that hold leases on this folder's cluster, without sweeps.
 
-    The ids come from file names, because opening and closing a lock file would release this
+    The pids are read from file names, because opening and closing a lock file would release this
     process's own lock.
     """
     names = [path.name.partition("-")[0] for path in (folder / "leases").glob("*-*")]
@@ -233,18 +239,19 @@ def leases(folder: Path) -> list[int]:
 
 
 class _Ticker:
-    """Shows on stderr what a process waits for: continuously in a terminal, rarely in a log."""
+    """Prints on stderr what a process waits for: continuously in a terminal, rarely in a log."""
 
     def __init__(self, label: str) -> None:
         self.label, self.begin = label, time.monotonic()
         self.visible, self.reason, self.printed_at = sys.stderr.isatty(), "", -QUIET
-        # A log gets one line, because each rewrite of a line would appear as a further line.
+        # In a log, the label is printed once, because each update of the line would appear as
+        # another line.
         if not self.visible:
             print(label, end=" … ", file=sys.stderr, flush=True)
 
     def tick(self, waits_for: str = "") -> None:
         now = time.monotonic()
-        # Slurm's estimate of a job's start changes often, which would fill a log.
+        # In a log, lines are rare, because Slurm's estimate of a job's start changes often.
         if waits_for != self.reason and now - self.printed_at > (1 if self.visible else QUIET):
             self.reason, self.printed_at = waits_for, now
             print(f"\n{waits_for or 'the start continues'}", end=" … ", file=sys.stderr, flush=True)
@@ -259,6 +266,6 @@ class _Ticker:
 
 
 def last_line(path: Path) -> str:
-    """Return the last line of a log that is not blank; "no output" if there is none."""
+    """Return the last line of a log that is not blank, or "no output" if all lines are blank."""
     lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else "no output"

@@ -1,8 +1,8 @@
-"""Leases of clusters: a cluster lives as long as a process holds a lease on it.
+"""Leases of clusters: a cluster runs as long as a process holds a lease on it.
 
-A lease is a lock on a file. The operating system releases the lock when its holder exits, even by a
-crash, and keeps it while the holder is busy, stopped or asleep. Leases are therefore more reliable
-than timeouts and heartbeats.
+A lease is a lock on a file. The operating system releases the lock when the process that holds it
+exits, even by a crash. It keeps the lock while that process is busy, stopped or asleep. Leases are
+therefore more reliable than timeouts and heartbeats.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ from labkit.common.lock import POLL_INTERVAL as POLL_INTERVAL
 from labkit.common.lock import Lock as Lock
 from labkit.common.paths import runtime_folder
 
-HOLD = "LABKIT_HOLD"  # environment variable with the path of a sweep's Hold
-WARM = "warm"  # replaces the pid in the name of the lease that keeps warm engines
+HOLD = "LABKIT_HOLD"  # environment variable with the path of the `Hold` file of a sweep
+WARM = "warm"  # replaces the pid in the name of a lease on a cluster with warm engines
 
 
 class Lease(Lock):
-    """This process's claim on a cluster.
+    """A lease of this process on a cluster.
 
     Args:
         folder: Folder of the cluster.
-        who: Name of the holder for the lease file's name; default: the id of this process.
+        who: Name of the lease's holder, for the name of the lease file; default: the id of this
+            process.
     """
 
     def __init__(self, folder: Path, who: str = "") -> None:
         name = f"{who or os.getpid()}-{secrets.token_hex(4)}"
         super().__init__(folder / f"lease-{name}")
         self.acquire()
-        # The file moves to the leases after its lock is held, because the keeper removes unlocked
-        # lease files.
+        # The file is moved to the folder of leases after it is locked, because the keeper removes
+        # lease files without a lock.
         (folder / "leases").mkdir(exist_ok=True)
         self.path = self.path.rename(folder / "leases" / name)
 
@@ -50,10 +51,10 @@ class Lease(Lock):
 
 
 class Hold(Lock):
-    """A sweep's claim on all clusters that its notebook runs start with `HOLD=<its path>`.
+    """A sweep's lease on all clusters that its notebook runs start with `HOLD=<its path>`.
 
-    Each cluster's folder gets a hard link to the Hold's file. All links share one lock, because a
-    lock belongs to the file.
+    The folder of each cluster contains a hard link to the sweep's `Hold` file. All hard links share
+    one lock, because a lock belongs to the file.
     """
 
     def __init__(self) -> None:
@@ -62,25 +63,26 @@ class Hold(Lock):
 
 
 def link_hold(folder: Path) -> None:
-    """Link the Hold of this process's environment, if any, to the leases of this cluster."""
+    """Link the `Hold` file that the environment names, if any, to the leases of this cluster."""
     if path := os.environ.get(HOLD):
-        # The link may exist already. If the sweep has ended, this process will end soon, too.
+        # The hard link to the sweep's `Hold` file may exist already. If the sweep has ended and
+        # removed its `Hold` file, this process will end soon, too.
         with suppress(FileExistsError, FileNotFoundError):
             os.link(path, folder / "leases" / Path(path).name)
 
 
 def is_wanted(folder: Path) -> bool:
-    """Return whether another process holds a lease on this folder's cluster."""
+    """Return whether another process holds a lease on the cluster in this folder."""
     for path in (folder / "leases").glob("*"):
         if is_held(path):
             return True
-        # The lock is free, so the holder has exited without releasing its lease.
+        # The lock of this lease file is free, so its holder has exited without releasing the lease.
         path.unlink(missing_ok=True)
     return False
 
 
 def release_warm_lease(folder: Path) -> None:
-    """End the lease of the process that keeps a cluster warm, so that the caller owns the cluster.
+    """End the lease that keeps a warm cluster running, so that the caller owns the cluster.
 
     The caller must hold the start lock, so that only one process claims the cluster.
     """
@@ -89,16 +91,17 @@ def release_warm_lease(folder: Path) -> None:
 
 
 class Turn:
-    """The exclusive use of a cluster's ranks by one call; the constructor waits for its turn.
+    """The exclusive use of a cluster's ranks by one call; the constructor waits for the ranks.
 
-    A file lock cannot separate threads of one process, and a thread that closes the file would
-    release another thread's lock. Threads of this process therefore wait for a thread lock first.
+    A file lock does not exclude other threads of the same process, and a thread that closes the
+    lock file would release another thread's lock. Therefore, threads of this process first wait for
+    a thread lock, and then for the file lock.
     """
 
     _thread_locks: ClassVar[dict[Path, threading.Lock]] = {}
 
     def __init__(self, folder: Path) -> None:
-        # The thread lock belongs to the folder, because several Cluster objects may use one
+        # There is one thread lock per folder, because several Cluster objects may use the same
         # cluster.
         self._thread_lock = self._thread_locks.setdefault(folder, threading.Lock())
         if not self._thread_lock.acquire(blocking=False):
@@ -106,8 +109,8 @@ class Turn:
             self._thread_lock.acquire()
         self._lock = Lock(folder / "run.lock")
         try:
-            # The second lock makes the queue fair, because a process that has used the ranks must
-            # queue again.
+            # A process must hold the second lock, next.lock, while it waits. Waiting is therefore
+            # fair: a process that has used the ranks must queue again.
             with locked(folder / "next.lock"):
                 self._lock.acquire(wait=True)
         except BaseException:
@@ -115,14 +118,14 @@ class Turn:
             raise
 
     def release(self) -> None:
-        """Let the next call use the ranks."""
+        """Release the ranks for the next call."""
         self._lock.release()
         self._thread_lock.release()
 
 
 @contextmanager
 def locked(path: Path, waiting: str = "") -> Iterator[None]:
-    """Hold the lock on a file inside a block; print `waiting` if another process holds it."""
+    """Hold the lock on a file during a block; print `waiting` first if another process holds it."""
     lock = Lock(path)
     if not lock.acquire():
         if waiting:
@@ -144,7 +147,7 @@ def is_held(path: Path) -> bool:
 
 
 def wait_until_free(path: Path, seconds: float) -> bool:
-    """Wait until a file's lock is free, at most `seconds`; return whether it is free."""
+    """Wait at most `seconds` until the lock on a file is free; return whether it is free."""
     lock, end = Lock(path), time.monotonic() + seconds
     try:
         while lock.is_held():

@@ -1,4 +1,4 @@
-"""Listening TCP sockets of processes; those of a child process can be rebound to loopback."""
+"""Listening TCP sockets of processes; those of child processes can be rebound to loopback."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import psutil
 from labkit.common.errors import LabkitError
 
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
-_PIDFD_GETFD = 438  # system call number on all architectures, see pidfd_getfd(2)
-_ATTACH_FILTER = 26  # SO_ATTACH_FILTER, see socket(7)
+_PIDFD_GETFD = 438  # system call number, equal on all architectures, see pidfd_getfd(2)
+_ATTACH_FILTER = 26  # number of the socket option SO_ATTACH_FILTER, see socket(7)
 _DROP = struct.pack("HBBI", 0x06, 0, 0, 0)  # a BPF program whose one instruction drops each packet
-_LOOK = 5e-3  # seconds between two polls of a child process
+_LOOK = 5e-3  # seconds between two checks of a child process
 _STOP = 1.0  # maximum seconds to wait until all threads of a process have stopped
 
 
@@ -29,7 +29,7 @@ class Listener(NamedTuple):
     """A TCP socket on which a process listens.
 
     Attributes:
-        descriptor: File descriptor in the process.
+        descriptor: File descriptor of the socket in the process that listens.
         address, port: Local address and port of the socket.
     """
 
@@ -55,15 +55,15 @@ def listeners(process: psutil.Process) -> list[Listener]:
 
 
 def exposed_listeners(process: psutil.Process) -> list[Listener]:
-    """Return the listening sockets of a process that other machines can reach."""
+    """Return those listening sockets of a process that other machines can reach."""
     return [listener for listener in listeners(process) if not listener.is_local]
 
 
 def confine(process: psutil.Process, patience: float = 0.0, drop_packets: bool = False) -> bool:
-    """Rebind a child's exposed listening sockets to loopback, at the same ports.
+    """Rebind a child process's exposed listening sockets to loopback, at the same ports.
 
-    Some programs, such as Open MPI's daemon, listen on every interface and have no option to
-    restrict it. The child is stopped meanwhile.
+    Some programs, such as Open MPI's daemon, listen on every network interface and have no option
+    to restrict it. The child process is stopped while its sockets are rebound.
 
     Args:
         process: The child process.
@@ -71,7 +71,7 @@ def confine(process: psutil.Process, patience: float = 0.0, drop_packets: bool =
         drop_packets: Whether the sockets drop all packets, even packets from this machine.
 
     Returns:
-        Whether there was any socket to rebind.
+        Whether the child process has any socket to rebind.
 
     Raises:
         LabkitError: The operating system does not permit the change.
@@ -90,7 +90,8 @@ def confine(process: psutil.Process, patience: float = 0.0, drop_packets: bool =
             finally:
                 os.close(handle)
         return True
-    except (AttributeError, OSError) as error:  # `pidfd_open` exists only on Linux
+    # On systems other than Linux, `pidfd_open` does not exist.
+    except (AttributeError, OSError) as error:
         raise LabkitError(
             f"the sockets of process {process.pid} cannot be bound: {error}"
         ) from None
@@ -98,7 +99,7 @@ def confine(process: psutil.Process, patience: float = 0.0, drop_packets: bool =
 
 @contextmanager
 def _stopped(process: psutil.Process) -> Iterator[None]:
-    """Keep a process stopped in this block; its threads could fail while their sockets change."""
+    """Stop a process during this block; its threads could fail while their sockets change."""
     process.suspend()
     try:
         end = time.monotonic() + _STOP
@@ -117,10 +118,11 @@ def _is_still(pid: int) -> bool:
 
 
 def _rebind(handle: int, listener: Listener, drop_packets: bool) -> None:
-    """Reset a listening socket and let it listen on loopback.
+    """Shut down a listening socket, and let it listen again on loopback.
 
-    On Linux, `shutdown` unbinds a listening socket, and this process shares the socket with its
-    owner. The socket is not closed, because a closed socket would wake its owner repeatedly.
+    On Linux, `shutdown` unbinds a listening socket. It also affects the process that owns the
+    socket, because this process shares the socket with it. The socket is not closed, because a
+    closed socket would wake its owner repeatedly.
     """
     descriptor = ctypes.CDLL(None, use_errno=True).syscall(
         _PIDFD_GETFD, handle, listener.descriptor, 0

@@ -1,4 +1,4 @@
-"""Engines of this machine's clusters: the first user starts them; they end with the last lease."""
+"""Engines of clusters on this machine: the first user starts them; they end with the last lease."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from labkit.common.errors import LabkitError
 from labkit.common.paths import fingerprint
 from labkit.records.endings import End
 
-Connection: TypeAlias = dict[str, Any]  # ipyparallel's connection info, including keys
-ATTACH = "attach.json"  # file in a cluster's folder
+Connection: TypeAlias = dict[str, Any]  # ipyparallel's connection info, which includes keys
+ATTACH = "attach.json"  # name of a file in a cluster's folder, with which other machines connect
 
 
 class LocalEngines:
-    """The engines of one cluster, on which this process may hold a lease.
+    """The engines of one cluster of this machine, on which this process may hold a lease.
 
     Args:
         folder: Folder with the cluster's files.
         name: Name of the cluster.
         how: Launch options of the ranks.
-        oversubscribe: Whether to start more ranks than the cores or the free memory allow.
+        oversubscribe: Whether the cluster may have more ranks than the cores or the free memory
+            allow.
     """
 
     def __init__(self, folder: Path, name: str, how: Start, oversubscribe: bool = False) -> None:
@@ -36,23 +37,23 @@ class LocalEngines:
         self._lease: Lease | None = None
 
     def start(self) -> Connection:
-        """Acquire a lease, start the engines if they are not up, and return the connection.
+        """Acquire a lease, start the engines unless they are running, and return the connection.
 
         Raises:
             InvalidInput: The machine is too small, or the network is not trusted.
             LabkitError: The engines did not start.
         """
         self.folder.mkdir(exist_ok=True, mode=0o700)
-        # The start lock is needed, because two processes that find no engines would both start
-        # some.
+        # Without the start lock, two processes that find no engines would both start engines.
         with locked(self.folder / "start.lock", f"cluster {self.name} is being started or ended"):
-            # The lease is acquired before the check, so that a keeper that is about to end sees the
-            # lease.
+            # The lease is acquired before the check, so that a keeper that is about to end the
+            # cluster sees the lease.
             self._lease = Lease(self.folder)
             link_hold(self.folder)
             release_warm_lease(self.folder)
             if self.how_ended() is not None:
-                # Capacity is checked only once, because a restart must not fail on a busy machine.
+                # Cores and memory are checked only at the first start, because a restart must not
+                # fail on a busy machine.
                 if not self._fits:
                     check_ranks(self.how.ranks_here, self.oversubscribe)
                 self.how.check_hosts()
@@ -67,26 +68,26 @@ class LocalEngines:
             self._lease = None
 
     def end(self) -> None:
-        """End the engines for all their users."""
+        """End the engines for all processes that use them."""
         pid = self.state()["pid"]
         if pid is not None and self.how_ended() is None:
             os.kill(pid, signal.SIGTERM)
-            # The keeper releases its lock last, and the next start needs the lock.
+            # The keeper releases its lock last, and a new keeper needs this lock to start.
             wait_until_free(self.folder / "keeper.lock", 90)
 
     def state(self) -> launch.ClusterState:
-        """Return the cluster's state as its keeper process has written it."""
+        """Return the cluster's state that its keeper process has last written."""
         return launch.state(self.folder)
 
     def how_ended(self) -> End | None:
-        """Return how the engines have ended, or None while they are up."""
+        """Return how the engines have ended, or None while they are running."""
         return launch.end(self.folder)
 
     def attach_file(self) -> Path:
-        """Write the file by which another machine attaches to the cluster, and return its path.
+        """Write the file with which another machine connects to the cluster, and return its path.
 
         Raises:
-            LabkitError: The engines listen on loopback only.
+            LabkitError: The engines listen on loopback only, so no other machine can connect.
         """
         if self.how.is_local:
             raise LabkitError(
@@ -101,7 +102,8 @@ class LocalEngines:
             "fingerprint": fingerprint(),
         }
         path = self.folder / ATTACH
-        # The file is private from its creation on, because other users must not read its keys.
+        # The file is created with private permissions, because other users must not read the
+        # cluster's keys.
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             json.dump(record, file)
         return path

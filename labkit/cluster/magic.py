@@ -1,4 +1,4 @@
-"""The cell magic %%ranks, which runs a cell on all ranks and ends it when one rank fails."""
+"""The cell magic %%ranks, which runs a notebook cell on all ranks and ends it when a rank fails."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from labkit.communicator.process_inspector import inspect_processes
 from labkit.communicator.status_table import ENDED
 from labkit.records.endings import STOP_SIGNALS, End
 
-ASK_EVERY = 1.0  # seconds between two requests for the current call of a rank
-TRIES = 3  # maximum number of restarts if ranks die before a cell begins
-GRACE = 0.5  # seconds to wait for other ranks that may fail with the same error
+ASK_EVERY = 1.0  # seconds between two requests for the current calls of the ranks
+TRIES = 3  # maximum number of restarts if ranks die before a cell starts
+GRACE = 0.5  # seconds to wait for other ranks, which may fail with the same error
 
 
 class CellFailed(RankError):
@@ -36,13 +36,13 @@ class DeathInCell(CellFailed):
 
 
 def register(cluster: ClusterProtocol) -> None:
-    """Register the magic `%%ranks` in this IPython, for these ranks."""
+    """Register the magic `%%ranks` in this IPython, for the ranks of a cluster."""
     from IPython import get_ipython
 
     def ranks(line: str, cell: str) -> None:
-        """Run the cell on all ranks; end it at the first failure, and show where other ranks are.
+        """Run the cell on all ranks; when a rank fails, end the cell and show other ranks' calls.
 
-        With `retries=2` the cell runs again up to two times after the death of a rank.
+        With the option `retries=2`, the cell runs again up to two times after the death of a rank.
         """
         retries = retries_of(line)
         if not cluster.connected:
@@ -53,7 +53,7 @@ def register(cluster: ClusterProtocol) -> None:
 
 
 def retries_of(line: str) -> int:
-    """Return how often a cell may run again, from the options in its first line.
+    """Return how often a cell may run again, from the options on the cell's first line.
 
     >>> retries_of(""), retries_of("retries=2")
     (0, 2)
@@ -70,20 +70,22 @@ def retries_of(line: str) -> int:
 
 
 def run_cell(cluster: ClusterProtocol, source: str, retries: int = 0) -> None:
-    """Run source on all ranks, in the namespace of `%%px`, and show the outputs in rank order.
+    """Run source on all ranks, in the namespace of `%%px`; show the outputs in rank order.
 
-    When a rank raises an exception, its traceback is shown at once, with the current call of each
-    rank that is still running. The running ranks are interrupted. If a rank does not return, for
-    example from a blocking MPI call, the engines restart and keep the variables of the other ranks.
+    When a rank raises an exception, the traceback is shown at once, together with the current call
+    of each rank that is still running. When a rank raises an exception, the ranks that are still
+    running are interrupted. If a rank does not return after the interrupt, for example from a
+    blocking MPI call, the engines restart. The variables of the other ranks are preserved.
 
-    A cell that exceeds the cluster's timeout continues, and the current calls of its ranks are
-    shown. An interrupt of the cell ends the cell on all ranks in the same way. After the death of a
-    rank all engines restart and keep the variables of the surviving ranks. The cell runs again only
-    if `retries` allows it, because a repetition of its side effects may be wrong.
+    A cell that runs longer than the cluster's timeout continues, and the current calls of its ranks
+    are shown. When the user interrupts a cell, the cell also ends on all ranks. After the death of
+    a rank, all engines restart, and the variables of the surviving ranks are preserved. After the
+    death of a rank, the cell runs again only if `retries` allows it, because repeating the cell's
+    side effects may be wrong.
 
     Args:
         cluster: Cluster of the ranks.
-        source: Source of the cell.
+        source: Source code of the cell.
         retries: How often the cell may run again after the death of a rank.
 
     Raises:
@@ -103,18 +105,19 @@ def run_cell(cluster: ClusterProtocol, source: str, retries: int = 0) -> None:
 
 
 class _Cell(PendingCalls):
-    """One run of a cell on the ranks."""
+    """One execution of a cell on the ranks."""
 
     def __init__(self, cluster: ClusterProtocol, source: str) -> None:
         self._processes = _processes(cluster)
         client, engines = cluster.client, cluster.engines
         super().__init__(cluster, [client[e].execute(source, silent=False) for e in engines])
-        self._locations: dict[int, tuple[str | None, float]] = {}  # call, and when it began
+        # By rank: the call, and when it began.
+        self._locations: dict[int, tuple[str | None, float]] = {}
         self._started_at = self._asked_at = time.monotonic()
         self._warned = False
 
     def dead(self) -> set[int]:
-        """Return the dead ranks; none if all ranks have completed the cell before."""
+        """Return the dead ranks, or an empty set if all ranks have already completed the cell."""
         return set() if self._is_done() else super().dead()
 
     def _is_done(self) -> bool:
@@ -169,7 +172,7 @@ class _Cell(PendingCalls):
         self._asked_at = now
 
     def _end(self, dead: Sequence[int] = ()) -> list[str]:
-        """End the cell on all ranks, show their output, and return the calls of running ranks."""
+        """End the cell on all ranks, show the output, and return calls of ranks still running."""
         stuck = self.running()
         locations: list[str] = []
         if stuck:
@@ -183,11 +186,12 @@ class _Cell(PendingCalls):
             _print(_LOST.format(ranks=", ".join(map(str, lost)), seconds=self.grace))
         if lost := [*lost, *dead]:
             self._cluster.rebuild(lost)
-            _ = self._cluster.client  # restarts the engines at once, because %%px would not
+            # Restarts the engines at once, because %%px would not restart them.
+            _ = self._cluster.client
         return locations
 
     def _interrupt(self, ranks: Sequence[int]) -> None:
-        # A signal is needed, because an engine that executes a cell reads no messages.
+        # The interrupt is a signal, because an engine that executes a cell reads no messages.
         if not self._cluster.how.is_local:
             engines = [self._cluster.engines[rank] for rank in ranks]
             self._cluster.client.send_signal(signal.SIGINT, engines, block=False)
@@ -213,8 +217,8 @@ class _Cell(PendingCalls):
 
         for rank, call in enumerate(self._calls):
             if call.ready():
-                # Results and output use different sockets, so the output may arrive after the
-                # result.
+                # Results and output arrive over different sockets, so the output may arrive after
+                # the result.
                 call.wait_for_output(self.grace)
             output = call.metadata
             displayed = [*output["outputs"], *filter(None, [output["execute_result"]])]
@@ -227,7 +231,7 @@ class _Cell(PendingCalls):
 
 
 def _processes(cluster: ClusterProtocol) -> list[int]:
-    """Return the pids of the ranks; if an engine has died before, restart all engines first."""
+    """Return the pids of the ranks; first restart all engines if an engine has died."""
     last = End()
     for _ in range(TRIES):
         client, engines = cluster.client, cluster.engines

@@ -1,4 +1,4 @@
-"""Transfer of the variables that cells have defined on engines to restarted engines."""
+"""Transfer of the variables that cells have defined, from old engines to restarted engines."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     import ipyparallel
 
-MOST = 2**28  # maximum bytes of one rank; more would block the controller, which forwards them
+MOST = 2**28  # maximum bytes per rank; more would block the controller, which forwards them
 POLL_INTERVAL = 0.05  # seconds
 
 Values: TypeAlias = dict[str, bytes]  # pickled values by name
 
 
 class CellVariables(NamedTuple):
-    """Saved variables of ranks that still answer, and names of lost variables, by rank."""
+    """By rank: saved variables of ranks that have answered, and names of lost variables."""
 
     values: Mapping[int, Values]
     lost: Mapping[int, list[str]]
 
     @property
     def sentence(self) -> str:
-        """Text that lists the kept and the lost variables; "" if cells have defined none."""
+        """Text that lists the preserved and the lost variables; "" if cells have defined none."""
         names: dict[str, list[int]] = {}
         for rank, values in self.values.items():
             for name in values:
@@ -40,13 +40,13 @@ class CellVariables(NamedTuple):
 def save_variables(
     client: ipyparallel.Client, engines: Mapping[int, int], stuck: list[int], seconds: float
 ) -> CellVariables:
-    """Return the variables that cells have defined on the ranks that are not stuck.
+    """Return the variables that cells have defined on those ranks that still answer.
 
     Args:
         client: Client of the cluster.
         engines: Engine id of each rank.
-        stuck: Ranks that do not answer; all variables of the other ranks count as lost on these
-            ranks.
+        stuck: Ranks that do not answer. Every variable of another rank also counts as lost on the
+            ranks in `stuck`.
         seconds: Maximum seconds to wait for the other ranks.
     """
     calls = {r: client[e].apply_async(_pack, MOST) for r, e in engines.items() if r not in stuck}
@@ -67,7 +67,7 @@ def save_variables(
 def restore_variables(
     client: ipyparallel.Client, engines: Mapping[int, int], saved: CellVariables
 ) -> CellVariables:
-    """Define the variables on new engines, and return which were restored and which were lost."""
+    """Define saved variables on new engines; return the restored and the lost variables."""
     calls = {
         rank: client[engines[rank]].apply_async(_unpack, values)
         for rank, values in _non_empty(saved)
@@ -91,7 +91,7 @@ def _listed(names: Mapping[str, list[int]], what: str) -> str:
 
 
 def _pack(budget: int) -> tuple[Values, list[str]]:
-    """Return this engine's pickled variables up to `budget` bytes, and the names of all others."""
+    """Return pickled variables of this engine up to `budget` bytes, and the names of others."""
     import cloudpickle
     from IPython import get_ipython
 
@@ -102,7 +102,7 @@ def _pack(budget: int) -> tuple[Values, list[str]]:
             continue
         try:
             packed = cloudpickle.dumps(value)
-        except Exception:  # the pickling code of an object may raise anything
+        except Exception:  # pickling an object may raise any exception
             lost.append(name)
             continue
         budget -= len(packed)
@@ -114,7 +114,7 @@ def _pack(budget: int) -> tuple[Values, list[str]]:
 
 
 def _unpack(values: Values) -> list[str]:
-    """Define the variables on this engine, and return the names that could not be unpickled."""
+    """Define the variables on this engine, and return the names of those that fail to unpickle."""
     import pickle
     from types import FunctionType
 
@@ -124,12 +124,12 @@ def _unpack(values: Values) -> list[str]:
     for name, packed in values.items():
         try:
             value = pickle.loads(packed)
-        except Exception:  # the unpickling code of an object may raise anything
+        except Exception:  # unpickling an object may raise any exception
             lost.append(name)
             continue
         if isinstance(value, FunctionType) and value.__module__ == "__main__":
-            # The function gets the engine's namespace, so that it sees variables that later cells
-            # define.
+            # The unpickled function gets the namespace of the engine, so that it can use variables
+            # that later cells define.
             function_type = value
             value = FunctionType(
                 function_type.__code__,

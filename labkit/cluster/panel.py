@@ -18,7 +18,7 @@ WHAT_STOP_DOES = "End training after the same step on all ranks; the run is kept
 
 
 class LivePanel:
-    """The widgets that show a running experiment.
+    """The widgets that show a running experiment in JupyterLab.
 
     Attributes:
         widget: The widget that contains all others.
@@ -37,9 +37,9 @@ class LivePanel:
         self.widget.add_class("labkit-live")
 
     def draw(self, live: ProgressView) -> None:
-        """Draw the rows that are new since the last call."""
+        """Draw the history rows that have been added since the last call."""
         rows, epochs = live.rows[self._rows :], live.epochs[self._epochs :]
-        # The figure gets only new rows, because a new figure would lose its zoom.
+        # The figure is only extended by new rows, because a new figure would lose the user's zoom.
         self._rows, self._epochs = self._rows + len(rows), self._epochs + len(epochs)
         run = live.run
         if rows or epochs or run is not None:
@@ -58,7 +58,7 @@ class LivePanel:
 
 
 def _progress(live: ProgressView) -> str:
-    """Return the progress bar, the remaining time, and a table with a row for each rank."""
+    """Return HTML with a progress bar, the remaining time, and a table with one row per rank."""
     progress, outline = live.progress, live.outline
     parts = [f"epoch {progress.epoch + 1} of {outline.epochs}", f"step {progress.steps}"]
     if live.run is None and progress.seconds_left is not None:

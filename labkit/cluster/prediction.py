@@ -1,4 +1,4 @@
-"""Validated parameters of `Cluster.predict`, and the concatenation of the ranks' results."""
+"""Validated parameters of `Cluster.predict`, and concatenation of the outputs of its ranks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from labkit.strategies import AllReduce, Batch, Strategy
 
 @dataclass(frozen=True)
 class PredictionSpec:
-    """Parameters of a prediction, with the fields of an experiment that strategies validate.
+    """Parameters of a prediction, including those fields of an experiment that strategies validate.
 
     Attributes:
-        file: Path of the trained model, as Keras has saved it.
-        strategy: Strategy by which the ranks divide the work.
+        file: Path of the file in which Keras has saved the trained model.
+        strategy: Strategy that divides the work among the ranks.
     """
 
     file: str
@@ -85,15 +85,16 @@ def plan_prediction(
     named = isinstance(trained.get("model"), str)
     blocks = models.blocks(trained["model"], trained["model_options"]) if named else None
     fields = ("precision", "optimizer", "optimizer_options") if strategy is None and trained else ()
-    values = {name: trained[name] for name in fields}  # the settings of the run's training
+    values = {name: trained[name] for name in fields}  # with the settings of the run's training
     prediction = PredictionSpec(str(file.resolve()), chosen, workers, blocks, **values)
-    if not chosen.uses_programs:  # in a program, each worker has the whole model
+    # In a program, each worker has the complete model, so no check is needed.
+    if not chosen.uses_programs:
         chosen.check(prediction)
     return prediction
 
 
 def validate_rows(x: Batch, batch_size: int) -> None:
-    """Raise an error if `x` has no rows that the ranks can divide.
+    """Raise an error unless `x` consists of rows that can be divided among the ranks.
 
     Raises:
         InvalidInput: `x` is no array, its arrays differ in length, or the batch size is below 1.
@@ -112,9 +113,9 @@ def validate_rows(x: Batch, batch_size: int) -> None:
 
 
 def join_parts(parts: Sequence[Batch | None]) -> Batch:
-    """Concatenate the ranks' outputs in rank order; the output of a rank without rows is None."""
+    """Concatenate outputs in rank order; the output of a rank without rows is None."""
     results = [part for part in parts if part is not None]
-    # A nest of outputs is joined leaf by leaf.
+    # If the outputs are nested, each leaf array of the nest is concatenated separately.
     if named := [part for part in results if isinstance(part, dict)]:
         return {key: join_parts([part[key] for part in named]) for key in named[0]}
     if arrays := [part for part in results if isinstance(part, np.ndarray)]:

@@ -1,4 +1,4 @@
-"""Detection of dead and stopped processes of a cluster, and the end of all its processes."""
+"""Detection of dead and stopped processes of a cluster, and a function that ends all of them."""
 
 from __future__ import annotations
 
@@ -17,37 +17,39 @@ from labkit.cluster.lease import KEEPER
 from labkit.records.endings import End, describe_exit
 
 EXITED = (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-SESSIONS = "PRTE_MCA_prte_local_tmpdir_base"  # mpiexec's variable for its session folders
-SEGMENT = "/sm_segment."  # part of the file names of Open MPI's shared memory
-STOPPED = 30.0  # seconds that a process may be stopped by a signal before the cluster ends
+# Mpiexec's variable for the parent of its session folders.
+SESSIONS = "PRTE_MCA_prte_local_tmpdir_base"
+SEGMENT = "/sm_segment."  # part of the file names of Open MPI's shared-memory files
+STOPPED = 30.0  # seconds that a process may be suspended by a signal before the cluster ends
 
 
 class ProcessWatch:
-    """Detects the end and the stop of processes, which need not be child processes.
+    """Detects processes that have ended or are suspended, including processes of other parents.
 
     Args:
-        named: Process ids by name.
+        named: Process ids by name of the process.
     """
 
     def __init__(self, named: Mapping[str, int]) -> None:
         self._watched = {name: psutil.Process(pid) for name, pid in named.items()}
         parts = self._watched["the controller"].children()
         self._parts = {f"part {n} of the controller": part for n, part in enumerate(parts)}
-        self._still: dict[str, float] = {}  # seconds for which each process has been stopped
+        # Number of seconds for which each process has been suspended.
+        self._still: dict[str, float] = {}
 
     def end(self, seconds: float) -> End | None:
-        """Report the end of a controller's child process, or a process stopped for too long.
+        """Report that a child of the controller has ended, or a process is suspended too long.
 
-        The ends of the other processes are reported by the launchers or by `dead`. Return None if
-        all is well.
+        This method does not report the ends of other processes, which the launchers or `dead`
+        report. Return None if no such end or suspension is found.
 
         Args:
-            seconds: Seconds since the last call.
+            seconds: Seconds since the last call of this method.
         """
         for name, process in (self._watched | self._parts).items():
             is_still = _status(process) == psutil.STATUS_STOPPED
-            # The seconds of all calls are added up; a clock would also count a stop of this
-            # process.
+            # The seconds of all calls are added up, because a clock would also count the time in
+            # which this process itself is suspended.
             self._still[name] = self._still.get(name, 0) + seconds if is_still else 0
             if self._still[name] > STOPPED:
                 return describe_exit(name, -signal.SIGSTOP)
@@ -66,18 +68,21 @@ def has_exited(process: psutil.Process) -> bool:
 
 
 def end_all(lock: Path) -> None:
-    """End all processes that this keeper, or an earlier keeper with this lock, has started.
+    """End all processes that this keeper, or an earlier keeper with the same lock, has started.
 
-    Open MPI's files are removed, too, because mpiexec leaves its files if SIGKILL ends it.
+    Open MPI's files are also removed, because mpiexec does not remove its files when SIGKILL ends
+    it.
     """
     files: set[Path] = set()
     for number, seconds in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
         end, signaled = time.monotonic() + seconds, set[psutil.Process]()
-        # The search repeats, because a starting process may appear later.
+        # The search for processes is repeated, because a process that is just starting may appear
+        # later.
         while (processes := _started(lock)) and time.monotonic() < end:
             for process in processes:
                 files |= _files(process)
-                # Only one SIGTERM is sent, because a second SIGTERM makes mpiexec skip its cleanup.
+                # Each process receives only one SIGTERM, because a second SIGTERM makes mpiexec
+                # skip its cleanup.
                 if process not in signaled:
                     with suppress(psutil.NoSuchProcess):
                         process.send_signal(number)
@@ -91,11 +96,11 @@ def end_all(lock: Path) -> None:
 
 
 def _files(process: psutil.Process) -> set[Path]:
-    """Return the session folder of an mpiexec, and the shared-memory files of a rank."""
+    """Return mpiexec's session folder, and the shared-memory files that a process maps."""
     base = os.environ.get(SESSIONS) or tempfile.gettempdir()
     paths = {Path(base) / f"ompi.{process.pid}"}
-    maps = Path(f"/proc/{process.pid}/maps")  # exists only on Linux
-    with suppress(OSError):  # the process has ended
+    maps = Path(f"/proc/{process.pid}/maps")  # this file exists only on Linux
+    with suppress(OSError):  # the process may have ended
         lines = maps.read_text().splitlines()
         paths |= {Path(line.split(maxsplit=5)[5]) for line in lines if SEGMENT in line}
     return paths
@@ -103,9 +108,10 @@ def _files(process: psutil.Process) -> set[Path]:
 
 def _started(lock: Path) -> list[psutil.Process]:
     processes = set(psutil.Process().children(recursive=True))
-    # The environment also identifies orphans, whose parent is another process.
+    # The variable KEEPER in a process's environment also identifies orphans, which are no longer
+    # descendants of the keeper.
     for process in psutil.process_iter():
-        with suppress(psutil.Error):  # the process has ended, or belongs to another user
+        with suppress(psutil.Error):  # the process has ended, or another user owns it
             if process.environ().get(KEEPER) == str(lock):
                 processes.add(process)
     return [process for process in processes if process.pid != os.getpid()]

@@ -1,4 +1,4 @@
-"""Engines of a cluster that another machine has started, used while they are up."""
+"""Engines of a cluster that another machine has started, for use while the cluster is running."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from labkit.records.endings import End
 
 REACHED = 5.0  # maximum seconds of an attempt to connect
 ASK_EVERY = 2.0  # minimum seconds between two connection tests
-UNREACHED = 30.0  # seconds without a connection until the engines count as ended
+UNREACHED = 30.0  # seconds without a connection after which the engines count as ended
 
 
 class RemoteEngines:
-    """Engines of another machine's cluster, which end when that machine holds no lease.
+    """Engines of another machine's cluster; they end when that machine holds no more lease.
 
-    Calls from processes of this machine take turns. Only one machine at a time may use the ranks,
-    because nothing coordinates calls from several machines.
+    Calls from different processes of this machine run one after another. Only one machine at a time
+    may use the ranks, because labkit does not coordinate calls from several machines.
 
     Args:
-        file: The file `cluster.attach_file`, or a copy of it; it contains the keys of the cluster.
+        file: The file `cluster.attach_file`, or a copy of this file; it contains the keys of the
+            cluster.
 
     Raises:
-        InvalidInput: The file is invalid, another version of labkit has written it, or other users
-            may write to it.
+        InvalidInput: The file is invalid, was written by another version of labkit, or can be
+            modified by other users.
     """
 
     def __init__(self, file: Path) -> None:
@@ -51,7 +52,8 @@ class RemoteEngines:
             raise InvalidInput(
                 f"{file.name} is not an attach file; give cluster.attach_file, or its copy"
             ) from None
-        # Engines answer with pickles, so an attacker who writes this file could run code here.
+        # Engines reply with pickles, which can execute code. An attacker who can modify this file
+        # could therefore run code here.
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise InvalidInput(
                 f"{file.name} may be written by other users, who could redirect you to their "
@@ -61,7 +63,7 @@ class RemoteEngines:
             raise InvalidInput(
                 f"{file.name} is of another version of labkit; install the same on both machines"
             )
-        if self.how.is_local:  # pids of that machine would be taken for pids of this machine
+        if self.how.is_local:  # the pids of the other machine would be mistaken for local pids
             raise InvalidInput(
                 f"{file.name} is of a cluster that listens on loopback only; start one on "
                 "hosts: Cluster(hosts=[…]) or Cluster(nodes=…)"
@@ -74,7 +76,7 @@ class RemoteEngines:
         """Return ipyparallel's connection info of the running cluster.
 
         Raises:
-            LabkitError: The controller does not answer.
+            LabkitError: The controller of the cluster does not answer.
         """
         self.folder.mkdir(exist_ok=True, mode=0o700)
         if (how := self.how_ended()) is not None:
@@ -82,7 +84,7 @@ class RemoteEngines:
         return self._connection
 
     def release(self) -> None:
-        """Do nothing, because this process holds no lease on the cluster."""
+        """Do nothing, because this process has acquired no lease on the cluster."""
 
     def end(self) -> None:
         """Print that only the machine that started the engines can restart them."""
@@ -90,20 +92,20 @@ class RemoteEngines:
         print(message, file=sys.stderr, flush=True)
 
     def state(self) -> ClusterState:
-        """Return the cluster's state at the time when the attach file was written."""
+        """Return the cluster's state when the attach file was written; it is not updated."""
         return self._state
 
     def how_ended(self) -> End | None:
-        """Return why the engines count as ended if their controller does not answer; else None."""
+        """Return why the engines count as ended if the controller does not answer, or None."""
         now = time.monotonic()
         if now - self._queried_at > ASK_EVERY:
             address = self._connection["location"], int(self._connection["registration"])
             self._queried_at = now
             self._answered = now if is_reachable(address, REACHED) else self._answered
-        if now - self._answered < UNREACHED:  # a link may recover
+        if now - self._answered < UNREACHED:  # a network link may recover
             return None
         return End("its controller does not answer: it has ended, or there is no route to it")
 
     def attach_file(self) -> Path:
-        """Raise LabkitError, because the file is on the machine that started the cluster."""
+        """Raise LabkitError, because only the machine that started the cluster has the file."""
         raise LabkitError(f"cluster {self.name} is another machine's: copy the file from there")

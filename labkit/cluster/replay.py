@@ -1,4 +1,4 @@
-"""Replay of a parameter-server run on the virtual clock, unchanged or with changed fields."""
+"""Replay of a parameter-server run on the virtual clock, with the same or changed fields."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from labkit.records.run import Run
 
 
 def replay(run: Run, show: bool = True, **changes: Any) -> Run:
-    """Simulate a run with parameter servers again, and return the record of the replay.
+    """Simulate a run with parameter servers again, and return the run of the simulation.
 
-    Without changes, the servers apply the gradients in the recorded order, so the weights are the
-    same, even if the run used the wall clock. With changes, the order of the updates follows from
-    the compute times, which are the recorded times unless a change replaces them.
+    Without changes, the servers apply the gradients in the recorded order. The final weights are
+    therefore the same, even if the run used the wall clock. With changes, the order of the updates
+    follows from the compute times. These are the recorded compute times, unless a change replaces
+    them.
 
     Args:
         run: A completed run of a strategy with servers.
         show: Whether to show progress, see `labkit.run`.
-        changes: New values of fields of the experiment, such as `stragglers={1: 3.0}`,
-            `strategy=…`, or `message_delays=[(worker, step, seconds)]`, whose entries delay one
-            gradient each.
+        changes: New values of experiment fields, such as `stragglers={1: 3.0}` or `strategy=…`.
+            Each entry of `message_delays=[(worker, step, seconds)]` delays one gradient.
 
     Raises:
-        InvalidInput: The run has no update log, or its model or data set is not given by name.
+        InvalidInput: The run has no update log, or its model or data set is an object instead of a
+            name.
     """
     return run_experiment(replay_experiment(run, **changes), show=show)
 
 
 def replay_experiment(run: Run, **changes: Any) -> Experiment:
-    """Return the experiment that `replay` runs, on the virtual clock."""
+    """Return the experiment that `replay` runs; it uses the virtual clock."""
     if run.update_log.empty:
         raise InvalidInput(
             f"{run.name} has no update log (state: {run.status['state']}); a completed run with "
@@ -46,7 +47,7 @@ def replay_experiment(run: Run, **changes: Any) -> Experiment:
         )
     base = Experiment(**record).replace(repeats=1)
     base = base.replace(clock="virtual", **_times(run, base))
-    assert base.virtual is not None  # tells the type checker what `_times` has set
+    assert base.virtual is not None  # tells the type checker that `_times` has set `virtual`
     if not changes:
         order = run.update_log.sort_values(["delivered", "applied"], kind="stable")
         rows = (tuple(map(int, row)) for row in order[["server", "worker", "step"]].to_numpy())
@@ -58,14 +59,14 @@ def replay_experiment(run: Run, **changes: Any) -> Experiment:
 
 
 def _with(virtual: VirtualClock, **fields: Any) -> VirtualClock:
-    """Return the same virtual clock with other values for these fields, validated again."""
+    """Return a copy of a virtual clock with new values for these fields, which are validated."""
     return VirtualClock(
         **{name: getattr(virtual, name) for name in VirtualClock.model_fields} | fields
     )
 
 
 def _times(run: Run, base: Experiment) -> dict[str, Any]:
-    """Return the experiment's fields that give each gradient its recorded compute time."""
+    """Return the experiment fields that reproduce the recorded compute time of each gradient."""
     if run.experiment["clock"] == "virtual":
         timing = run.metrics["exchange"]
         virtual = run.experiment.get("virtual") or {}
@@ -74,9 +75,9 @@ def _times(run: Run, base: Experiment) -> dict[str, Any]:
             compute_time = {**compute_time, "seconds": timing["compute_seconds"]}
         time = ComputeTime(**compute_time | {"update": timing["update_seconds"]})
         return {"virtual": VirtualClock(**virtual | {"compute_time": time, "update_order": ()})}
-    # A replica may be split over several ranks, whose compute times are added.
+    # If a replica is split over several ranks, the compute times of these ranks are added.
     spent = run.history.pivot_table("compute_seconds", "rank", "step", "first")
     places = [base.strategy.places(w, base.workers) for w in range(base.workers)]
     values = tuple(tuple(spent.loc[ranks].sum(skipna=False).dropna()) for ranks in places)
-    # The recorded times include the effect of stragglers.
+    # No stragglers are simulated, because the recorded times already include their effect.
     return {"stragglers": {}, "virtual": VirtualClock(compute_time=ComputeTime(trace=values))}

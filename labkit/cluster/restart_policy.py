@@ -21,51 +21,54 @@ from labkit.records.checkpoints import CheckpointContext, Resume
 from labkit.records.endings import STOP_SIGNALS
 from labkit.records.stream import FOLDER, Message
 
-TRIES = 3  # maximum number of calls in a row that end by deaths without progress
+TRIES = 3  # maximum number of successive calls that end by deaths without progress
 
 
 def ranks_to_blame(
     error: RankError, dead: Collection[int], all_ended: bool, outlived: Collection[int] = ()
 ) -> list[int]:
-    """Return the ranks whose death has ended a call; none if an error has ended the call.
+    """Return the ranks whose death has ended a call; none if the call has ended with an error.
 
     Args:
-        error: How the call has ended.
-        dead: Ranks whose processes have died.
-        all_ended: Whether all engines have ended; if so, `error.rank` counts as their cause.
-        outlived: Dead ranks whose death the call had survived before its end; a dead spare counts
-            as the rank that it had replaced.
+        error: The error with which the call has ended.
+        dead: Ranks of processes that have died.
+        all_ended: Whether all engines have ended; if so, `error.rank` counts as the rank that
+            caused this end.
+        outlived: Dead ranks whose death the call had survived before it ended. A dead spare counts
+            as the rank that it replaced.
     """
     if error.signal in STOP_SIGNALS or isinstance(error, Refused):
         return []
     culprit = {error.rank} if all_ended and error.rank is not None else set()
     unsurvived = [rank for rank in sorted(dead) if rank not in outlived]
     ranks = {*unsurvived[: max(0, len(dead) - len(outlived))], *culprit}
-    # The error reports a death, so the call did not survive at least one of the deaths.
+    # If the error reports a death, the call did not survive at least one of the deaths.
     return sorted(ranks or (dead if ENDED in str(error) else ()))
 
 
 class RestartPolicy:
-    """The restarts of a call whose ranks have died, and the cost of each restart.
+    """The restarts of a call whose ranks have died, and the time that each restart costs.
 
-    A call restarts from the newest complete checkpoint, or from its first step. Only deaths lead to
-    a restart, because an error of the program would occur again. A program may also cause the death
-    of its own rank, for example by its use of memory. The run therefore ends when `TRIES` calls in
-    a row have died without further steps and without a newer checkpoint.
+    A call restarts from the newest complete checkpoint, or from its first step. Only the death of a
+    rank leads to a restart, because an error of the program would occur again. However, a program
+    may also cause the death of its own rank, for example by using too much memory. The run
+    therefore ends after `TRIES` successive calls that died without further steps and without a
+    newer checkpoint.
 
     Args:
         directory: Run directory.
         experiment: The experiment.
-        context: Checkpoint settings of the first call; None: no checkpoints.
+        context: Checkpoint settings of the first call; None: the run saves no checkpoints.
 
     Attributes:
         experiment: The experiment without the injected kills that have already happened.
-        restarts: Entries for the run's record, one for each restart: the dead ranks, the step of
-            the restart, the number of repeated steps, the source (a checkpoint or the begin), and
-            the seconds of four successive phases. `detect` lasts from the last message of the dead
-            rank to the end of all other ranks. `rebuild` lasts until the engines are up again, and
-            `prepare` until the ranks have data and model. `repeat` lasts until the ranks reach the
-            step of the death again.
+        restarts: Entries for the run's record, one per restart. An entry contains the dead ranks,
+            the step of the restart, the number of repeated steps, and the source (a checkpoint or
+            the begin). It also contains the seconds of four successive phases. The phase `detect`
+            lasts from the last message of the dead rank until all other ranks have ended. The phase
+            `rebuild` lasts until the engines run again, and the phase `prepare` until the ranks
+            have loaded data and model. The phase `repeat` lasts until the ranks have again reached
+            the step at which the rank died.
     """
 
     def __init__(
@@ -75,8 +78,9 @@ class RestartPolicy:
         self._since, self._detect = time.monotonic(), 0.0
         self._begin = context.resume.step if context is not None and context.resume else 0
         self._back = self._reached = self._begin
-        self._steps: dict[int, int] = {}  # steps of each rank since the restart
-        self._furthest, self._tries = -1, 0  # furthest step before a death, calls without progress
+        self._steps: dict[int, int] = {}  # steps that each rank has completed since the restart
+        # Furthest step before a death; number of calls without progress.
+        self._furthest, self._tries = -1, 0
         self.restarts: list[dict[str, Any]] = []
         self._outlived: list[dict[str, Any]] = []  # deaths that the current call has survived
 
@@ -87,7 +91,8 @@ class RestartPolicy:
                 self._outlived.append(record)
             if kind == "step":
                 self._steps[int(record["rank"])] = int(record["step"]) + 1
-                # Step numbers in checkpoints of programs are sums over all workers.
+                # In a checkpoint of programs, the step number is the sum of the steps of all
+                # workers.
                 total = sum if self.experiment.uses_programs else max
                 self._reached = max(self._reached, total(self._steps.values()))
             seconds = self.restarts[-1]["seconds"] if self.restarts else {}
@@ -117,14 +122,14 @@ class RestartPolicy:
         return sum(len(restart["ranks"]) for restart in self.restarts)
 
     def roll_back(self, ranks: Sequence[int], error: RankError) -> CheckpointContext | None:
-        """Return the checkpoint context of the next call; all ranks must have ended before.
+        """Return the checkpoint context for the next call; all ranks must already have ended.
 
         Args:
             ranks: Ranks that have died.
-            error: How the call has ended.
+            error: The error with which the call has ended.
 
         Raises:
-            RankError: `TRIES` calls in a row have made no progress.
+            RankError: `TRIES` successive calls have made no progress.
         """
         resume, damage = self._newest()
         folder = self._directory / checkpoints.FOLDER
@@ -141,7 +146,7 @@ class RestartPolicy:
             )
         if resume is not None:
             checkpoints.remove_after(folder, back)
-        elif damage:  # the damage may be temporary, so the checkpoints are kept for inspection
+        elif damage:  # the damage may be temporary, so the checkpoints are preserved
             damage = f"{damage}; the checkpoints are now in {_put_aside(folder).name}"
         else:
             shutil.rmtree(folder, ignore_errors=True)  # all checkpoints are incomplete
@@ -152,7 +157,8 @@ class RestartPolicy:
             {
                 "ranks": list(ranks),
                 "step": back,
-                "repeated": max(0, self._reached - back),  # below 0 if the last messages are lost
+                # The difference is negative if the last messages were lost.
+                "repeated": max(0, self._reached - back),
                 "source": "the begin" if resume is None and not back else "checkpoint",
                 "seconds": {"detect": max(0.0, self._detect)},
                 **({"notes": [damage]} if damage else {}),
@@ -171,20 +177,21 @@ class RestartPolicy:
                 self._directory.resolve(), is_compatible(self.experiment)
             ), ""
         except LabkitError as error:
-            if self._context is not None and self._context.goes_on:  # it resumed a checkpoint
+            # The call had resumed from a checkpoint.
+            if self._context is not None and self._context.goes_on:
                 self._context, self._begin = self._context._replace(resume=None, goes_on=False), 0
             return None, str(error)
 
     @property
     def sentence(self) -> str:
-        """One line that says which ranks have died last, and from which step training continues."""
+        """One line that names the ranks that died last, and the step at which training resumes."""
         last = self.restarts[-1]
         ranks, step = ", ".join(map(str, last["ranks"])), last["step"]
         follows = f"training continues from step {step}" if step else "the run starts again"
         return f"rank {ranks} died: {follows}"
 
     def note_restart(self) -> None:
-        """Record that the engines are up again and that the call was sent again."""
+        """Record that the engines run again and that the call was sent again."""
         self.restarts[-1]["seconds"]["rebuild"] = self._lap()
 
     def _lap(self) -> float:
@@ -193,6 +200,6 @@ class RestartPolicy:
 
 
 def _put_aside(folder: Path) -> Path:
-    """Rename a folder of damaged checkpoints to the next free name."""
+    """Rename a folder of damaged checkpoints to the next unused name."""
     names = (folder.with_name(f"{folder.name}.damaged-{n}") for n in count(1))
     return folder.rename(next(name for name in names if not os.path.lexists(name)))

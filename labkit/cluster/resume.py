@@ -1,4 +1,4 @@
-"""Selection of the run and of the checkpoint that an experiment resumes."""
+"""Selection of the run and of the checkpoint from which an experiment resumes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from labkit.records.store import Record
 from labkit.records.stream import FOLDER
 from labkit.strategies import STRATEGIES
 
-# True means the newest interrupted or failed run; otherwise the run from whose checkpoint to start.
+# True means the newest interrupted or failed run. Any other value names the run from whose
+# checkpoint to start.
 ResumeFrom: TypeAlias = "bool | Run | Path | str | None"
 _SAME = (
     *("clock", "model", "model_options", "strategy", "workers"),
@@ -63,12 +64,13 @@ def validate_checkpoint(
 
 
 def find_resumable(experiment: Experiment, resume: ResumeFrom) -> Run | None:
-    """Return the run of the same experiment to resume, or None.
+    """Return the earlier run of the same experiment that should be resumed, or None.
 
     Args:
         experiment: The experiment.
         resume: True: return the newest interrupted or failed run in the folder of all runs. None:
-            in a batch job that runs again, return the job's next run, which may be completed.
+            if a batch job runs again, return the next run of this job, which may already be
+            completed.
 
     Raises:
         UnsafeFile: The folder contains a link or a special file.
@@ -99,18 +101,19 @@ def find_resumable(experiment: Experiment, resume: ResumeFrom) -> Run | None:
 def checkpoint_context(
     experiment: Experiment, checkpoint: Checkpoint | None, run: Run | None, goes_on: bool
 ) -> CheckpointContext | None:
-    """Return the checkpoint settings for the ranks, or None.
+    """Return the checkpoint settings that the ranks receive, or None.
 
     Args:
         experiment: The experiment.
-        checkpoint: Interval between checkpoints.
-        run: Run from whose newest complete checkpoint to start; None: start from the beginning.
-        goes_on: Whether the training continues this run's record; the run may have no checkpoint
-            yet.
+        checkpoint: Settings for saving checkpoints, such as the interval between them.
+        run: Run from whose newest complete checkpoint to start; None: start training from the
+            beginning.
+        goes_on: Whether training continues the record of `run`, which may not yet have a
+            checkpoint.
 
     Raises:
-        InvalidInput: The run has no complete checkpoint, or its checkpoint has completed all
-            epochs.
+        InvalidInput: The run has no complete checkpoint, or its newest checkpoint has already
+            completed all epochs.
         LabkitError: All checkpoints are damaged.
     """
     state = (
@@ -130,11 +133,12 @@ def checkpoint_context(
 
 
 def is_compatible(experiment: Experiment) -> checkpoints.Same:
-    """Return a function that tells from a checkpoint's manifest if the experiment can resume it."""
+    """Return a function that tells from a checkpoint's manifest if the experiment fits it."""
     wanted: Record = json.loads(json.dumps(experiment.to_json()))
 
     def matches(manifest: Record) -> bool:
-        # A checkpoint has fewer ranks if the training had continued after a rank's death.
+        # A checkpoint has fewer ranks than the experiment if training continued after a rank's
+        # death.
         same_ranks = experiment.clock == "virtual" or manifest["ranks"] == experiment.ranks
         return same_ranks and all(manifest["experiment"].get(n) == wanted.get(n) for n in _SAME)
 
@@ -176,13 +180,15 @@ def begin_record(
 ) -> None:
     """Write to the run's record that the run starts, and from which checkpoint it resumes."""
     if context is None or (resume := context.resume) is None:
-        shutil.rmtree(directory / checkpoints.FOLDER, ignore_errors=True)  # they are incomplete
+        # The checkpoints in this folder are incomplete.
+        shutil.rmtree(directory / checkpoints.FOLDER, ignore_errors=True)
         store.start(directory, experiment.to_json())
         return
     before: list[JSON] = []
     if context.goes_on:
         before = store.read_json(directory / "status.json").get("resumed") or []
-        shutil.rmtree(directory / FOLDER, ignore_errors=True)  # message stream of killed ranks
+        # Removes the message stream of ranks that were killed.
+        shutil.rmtree(directory / FOLDER, ignore_errors=True)
         checkpoints.remove_after(directory / checkpoints.FOLDER, resume.step)
     else:
         store.start(directory, experiment.to_json())
@@ -193,7 +199,7 @@ def begin_record(
 
 
 def find_run(run_or_folder: Run | Path | str) -> Run:
-    """Return the run to resume, which is given as a Run or as its folder.
+    """Return the run to resume, given as a Run object or as the run's folder.
 
     Raises:
         LabkitError: The folder contains no run.

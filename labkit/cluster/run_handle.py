@@ -22,23 +22,24 @@ if TYPE_CHECKING:
 
     from labkit.cluster.panel import LivePanel
 
-READ_EVERY = 0.25  # seconds; ranks write messages equally often
-DRAW_EVERY = 0.5  # seconds; more frequent updates would delay clicks in the browser
+READ_EVERY = 0.25  # seconds between two reads; ranks write messages equally often
+DRAW_EVERY = 0.5  # seconds between two updates; more updates would delay clicks in the browser
 
 
 class RunHandle:
     """A running experiment, returned by `Cluster.submit` and `Cluster.last_submitted`.
 
     A thread reads the messages of the ranks, updates the displays, and completes the run's record.
-    No notebook cell has to wait, and an interrupt of a cell does not stop the run.
+    Because of this thread, no notebook cell has to wait for the run, and an interrupt of a cell
+    does not stop the run.
 
     Attributes:
-        experiment: The experiment; only an Outline of it if another process has submitted it.
-        outline: Label, workers and epochs of the experiment.
+        experiment: The experiment, or only its `Outline` if another process has submitted it.
+        outline: Label, workers, epochs and clock of the experiment.
         directory: Run directory.
-        rows: History rows (one for each rank and step) so far.
-        epochs: Metrics after each epoch so far.
-        progress: Steps, speed and remaining time, computed from these rows.
+        rows: History rows so far; each row describes one step of one rank.
+        epochs: Metrics after each epoch that has ended so far.
+        progress: Steps, speed and remaining time, computed from the ranks' messages.
     """
 
     def __init__(self, experiment: Experiment | Outline, directory: Path) -> None:
@@ -50,7 +51,8 @@ class RunHandle:
         self.epochs: list[Row] = []
         self.progress = RunProgress(experiment.epochs)
         self._stream = StreamReader(directory / FOLDER)
-        self._newest: dict[float, float] = {}  # last step of each rank; key -1: last epoch
+        # Last step of each rank; the key -1 stands for the last epoch.
+        self._newest: dict[float, float] = {}
         self._panel: LivePanel | None = None
         self._displays: list[Display] = []
         self._drawing = threading.Lock()
@@ -59,7 +61,7 @@ class RunHandle:
         self._run: Run | None = None
 
     def stop(self) -> None:
-        """Ask the ranks to end training after the same step; the run counts as interrupted."""
+        """Ask all ranks to stop training after the same step; the run counts as interrupted."""
         self._stream.stop()
 
     def done(self) -> bool:
@@ -68,7 +70,7 @@ class RunHandle:
 
     @property
     def run(self) -> Run | None:
-        """The run's record after its end; None before."""
+        """The record of the run after the run has ended; None while the run is active."""
         return Run(self.directory) if self._error is not None else self._run
 
     def result(self) -> Run:
@@ -81,11 +83,11 @@ class RunHandle:
             self._ended.wait()
         if self._error is not None:
             raise self._error
-        assert self._run is not None  # tells the type checker: without an error, the run is set
+        assert self._run is not None  # tells the type checker that without an error the run is set
         return self._run
 
     def panel(self) -> Widget:
-        """Return the progress panel as a widget; a cell that ends with a RunHandle also has one."""
+        """Return the progress panel as a widget, which is also shown below a cell's RunHandle."""
         from labkit.cluster.panel import LivePanel
 
         with self._drawing:
@@ -104,7 +106,7 @@ class RunHandle:
         else:
             with self._drawing:
                 self._displays.append(line())
-        if self.done():  # the thread's last drawing may have preceded the new display
+        if self.done():  # the thread may have drawn the last state before this display was added
             self._draw(last=True)
 
     def __repr__(self) -> str:
@@ -121,7 +123,7 @@ class RunHandle:
 
     def begin(self, show: bool = False) -> None:
         """Start to follow the run's messages; `show` displays the progress."""
-        # The thread is a daemon, so that the interpreter can exit without waiting for the ranks.
+        # The thread is a daemon, so that the interpreter can exit before the ranks have ended.
         threading.Thread(target=self._follow, name="labkit-live", daemon=True).start()
         if show:
             try:
@@ -139,14 +141,15 @@ class RunHandle:
             try:
                 self._record_failure(error)
             finally:
-                # The error is set even if recording fails, because `result` must raise it.
+                # The error is set even if recording the failure fails, because `result` must raise
+                # the error.
                 self._error = error
         finally:
             try:
                 self._release()
                 self._draw(last=True)
             finally:
-                # The event comes last, because `result` returns when it is set.
+                # The event is set last, because `result` returns as soon as the event is set.
                 self._ended.set()
 
     def _watch(self) -> Iterator[None]:
@@ -154,14 +157,14 @@ class RunHandle:
         raise NotImplementedError
 
     def _finish(self) -> Run:
-        """Complete the run's record and return it; an exception becomes the run's failure."""
+        """Complete and return the run's record; an exception here becomes the run's failure."""
         raise NotImplementedError
 
     def _record_failure(self, error: BaseException) -> None:
-        """Write a failure to the run's record, if this process writes the record."""
+        """Write a failure to the run's record, if it is this process that writes the record."""
 
     def _release(self) -> None:
-        """Release the ranks for other calls."""
+        """Release the ranks, so that other calls can use them."""
 
     _read_at = _drawn_at = 0.0
 
@@ -169,8 +172,8 @@ class RunHandle:
         now = time.monotonic()
         if last or now - self._read_at > READ_EVERY:
             self._read_at = now
-            # Files are read outside the lock, because reading may be slow and a click needs the
-            # lock.
+            # Files are read before the lock is acquired, because reading may be slow and a user's
+            # click also needs the lock.
             messages = self._stream.read()
             with self._drawing:
                 self._add(messages)
@@ -185,7 +188,7 @@ class RunHandle:
         self.epochs += [record for kind, record in messages if kind == "epoch"]
 
     def _is_new(self, kind: str, record: Row) -> bool:
-        """Return whether a record is new; ranks that resume repeat earlier records."""
+        """Return whether a record is new; ranks that resume training send earlier records again."""
         if kind not in ("step", "epoch"):
             return True
         rank = -1 if kind == "epoch" else record["rank"]
@@ -200,6 +203,6 @@ class RunHandle:
             for display in list(self._displays):
                 try:
                     display.close(self) if last else display.draw(self)
-                except Exception as error:  # a display that breaks must not end a run
+                except Exception as error:  # an error in a display must not end the run
                     self._displays.remove(display)
                     warnings.warn(f"{self!r} is no longer shown: {error!r}", stacklevel=2)

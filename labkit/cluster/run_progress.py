@@ -1,6 +1,7 @@
 """Progress of a running experiment, computed from its history rows: steps, speed, time left.
 
-This module also defines the protocols for displays, so that displays need not import RunHandle.
+This module also defines the protocols that displays use, so that displays need not import
+RunHandle.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Protocol
 from labkit.records.run import Run
 from labkit.records.stream import Message
 
-WINDOW = 50  # number of latest steps over which speed and time shares are averaged
-# These are the parts of a step's time and their columns in a history row.
+WINDOW = 50  # number of latest steps over which speed and time shares are computed
+# PARTS maps each component of a step's time to its column in a history row.
 PARTS = {
     "compute": "compute_seconds",
     "codec": "codec_seconds",
@@ -24,12 +25,12 @@ PARTS = {
     "wait": "wait_seconds",
 }
 
-Row = dict[str, float]  # a history row, or the metrics after an epoch
+Row = dict[str, float]  # a history row of a step, or the metrics after an epoch
 
 
 @dataclass(frozen=True)
 class Outline:
-    """The facts about an experiment that displays need and that its record contains."""
+    """The facts about an experiment that displays show; the run's record also contains them."""
 
     label: str
     workers: int
@@ -42,7 +43,7 @@ class RankProgress:
     """The progress of one rank.
 
     Attributes:
-        last: The rank's latest history rows, at most `WINDOW`.
+        last: The latest history rows of the rank, at most `WINDOW` rows.
         steps: Number of steps that the rank has completed.
         sent: Total bytes that the rank has sent over network links.
     """
@@ -52,46 +53,47 @@ class RankProgress:
     sent: float = 0.0
 
     def add(self, row: Row) -> None:
-        """Add the history row of one step."""
+        """Add the history row of one more step."""
         self.last.append(row)
         self.steps += 1
         self.sent += row.get("wire_bytes", 0)
 
     @property
     def speed(self) -> float | None:
-        """Samples/s; None for a rank that counts no samples, such as one slice of a split model."""
+        """Samples/s; None for a rank that counts no samples, e.g. one shard of a split model."""
         samples = sum(row["samples"] for row in self.last)
         seconds = sum(row["seconds"] for row in self.last)
         return samples / max(seconds, 1e-9) if samples else None
 
     @property
     def shares(self) -> dict[str, float]:
-        """Share of each part in the time of the latest steps; the shares add up to 1."""
+        """Share of each component in the time of the latest steps; all shares add up to 1."""
         spent = {name: sum(row.get(key, 0) for row in self.last) for name, key in PARTS.items()}
         total = sum(spent.values())
         return {name: seconds / total if total else 0.0 for name, seconds in spent.items()}
 
 
 class RunProgress:
-    """The progress of all ranks, from their messages.
+    """The progress of all ranks, computed from the messages of the ranks.
 
     Args:
-        epochs: Number of epochs of the experiment.
+        epochs: Total number of epochs of the experiment.
         clock: Function that returns the current time in seconds.
 
     Attributes:
-        ranks: Progress of each rank, by number.
-        doing: Current activity of the ranks.
-        loss: Last known loss of any rank.
+        ranks: Progress of each rank, by rank number.
+        doing: Current activity of the ranks, such as "training".
+        loss: Latest loss that any rank has reported.
         steps_per_epoch: Number of steps of an epoch; None until it is known.
     """
 
     def __init__(self, epochs: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.epochs, self._clock = epochs, clock
-        # Both contain a time and the mean number of steps of a rank at that time.
+        # `_first` and `_last` each contain a time and the mean number of steps per rank at that
+        # time.
         self._first: tuple[float, float] | None = None
         self._last = (0.0, 0.0)
-        self._ended = 0  # epochs that all ranks have completed
+        self._ended = 0  # number of epochs that all ranks have completed
         self.ranks: dict[int, RankProgress] = {}
         self.doing = "starting"
         self.loss = math.nan
@@ -107,13 +109,15 @@ class RunProgress:
                 self.steps_per_epoch = record["steps"]
             elif kind == "epoch":
                 self._ended = record["epoch"] + 1
-                # Without a "plan" message, the end of the first epoch reveals the epoch's length.
+                # Without a "plan" message, the number of steps per epoch is known only after the
+                # first epoch.
                 self.steps_per_epoch = self.steps_per_epoch or record["step"]
             elif kind == "step":
                 self._step(record)
         if self._mean_steps > self._last[1]:
             self._last = self._clock(), self._mean_steps
-            # The speed is measured from here, because the first step includes tracing.
+            # The speed is measured from the first completed step on, because the first step
+            # includes tracing.
             self._first = self._first or self._last
 
     def _step(self, row: Row) -> None:
@@ -125,28 +129,29 @@ class RunProgress:
 
     @property
     def steps(self) -> int:
-        """Number of steps that every rank has completed: the number of the slowest rank."""
+        """Number of steps that every rank has completed, i.e. the steps of the slowest rank."""
         return min((rank.steps for rank in self.ranks.values()), default=0)
 
     @property
     def _mean_steps(self) -> float:
-        """Mean number of steps of a rank, because asynchronous ranks share one total of steps."""
+        """Mean steps per rank, as asynchronous ranks together complete a given total of steps."""
         return sum(rank.steps for rank in self.ranks.values()) / max(1, len(self.ranks))
 
     @property
     def share(self) -> float | None:
-        """Completed share of the training, 0 to 1; None while the length of an epoch is unknown."""
+        """Completed share of training, from 0 to 1; None until the length of an epoch is known."""
         if not self.steps_per_epoch:
             return None
-        # Late gradients are dropped, so ranks may end an epoch with fewer steps than planned.
+        # Late gradients are dropped, so ranks may have done fewer steps than planned at the end of
+        # an epoch.
         completed = max(self._mean_steps, self._ended * self.steps_per_epoch)
         return min(1.0, completed / (self.steps_per_epoch * self.epochs))
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated seconds for the remaining steps, at the speed since the first observed steps.
+        """Estimated seconds for the remaining steps, from the speed after the first observed steps.
 
-        The first steps do not count, because they include tracing and compilation.
+        The first steps are not included in the speed, because they include tracing and compilation.
         """
         if self._first is None or self.share is None:
             return None
@@ -156,7 +161,7 @@ class RunProgress:
 
 
 class ProgressView(Protocol):
-    """The interface of a running experiment for displays, which RunHandle implements."""
+    """The interface by which displays read a running experiment; RunHandle implements it."""
 
     rows: list[Row]
     epochs: list[Row]
@@ -164,21 +169,21 @@ class ProgressView(Protocol):
 
     @property
     def outline(self) -> Outline:
-        """Label, workers and epochs of the experiment."""
+        """Label, workers, epochs and clock of the experiment."""
 
     @property
     def run(self) -> Run | None:
-        """The run's record after its end; None before."""
+        """The record of the run after the run has ended; None while the run is active."""
 
     def stop(self) -> None:
-        """End training after the same step on all ranks."""
+        """Ask all ranks to stop training after the same step."""
 
 
 class Display(Protocol):
     """A display of a running experiment."""
 
     def draw(self, live: ProgressView) -> None:
-        """Show the current state."""
+        """Show the current state of the experiment."""
 
     def close(self, live: ProgressView) -> None:
-        """Show the end of the run; no further call follows."""
+        """Show how the run has ended; this is the last call of the display."""

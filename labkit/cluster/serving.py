@@ -1,4 +1,4 @@
-"""Measures inference by data, pipeline and tensor parallelism over emulated networks."""
+"""Measurement of inference by data, pipeline and tensor parallelism over emulated networks."""
 
 from __future__ import annotations
 
@@ -42,28 +42,30 @@ def serve(
 ) -> ServingMeasurements:
     """Measure the latency and the throughput of inference on rows that arrive at rank 0.
 
-    Latency is the time from the arrival of a single batch to its answer at rank 0. Throughput is
-    measured on a stream of batches that are ready at rank 0, which sends the next batch during a
-    computation. Replicas take whole batches in turn, pipeline stages have one batch in flight for
-    each rank, and tensor-parallel ranks compute each batch together. Inference on rank 0 alone is
-    measured for comparison.
+    Latency is the time from the arrival of a single batch at rank 0 until rank 0 has the batch's
+    predictions. Throughput is measured on a stream of batches that are ready at rank 0. Rank 0
+    sends the next batch while the ranks compute. With data parallelism, each replica computes a
+    whole batch, and batches go to the replicas in turn. A pipeline has as many batches in flight as
+    ranks. Tensor-parallel ranks compute each batch together. Inference on rank 0 alone is measured
+    for comparison.
 
     Args:
         cluster: Cluster whose ranks are measured.
         run: A completed run, or a .keras file.
         x: Rows of shape (rows, …) for the model's single input.
-        ways: Strategies by display name, see `Strategy.serving`.
-        networks: Networks to emulate; None: the machine's own network.
+        ways: Strategies to measure, by display name, see `Strategy.serving`.
+        networks: Networks to emulate; None: no emulation.
         batch_sizes: Batch sizes to measure, in rows.
-        repeats, streams: Number of single batches, and number of streams, that are timed in each
-            case.
+        repeats, streams: Number of single batches, and number of streams, that are timed for each
+            strategy, network and batch size.
         under_way: Number of batches in one stream.
         workers: Number of ranks; None: all ranks of the cluster.
 
     Raises:
-        InvalidInput: A number is below 1, there are fewer than two ranks, or a strategy cannot
+        InvalidInput: A number is below 1, fewer than two ranks are given, or a strategy cannot
             divide the model.
-        LabkitError: The predictions differ from the predictions of one process.
+        LabkitError: The predictions differ from those of one process by more than rounding
+            explains.
     """
     numbers = {"repeats": repeats, "streams": streams, "under_way": under_way}
     for name, value in numbers.items():

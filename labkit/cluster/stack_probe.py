@@ -1,4 +1,4 @@
-"""Reports of the current call of a rank's main thread, even if it is blocked inside MPI."""
+"""Reports of the current call of a rank's main thread, even while it is blocked inside MPI."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pathlib import Path
 from types import FrameType
 
 ANSWER = 3.0  # maximum seconds to wait for a process's report, even under load
-LONGEST = 70  # maximum number of characters of a call's text
+LONGEST = 70  # maximum number of characters in the text of a call
 
 
 def start_reporting(folder: Path) -> None:
     """Make SIGUSR1 write the current call of this process's main thread to a file in `folder`.
 
-    One thread waits for the signal, and all other threads block it, so calls of the main thread are
-    not interrupted. Call this function before other threads start, because threads inherit the
-    signal mask.
+    One thread waits for SIGUSR1, and all other threads block it, so the signal does not interrupt
+    calls of the main thread. Call this function before other threads start, because threads inherit
+    the signal mask.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     main = threading.main_thread().ident or 0
@@ -32,14 +32,14 @@ def start_reporting(folder: Path) -> None:
     def listen() -> None:
         while True:
             signal.sigwait({signal.SIGUSR1})
-            with suppress(OSError):  # for example a full disk; the requester then times out
+            with suppress(OSError):  # for example, the disk is full; the requester then times out
                 _write_location(folder, main)
 
     threading.Thread(target=listen, name="labkit-where", daemon=True).start()
 
 
 def request_locations(folder: Path, processes: Sequence[int]) -> list[str | None]:
-    """Return the current call of each process; None for a process that does not answer."""
+    """Return the current call of each process; None for a process that does not answer in time."""
     files = [_file(folder, process) for process in processes]
     for process, file in zip(processes, files, strict=True):
         file.unlink(missing_ok=True)
@@ -52,15 +52,15 @@ def request_locations(folder: Path, processes: Sequence[int]) -> list[str | None
 
 
 def describe_location(innermost: FrameType) -> str:
-    """Return the call of a thread and its location: "comm.Allreduce(a, b) (cell, line 4)".
+    """Return a thread's call and the call's location: "comm.Allreduce(a, b) (cell, line 4)".
 
-    A wait inside labkit appears as the labkit call, such as `barrier`, at the line that made the
-    call.
+    While labkit waits internally, the text names labkit's call, such as `barrier`, and the line
+    that made this call.
     """
     frames = list(_outward(innermost))
     wait = _labkit_wait(frames)
     inner = next((f for f in frames if not (wait and _is_communicator(f))), innermost)
-    # The line of the notebook cell is added if the call is inside a library.
+    # If the call is inside a library, the line of the notebook cell is added to the text.
     cell = next((frame for frame in frames if _is_cell(frame)), inner)
     text = f"{wait or _call(inner)} ({_location(inner)})"
     return text if cell is inner else f"{text}, from line {cell.f_lineno} of the cell"
@@ -69,12 +69,13 @@ def describe_location(innermost: FrameType) -> str:
 def _write_location(folder: Path, thread: int) -> None:
     try:
         text = describe_location(sys._current_frames()[thread])
-    except Exception as error:  # frames change while they are read; the next answer may succeed
+    except Exception as error:  # frames may change while they are read; a later request may succeed
         text = f"an unknown place ({type(error).__name__}: {error})"
     file = _file(folder, os.getpid())
     temporary = file.with_suffix(".part")
     temporary.write_text(json.dumps(text))
-    # The file appears by an atomic rename, because the requester reads it as soon as it exists.
+    # The file is created by an atomic rename, because the requester reads it as soon as the file
+    # exists.
     temporary.replace(file)
 
 
@@ -97,8 +98,9 @@ def _outward(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _labkit_wait(frames: Sequence[FrameType]) -> str:
-    """Return the name of the communicator call that waits for other ranks, or ""."""
-    # The module need not be imported, because a process that waits has already imported it.
+    """Return the name of the communicator call that is waiting for other ranks, or ""."""
+    # The module `wait_policy` need not be imported here, because a process that waits has already
+    # imported it.
     wait_policy = getattr(sys.modules.get("labkit.communicator.wait_policy"), "WaitPolicy", ())
     waiting = (frame.f_locals.get("self") for frame in frames if _is_communicator(frame))
     return next((str(owner.call_name) for owner in waiting if isinstance(owner, wait_policy)), "")
@@ -109,7 +111,7 @@ def _is_communicator(frame: FrameType) -> bool:
 
 
 def _is_cell(frame: FrameType) -> bool:
-    """Return whether a frame is the top level of a notebook cell, whose code is in no file."""
+    """Return whether a frame is the top level of a notebook cell, whose code has no source file."""
     return frame.f_code.co_name == "<module>" and not os.path.exists(frame.f_code.co_filename)
 
 
@@ -122,9 +124,10 @@ def _location(frame: FrameType) -> str:
 
 
 def _call(frame: FrameType) -> str:
-    """Return the source of the expression that a frame evaluates, or the name of its function."""
+    """Return the source text of the expression that a frame evaluates, or its function's name."""
     code = frame.f_code
-    # `f_lasti` is divided by the two bytes of an instruction. Column offsets count UTF-8 bytes.
+    # `f_lasti` is a byte offset; each instruction has two bytes, so half of `f_lasti` is the number
+    # of the instruction. Column offsets of positions count UTF-8 bytes, not characters.
     begin, end, left, right = next(islice(code.co_positions(), frame.f_lasti // 2, None))
     if begin is None or end is None or left is None or right is None:
         return code.co_name

@@ -37,8 +37,9 @@ FURTHER = (
     "options",
     "agent",
     "interface",
-)  # rarely used options of a Cluster
-# Environment variables for notebooks that name no launcher, set by `labkit run --launcher …`.
+)  # options of a Cluster that are rarely needed
+# `labkit run --launcher …` sets these environment variables, for notebooks that do not choose a
+# launcher themselves.
 VARIABLES = {
     "launcher": "LABKIT_LAUNCHER",
     "hosts": "LABKIT_HOSTS",
@@ -46,15 +47,19 @@ VARIABLES = {
     "agent": "LABKIT_AGENT",
     "options": "LABKIT_SLURM",
 }
-TOLERANT = "LABKIT_FAULT_TOLERANT"  # "1" has the effect of `labkit run --fault-tolerant`
+# With the value "1", it has the effect of `labkit run --fault-tolerant`.
+TOLERANT = "LABKIT_FAULT_TOLERANT"
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
-# Variables with the command that replaces ssh, for Open MPI 5 and for earlier versions.
+# Each of these variables contains the command that replaces ssh: the first for Open MPI 5, the
+# second for earlier versions.
 AGENTS = (AGENT_VARIABLE, "OMPI_MCA_plm_rsh_agent")
-BY_AGENT = {"PRTE_MCA_plm": "ssh", "OMPI_MCA_plm": "rsh"}  # ssh, even inside a Slurm job
+# Start ranks over ssh, even inside a Slurm job.
+BY_AGENT = {"PRTE_MCA_plm": "ssh", "OMPI_MCA_plm": "rsh"}
 JOB = "LABKIT_QUEUED"  # environment variable with the name of the ranks' own Slurm job
 LOOPBACK = "127.0.0.1"
-SOME = 50  # approximate number of nodes whose routes to this machine are compared
-DISTRIBUTIONS = {"slot": "block", "node": "cyclic"}  # Slurm's names for the mapping of ranks
+SOME = 50  # approximate number of nodes to which routes are compared
+# Slurm's names for the mappings of ranks to nodes.
+DISTRIBUTIONS = {"slot": "block", "node": "cyclic"}
 
 
 def _validate_counts(**counts: object) -> None:
@@ -69,33 +74,35 @@ def _names() -> tuple[str, ...]:
 
 
 class RankInfo(NamedTuple):
-    """What a rank reports about its process after the first barrier."""
+    """What a rank reports about its process after the first barrier of the start."""
 
     rank: int
-    size: int  # number of ranks in its MPI_COMM_WORLD
+    size: int  # number of ranks in the rank's MPI_COMM_WORLD
     pid: int
     host: str
 
 
 @dataclass(frozen=True)
 class Start:
-    """Launch options: how the ranks of a cluster start.
+    """Launch options, which define how the ranks of a cluster start.
 
     Attributes:
-        workers: Number of ranks without spares.
-        threads: Number of TensorFlow's threads in each rank.
+        workers: Number of ranks, not counting spares.
+        threads: Number of TensorFlow threads per rank.
         launcher: "local"; "hosts" (mpiexec through ssh or another agent); or "slurm".
         hosts: Hosts with the number of ranks of each, for the launcher "hosts".
         nodes: Number of Slurm nodes.
         launch_command: Command that starts ranks in a Slurm job: "mpiexec", or "srun" with PMIx.
-        map_by: "slot" fills one host after the other; "node" assigns ranks to hosts round-robin.
+        map_by: "slot" fills one host after another; "node" assigns ranks to hosts round-robin.
         options: Arguments of `salloc` or `srun`, such as "--partition=short --time=10".
-        agent: Command that replaces ssh.
-        interface: Address by which hosts reach this machine; "" finds it by the routes.
+        agent: Command that replaces ssh to start processes on other hosts.
+        interface: Address by which hosts reach this machine; "": choose the address from the routes
+            to the hosts.
         fault_tolerant: Whether ranks survive the death of other ranks.
-        spares: Number of further ranks, each of which can replace a dead rank.
-        trusted_network: Whether this machine's mpiexec may listen on every interface if labkit
-            cannot bind its sockets to loopback. Other machines can then connect to mpiexec.
+        spares: Number of additional ranks, each of which can replace a dead rank.
+        trusted_network: Whether this machine's mpiexec may listen on every network interface if
+            labkit cannot bind its sockets to loopback. If mpiexec listens on every interface, other
+            machines can connect to mpiexec.
     """
 
     workers: int
@@ -166,10 +173,10 @@ class Start:
         trusted_network: bool = False,
         **more: str,
     ) -> Self:
-        """Return a Start from a caller's options; others come from the environment (`VARIABLES`).
+        """Return a Start from the given options; missing options come from the environment.
 
         Raises:
-            InvalidInput: A value is invalid.
+            InvalidInput: The value of an option is invalid.
         """
         _validate_counts(
             **{k: v for k, v in (("workers", workers), ("nodes", nodes)) if v is not None}
@@ -186,13 +193,14 @@ class Start:
         if nodes is None:
             number = defaults["nodes"] or os.environ.get("SLURM_JOB_NUM_NODES", "1")
             nodes = int(number) if launcher == "slurm" else 1
-            nodes = min(nodes, workers or nodes)  # a small cluster needs fewer nodes than the job
+            # A cluster with few ranks needs fewer nodes than the job has.
+            nodes = min(nodes, workers or nodes)
         if workers is None:
             slots = sum(host.slots for host in listed)
             workers = max(slots - spares, 1) if slots else max(nodes, 2)
         for field in ("agent", "options"):
             more[field] = more.get(field) or defaults[field]
-        if launcher == "local":  # agent and options of the environment concern other launchers
+        if launcher == "local":  # the variables for agent and options concern only other launchers
             more |= {"agent": "", "options": ""}
         return cls(
             workers,
@@ -212,28 +220,29 @@ class Start:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the Start that `to_json` has written."""
+        """Return the `Start` object from a text that `to_json` has written."""
         record = json.loads(text)
         return cls(**record | {"hosts": tuple(Host(*host) for host in record["hosts"])})
 
     @property
     def ranks(self) -> int:
-        """Number of all ranks: workers and spares."""
+        """Number of all ranks, including workers and spares."""
         return self.workers + self.spares
 
     @property
     def ranks_here(self) -> int:
-        """Number of ranks that start on this machine, according to the host names."""
+        """Number of ranks that start on this machine, as determined by the host names."""
         if self.is_local:
             return self.ranks
         here = sum(host.slots for host in self.hosts if host.name in _names())
         return min(self.ranks, here)
 
     def check_hosts(self) -> None:
-        """Raise an error if all hosts are this machine, as mpiexec would be exposed needlessly.
+        """Raise an error if all hosts are this machine, as no host list would be needed then.
 
         Raises:
-            InvalidInput: All hosts are this machine, and the network is not trusted.
+            InvalidInput: All hosts are this machine, and the network is not trusted. mpiexec would
+                then be exposed to the network without need.
         """
         if not self.hosts or self.trusted_network:
             return
@@ -271,7 +280,7 @@ class Start:
 
     @property
     def queues(self) -> bool:
-        """Whether the ranks need a job of their own, which waits in Slurm's queue."""
+        """Whether the ranks need their own Slurm job, which may have to wait in Slurm's queue."""
         return self.launcher == "slurm" and not self.in_allocation
 
     @property
@@ -281,11 +290,11 @@ class Start:
 
     @cached_property
     def login(self) -> list[str]:
-        """Words that prefix commands for the login node, cached because a testbed may end first."""
+        """Command prefix for the login node; cached, as a testbed may end before its cluster."""
         return connection.login()
 
     def environment(self, job: str) -> dict[str, str]:
-        """Return the environment variables of the ranks and of the command that starts them.
+        """Return the environment variables for the ranks and for the command that starts them.
 
         Args:
             job: Name of the Slurm job.
@@ -304,13 +313,14 @@ class Start:
 
         Args:
             job: Name of the Slurm job.
-            variables: Names of environment variables that mpiexec passes to the ranks; salloc and
-                srun pass all variables.
+            variables: Names of the environment variables that mpiexec must pass to the ranks.
+                salloc and srun pass all variables anyway.
         """
         if self.is_local:
             return launcher.mpiexec(outlives=self.fault_tolerant)
         mapping = ["--map-by", self.map_by]
-        # The start folder "/" exists on every host; each call changes to the caller's folder.
+        # The ranks start in the folder "/", which exists on every host; each call later changes to
+        # the caller's folder.
         mpiexec = [*launcher.mpiexec(outlives=self.fault_tolerant), *mapping, "--wdir", "/"]
         mpiexec += [word for name in variables for word in ("-x", name)]
         if self.launcher == "hosts":
@@ -324,7 +334,8 @@ class Start:
             f"--ntasks={self.ranks}",
             f"--ntasks-per-node={tasks_per_node}",
         ]
-        # The job's size and name come last, because later options override earlier options.
+        # The size and name of the job come last, because Slurm lets later options override earlier
+        # ones.
         options = [*shlex.split(self.options), *size, f"--cpus-per-task={self.threads}"]
         options.append(f"--job-name={job}")
         if self.launch_command == "srun":
@@ -336,11 +347,11 @@ class Start:
         return ["srun", "--mpi=pmix", "--chdir=/", "--kill-on-bad-exit=1", mapping]
 
     def address(self) -> str:
-        """Return the one address of this machine on which the controller listens.
+        """Return the address of this machine on which the cluster's controller listens.
 
         Raises:
-            LabkitError: Hosts reach this machine by different addresses; the message says how to
-                choose an address.
+            LabkitError: Hosts reach this machine by different addresses; the message tells how to
+                choose one.
         """
         if self.is_local:
             return LOOPBACK
@@ -358,7 +369,7 @@ class Start:
 
     @property
     def partition(self) -> str | None:
-        """Partition of the Slurm job; None: Slurm's default partition."""
+        """Partition of the Slurm job; None: the default partition of Slurm."""
         parser = ArgumentParser(add_help=False)
         parser.add_argument("-p", "--partition", default=os.environ.get("SALLOC_PARTITION"))
         name: str | None = parser.parse_known_args(shlex.split(self.options))[0].partition
@@ -369,7 +380,7 @@ class Start:
         return Queue(self.login)
 
     def trouble(self) -> str:
-        """Return the problems of the hosts as text, or "" if none are known."""
+        """Return the problems of the hosts as text, or "" if no problem is found."""
         if self.launcher != "hosts":
             return ""
         agent = shlex.split(self.agent) or connection.agent()
@@ -383,7 +394,8 @@ class Start:
             worlds = ", ".join(f"{plural(n, 'world')} of {size}" for size, n in sizes.items())
             raise InvalidInput(f"{self.ranks} ranks form {worlds}, not one: {self._why_apart()}")
         hosts = list(dict.fromkeys(info.host for info in infos))
-        # A Slurm job may have more nodes than these ranks need, so any of its nodes are accepted.
+        # A Slurm job may have more nodes than the ranks need, so any number of its nodes is
+        # accepted.
         if self.is_local or self.in_allocation or len(hosts) == self._hosts_wanted():
             return
         raise InvalidInput(

@@ -1,6 +1,7 @@
-"""Experiments that this process has submitted, and whose records this process writes.
+"""Experiments that this process has submitted, and whose records it writes.
 
-`run_seeds` aggregates the runs of all seeds of one experiment into one run.
+`run_seeds` runs an experiment with several seeds, and aggregates the runs of all seeds into one
+run.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from labkit.records.stream import FOLDER, Message, StreamReader, make_stream
 from labkit.records.write import write, write_logs
 from labkit.worker.work import work
 
-PATIENCE = 20.0  # seconds that ranks get to end after a stop request, even under load
-WRITING = 35.0  # PATIENCE if ranks also write a last checkpoint; a job waits even longer
+PATIENCE = 20.0  # seconds that ranks have to end after a stop request, even under load
+WRITING = 35.0  # replaces PATIENCE if the ranks write a last checkpoint; a job waits even longer
 
 
 class SubmittedRun(RunHandle):
-    """A RunHandle in the process that has submitted the run, which also writes the record."""
+    """A RunHandle in the process that has submitted the run and that writes its record."""
 
     def __init__(
         self,
@@ -53,22 +54,24 @@ class SubmittedRun(RunHandle):
         self._patience = PATIENCE if context is None else WRITING
         self._cluster, self._given_up = cluster, threading.Event()
         self._requested = experiment
-        self._why: str | None = None  # why the run was stopped
+        self._why: str | None = None  # reason why the run was stopped
         begin_record(directory, experiment, context)
         self._submitter = store.this_process() | {"host": socket.gethostname()}
         checkpoint_folder = str(directory / checkpoints.FOLDER)
         context = context and context._replace(folder=checkpoint_folder, owner=self._submitter)
         self._restarts = RestartPolicy(directory, experiment, context)
         make_stream(directory / FOLDER, self._submitter)
-        self._reader = StreamReader(directory / FOLDER)  # reads the rows of ranks that die
-        self._read_rows: list[Row] = []  # rows read so far, without rolled-back steps
+        # Reads the history rows that dead ranks have written.
+        self._reader = StreamReader(directory / FOLDER)
+        self._read_rows: list[Row] = []  # rows read so far, without rows of rolled-back steps
         try:
             self._calls = self._send(experiment, context)
         except BaseException as error:
             shutil.rmtree(directory / FOLDER, ignore_errors=True)
-            if isinstance(error, KeyboardInterrupt):  # the call was waiting for the ranks
+            # Ctrl-C while the call was waiting for the ranks.
+            if isinstance(error, KeyboardInterrupt):
                 store.interrupt(directory, _why(error))
-            else:  # for example, a callable cannot be pickled
+            else:  # for example, a callable that cannot be pickled
                 store.fail(directory, f"{type(error).__name__}: {error}")
             raise
         self._folder = cluster.folder
@@ -79,7 +82,7 @@ class SubmittedRun(RunHandle):
             tries -= 1
             try:
                 return self._call(experiment, context)
-            except NotStarted as error:  # such as the death of a rank during its start
+            except NotStarted as error:  # such as the death of a rank during the start
                 if not tries or self._wants_end():
                     raise
                 print(f"{error}; the engines start again", file=sys.stderr, flush=True)
@@ -98,29 +101,32 @@ class SubmittedRun(RunHandle):
         try:
             super().begin(show)
             remember(self._folder, self)
-        except KeyboardInterrupt as error:  # the caller has no handle yet with which to stop
+        except KeyboardInterrupt as error:  # the caller does not yet have a handle to stop the run
             self.end(_why(error))
             raise
 
     def end(self, reason: str = "stopped by the user") -> None:
-        """Stop the ranks and wait for the record; if a rank does not end, the engines restart."""
+        """Stop the ranks and wait for the record; restart the engines if a rank hangs."""
         self._why = reason
-        with suppress(OSError):  # a full disk makes the request fail; then the engines restart
+        # The stop request fails if the disk is full; the engines then restart.
+        with suppress(OSError):
             self.stop()
         if not self._ended.wait(self._patience):
-            # The ranks did not end in time, so the run's thread stops waiting and restarts the
-            # engines.
+            # The ranks have not ended in time, so the thread that follows the run stops waiting and
+            # restarts the engines.
             self._given_up.set()
             self._ended.wait(PATIENCE)
 
     def result(self) -> Run:
         """Wait for the end of the run and return its record.
 
-        An interrupt (Ctrl-C, or the notebook's stop button) stops the ranks and keeps the record.
+        An interrupt (Ctrl-C, or the notebook's stop button) stops the ranks, and the record is
+        still written.
 
         Raises:
             RankError: A rank failed; the record contains the cause and the output.
-            Pruned: A hyperparameter search has ended the run; the record contains its results.
+            Pruned: A hyperparameter search has ended the run early; the record contains the results
+                so far.
         """
         try:
             with raise_on_signals():
@@ -140,7 +146,7 @@ class SubmittedRun(RunHandle):
             if not (dead := self._ranks_to_blame(error)):
                 raise error
             self._restart(dead, error)
-            if self._wants_end():  # the restarted ranks have nothing to save yet
+            if self._wants_end():  # after the restart, the ranks have nothing to save yet
                 return
 
     def _attempt(self) -> Generator[None, None, RankError | None]:
@@ -158,23 +164,23 @@ class SubmittedRun(RunHandle):
         return RankError(f"rank {ranks} failed: {ENDED}, and the result with it", dead[0])
 
     def _ranks_to_blame(self, error: RankError) -> list[int]:
-        """Return the ranks whose death has ended the call; none if an error has ended it."""
-        # Even fault-tolerant engines all end if the only rank dies, or if a rank is stopped for
-        # long.
+        """Return the ranks whose death has ended the call; none if a program error ended it."""
+        # All engines end, even if they are fault-tolerant, when the only rank dies or when a rank
+        # is suspended for long.
         ended = self._cluster.how.fault_tolerant and self._calls.why_ended() is not None
-        self._read(last=True)  # messages say which deaths the call has survived
+        self._read(last=True)  # the messages tell which deaths the call has survived
         return ranks_to_blame(error, self._calls.dead(), ended, self._restarts.outlived)
 
     def _wants_end(self) -> bool:
-        """Return whether a stop was requested."""
+        """Return whether the user or this process has requested a stop."""
         return self._why is not None or self._stream.is_stop_requested()
 
     def _restart(self, dead: list[int], error: RankError) -> None:
-        """Restart the engines and send the call again."""
+        """Restart the engines, and send the call again from the newest checkpoint."""
         restarts = self._restarts
         restarts.note_deaths(dead)
         self._calls.close()
-        self._read(last=True)  # the ranks write nothing after this point
+        self._read(last=True)  # the ranks have ended, so no further message can arrive
         context = restarts.roll_back(dead, error)
         back = restarts.restarts[-1]["step"]
         self._read_rows = [row for row in self._rows() if row["step"] < back]
@@ -182,11 +188,12 @@ class SubmittedRun(RunHandle):
         print(summary, file=sys.stderr, flush=True)
         with self._drawing:
             self._add([("doing", {"what": summary})])
-        if self._wants_end():  # a stop may arrive while the engines end
+        if self._wants_end():  # a stop request may arrive while the engines end
             return
         calls, self._calls = self._calls, self._send(restarts.experiment, context)
         restarts.note_restart()
-        write_logs(self.directory, calls.outputs())  # after a failure, `_record_failure` does it
+        # If the call fails, `_record_failure` writes the logs.
+        write_logs(self.directory, calls.outputs())
 
     def _add(self, messages: list[Message]) -> None:
         self._restarts.read(messages)
@@ -213,26 +220,27 @@ class SubmittedRun(RunHandle):
         return Run(self.directory)
 
     def _rows_of(self, ranks: set[int], results: Mapping[int, RankResult]) -> list[Row]:
-        """Return the rows that these dead ranks have written and that no result contains.
+        """Return those rows of dead ranks that the results do not contain.
 
-        Rows of a dead rank's last quarter of a second are lost. A spare continues the rows of the
-        rank that it replaces.
+        Rows that a dead rank has produced in its last quarter of a second are lost. A spare
+        continues the rows of the rank that it replaces.
         """
         rows = [row for row in self._rows() if row["rank"] in ranks] if ranks else []
-        # If a restart has repeated a step, only the last row of the step counts.
+        # If a restart has repeated a step, only the last row of this step is returned.
         last = {(row["rank"], row["step"]): row for row in rows}
         known = {(row["rank"], row["step"]) for result in results.values() for row in result.rows}
         return [row for place, row in last.items() if place not in known]
 
     def _rows(self) -> list[Row]:
-        """Return all rows that ranks have written, without rows of rolled-back steps."""
-        while messages := self._reader.read():  # each call returns a limited number
+        """Return all history rows that ranks have written, without rows of rolled-back steps."""
+        # Each call of `read` returns a limited number of messages.
+        while messages := self._reader.read():
             self._read_rows += [row for kind, row in messages if kind == "step"]
         return self._read_rows
 
     def _record_failure(self, error: BaseException) -> None:
         try:
-            with suppress(OSError):  # the disk may be full; the run's cause then says so
+            with suppress(OSError):  # the disk may be full; the cause in the record then says so
                 write_logs(self.directory, self._calls.outputs())
         finally:
             rank = getattr(error, "rank", None)
@@ -243,12 +251,13 @@ class SubmittedRun(RunHandle):
         try:
             self._calls.close()
         finally:
-            # The stream is no longer needed, because the run's history contains all its rows.
+            # The message stream is no longer needed, because the run's history contains all its
+            # rows.
             shutil.rmtree(self.directory / FOLDER, ignore_errors=True)
 
 
 def _emulated(experiment: Experiment) -> str | Network | None:
-    """Return the network to emulate between ranks; None if the ranks emulate none."""
+    """Return the network that ranks emulate; None if they emulate no network."""
     elsewhere = experiment.clock == "virtual" or not experiment.strategy.emulated
     return None if elsewhere else experiment.network
 
@@ -262,13 +271,13 @@ def _why(error: KeyboardInterrupt) -> str:
 def run_seeds(
     experiment: Experiment, run: Callable[[Experiment, Path], Run], top: Path | None = None
 ) -> Run:
-    """Run each seed in a directory of its own, below the directory with the aggregated record.
+    """Run each seed in its own directory, inside the directory with the aggregated record.
 
     Args:
-        experiment: Experiment with `repeats` above 1.
-        run: Function that runs one seed in a directory.
-        top: Directory of an earlier attempt, whose completed seeds do not run again; None: a new
-            directory.
+        experiment: Experiment whose field `repeats` is above 1.
+        run: Function that runs the experiment with one seed in a given directory.
+        top: Directory of an earlier attempt, whose completed seeds are not repeated; None: create a
+            new directory.
     """
     import pandas as pd
 
@@ -283,7 +292,8 @@ def run_seeds(
                 seeds.append(Run(folder))
                 continue
             seeds.append(run(experiment.replace(repeats=1, seed=seed), folder))
-            if (status := seeds[-1].status)["state"] == "interrupted":  # by the stop button
+            # The user has stopped this seed's run.
+            if (status := seeds[-1].status)["state"] == "interrupted":
                 store.interrupt(top, status["cause"])
                 return Run(top)
     except KeyboardInterrupt as error:
@@ -296,7 +306,7 @@ def run_seeds(
         end = store.interrupt if getattr(error, "signal", "") in STOP_SIGNALS else store.fail
         end(top, f"{type(error).__name__}: {error}", getattr(error, "rank", None))
         raise
-    # Each row contains its seed, so one table holds the rows of all seeds.
+    # Each row contains its seed, so one table can contain the rows of all seeds.
     history = pd.concat([seed.history for seed in seeds], ignore_index=True)
     store.finish(top, aggregate(seeds), history)
     return Run(top)

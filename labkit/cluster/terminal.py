@@ -10,7 +10,7 @@ from labkit.cluster.run_progress import ProgressView
 
 
 def in_notebook() -> bool:
-    """Return whether this process is the kernel of an interactive notebook, which shows widgets."""
+    """Return whether this process is the kernel of a notebook that can show widgets."""
     if "LABKIT_JOB" in os.environ or "IPython" not in sys.modules:
         return False
     shell = sys.modules["IPython"].get_ipython()
@@ -18,21 +18,21 @@ def in_notebook() -> bool:
 
 
 def line() -> ProgressLine:
-    """Return a progress line that a terminal rewrites, or that a log gets every 5 s."""
+    """Return a progress line: a terminal rewrites it, and a log receives a new line every 5 s."""
     if sys.stderr.isatty() and "LABKIT_JOB" not in os.environ:
         return ProgressLine(every=0.2, end="")
     return ProgressLine(every=5.0, end="\n")
 
 
 class ProgressLine:
-    """A line with the step, the loss, the samples/s of each rank, and the time left."""
+    """A line of text with the step, the loss, the samples/s of each rank, and the time left."""
 
     def __init__(self, every: float, end: str) -> None:
         self.every, self.end = every, end
         self._shown_at, self._shown = 0.0, ""
 
     def draw(self, live: ProgressView) -> None:
-        """Rewrite the line, at most once in `every` seconds."""
+        """Rewrite the line, but not more often than every `every` seconds."""
         if time.monotonic() - self._shown_at > self.every:
             self._print(live, self.end)
 
@@ -42,7 +42,7 @@ class ProgressLine:
 
     def _print(self, live: ProgressView, end: str) -> None:
         text = _text(live)
-        # A repeated line would fill a log.
+        # An unchanged line is not printed again, because it would fill a log.
         if not live.rows or text + end == self._shown:
             return
         self._shown_at, self._shown = time.monotonic(), text + end

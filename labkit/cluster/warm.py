@@ -1,12 +1,13 @@
-"""Warm engines: a prestarted cluster that has imported the modules of training.
+"""Warm engines: a cluster that was started in advance and has imported the modules of training.
 
     python -m labkit.cluster.warm FOLDER START SECONDS
 
-This process holds a lease on the cluster with the default name for given launch options. The first
-`Cluster` with these options claims the warm engines: it ends this lease under the start lock and
-acquires its own. From then on the cluster belongs to its user and ends with that user, so no user
-sees the state of another. This process warms the next cluster after the end of the cluster and of
-its users, so that the start does not disturb their measurements.
+This process holds a lease on the cluster that has the default name for the given launch options.
+The first `Cluster` with the same launch options claims the warm engines. It ends the lease of this
+process under the start lock, and acquires its own lease. The claimed cluster then belongs to the
+process that has claimed it, and ends with that process. No process therefore sees the state of
+another. After that cluster and its users have ended, this process warms the next cluster, so that
+the start does not disturb the users' measurements.
 """
 
 from __future__ import annotations
@@ -42,22 +43,22 @@ if TYPE_CHECKING:
 LOCK, FILE = "warm.lock", "warm.json"  # files in a cluster's folder
 POLL_INTERVAL = 0.25  # seconds
 ENDS = 90.0  # maximum seconds to wait for the end of a cluster
-# Variables that warm engines inherit from the terminal of `labkit prestart`; the process that
-# claims the engines supplies its other variables.
+# Warm engines inherit variables with these prefixes from the terminal of `labkit prestart`. The
+# process that claims the engines later supplies its own values and its other variables.
 CARRIED = ("PATH", "HOME", "USER", "TMP", "TEMP", "XDG_", "LABKIT_", "PYTHON", "PWD")
 
 
 class WarmStatus(TypedDict):
-    """The status of engines that are kept warm."""
+    """The status of engines that a process keeps warm."""
 
-    state: str  # "warming", "warm", or "used" if a user has claimed the cluster
+    state: str  # "warming", "warm", or "used" after a process has claimed the cluster
     workers: int
     threads: int
-    pid: int  # of the process that keeps them warm
-    seconds: float  # duration of the last start
-    bytes: int  # total unique memory (USS) of the processes
-    idle: float  # seconds until unused engines end
-    since: float  # Unix time of this status
+    pid: int  # id of the process that keeps the engines warm
+    seconds: float  # duration of the last start of engines
+    bytes: int  # total unique memory (USS) of all processes of the cluster
+    idle: float  # seconds after which unused engines end
+    since: float  # Unix time at which this status was written
 
 
 class WarmPool(NamedTuple):
@@ -66,7 +67,7 @@ class WarmPool(NamedTuple):
     Attributes:
         folder: Folder of the cluster.
         how: Launch options of the ranks.
-        idle: Seconds until unused engines end.
+        idle: Seconds after which unused engines end.
     """
 
     folder: Path
@@ -74,7 +75,7 @@ class WarmPool(NamedTuple):
     idle: float
 
     def run(self) -> None:
-        """Warm one cluster after the other, until no process claims one for `idle` seconds."""
+        """Warm one cluster after another, until no process claims one for `idle` seconds."""
         while self._keep_warm() and self._wait_for_users():
             pass
 
@@ -89,7 +90,8 @@ class WarmPool(NamedTuple):
                 self._write_status("warming")
                 lease = Lease(self.folder, WARM)
                 launch.launch(self.folder, self.how, warm=True)
-                if launch.state(self.folder)["warm"] is None:  # another process has started it
+                # Another process has started these engines.
+                if launch.state(self.folder)["warm"] is None:
                     return True
             self._write_status("warm")
             end = time.monotonic() + self.idle
@@ -103,17 +105,17 @@ class WarmPool(NamedTuple):
                 self._release(lease)
 
     def _release(self, lease: Lease) -> None:
-        """Release the lease, and wait for the end of a cluster that no user has claimed."""
+        """Release the lease; if no process has claimed the cluster, wait until it has ended."""
         with locked(self.folder / "start.lock"):
             claimed = not lease.path.exists()
             lease.release()
         end = time.monotonic() + ENDS
-        # The cluster's keeper is a child of this process and ends after the engines.
+        # The cluster's keeper is a child of this process, and ends only after the engines.
         while not claimed and _wait_for_children() and time.monotonic() < end:
             claimed = bool(launch.leases(self.folder))
 
     def _wait_for_users(self) -> bool:
-        """Wait for the end of the cluster and of its users; return False after `idle` seconds."""
+        """Wait until the cluster and its users have ended; return False after `idle` seconds."""
         self._write_status("used")
         users: set[int] = set()
         last = time.monotonic()
@@ -142,17 +144,17 @@ class WarmPool(NamedTuple):
 
 
 def start(launch_options: Start, idle: float) -> tuple[WarmStatus, bool]:
-    """Keep engines for these launch options warm, by a process that outlives this process.
+    """Keep engines for these launch options warm, in a process that continues after this one.
 
     Args:
         launch_options: Launch options of the ranks.
-        idle: Seconds until unused engines end.
+        idle: Seconds after which unused engines end.
 
     Returns:
         The status of the engines, and whether they were already kept warm.
 
     Raises:
-        InvalidInput: The machine is too small for them.
+        InvalidInput: The machine is too small for the engines.
         LabkitError: The engines did not start.
     """
     folder = folder_of(default_name(launch_options))
@@ -160,7 +162,7 @@ def start(launch_options: Start, idle: float) -> tuple[WarmStatus, bool]:
     if (status := read_status(folder)) is not None:
         return status, True
     check_ranks(launch_options.ranks)
-    (folder / FILE).unlink(missing_ok=True)  # the status of an earlier process
+    (folder / FILE).unlink(missing_ok=True)  # this file contains the status of an earlier process
     with (folder / "warm.log").open("wb") as log:
         words = [sys.executable, "-P", "-m", "labkit.cluster.warm"]
         keeper = subprocess.Popen(
@@ -168,7 +170,7 @@ def start(launch_options: Start, idle: float) -> tuple[WarmStatus, bool]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            cwd=folder,  # a folder without Python modules
+            cwd=folder,  # this folder has no Python modules that could be imported
             env=inherited(),
             start_new_session=True,
         )
@@ -185,19 +187,19 @@ def start(launch_options: Start, idle: float) -> tuple[WarmStatus, bool]:
 
 
 def inherited() -> dict[str, str]:
-    """Return the environment variables that warm engines inherit (`SHAPING` and `CARRIED`)."""
+    """Return the environment variables that warm engines inherit (by `SHAPING` and `CARRIED`)."""
     variables = {k: v for k, v in os.environ.items() if k.startswith((*SHAPING, *CARRIED))}
     return absolute(variables) | bytecode_variables()
 
 
 def stop(workers: int | None = None, threads: int | None = None) -> list[WarmStatus]:
-    """End processes that keep engines of this size warm (default: all); used clusters continue.
+    """End processes that keep engines of this size warm (default: all); claimed clusters continue.
 
     Returns:
         The last status of the engines of each ended process.
 
     Raises:
-        LabkitError: A process does not end.
+        LabkitError: A process that keeps engines warm does not end.
     """
     ended = []
     for folder in sorted(runtime_folder("clusters").glob("*")):
@@ -206,7 +208,7 @@ def stop(workers: int | None = None, threads: int | None = None) -> list[WarmSta
             continue
         if threads not in (None, status["threads"]):
             continue
-        with suppress(ProcessLookupError):  # the process has just ended
+        with suppress(ProcessLookupError):  # the process has ended in the meantime
             os.kill(status["pid"], signal.SIGTERM)
         if not wait_until_free(folder / LOCK, ENDS):
             raise LabkitError(f"process {status['pid']}, which keeps engines warm, does not end")
@@ -215,11 +217,12 @@ def stop(workers: int | None = None, threads: int | None = None) -> list[WarmSta
 
 
 def claim_warm_engines(folder: Path, client: ipyparallel.Client) -> None:
-    """Give unclaimed warm engines this process's environment, as if it had started them."""
+    """Give unclaimed warm engines the environment of this process, as if it had started them."""
     mark = folder / launch.UNSETTLED
     if not mark.exists():
         return
-    with locked(folder / "start.lock"):  # a second process waits and finds them claimed
+    # A second process waits here, and then finds the engines claimed.
+    with locked(folder / "start.lock"):
         if mark.exists():
             here = {"PWD": os.getcwd(), imports.VARIABLE: imports.extra_folders()}
             environment = os.environ | bytecode_variables() | here
@@ -235,13 +238,13 @@ def claim_warm_engines(folder: Path, client: ipyparallel.Client) -> None:
 
 
 def adopt_environment(folder: str, environment: Mapping[str, str]) -> None:
-    """Change a warm engine's working directory and environment to those of the claiming process."""
+    """Change this engine's working directory and environment to those of the claiming process."""
     os.chdir(folder)
     variables = {**environment, KEEPER: os.environ[KEEPER]}
     for name in [n for n in os.environ if n.startswith(CARRIED) and n not in variables]:
-        del os.environ[name]  # the variable comes from another terminal
+        del os.environ[name]  # the variable comes from the terminal of `labkit prestart`
     for name, value in variables.items():
-        # Variables that mpiexec, ipykernel or TensorFlow have set keep their values.
+        # Variables that mpiexec, ipykernel or TensorFlow have set in the engine keep their values.
         if name not in os.environ or name.startswith(CARRIED):
             os.environ[name] = value
     imports.append_inherited()
@@ -259,15 +262,15 @@ def read_status(folder: Path) -> WarmStatus | None:
 
 
 def _wait_for_children() -> list[psutil.Process]:
-    """Wait a moment, and return the child processes that are still running."""
+    """Wait a short time, and return the child processes that are still running."""
     running: list[psutil.Process] = psutil.wait_procs(psutil.Process().children(), POLL_INTERVAL)[1]
     return running
 
 
 def memory(keeper: int) -> int:
-    """Return the unique memory in bytes of this process, a keeper, and the keeper's children."""
+    """Return the unique memory in bytes of this process, a keeper and its descendants."""
     total = psutil.Process().memory_full_info().uss
-    with suppress(psutil.NoSuchProcess):  # the claimed engines may have ended
+    with suppress(psutil.NoSuchProcess):  # the engines may have ended after they were claimed
         started = psutil.Process(keeper)
         for process in (started, *started.children(recursive=True)):
             total += process.memory_full_info().uss
@@ -275,9 +278,9 @@ def memory(keeper: int) -> int:
 
 
 def main(folder: Path, launch_options: Start, idle: float) -> None:
-    """Keep engines warm until they are unused for `idle` seconds, or until SIGTERM."""
+    """Keep engines warm until they are unused for `idle` seconds, or until SIGTERM arrives."""
     lock, end = Lock(folder / LOCK), time.monotonic() + 2
-    while not lock.acquire():  # a process that only tests the lock holds it for a moment
+    while not lock.acquire():  # a process that only tests the lock holds it for a short time
         if time.monotonic() > end:
             raise SystemExit("engines of this shape are already kept warm")
         time.sleep(0.05)
@@ -286,7 +289,7 @@ def main(folder: Path, launch_options: Start, idle: float) -> None:
         WarmPool(folder, launch_options, idle).run()
     except LabkitError as error:
         raise SystemExit(str(error)) from None
-    except KeyboardInterrupt:  # raised by `terminate`
+    except KeyboardInterrupt:  # `terminate` raises this exception on SIGTERM
         pass
 
 

@@ -1,1 +1,1 @@
-"""Basic helpers that every package of labkit may import: errors, validation, paths, units, HTML."""
+"""Basic helpers that all packages of labkit may import: errors, validation, paths, units, HTML."""

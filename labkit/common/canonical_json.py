@@ -10,19 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any, TypeAlias, TypeGuard
 
-# JSON is the type of any value of a JSON file. Sequence and Mapping, unlike list and dict, are
-# covariant, so a `dict[str, float]` fits, too. Readers that know the fields declare a TypedDict.
+# `JSON` is the type of any value in a JSON file. Unlike list and dict, Sequence and Mapping are
+# covariant, so a `dict[str, float]` also has the type `JSON`. Code that knows the fields of a
+# record uses a TypedDict instead of `JSON`.
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 
-SCHEMA = 2  # version of the records that labkit writes
+SCHEMA = 2  # version of the format of records that labkit writes
 
-LONG = 2000  # maximum characters of a captured value; a checksum replaces a longer value
+LONG = 2000  # maximum characters of a captured value's JSON; a checksum replaces longer JSON
 
 
 def as_json(value: Any) -> JSON:
     """Return a value as JSON: callables by name, source and captured values, arrays by checksum."""
-    # NumPy and pydantic are imported here, because `labkit ls` and other light commands import this
-    # module, too.
+    # NumPy and pydantic are imported inside the function, because light commands such as `labkit
+    # ls` also import this module.
     import numpy as np
     from pydantic import BaseModel
 
@@ -38,9 +39,9 @@ def as_json(value: Any) -> JSON:
     if isinstance(value, np.generic):
         value = value.item()
     elif hasattr(value, "shape"):
-        # An array view and its copy get the same bytes, because both are made contiguous.
+        # The array is made contiguous, so that a view and its copy give the same bytes.
         array = np.ascontiguousarray(value)
-        # A data set is too large for a record, so only its checksum is stored.
+        # Only the checksum of an array is stored, because a data set is too large for a record.
         checksum = hashlib.sha256(array.tobytes()).hexdigest()
         return {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": checksum}
     known: JSON = value
@@ -53,35 +54,36 @@ def digest(record: JSON) -> str:
 
 
 def is_number(value: JSON) -> TypeGuard[float]:
-    """Return whether a value is a number; Booleans do not count."""
+    """Return whether a value is a number; Booleans do not count as numbers."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def label_of(value: Any) -> str:
-    """Return the name of a callable, the class name of a callable object, or "arrays"."""
+    """Return a label: the name of a callable, the class name of a callable object, or "arrays"."""
     return getattr(value, "__name__", type(value).__name__) if callable(value) else "arrays"
 
 
 def _source(function: Callable[..., Any]) -> str:
     try:
         return inspect.getsource(function)
-    except (OSError, TypeError):  # an interactive interpreter keeps no source of functions
+    # An interactive interpreter does not store the source of functions.
+    except (OSError, TypeError):
         import cloudpickle
 
         return "sha256 " + hashlib.sha256(cloudpickle.dumps(function)).hexdigest()
 
 
 def _function(function: Callable[..., Any], visited: list[FunctionType]) -> dict[str, JSON]:
-    """Return name, source and captured values of a callable; `visited` stops recursion."""
+    """Return name, source and captured values of a callable; skip functions already `visited`."""
     record: dict[str, JSON] = {"callable": label_of(function), "source": _source(function)}
     if not isinstance(function, FunctionType):
         return record
     visited.append(function)
     values: dict[str, JSON] = {}
-    # The names are sorted, because equal functions must give equal JSON.
+    # The names are sorted, because equal functions must have equal JSON.
     for name, value in sorted(captured(function).items()):
         if any(value is other for other in visited):
-            continue  # functions may call each other in a cycle
+            continue  # functions may call each other in a cycle, so visited ones are skipped
         if _is_in_same_module(value, function):
             values[name] = _function(value, visited)
         elif _is_plain(value):
@@ -90,10 +92,10 @@ def _function(function: Callable[..., Any], visited: list[FunctionType]) -> dict
 
 
 def captured(function: FunctionType) -> dict[str, Any]:
-    """Return the values that a function captures; models of equal source may differ in them.
+    """Return the values that a function captures; functions with equal source may capture others.
 
-    Captured values are the function's defaults, variables of enclosing functions, and globals such
-    as a notebook's parameters.
+    Captured values are the function's default arguments, variables of enclosing functions, and
+    globals such as a notebook's parameters.
     """
     parameters = inspect.signature(function).parameters.values()
     values = {p.name: p.default for p in parameters if p.default is not p.empty}
@@ -104,7 +106,8 @@ def captured(function: FunctionType) -> dict[str, Any]:
 
 def _globals(code: CodeType) -> set[str]:
     """Return the global names that a function and its inner functions read."""
-    # The bytecode is read, because `inspect.getclosurevars` ignores inner functions.
+    # The names are read from the bytecode, because `inspect.getclosurevars` ignores inner
+    # functions.
     names = {
         instruction.argval
         for instruction in dis.get_instructions(code)
@@ -120,7 +123,7 @@ def _is_in_same_module(value: Any, function: FunctionType) -> TypeGuard[Function
 
 
 def _short(value: Any) -> JSON:
-    """Return the value as JSON, or its checksum if the JSON is long."""
+    """Return the value as JSON, or the checksum of its JSON if the JSON is too long."""
     record = as_json(value)
     text = json.dumps(record)
     if len(text) <= LONG:
@@ -130,7 +133,8 @@ def _short(value: Any) -> JSON:
 
 def _is_plain(value: Any) -> bool:
     if hasattr(value, "__array__") and hasattr(value, "dtype"):
-        return not getattr(value.dtype, "hasobject", False)  # such arrays contain only addresses
+        # An array of Python objects contains only memory addresses.
+        return not getattr(value.dtype, "hasobject", False)
     try:
         json.dumps(value)
     except (TypeError, ValueError):

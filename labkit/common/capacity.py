@@ -10,12 +10,14 @@ from labkit.common.errors import InvalidInput
 from labkit.common.paths import usable_cores
 from labkit.common.units import plural
 
-# Resident memory of a rank that has imported TensorFlow and built a small model, in GiB (measured:
-# TensorFlow 2.21, Keras 3, Linux, one thread).
+# This is the resident memory, in GiB, of a rank that has imported TensorFlow and built a small
+# model. It was measured with TensorFlow 2.21, Keras 3, Linux and one thread.
 RANK_GIB = 0.7
 RANKS_PER_CORE = 8
-OVERSUBSCRIBE = "LABKIT_OVERSUBSCRIBE"  # environment variable that a command's --force sets
-# These files contain the memory limit of a container, for versions 2 and 1 of cgroups.
+# Environment variable that the option --force of a command sets.
+OVERSUBSCRIBE = "LABKIT_OVERSUBSCRIBE"
+# These files contain the memory limit of a container: the first in version 2 of cgroups, the second
+# in version 1.
 _LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 
 
@@ -39,7 +41,7 @@ class Capacity(NamedTuple):
 
 
 def capacity(groups: Path = Path("/sys/fs/cgroup")) -> Capacity:
-    """Return the capacity of this machine, or of the container that limits it.
+    """Return the capacity of this machine, or of the container if the container limits it.
 
     Args:
         groups: Folder of the cgroup file system.

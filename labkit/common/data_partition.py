@@ -1,4 +1,4 @@
-"""The partition of samples among workers: identically distributed, or skewed by label."""
+"""The partition of samples among workers: at random ("iid"), or skewed by label."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _DIRICHLET = re.compile(r"dirichlet\(([^()]+)\)")
 
 
 def concentration(shards: str) -> float | None:
-    """Return the concentration α of "dirichlet(α)", or None for "iid" and "by_label".
+    """Return α for the partition "dirichlet(α)", or None for the partitions "iid" and "by_label".
 
     Raises:
-        ValueError: The text names no partition.
+        ValueError: The text is not the name of a partition.
     """
     if shards in (IID, "by_label"):
         return None
@@ -41,19 +41,21 @@ def concentration(shards: str) -> float | None:
 def partition_samples(
     labels: NDArray[Any] | int, sizes: Sequence[int], shards: str = IID, seed: int = 0
 ) -> list[NDArray[np.int64]]:
-    r"""Return the indices of each worker's samples; the shards are disjoint.
+    r"""Return the indices of the samples of each worker's shard; no sample is in two shards.
 
-    "iid" draws the shards at random. "by_label" sorts the samples by label and cuts the list into
-    shards. "dirichlet(α)" draws label proportions \(q \sim \mathrm{Dir}(\alpha p)\) for each
-    worker, where p are the label proportions of the whole data set. It then draws the worker's
-    samples with these proportions q. A label whose samples are used up is no longer drawn, so the
-    last shards receive the remaining samples. For α → ∞ all shards have the same label proportions.
-    For α → 0 each of the first shards has one label.
+    The partition "iid" draws the shards at random. The partition "by_label" sorts the samples by
+    label and cuts the sorted list into shards. The partition "dirichlet(α)" draws label proportions
+    \(q \sim \mathrm{Dir}(\alpha p)\) for each worker, where p are the label proportions of the
+    whole data set. The partition "dirichlet(α)" then draws the samples of each worker according to
+    the worker's label proportions q. If all samples of a label have been drawn, this label is no
+    longer drawn, so the last shards receive the remaining samples. For α → ∞ all shards have the
+    same label proportions. For α → 0, each of the first shards has samples of only one label.
 
     Args:
-        labels: Integer labels, one for each sample; for "iid", the number of samples suffices.
-        sizes: Number of samples of each shard; the sum is the number of all samples.
-        shards: Kind of partition: "iid", "by_label" or "dirichlet(α)".
+        labels: Integer labels, one for each sample. For "iid", the number of samples can be given
+            instead.
+        sizes: Number of samples of each shard; the sum of all sizes is the number of samples.
+        shards: Name of the partition: "iid", "by_label" or "dirichlet(α)".
         seed: Seed of the random draws.
 
     Reference: T.-M. H. Hsu, H. Qi, M. Brown: Measuring the effects of non-identical data
@@ -70,7 +72,7 @@ def partition_samples(
     if alpha is None:
         return np.split(order, ends)
     counts = np.unique(known, return_counts=True)[1]
-    stock = np.split(order, np.cumsum(counts)[:-1])  # in random order within a label
+    stock = np.split(order, np.cumsum(counts)[:-1])  # the samples of a label, in random order
     used = np.zeros_like(counts)
     indices = []
     for size in sizes:
@@ -84,11 +86,11 @@ def partition_samples(
 def _draw_counts(
     rng: np.random.Generator, size: int, shares: NDArray[np.float64], available: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Draw the number of samples of each label in one shard, limited by the available samples."""
+    """Draw the number of samples of each label in a shard, at most the available ones."""
     counts = np.zeros_like(available)
     while missing := size - int(counts.sum()):
         weights = np.where(available > counts, shares, 0.0)
-        if not weights.sum():  # all labels that this worker draws from are used up
+        if not weights.sum():  # the samples of all labels in this worker's proportions are used up
             weights = (available - counts).astype(np.float64)
         draws = rng.multinomial(missing, weights / weights.sum())
         counts = np.minimum(counts + draws, available)

@@ -1,4 +1,4 @@
-"""The exception classes of labkit, and helpers that shorten values and messages for errors."""
+"""The exception classes of labkit, and functions that shorten values and messages for errors."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 
 from labkit.common.terminal import one_line
 
-# Error numbers of a full or read-only disk.
+# These error numbers mean that the disk is full or read-only, or that permission is denied.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
-# Error numbers of an invalid path.
+# These error numbers mean that a path is invalid.
 PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
@@ -27,21 +27,21 @@ _FRAMES = re.compile(
 
 
 class LabkitError(Exception):
-    """An error on which the user can act; the command line prints its message on one line."""
+    """An error that the user can fix; the command line prints its message on one line."""
 
 
 class InvalidInput(LabkitError, ValueError):
-    """An invalid value, rejected before any rank starts; the command line exits with code 2."""
+    """An invalid value, rejected if possible before any rank starts; the exit code is 2."""
 
 
 class Pruned(LabkitError):
-    """Raised when a hyperparameter search stops an unpromising run and its notebook early."""
+    """Raised when a hyperparameter search ends an unpromising run and its notebook early."""
 
 
 def short(value: object) -> str:
     """Return the `repr` of a value for an error message, cut to 80 characters."""
     text = " ".join(repr(value).split())
-    # The text is cut, because a NumPy array in an error message would fill the screen.
+    # The text is cut, because the `repr` of a large NumPy array would fill the screen.
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
@@ -52,7 +52,8 @@ def gist(message: str) -> str:
     'Exception encountered when calling Dense.call(). shapes differ'
     """
     lines = _FRAMES.sub("", _COLOR.sub("", message) + "\n").splitlines()
-    # TensorFlow repeats a Python exception below the frames of its traceback.
+    # Repeated lines are dropped, because TensorFlow repeats a Python exception below the frames of
+    # the exception's traceback.
     text = one_line(" ".join(dict.fromkeys(line.strip() for line in lines)))
     return text or one_line(message)
 
@@ -61,7 +62,8 @@ def cannot_write(path: object, error: OSError) -> LabkitError:
     """Return the error to raise when a file cannot be written.
 
     Returns:
-        A LabkitError if the disk is full or read-only; otherwise an InvalidInput.
+        A LabkitError if the disk is full or read-only, or if permission is denied. For all other
+        errors, an InvalidInput.
     """
     error_class = LabkitError if error.errno in DISK else InvalidInput
     return error_class(f"{path} cannot be written: {error.strerror}")

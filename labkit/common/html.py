@@ -7,22 +7,22 @@ from html import escape
 
 
 def card(title: str, *parts: str) -> str:
-    """Return HTML elements below a title, which is text."""
+    """Return HTML that shows elements (`parts`) below a title, which is escaped text."""
     return f"<div><strong>{escape(title)}</strong>{''.join(parts)}</div>"
 
 
 def line(text: str) -> str:
-    """Return HTML of one line of text."""
+    """Return HTML that shows a text as one line."""
     return f"<div>{escape(text)}</div>"
 
 
 def pairs(values: Mapping[str, str]) -> str:
-    """Return an HTML table of names and values, or "" if there are none."""
+    """Return an HTML table of names and values, or "" if there are no values."""
     return table([[name, value] for name, value in values.items()]) if values else ""
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """Return an HTML table whose first column contains the row headers."""
+    """Return an HTML table; the first column contains the headers of the rows."""
     top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     lines = "".join(
         f'<tr><th scope="row" style="text-align:left">{escape(first)}</th>'
@@ -34,7 +34,7 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
 
 
 def folded(summary: str, content: str) -> str:
-    """Return HTML whose content is hidden until a click on the summary."""
+    """Return HTML that shows a summary, and its content only after a click."""
     return f"<details><summary>{escape(summary)}</summary>{content}</details>"
 
 
@@ -44,11 +44,12 @@ def preformatted(text: str) -> str:
 
 
 def curve(values: Sequence[float], label: str, width: int = 240, height: int = 48) -> str:
-    """Return a small SVG curve of equidistant values, or "" if there are fewer than two."""
+    """Return a small SVG curve of equally spaced values, or "" for fewer than two values."""
     if len(values) < 2:
         return ""
     low, high = min(values), max(values)
-    # The range of equal values is 0, and the curve divides by the range.
+    # If all values are equal, their range is 0; 1 replaces it, because the curve divides by the
+    # range.
     room = (high - low) or 1.0
     points = " ".join(
         f"{2 + (width - 4) * place / (len(values) - 1):.1f},"

@@ -1,8 +1,8 @@
-"""Import paths: processes may import from the folders of a notebook and of its caller.
+"""Import paths: processes may import from the folder of a notebook and from its caller's folder.
 
-Installed modules come first, so a module in these folders cannot replace an installed module. Every
-Python process of labkit starts with Python's option -P, because its working directory may belong to
-another user.
+Folders with installed modules come first on the import path, so a module in a notebook's folder
+cannot replace an installed module. Every Python process of labkit starts with the option -P,
+because the working directory may belong to another user.
 """
 
 from __future__ import annotations
@@ -12,38 +12,39 @@ import os
 import sys
 from pathlib import Path
 
-# This environment variable passes the extra folders to child processes.
+# This environment variable passes the additional import folders to child processes.
 VARIABLE = "LABKIT_MODULES"
-_SEPARATOR = "\n"  # separates folders, whose names may contain a colon
+_SEPARATOR = "\n"  # separates folders; unlike a colon, it rarely occurs in their names
 _added: list[str] = []  # folders that this module has added to `sys.path`
 
 
 def notebook_folders(notebook: Path) -> str:
     """Return the folders that a notebook imports from, joined by newlines.
 
-    JupyterLab uses the notebook's folder, and papermill uses the caller's working directory.
+    A notebook may import from its own folder, as in JupyterLab, and from the caller's working
+    directory, as with papermill.
     """
     return _SEPARATOR.join(dict.fromkeys([str(notebook.resolve().parent), os.getcwd()]))
 
 
 def split_folders(text: str) -> list[str]:
-    """Return the folders in a newline-separated text."""
+    """Return the folders in a text that has one folder per line."""
     return [path for path in text.split(_SEPARATOR) if path]
 
 
 def extra_folders() -> str:
-    """Return the extra folders that this process imports from, joined by newlines, or ""."""
+    """Return the additional folders that this process imports from, one per line, or ""."""
     here = os.getcwd()
-    # The entry "" of `sys.path` stands for the working directory.
+    # The entry "" of `sys.path` also means the working directory.
     may = any(os.path.realpath(place) == here for place in sys.path)
     return os.environ.get(VARIABLE, here if may else "")
 
 
 def append_folders(places: str) -> None:
-    """Append folders to the import path of this process and of its future child processes.
+    """Append folders to the import path of this process and of child processes started later.
 
     Args:
-        places: Newline-separated folders; they replace the folders of the previous call.
+        places: Folders, one per line; they replace the folders that the previous call has appended.
     """
     sys.path[:] = [entry for entry in sys.path if entry not in _added]
     _added[:] = [entry for entry in split_folders(places) if entry not in sys.path]
@@ -53,5 +54,5 @@ def append_folders(places: str) -> None:
 
 
 def append_inherited() -> None:
-    """Append the import folders that the parent process has passed on in the environment."""
+    """Append the additional import folders that the parent process has set in the environment."""
     append_folders(os.environ.get(VARIABLE, ""))

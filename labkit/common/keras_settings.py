@@ -20,7 +20,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def settings() -> dict[str, Any]:
-    """Return the Keras settings: the caller's settings on a rank, otherwise those of keras.json."""
+    """Return the Keras settings: on a rank, those of the caller; on other processes, keras.json."""
     text = os.environ.get(CARRIED)
     values = json.loads(text) if text else _file()
     return {name: values.get(name, default) for name, default in DEFAULTS.items()}
@@ -32,7 +32,7 @@ def changed() -> dict[str, Any]:
 
 
 def carried() -> dict[str, str]:
-    """Return the environment variable that passes the Keras settings to ranks on any host."""
+    """Return the environment variable that sends the Keras settings to ranks on any host."""
     return {CARRIED: json.dumps(settings())}
 
 

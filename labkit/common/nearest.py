@@ -16,15 +16,15 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 MOST = 3  # maximum number of suggested names
-LISTED = 20  # maximum length of a list of allowed names beside a suggestion
+LISTED = 20  # maximum number of allowed names that a message lists beside a suggestion
 
 
 class UnknownArgument(InvalidInput, TypeError):
-    """Raised for a keyword argument that the called function does not have."""
+    """Raised for a keyword argument that the called function does not accept."""
 
 
 def hint(name: object, allowed: Iterable[str]) -> str:
-    """Return ` (did you mean 'epochs'?)`, or "" if no allowed name is near."""
+    """Return a hint such as ` (did you mean 'epochs'?)`, or "" if no allowed name is similar."""
     near = [repr(match) for match in nearest(name, allowed)]
     if not near:
         return ""
@@ -34,9 +34,10 @@ def hint(name: object, allowed: Iterable[str]) -> str:
 def nearest(name: object, allowed: Iterable[str]) -> list[str]:
     """Return the allowed names that the user probably means, the likeliest first.
 
-    A former name gives its new name. Otherwise a name with the same letters, in any order, or with
-    the same initials is returned. Without such a name, the closest spelling is returned, or else up
-    to three names that contain the given name.
+    If `name` is a former name, its current name is returned. If `name` is no former name, a name
+    with the same letters (in any order) or with these initials is returned. If no such name exists,
+    the name with the closest spelling is returned. If no spelling is close, up to three names that
+    contain `name` are returned.
 
     >>> nearest("lr", ["epochs", "learning_rate"])
     ['learning_rate']
@@ -47,7 +48,7 @@ def nearest(name: object, allowed: Iterable[str]) -> list[str]:
     known: dict[str, str] = {}
     for candidate in allowed if typed else ():
         known.setdefault(_letters(candidate), candidate)
-    moved = sorted(typed)  # difflib gives transposed letters too low a similarity
+    moved = sorted(typed)  # difflib computes too low a similarity for transposed letters
     for same in (
         [candidate for letters, candidate in known.items() if letters == typed],
         [candidate for candidate in known.values() if _initials(candidate) == typed],
@@ -64,7 +65,7 @@ def nearest(name: object, allowed: Iterable[str]) -> list[str]:
 def listed(name: object, allowed: Collection[str], word: str = "allowed") -> str:
     """Return a text with the nearest and all allowed names: ` (did you mean 'a'?); allowed: a, b`.
 
-    The list is omitted if it is long and a near name exists.
+    The list of all allowed names is omitted if it is long and a similar name exists.
     """
     near = hint(name, allowed)
     if near and len(allowed) > LISTED:

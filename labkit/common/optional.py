@@ -1,4 +1,4 @@
-"""Imports of libraries that only labkit's optional extras install."""
+"""Imports of libraries that only the optional extras of the package labkit install."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from labkit.common.errors import LabkitError
 
 
 def optional(module: str, extra: str) -> Any:
-    """Import and return a library that one of labkit's extras installs.
+    """Import and return a library that belongs to one of labkit's optional extras.
 
     Args:
         module: Name of the module.
         extra: Name of the extra that installs the module.
 
     Raises:
-        LabkitError: The library is not installed; the message contains the command to paste.
+        LabkitError: The library is not installed; the message contains the command that installs
+            it.
     """
     try:
         return import_module(module)

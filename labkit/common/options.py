@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 Parsed = TypeVar("Parsed", bound="Options")
 
-# The type is strict, because `true` in a notebook's parameters cell must not count as 1, nor "64"
-# as 64.
+# The type is strict: in a notebook's parameters cell, `true` must not count as 1, and "64" must not
+# count as 64.
 Count = Annotated[int, Field(strict=True, ge=1)]
 
 
 class Options(BaseModel):
-    """Base class of all options; a field's description appears in its error message."""
+    """Base class of all options; the description of a field appears in its error message."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def lookup(family: Mapping[str, Value], name: JSON, kind: str) -> Value:
-    """Return `family[name]`.
+    """Return `family[name]`, or raise an error with suggestions.
 
     Args:
-        family: All known values by name.
-        name: The name to look up.
+        family: All allowed values, by name.
+        name: The name to look up in `family`.
         kind: Noun for the value in the error message, such as "model".
 
     Raises:
@@ -45,21 +45,21 @@ def lookup(family: Mapping[str, Value], name: JSON, kind: str) -> Value:
 
 
 def parse(options: type[Parsed], owner: str, values: Mapping[str, object]) -> Parsed:
-    """Return the options as a validated model.
+    """Return option values as a validated pydantic model.
 
     Args:
-        options: Class of the options, whose fields are the option names.
-        owner: Start of an error message, such as "model 'mlp'".
+        options: Class of the model, whose fields are the option names.
+        owner: First words of an error message, such as "model 'mlp'".
         values: Option values by option name.
 
     Raises:
-        InvalidInput: An option is unknown or its value is invalid; the message names what is
+        InvalidInput: An option is unknown or its value is invalid; the message lists what is
             allowed.
     """
     try:
         return options.model_validate(dict(values))
     except ValidationError as error:
-        # Only the first error is shown, because it may have caused all other errors.
+        # Only the first error is reported, because it may have caused all other errors.
         first = error.errors()[0]
     option = str(first["loc"][0])
     fields = options.model_fields

@@ -1,4 +1,4 @@
-"""Output files of commands: paths are validated before the work, and other files are kept."""
+"""Output files of commands: paths are validated before the work; foreign files are not replaced."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from labkit.common.errors import InvalidInput
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_FORCE = "labkit.force"  # key in the context of a click command
-_ENDS = 2**16  # number of bytes at each end of a file that are searched for a mark
-# These patterns recognize files that labkit writes: pages, traces, benchmark and study rows,
+_FORCE = "labkit.force"  # key under which the context of a click command stores --force
+_ENDS = 2**16  # number of bytes at the start and at the end of a file that are searched for a mark
+# These patterns recognize files that labkit has written: pages, traces, benchmark and study rows,
 # calibrations, exports for other tools, and tables (by their common columns). Each pattern scans a
-# file only once, because the search in a large file of another program must not take minutes.
+# file only once, because searching a large file of another program must not take minutes.
 _MARKS = re.compile(
     rb'<meta name="generator" content="labkit">|"generator": ?"labkit"'
     rb'|^\{[^\n]*"bench": ?"[a-z]+", ?"(?:case|runs)": |^\{"source": ?"[^\n]*"study": ?"'
@@ -27,23 +27,26 @@ _MARKS = re.compile(
     rb"|^(?:#[^\n]*\n)+# Written by `labkit |^# [^\n]*\n\nMade from the docstrings by `labkit "
     rb"|^(?:[^\n]*,)?run,state,started[,\r\n]",
 )
-_COLUMNS = (b"run", b"state", b"started")  # column names of labkit's Parquet tables
+# Column names by which labkit's Parquet tables are recognized.
+_COLUMNS = (b"run", b"state", b"started")
 
 
 class OutputFile(click.Path):
-    """A click parameter type: a file to write, in a folder that exists or can be created.
+    """A click parameter type: an output file, in a folder that exists or that can be created.
 
-    A file that labkit has not written is replaced only with `--force`, which `output_option` adds.
+    A file that labkit has not written is replaced only if the command has the option `--force`,
+    which `output_option` adds.
     """
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path after validation.
+        """Return the path of the output file after validation.
 
         Raises:
-            InvalidInput: The file cannot be written, or labkit has not written the existing file.
+            InvalidInput: The file cannot be written, or another program has written the existing
+                file.
         """
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if ctx is not None and not ctx.resilient_parsing:
@@ -52,7 +55,7 @@ class OutputFile(click.Path):
 
 
 def output_option(*names: str, **more: Any) -> Callable[[F], F]:
-    """Return a click option of the type `OutputFile`; the command also gets `--force`."""
+    """Return a click option of the type `OutputFile`, which also adds `--force` to the command."""
 
     def decorate(command: F) -> F:
         option = click.option(*names, type=OutputFile(), **more)(command)
@@ -70,7 +73,7 @@ _FORCE_OPTION = click.option(
     "--force",
     "replace",
     is_flag=True,
-    is_eager=True,  # click parses --force before the paths that it affects
+    is_eager=True,  # click parses --force before the paths, because it affects them
     expose_value=False,
     callback=_store_force,
     help="Replace files that labkit has not written.",
@@ -82,11 +85,11 @@ def check_output(path: Path, replace: bool = False) -> None:
 
     Args:
         path: Path of the file.
-        replace: Whether a file that labkit has not written may be replaced.
+        replace: Whether the command may replace a file that another program has written.
 
     Raises:
-        InvalidInput: The folder cannot be created or written, the path is no regular file, or
-            labkit has not written the existing file.
+        InvalidInput: The folder cannot be created or written, the path is not a regular file, or
+            another program has written the existing file.
     """
     try:
         status = path.stat() if os.path.lexists(path) else None
@@ -123,7 +126,7 @@ def _longest_name(folder: Path) -> int:
 
 
 def _is_from_labkit(path: Path, size: int) -> bool:
-    """Return whether a file is empty or looks like a file that labkit has written."""
+    """Return whether a file is empty, or has a mark of the files that labkit writes."""
     try:
         with path.open("rb") as file:
             begin = file.read(_ENDS)

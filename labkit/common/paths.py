@@ -1,4 +1,4 @@
-"""Folders for caches, compiled Python and the state of running clusters, not for results."""
+"""Folders for caches, compiled Python files and the state of running clusters, not for results."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from labkit.common.errors import LabkitError
 
 
 def cache_folder(name: str) -> Path:
-    """Return a cache folder, which may be deleted at any time.
+    """Return a cache folder; its content may be deleted at any time.
 
     `LABKIT_CACHE` sets the parent folder; the default is the user's cache folder. If the user's
-    home is not writable, the cache is in the runtime folder.
+    cache folder is not writable, the cache is in the runtime folder.
 
     Raises:
         LabkitError: The folder cannot be created.
@@ -33,20 +33,20 @@ def cache_folder(name: str) -> Path:
     try:
         _usable(root, "LABKIT_CACHE")
     except LabkitError as error:
-        # The home folder may not belong to the user of a container image, or may be a file.
+        # In a container, the home folder may belong to another user, or may be a file.
         root = runtime_folder("cache")
         _warn_once(f"{error}; until then caches are kept in {root}")
     return _usable(root / name, "LABKIT_CACHE")
 
 
 def state_folder(name: str) -> Path:
-    """Return a private folder for state that outlives a login session.
+    """Return a private folder for state that remains after a login session.
 
     `LABKIT_STATE` sets the parent folder; the default is the user's state folder. If the user's
-    home is not writable, the state is in the runtime folder.
+    state folder is not writable, the state is in the runtime folder.
 
     Raises:
-        LabkitError: Other users may access the folder, it is a link, or it cannot be created.
+        LabkitError: The folder is open to other users, is a link, or cannot be created.
     """
     if parent := os.environ.get("LABKIT_STATE"):
         return _private(Path(parent), "LABKIT_STATE", name)
@@ -59,40 +59,42 @@ def state_folder(name: str) -> Path:
 
 
 def runtime_folder(name: str) -> Path:
-    """Return a private folder for files that no process needs after its end.
+    """Return a private folder for files that are needed only while a process runs.
 
     `LABKIT_RUNTIME` sets the parent folder; the default is `XDG_RUNTIME_DIR`, or the temporary
     folder.
 
     Raises:
-        LabkitError: Other users may access the folder, it is a link, or it cannot be created.
+        LabkitError: The folder is open to other users, is a link, or cannot be created.
     """
     parent = os.environ.get("LABKIT_RUNTIME")
     login = os.environ.get("XDG_RUNTIME_DIR")
-    # Without systemd, XDG_RUNTIME_DIR may name a folder that does not exist.
+    # Without systemd, the variable XDG_RUNTIME_DIR may name a folder that does not exist.
     login = login if login and os.access(login, os.W_OK | os.X_OK) else None
     return _private(Path(parent or login or tempfile.gettempdir()), "LABKIT_RUNTIME", name)
 
 
 def peers_folder() -> Path:
-    """Return the folder of other frameworks' environments, which `LABKIT_PEERS` can set."""
+    """Return the folder for Python environments of other frameworks; `LABKIT_PEERS` can set it."""
     data = platformdirs.user_data_path("labkit", appauthor=False)
     return Path(os.environ.get("LABKIT_PEERS") or data / "peers").absolute()
 
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
-    # The CPU affinity counts, because a container or batch system may restrict it; macOS has none.
+    # The CPU affinity is used, because a container or batch system may restrict it. macOS has no
+    # CPU affinity, so all cores are counted.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def bytecode_variables() -> dict[str, str]:
     """Return environment variables that let child processes reuse compiled Python files.
 
-    Containers often set PYTHONDONTWRITEBYTECODE. Each engine would then compile TensorFlow again
-    and take three times as long to start. The variables put the compiled files into labkit's cache,
-    never beside the sources. The result is empty if Python writes bytecode, if a bytecode folder is
-    already set, or if the installer has compiled labkit's dependencies.
+    Containers often set PYTHONDONTWRITEBYTECODE, so that Python writes no compiled files. Without
+    compiled files, each engine would compile TensorFlow's Python files again, and would take three
+    times as long to start. With these variables, Python writes compiled files into labkit's cache,
+    never beside the sources. The result is empty if Python writes bytecode anyway, if a bytecode
+    folder is already set, or if the installer has compiled labkit's dependencies.
     """
     chosen = sys.pycache_prefix or "PYTHONPYCACHEPREFIX" in os.environ
     if not sys.dont_write_bytecode or chosen or _is_compiled("ipyparallel"):
@@ -101,32 +103,33 @@ def bytecode_variables() -> dict[str, str]:
 
 
 def keep_bytecode() -> None:
-    """Set the variables of `bytecode_variables` for all future child processes."""
+    """Set the variables of `bytecode_variables` for child processes that start later."""
     os.environ.update(bytecode_variables())
 
 
 def fingerprint() -> str:
-    """Return the SHA-256 of labkit's source, which identifies the version behind a measurement."""
+    """Return the SHA-256 of labkit's source, which identifies the version that has measured."""
     checksum = hashlib.sha256()
-    # The files are sorted, because the order in which a folder lists files may vary.
+    # The files are sorted, because the order of files in a folder listing may vary.
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         checksum.update(file.read_bytes())
     return checksum.hexdigest()
 
 
 def _private(place: Path, variable: str, name: str) -> Path:
-    """Return a subfolder of this user's private folder below `place`.
+    """Return a subfolder of this user's private folder; the private folder is inside `place`.
 
     Args:
-        place: Parent of the private folder.
-        variable: Environment variable that sets another parent, for the error message.
-        name: Name of the subfolder.
+        place: Folder that contains the private folder.
+        variable: Environment variable by which users can choose another `place`, for the error
+            message.
+        name: Name of the subfolder in the private folder.
     """
     root = place / f"labkit-{os.getuid()}"
     if not os.path.lexists(root):
         _usable(root, variable)
-    # If the parent is world-writable, another user can create the private folder first, even as a
-    # link.
+    # If `place` is writable for everyone, another user can create the private folder first, even as
+    # a link.
     status = root.lstat()
     if not stat.S_ISDIR(status.st_mode):
         wrong = "is a link or a file, not a folder"
@@ -140,11 +143,12 @@ def _private(place: Path, variable: str, name: str) -> Path:
 
 
 def _usable(folder: Path, variable: str) -> Path:
-    """Return a folder that this process can write to; create it if it does not exist.
+    """Return a folder that this process can write to; create the folder if it does not exist.
 
     Args:
         folder: Path of the folder.
-        variable: Environment variable that sets another folder, for the error message.
+        variable: Environment variable by which users can choose another folder, for the error
+            message.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -163,6 +167,6 @@ def _warn_once(line: str) -> None:
 
 def _is_compiled(package: str) -> bool:
     spec = find_spec(package)
-    # The check of one package suffices, because an installer compiles all packages or none.
+    # Checking one package is enough, because an installer compiles all packages or none.
     source = spec.origin if spec else None
     return source is not None and Path(cache_from_source(source)).exists()

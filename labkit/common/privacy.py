@@ -1,4 +1,4 @@
-"""Anonymization of text for publication: no absolute path, user name or host name remains."""
+"""Anonymization of text for publication: absolute paths, user names and host names are removed."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-# This pattern matches an absolute path of two parts or more, but no URL, relative path or closing
-# tag. Embedded base64 data are matched first, so that their slashes are not taken for paths.
+# This pattern matches an absolute path with at least two components, but no URL, relative path or
+# closing tag. Embedded base64 data match first, so that slashes in the data are not treated as
+# paths.
 _PATH = re.compile(
     r"(?P<data>data:[\w/+.-]+;base64,[\w+/=]+)"
     r"|(?<![\w./<~…])(?:/[\w.@+=,~-]+)+/(?P<last>[\w.@+=,~-]*)"
 )
 _HOME = re.compile(r"(?<![\w.])/(?:home|Users)/[\w.-]+")
 _ANSI = re.compile(r"\x1b\[[\d;]*m")
-_OPEN = {"root", "localhost"}  # names that identify nobody
+_OPEN = {"root", "localhost"}  # user and host names that identify nobody
 _QUOTE = r"""(?:["'`]|\\["']|&(?:quot|apos|\#39|\#x27);)"""
 _SET = rf"{_QUOTE}*\s*(?:=>?|:)\s*{_QUOTE}*"
-_MODE = r"(?<![\w-])[-dlbcps](?:[r-][w-][xsStT-]){3}[.+@]?\s+\d+\s+"  # a line of `ls -l`
+# The start of a line that `ls -l` prints.
+_MODE = r"(?<![\w-])[-dlbcps](?:[r-][w-][xsStT-]){3}[.+@]?\s+\d+\s+"
 _ANYWHERE = r"(?P<keep>(?<![\w-]))NAME(?![\w-])"
-# In these contexts NAME is the name of a user; the text of the group `keep` is preserved.
+# In these contexts, NAME is a user name. The text that matches the group `keep` is not replaced.
 _OF_USER = (
     r"(?P<keep>(?<![\w-]))NAME(?=@[A-Za-z…])",
     r"(?P<keep>~)NAME(?![\w-])",
@@ -45,15 +47,16 @@ _OF_HOST = (
 
 
 def scrub(text: str) -> str:
-    """Shorten absolute paths to their last part and replace the names of user and host by "…".
+    """Shorten absolute paths to their last component, and replace user and host names by "…".
 
     >>> scrub("no file /srv/lab/alice/data/mnist.npz")
     'no file …/mnist.npz'
     """
     text = _ANSI.sub("", text).replace("file://", "")  # colour codes could split paths
-    # File names may contain bytes that are not UTF-8.
+    # The text is re-encoded, because file names may contain bytes that are not UTF-8.
     text = text.encode(errors="backslashreplace").decode()
-    # Known folders are replaced first, because the path pattern misses paths with blanks.
+    # Known folders are replaced before other paths, because the path pattern misses paths with
+    # blanks.
     for place, short in _places():
         text = text.replace(place, short)
     text = _HOME.sub("~", text)
@@ -67,31 +70,32 @@ def scrub(text: str) -> str:
 
 
 def _last(part: str, names: Iterable[str]) -> str:
-    """Return the last part of a path, or "…" if this part is a user or host name."""
+    """Return the last component of a path, or "…" if this component is a user or host name."""
     return "…" if part in names else part
 
 
 @lru_cache
 def _places() -> list[tuple[str, str]]:
-    """Return the known folders and their short forms, the longest first.
+    """Return known folders (such as the home folder) and their short forms, the longest first.
 
-    Longer paths are replaced first, because a replaced home folder would hide the path of a project
-    folder inside it.
+    Longer paths are replaced first. If the home folder were replaced first, the path of a Python
+    environment inside it would no longer match.
     """
     places = {str(Path(sys.prefix)): "…"}
     with suppress(RuntimeError):  # the user of a container may have no home folder
         places[str(Path.home())] = "~"
-    # A short path such as "/" or "/root" also occurs in unrelated text.
+    # Short paths such as "/" or "/root" are not replaced, because they also occur in unrelated
+    # text.
     known = [(place, short) for place, short in places.items() if len(place) > 5]
     return sorted(known, key=lambda pair: -len(pair[0]))
 
 
 @lru_cache
 def _names() -> dict[str, list[re.Pattern[str]]]:
-    """Return the names of user and host, the longest first, with the patterns that match them.
+    """Return the names of user and host, the longest first, each with patterns that match it.
 
-    The patterns require a context, because a user's name may also be a word, such as the optimizer
-    "adam".
+    The patterns require a context, because a user name may also be an ordinary word, such as the
+    optimizer "adam".
     """
     host = socket.gethostname()
     places: dict[str, tuple[str, ...]] = dict.fromkeys((host, host.split(".")[0]), _OF_HOST)

@@ -24,18 +24,18 @@ _TIMES = {
     **dict.fromkeys(("h", "hour", "hours"), 3600.0),
     **dict.fromkeys(("d", "day", "days"), 86400.0),
 }
-_BITS = 1e6  # minimum bits/s of a link of a testbed
+_BITS = 1e6  # minimum rate of a testbed's link in bits/s
 
 
 class _Kind(NamedTuple):
-    """A kind of quantity: the function that converts a unit to the base unit, and error text."""
+    """A physical quantity: the function that converts units to the base unit, and error text."""
 
     size: Callable[[str], float | None]
     allowed: str
 
 
 def _data(unit: str, rate: bool) -> float | None:
-    """Return a data unit in bytes, or a rate unit in bytes/s; "b" is a bit, "B" a byte."""
+    """Return a data unit in bytes, or a rate unit in bytes/s; "b" stands for bit, "B" for byte."""
     match = _DATA.fullmatch(unit)
     if match is None:
         return None
@@ -66,7 +66,7 @@ def parse_seconds(value: object, field: str = "time", allowed: str = _SECONDS.al
 
 
 def parse_limit(value: object, field: str = "limit") -> float:
-    """Convert a timeout to seconds, which must be above 0."""
+    """Convert a timeout to seconds; raise InvalidInput unless it is above 0."""
     if seconds := parse_seconds(value, field):
         return seconds
     raise _refusal(field, value, "more than 0 s")
@@ -94,10 +94,11 @@ def parse_rate(value: object, field: str = "bandwidth") -> float:
 
 
 def bits_of(rate: str, field: str = "rate") -> int:
-    """Convert a text such as "1Gb/s" to bits/s, which must be at least 1 Mb/s.
+    """Convert a text such as "1Gb/s" to bits/s; raise InvalidInput below 1 Mb/s.
 
     Raises:
-        InvalidInput: The value is no such rate; the message names the option `field`.
+        InvalidInput: The value is not a rate of at least 1 Mb/s; the message names the option
+            `field`.
     """
     allowed = "bits a second from 1Mb up, such as 100Mb or 1Gb/s"
     known = _RATE._replace(allowed=allowed)
@@ -124,5 +125,6 @@ def _parse(value: object, field: str, kind: _Kind) -> float:
 
 
 def _product(number: float, size: float) -> float:
-    # A division by 1e6 rounds once, unlike a product with 1e-6: 50 / 1e6 == 5e-05 != 50 * 1e-6.
+    # For small units, the number is divided by 1e6 instead of multiplied by 1e-6, because a
+    # division rounds only once: 50 / 1e6 == 5e-05 != 50 * 1e-6.
     return number * size if size >= 1 else number / round(1 / size)

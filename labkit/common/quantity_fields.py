@@ -1,4 +1,4 @@
-"""Pydantic field types for times, sizes and rates: numbers, or texts with a unit."""
+"""Pydantic field types for times, sizes and rates, given as numbers or as texts with a unit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from labkit.common.quantities import parse_bytes, parse_rate, parse_seconds
 
 
 def _field(parse: Callable[[object, str], float]) -> BeforeValidator:
-    """Return a validator that parses texts with a unit and leaves numbers to pydantic."""
+    """Return a validator that parses texts with a unit; pydantic itself validates numbers."""
 
     def parsed(value: object, info: ValidationInfo) -> object:
         text = isinstance(value, str | bool)

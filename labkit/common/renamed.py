@@ -1,7 +1,7 @@
 """Former names of public fields, classes, functions and options, with their current names.
 
 Code that uses a former name gets an error with the current name. `labkit.records.renamed` reads
-records that were written under former names.
+records that contain former names.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CLASSES: Names = {  # strategies and compressors
 }
 _STALE: Names = {"remedy": "staleness_correction", "compensation": "delay_compensation"}
 _SLICES: Names = {"slices": "tensor_parallel_size"}
-OPTIONS: dict[str, Names] = {  # former options by the current name of the strategy
+OPTIONS: dict[str, Names] = {  # former option names, by the current name of the strategy
     "AllReduce": {"microscope": "compression_stats_every"},
     "AsynchronousDiLoCo": {"delayed": "momentum_delay"},
     "BlockCoordinateDescent": {"select": "selection", "parallel": "blocks_per_round"},
@@ -62,7 +62,7 @@ OPTIONS: dict[str, Names] = {  # former options by the current name of the strat
 # No record contains the former names of these tables.
 _VIRTUAL: Names = dict.fromkeys(VIRTUAL_CLOCK, "virtual")  # former fields of an experiment
 _CODE: Names = {
-    # clusters, communicators, checkpoints
+    # former names of clusters, communicators, checkpoints
     "limit": "timeout",
     "place": "map_by",
     "step": "launch_command",
@@ -85,14 +85,14 @@ _CODE: Names = {
     "taken": "step",
     "strong": "strong_efficiency",
     "weak": "weak_efficiency",
-    # runs and functions of the package
+    # former names in runs, and of functions of the package
     "microscope": "compression_stats",
     "interleaving": "update_log",
     "frame": "to_dataframe",
     "form": "parameter_form",
     "reading": "summarize",
     "fault_league": "fault_comparison",
-    # commands and their options
+    # former names of commands and their options
     "warm": "prestart",
     "peers": "frameworks",
     "--where": "--breakdown",
@@ -128,7 +128,7 @@ def name_today(name: object, allowed: Collection[str]) -> str | None:
 
 
 def refuse_former_attributes(kind: Class) -> Class:
-    """Make access to an attribute's former name raise AttributeError with the current name."""
+    """Make reading an attribute by its former name raise AttributeError with the current name."""
 
     def refuse(self: object, name: str) -> NoReturn:
         raise missing_attribute(type(self).__name__, name, dir(kind))
@@ -139,14 +139,14 @@ def refuse_former_attributes(kind: Class) -> Class:
 
 
 def missing_attribute(owner: str, name: str, allowed: Collection[str]) -> AttributeError:
-    """Return the AttributeError of a missing attribute, with the current name of a former name."""
+    """Return the AttributeError for a missing attribute; for a former name, add the new name."""
     today = name_today(name, allowed)
     now = f": its name is now {today!r}" if today else ""
     return AttributeError(f"{owner!r} object has no attribute {name!r}{now}", name=name)
 
 
 def rename_classes(value: Any) -> Any:
-    """Return a JSON value in which strategies and compressors have their current names."""
+    """Return a JSON value in which strategies and compressors have their current class names."""
     if isinstance(value, list):
         return [rename_classes(item) for item in value]
     if not isinstance(value, dict):
@@ -157,7 +157,7 @@ def rename_classes(value: Any) -> Any:
 
 
 def rename_network(value: Any) -> Any:
-    """Return the fields of a network with their current names; other values stay unchanged."""
+    """Return a network's fields with their current names; return other values unchanged."""
     if not isinstance(value, dict) or "slow" not in value:
         return value
     network = rename_keys(value, {"slow": "stragglers"})
@@ -165,12 +165,12 @@ def rename_network(value: Any) -> Any:
 
 
 def rename_slowdowns(value: Any) -> Any:
-    """Return slowdowns by rank with current field names; a plain factor stays unchanged."""
+    """Return slowdowns by rank with current field names; a number as slowdown stays unchanged."""
     if not isinstance(value, dict):
         return value
     return {k: rename_keys(v, COMPUTE_TIME) if isinstance(v, dict) else v for k, v in value.items()}
 
 
 def rename_keys(record: Fields, names: Names) -> Fields:
-    """Return a record in which the keys listed in `names` are renamed."""
+    """Return a record in which each key in `names` is replaced by its current name."""
     return {names.get(key, key): value for key, value in record.items()}

@@ -1,4 +1,4 @@
-"""The data set rows on which each rank trains at each step; every rank computes the same plan."""
+"""The rows of the data set on which each rank trains at each step; all ranks compute this plan."""
 
 from __future__ import annotations
 
@@ -16,35 +16,38 @@ from labkit.common.data_partition import IID, partition_samples
 def cut(total: int, capacities: Sequence[float]) -> list[int]:
     r"""Return boundaries that divide `total` rows in proportion to the weights of the ranks.
 
-    Rank r gets rows \(\lfloor N C_r \rfloor\) to \(\lfloor N C_{r+1} \rfloor\), where \(C\) is the
-    cumulative share of the weights: 10 rows with weights 1, 1, 2 -> [0, 2, 5, 10].
+    Rank r gets the rows from \(\lfloor N C_r \rfloor\) to \(\lfloor N C_{r+1} \rfloor\), where N is
+    `total` and \(C\) the cumulative share of the weights. For example, 10 rows with weights 1, 1, 2
+    give the boundaries [0, 2, 5, 10].
     """
     shares = np.concatenate([[0.0], np.cumsum(capacities)]) / np.sum(capacities)
-    # Without the tolerance, a rounding error could lower a boundary that is a whole number.
+    # Without the tolerance 1e-9, a rounding error could lower a boundary that should be a whole
+    # number.
     return [int(np.floor(total * share + 1e-9)) for share in shares]
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The batches of a training run over rows 0 … rows-1.
+    """The batches of a training run on a data set with rows 0 … rows-1.
 
-    With `owned=False` each epoch is one permutation of all rows. Runs with different numbers of
-    ranks then train on the same global batches, so their loss curves are comparable. With
-    `owned=True` each rank keeps its initial rows and shuffles only these rows (Vishnu et al. 2016,
-    arXiv 1603.02339: rank 0 reads the samples and scatters them). A global batch then joins rows
-    that all ranks have drawn from their own.
+    With `owned=False`, each epoch uses one random permutation of all rows. With `owned=False`, runs
+    with different numbers of ranks train on the same global batches, so their loss curves are
+    comparable. With `owned=True`, each rank owns a fixed set of rows and shuffles only these rows.
+    In Vishnu et al. 2016, arXiv 1603.02339, rank 0 reads the samples and scatters them. With
+    `owned=True`, a global batch consists of rows that each rank has drawn from its own rows.
 
     Args:
         rows: Number of rows of the data set.
         batch_size: Number of rows of a global batch; the last batch of an epoch may be smaller.
-        capacities: Weights of the ranks, which divide each batch in proportion; one number for each
-            rank.
-        seed: Seed of the permutations.
-        steps: Maximum number of steps of an epoch; None: no limit.
-        owned: Whether each rank keeps its own rows for the whole run.
-        shards: Kind of partition of owned rows, see `labkit.common.data_partition`.
-        labels: Labels of the rows, needed for a partition by label; without labels (None), a rank
-            knows only the sizes of the shards.
+        capacities: Weights of the ranks, one number for each rank; each batch is divided among the
+            ranks in proportion to the weights.
+        seed: Seed of the random permutations.
+        steps: Maximum number of steps per epoch; None: no limit.
+        owned: Whether each rank uses the same set of rows during the whole run.
+        shards: How rows are assigned to ranks with `owned=True`, see
+            `labkit.common.data_partition`.
+        labels: Labels of the rows, needed for a partition by label. With None, a rank can only
+            compute the sizes of the shards.
     """
 
     rows: int
@@ -63,12 +66,12 @@ class BatchPlan:
         return full if self.steps is None else min(full, self.steps)
 
     def sizes(self, step: int) -> list[int]:
-        """Return each rank's number of rows in the batch of this step."""
+        """Return the number of rows of each rank in the batch of this step."""
         batch = min(self.batch_size, self.rows - step * self.batch_size)
         return np.diff(cut(batch, self.capacities)).tolist()
 
     def own_rows(self, rank: int) -> np.ndarray:
-        """Return the indices of the rows that this rank owns for the whole run (with `owned`)."""
+        """Return the indices of the rows that this rank owns during the run (with `owned=True`)."""
         return self._partition[rank]
 
     @cached_property
@@ -78,17 +81,17 @@ class BatchPlan:
 
     @cached_property
     def _counts(self) -> list[int]:
-        """Number of rows that each rank owns (with `owned`)."""
+        """Number of rows that each rank owns (with `owned=True`)."""
         full = -(-self.rows // self.batch_size)
         counts: list[int] = np.sum([self.sizes(step) for step in range(full)], axis=0).tolist()
         return counts
 
     def local(self, rank: int, epoch: int) -> list[np.ndarray]:
-        """Return this rank's row indices, one array for each step; some arrays may be empty."""
+        """Return the indices of this rank's rows, one array per step; an array may be empty."""
         if self.owned:
             rows = self.own_rows(rank)
             return [rows[places] for places in self.places(rank, epoch)]
-        # Ranks need no message, because each rank draws the same permutation from the same seed.
+        # No message is needed, because each rank draws the same permutation from the same seed.
         order = np.random.default_rng([self.seed, epoch]).permutation(self.rows)
         result = []
         for step in range(self.steps_per_epoch):
@@ -98,14 +101,15 @@ class BatchPlan:
         return result
 
     def places(self, rank: int, epoch: int) -> list[np.ndarray]:
-        """Return positions in the list of rows that the rank owns, for each step (with `owned`)."""
-        # The seed includes the rank, because all ranks would otherwise draw the same permutation.
+        """Return, for each step, the positions of this rank's batch in its own rows (`owned`)."""
+        # The seed includes the rank, because with the same seed all ranks would draw the same
+        # permutation.
         rng = np.random.default_rng([self.seed, epoch, rank])
         places = rng.permutation(self._counts[rank])
         ends = np.cumsum([self.sizes(step)[rank] for step in range(self.steps_per_epoch)])
         return np.split(places[: ends[-1]], ends[:-1])
 
     def global_batches(self, epoch: int) -> list[np.ndarray]:
-        """Return each step's global batch: the row indices of all ranks, joined in rank order."""
+        """Return the global batch of each step: the row indices of all ranks in rank order."""
         parts = [self.local(rank, epoch) for rank in range(len(self.capacities))]
         return [np.concatenate(step) for step in zip(*parts, strict=True)]

@@ -1,7 +1,7 @@
-"""File access below a root folder that others may write to, without following symbolic links.
+"""File access below a root folder in which other users may write, without following links.
 
-The root is the folder that the user names. The root itself may be a link, for example to a larger
-disk.
+The root is the folder that the user of labkit names. The root itself may be a symbolic link, for
+example to a larger disk.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from pathlib import Path
 
 from labkit.common.errors import LabkitError
 
-# O_PATH opens a folder that the user may enter but not list.
+# With O_PATH, a folder can be opened even if the user may enter it but not list its files.
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
-# With O_NONBLOCK, `open` does not wait if a pipe has replaced the file in the meantime.
+# With O_NONBLOCK, `open` does not wait if another process has replaced the file by a pipe in the
+# meantime.
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 LEVELS = 64  # maximum depth of nested folders
 _KINDS = {
@@ -33,13 +34,14 @@ _KINDS = {
 
 
 class UnsafeFile(LabkitError, OSError):
-    """Raised for a link, pipe, socket or device where labkit expects a plain file or folder.
+    """Raised for a link, pipe, socket or device where labkit expects a regular file or a folder.
 
-    `strerror` describes the problem without the path.
+    The attribute `strerror` describes the problem without the path.
     """
 
     def __str__(self) -> str:
-        # Reports show this text, so it contains only the last two parts of the path.
+        # The error message contains only the last two components of the path, because reports show
+        # the message.
         path = Path(self.filename)
         return f"{path.parent.name}/{path.name} {self.strerror}"
 
@@ -49,12 +51,12 @@ def open_folder(path: Path | str, root: Path | str | None = None) -> Iterator[in
     """Open a folder and yield its descriptor, for functions that accept `dir_fd`.
 
     Args:
-        path: Path of the folder, at or below the root.
-        root: Folder that the user names; None: the folder at `path` itself.
+        path: Path of the folder, which is the root or inside the root.
+        root: Folder that the user of labkit names; None: `path` itself is the root.
 
     Raises:
-        UnsafeFile: A part of the path below the root is no folder.
-        OSError: The folder is missing or belongs to another user.
+        UnsafeFile: A component of the path below the root is not a folder.
+        OSError: The folder is missing, or the user has no permission to open it.
     """
     path = Path(path)
     root = path if root is None else Path(root)
@@ -78,22 +80,23 @@ def open_folder(path: Path | str, root: Path | str | None = None) -> Iterator[in
 def open_file(
     path: Path | str, flags: int = os.O_RDONLY, root: Path | str | None = None, mode: int = 0o666
 ) -> int:
-    """Open a regular file like `os.open`; a file to write must not have a second hard link.
+    """Open a regular file like `os.open`; a file opened for writing must have only one hard link.
 
     Args:
-        path: Path of the file, below the root.
-        flags: Flags of `os.open`.
-        root: Folder that the user names; None: the folder of the file.
-        mode: Permission bits of a new file.
+        path: Path of the file, which is inside the root.
+        flags: Flags of `os.open`, such as `os.O_RDONLY`.
+        root: Folder that the user of labkit names; None: the folder that contains the file.
+        mode: Permission bits of the file if it is created.
 
     Raises:
         UnsafeFile: The path is a link, a pipe, a socket or a device.
-        OSError: Any error of `os.open`.
+        OSError: Any error that `os.open` raises.
     """
     path = Path(path)
     single_link = bool(flags & (os.O_WRONLY | os.O_RDWR))
     with open_folder(path.parent, path.parent if root is None else root) as folder:
-        # The file type is checked before the open, because opening a device may have side effects.
+        # The type of the file is checked before the file is opened, because opening a device may
+        # have side effects.
         with suppress(FileNotFoundError):
             _require_regular_file(
                 path, os.stat(path.name, dir_fd=folder, follow_symlinks=False), single_link
@@ -115,17 +118,17 @@ def read_file(
     last: int | None = None,
     root: Path | str | None = None,
 ) -> bytes:
-    """Return all bytes of a regular file, or its last bytes.
+    """Return the content of a regular file, or only its last bytes.
 
     Args:
         path: Path of the file.
-        limit: Maximum size in bytes; None: no limit.
-        last: Number of bytes to return from the end of the file, without a check of its size; None:
-            all bytes.
-        root: Root of the path, see `open_file`.
+        limit: Maximum size of the file in bytes; None: no limit.
+        last: Number of bytes to return from the end of the file, whose size is then not checked;
+            None: return all bytes.
+        root: Folder that the user of labkit names, see `open_file`.
 
     Raises:
-        UnsafeFile: The path is no regular file, or the file is too large.
+        UnsafeFile: The path is not a regular file, or the file exceeds `limit`.
         OSError: Any error of `os.open`.
     """
     with os.fdopen(open_file(path, root=root), "rb") as file:
@@ -139,14 +142,14 @@ def read_file(
 
 
 def replace_file(path: Path | str, data: bytes, root: Path | str | None = None) -> None:
-    """Write a file atomically; a symbolic link is replaced, and its target stays unchanged.
+    """Write a file atomically; a symbolic link at `path` is replaced, and its target is unchanged.
 
     Raises:
         OSError: The file cannot be written.
     """
     path = Path(path)
-    # The temporary file is in the same folder, because renames are atomic only within a file
-    # system.
+    # The temporary file is in the same folder as the file, because renaming is atomic only within
+    # one file system.
     temporary = f".{path.name[:60]}.{secrets.token_hex(4)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
     with open_folder(path.parent, path.parent if root is None else root) as folder:
@@ -154,7 +157,8 @@ def replace_file(path: Path | str, data: bytes, root: Path | str | None = None) 
             with os.fdopen(os.open(temporary, flags, 0o666, dir_fd=folder), "wb") as file:
                 file.write(data)
                 file.flush()
-                # Without fsync, a crash of the machine may leave an empty file under the new name.
+                # Without fsync, a crash of the machine could leave an empty file under the final
+                # name.
                 os.fsync(file.fileno())
             os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
         finally:
@@ -163,16 +167,17 @@ def replace_file(path: Path | str, data: bytes, root: Path | str | None = None) 
 
 
 def make_folder(path: Path | str, root: Path | str) -> None:
-    """Create a folder below a root, with its parents, if it is missing.
+    """Create a folder below a root, with missing parents; an existing folder is unchanged.
 
     Raises:
-        UnsafeFile: A part of the path is a link or no folder.
+        UnsafeFile: A component of the path is a link, or is not a folder.
     """
     path, root = Path(path), Path(root)
     with suppress(FileExistsError):
         root.mkdir(parents=True)
     places = [path, *path.parents]
-    # Each level is created inside an open folder, because `makedirs` could follow a link.
+    # Each level of folders is created inside the open parent folder, because `makedirs` could
+    # follow a link.
     for place in reversed(places[: places.index(root)] if root in places else []):
         with open_folder(place.parent, root) as folder, suppress(FileExistsError):
             os.mkdir(place.name, dir_fd=folder)
@@ -196,7 +201,7 @@ def check_folder(path: Path | str, root: Path | str | None = None) -> None:
             for name in sorted((*inside, *files)):
                 try:
                     status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-                except FileNotFoundError:  # another process has removed the file after the listing
+                except FileNotFoundError:  # another process has removed the file since the listing
                     continue
                 if stat.S_IFMT(status.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
                     raise _refusal(Path(path) / place / name, status, "a file or folder")
@@ -220,5 +225,5 @@ def _refusal(path: Path, status: os.stat_result, allowed: str) -> UnsafeFile:
 
 
 def _raise(error: OSError) -> None:
-    if error.errno != errno.ENOENT:  # another process may remove a folder during the walk
+    if error.errno != errno.ENOENT:  # another process may remove folders during the walk
         raise error

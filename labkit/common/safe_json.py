@@ -11,14 +11,14 @@ from typing import Any, NoReturn
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, short
 
-DEEPEST = 60  # maximum nesting of brackets; figures in notebooks need about twenty levels
-MOST_VALUES = 2**21  # maximum values in total; metrics of 100,000 epochs have a million
-MOST_NAMES = 10_000  # maximum number of keys of one object
+DEEPEST = 60  # maximum nesting depth of brackets; figures in notebooks need about 20
+MOST_VALUES = 2**21  # maximum number of values in a text; metrics of 100,000 epochs need a million
+MOST_NAMES = 10_000  # maximum number of keys of a JSON object
 LONGEST_NAME = 1_000  # maximum characters of a key
-# This is the maximum number of characters of a string. A model's source has some thousands, and a
-# browser takes minutes to show longer texts.
+# LONGEST_TEXT is the maximum number of characters of a string. The source of a model has some
+# thousand characters. A browser takes minutes to show strings longer than the limit.
 LONGEST_TEXT = 1_000_000
-LARGEST = 10**18  # bound of integers; smaller ones fit into 64 bits
+LARGEST = 10**18  # bound of the absolute value of integers, which then fit into 64 bits
 _LONE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -30,15 +30,16 @@ def read_plain_json(content: bytes, strict: bool = True) -> JSON:
     """Return the value of a JSON text.
 
     Args:
-        content: UTF-8 bytes.
+        content: The JSON text, as UTF-8 bytes.
         strict: Whether to reject values that other JSON readers reject: numbers that are not finite
-            or exceed 64 bits, lone surrogates, very long keys. False for notebooks, which may
-            contain such values.
+            or exceed 64 bits, lone surrogates, very long keys. `strict` is False for notebooks,
+            which may contain values that other JSON readers reject.
 
     Raises:
-        NotPlain: The text is no JSON, or has more values or deeper nesting than labkit writes.
+        NotPlain: The text is not JSON, or it exceeds the limits on the number or the nesting of
+            values.
     """
-    # Values are counted before parsing, because a parsed list takes twenty times the memory of its
+    # Values are counted before parsing, because a parsed list needs twenty times the memory of its
     # text.
     values = sum(map(content.count, (b",", b"[", b"{")))
     if values > MOST_VALUES:
@@ -67,7 +68,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _unlike_plain(value: JSON, strict: bool) -> str | None:
-    """Return why a JSON value exceeds the limits, or None; a loop avoids the recursion limit."""
+    """Return why a JSON value exceeds the limits, or None; not recursive, so any depth is safe."""
     level: list[Any] = [value]
     for _ in range(DEEPEST + 1):
         if strict:
@@ -81,7 +82,7 @@ def _unlike_plain(value: JSON, strict: bool) -> str | None:
 
 
 def _inside(level: Iterable[Any]) -> Iterator[Any]:
-    """Yield the values inside the lists and objects of one nesting level."""
+    """Yield the values that are directly inside the given lists and objects."""
     for item in level:
         if isinstance(item, dict):
             yield from item.values()
@@ -90,7 +91,7 @@ def _inside(level: Iterable[Any]) -> Iterator[Any]:
 
 
 def _odd(value: Any) -> str | None:
-    """Return why one value exceeds the limits, or None; values inside it are not checked."""
+    """Return why a single value exceeds the limits, or None; nested values are not checked."""
     if isinstance(value, dict):
         return _odd_names(value)
     if isinstance(value, str):
@@ -120,5 +121,5 @@ def _odd_names(record: dict[str, Any]) -> str | None:
 
 
 def is_text(text: str) -> bool:
-    """Return whether a text can be written as UTF-8."""
+    """Return whether a text can be encoded as UTF-8."""
     return text.isascii() or not _LONE.search(text)

@@ -1,10 +1,10 @@
-"""A counting semaphore between processes; a slot is freed when its holder exits.
+"""A counting semaphore between processes; a slot is freed when the process that holds it exits.
 
     python -m labkit.common.semaphore MODULE [arguments]
 
-This command waits for a free slot, then runs the module in the same process. The command imports
-almost nothing before, because many ranks wait at the same time. If the cluster's keeper process
-ends meanwhile, the command exits.
+This command waits for a free slot, and then runs the module in the same process. Before a slot is
+free, the command imports almost nothing, because many ranks wait at the same time. If the cluster's
+keeper process ends while the command waits, the command exits.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pathlib import Path
 from labkit.common.lock import KEEPER, POLL_INTERVAL, Lock
 from labkit.common.paths import usable_cores
 
-FOLDER = "starts"  # subfolder of a cluster's folder, with the slots' lock files
-LEAST = 4  # minimum number of slots, which suits even a machine with one core
+FOLDER = "starts"  # subfolder of a cluster's folder that contains the lock files of the slots
+LEAST = 4  # minimum number of slots, even on a machine with one core
 
 
 class Semaphore:
-    """A semaphore that at most `count` processes hold at a time.
+    """A semaphore with `count` slots: at most `count` processes can acquire a slot at a time.
 
     Args:
         folder: Folder with one lock file for each slot.
-        count: Number of slots; None: two for each core, at least `LEAST`.
+        count: Number of slots; None: two per core, but at least `LEAST`.
     """
 
     def __init__(self, folder: Path, count: int | None = None) -> None:
@@ -48,7 +48,7 @@ class Semaphore:
         return False
 
     def release(self) -> None:
-        """Release the slot, if this object holds one."""
+        """Release the slot, if this object has acquired one."""
         if self._slot is not None:
             self._slot.release()
             self._slot = None
@@ -60,22 +60,22 @@ class Semaphore:
         self.release()
 
 
-_starts: list[Semaphore] = []  # semaphores that this process holds until its module has started
+_starts: list[Semaphore] = []  # semaphores that this process holds until its module has started up
 
 
 def start_semaphore(keeper: Path) -> Semaphore:
-    """Return the semaphore that limits how many ranks of one cluster start at a time."""
+    """Return the semaphore that limits how many ranks of a cluster start at the same time."""
     return Semaphore(keeper.parent / FOLDER)
 
 
 def release_start_slot() -> None:
-    """Release the slot that this process has held since its start."""
+    """Release the start slot, which this process has held since it began to start."""
     while _starts:
         _starts.pop().release()
 
 
 def main() -> None:
-    """Wait for a slot, then run the module that the command line names."""
+    """Wait for a free slot, then run the module that the command line names."""
     del sys.argv[0]
     keeper = Path(os.environ[KEEPER])
     places = start_semaphore(keeper)
@@ -85,8 +85,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Other modules find `_starts` in `labkit.common.semaphore`; in this process the running copy of
-    # the module is called `__main__`.
+    # Other modules read `_starts` from the module `labkit.common.semaphore`, but this process runs
+    # the module under the name `__main__`. The imported copy is therefore used.
     from labkit.common import semaphore
 
     semaphore.main()

@@ -1,4 +1,4 @@
-"""Registry of the classes whose instances a checkpoint may contain as plain data."""
+"""Registry of the classes whose instances may be stored in a checkpoint as plain data."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ T = TypeVar("T")
 _ODD = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError),
     *(TypeError, ValueError),
-    # Exceptions of np.load, of zipfile, and of the parser of array headers.
+    # These exceptions come from np.load, from zipfile, and from the parser of array headers.
     *(BadZipFile, NotImplementedError, SyntaxError, TokenError, struct.error, zlib.error),
 )
 
 
 @contextmanager
 def decoding(label: str) -> Iterator[None]:
-    """Turn any exception that damaged or forged data raises in this block into a LabkitError.
+    """Convert any exception that damaged or forged data raise in this block into a LabkitError.
 
     Args:
-        label: Noun for the decoded data, which begins the error message.
+        label: Noun for the data that is decoded, which begins the error message.
     """
     try:
         yield
     except LabkitError:
         raise
     except (*_ODD, OSError) as error:
-        # EINVAL comes from an invalid offset in the data; other OSErrors come from the disk.
+        # EINVAL is caused by an invalid offset in the data, whereas all other OSErrors are caused
+        # by the disk.
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
         raise LabkitError(
@@ -47,14 +48,14 @@ def decoding(label: str) -> Iterator[None]:
 
 
 class StateRecord:
-    """A class whose instances a checkpoint may contain, with the names of its fields.
+    """A class whose instances may be stored in a checkpoint, with the names of its fields.
 
     Args:
-        kind: The class.
-        names: Names of all fields.
+        kind: The class whose instances are stored.
+        names: Names of all fields of the class.
 
     Attributes:
-        is_tuple: Whether the class is a named tuple, whose fields are set all at once.
+        is_tuple: Whether the class is a named tuple, all of whose fields are set at once.
     """
 
     def __init__(self, kind: type, names: tuple[str, ...]) -> None:
@@ -63,7 +64,7 @@ class StateRecord:
         self._lazy = {n for n in names if isinstance(getattr(kind, n, None), cached_property)}
 
     def values(self, instance: Any) -> dict[str, Any]:
-        """Return the fields of an instance by name."""
+        """Return the fields of an instance as a dictionary of values by field name."""
         if self.is_tuple:
             return dict(zip(self.names, instance, strict=True))
         namespace = vars(instance)
@@ -74,14 +75,15 @@ class StateRecord:
         return object.__new__(self.kind)
 
     def tuple_of(self, values: Mapping[str, Any]) -> Any:
-        """Return the named tuple with these fields; its `__new__` does not run."""
+        """Return the named tuple with these field values; its own `__new__` is not called."""
         return tuple.__new__(self.kind, [values[name] for name in self.names])
 
     def validate_names(self, names: Mapping[str, Any]) -> None:
-        """Raise an error unless `names` are exactly the names of the class's fields.
+        """Raise an error unless `names` are exactly the field names of the class.
 
         Raises:
-            LabkitError: A name is missing or unknown; the message lists all such names.
+            LabkitError: A name is missing or unknown; the message lists all missing and unknown
+                names.
         """
         wanted = set(self.names)
         if odd := (wanted - self._lazy - set(names)) | (set(names) - wanted):
@@ -95,11 +97,11 @@ _RECORDS: dict[str, StateRecord] = {}
 
 
 def record(*names: str) -> Callable[[type[T]], type[T]]:
-    """Return a class decorator that lets checkpoints contain instances of the class.
+    """Return a class decorator that allows instances of the class in checkpoints.
 
     Args:
-        names: Names of the fields; leave them out for a dataclass or a named tuple, which declares
-            its own.
+        names: Names of the fields. Omit them for a dataclass or a named tuple, which declares its
+            fields itself.
     """
 
     def declare(kind: type[T]) -> type[T]:
@@ -118,7 +120,7 @@ def record_of(kind: type) -> StateRecord | None:
 
 
 def record_named(name: str) -> StateRecord:
-    """Return the StateRecord of the class with this name.
+    """Return the StateRecord of the registered class with this name.
 
     Raises:
         LabkitError: No class of this name is registered.

@@ -8,27 +8,28 @@ import os
 import re
 import sys
 
-LONGEST = 1_500  # maximum characters of a message; a list of names has some hundreds
-# This pattern matches control characters except tab and newline, marks that change the text
-# direction, and surrogates, which represent bytes of file names that are not UTF-8.
+LONGEST = 1_500  # maximum characters of a message; lists of names have some hundred
+# This pattern matches three groups of characters: control characters except tab and newline, marks
+# that change the text direction, and surrogates. Surrogates represent bytes of file names that are
+# not UTF-8.
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def plain(text: str) -> str:
-    r"""Return text with its control characters escaped: ESC becomes the four letters `\x1b`."""
+    r"""Return text with escaped control characters: ESC becomes the four characters `\x1b`."""
     return _STEERING.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(text: str) -> str:
-    """Return text without line breaks; the middle of a very long text is cut out."""
+    """Return text as one line without line breaks; cut out the middle of a very long text."""
     line = " ".join(text.split())
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 300]} … {line[-300:]}"
 
 
 def utf8_variables() -> dict[str, str]:
-    """Return environment variables that make Python use UTF-8, or {} if Python already does.
+    """Return environment variables that make Python use UTF-8; {} if Python already uses it.
 
-    In a POSIX locale, Python may treat files, arguments and output as ASCII.
+    In a POSIX locale, Python may encode file names, arguments and output as ASCII.
     """
     output = os.environ.get("PYTHONIOENCODING", "").partition(":")[0]
     encodings = (locale.getpreferredencoding(False), output or "utf-8")
@@ -51,7 +52,7 @@ def restart_in_utf8() -> None:
 
 
 def say(text: str, err: bool = False, nl: bool = True) -> None:
-    """Write text to stdout, or to stderr with `err`, after escaping control characters."""
+    """Write text to stdout (with `err`: to stderr), with control characters escaped."""
     import click  # imported here because only the command line needs it
 
     click.echo(plain(text), err=err, nl=nl)

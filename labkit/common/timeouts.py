@@ -1,15 +1,15 @@
-"""The deadlines of a collective call, all derived from one timeout."""
+"""The deadlines of a collective call, which are all computed from one timeout."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-GRACE = 30.0  # maximum seconds of the grace period; even a loaded machine needs no more
-LEAST = 5.0  # minimum seconds of the grace period, because a process needs time to exit
+GRACE = 30.0  # maximum seconds of grace; even a loaded machine needs no more
+LEAST = 5.0  # minimum seconds of grace, because a process needs time to exit
 
 
 class Limits(NamedTuple):
-    """Deadlines of one wait of a rank, in seconds since the wait began, in ascending order.
+    """Deadlines of a rank's wait, in ascending order, in seconds since the beginning of the wait.
 
         deadlock   min(2, L/4)           ranks of one host that wait in different calls raise
         silent     min(8, L/2)           a host that sends no heartbeat counts as failed
@@ -19,9 +19,10 @@ class Limits(NamedTuple):
         end        L + grace             engines whose rank has not returned are restarted
         rebuilt    L + 2 grace           the remaining engines have handed over their variables
 
-    L is the timeout. The grace period is L/4, at least 5 s and at most 30 s. Code that waits for a
-    rank in another process uses these deadlines. With shorter deadlines, such code would give up
-    before the rank itself does.
+    In this list of deadlines, L is the timeout of the wait, in seconds. The grace period is L/4,
+    where L is the timeout, but at least 5 s and at most 30 s. Code that waits for a rank in another
+    process uses these deadlines. With shorter deadlines, such code would stop waiting before the
+    rank itself raises an error.
     """
 
     deadlock: float
@@ -34,7 +35,7 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, limit: float) -> Limits:
-        """Return the deadlines for a timeout L, in seconds."""
+        """Return the deadlines that follow from a timeout of `limit` seconds."""
         grace = min(GRACE, max(LEAST, limit / 4))
         return cls(
             deadlock=min(2.0, limit / 4),
@@ -48,5 +49,5 @@ class Limits(NamedTuple):
 
     @property
     def grace(self) -> float:
-        """Seconds that the other ranks get to return after one rank has failed."""
+        """Seconds that the other ranks have to return after one rank has failed."""
         return self.end - self.wait

@@ -15,8 +15,8 @@ _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
 def number_text(value: float) -> str:
-    """Return a number with four significant digits, `0.1235`, or from 1000 on as `12,346`."""
-    # Four significant digits would show 12,346 samples/s as 1.235e+04.
+    """Return a number as text: `0.1235` (four significant digits), or `12,346` from 1000 on."""
+    # With four significant digits, 12,346 samples/s would appear as 1.235e+04.
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
@@ -29,7 +29,7 @@ def bytes_text(nbytes: float) -> str:
 def seconds_text(seconds: float) -> str:
     """Return a time in seconds as a text such as `12.3 ms`."""
     for scale, unit in _SECONDS:
-        # A value that rounds to 1000 of a unit is shown as 1 of the next unit.
+        # A value that would be rounded to 1000 of a unit is shown as 1 of the next larger unit.
         if abs(seconds) >= 0.9995 * scale:
             return f"{_digits(seconds / scale)} {unit}"
     return f"{seconds * 1e9:.3g} ns" if seconds else "0 s"
@@ -52,13 +52,13 @@ _BITS = ((1e9, "Gb/s"), (1e6, "Mb/s"), (1e3, "kb/s"))
 def bits_text(bandwidth: float) -> str:
     """Return a bandwidth in bytes/s as a text in bits/s, such as `1 Gb/s`."""
     bits = 8 * bandwidth
-    # 999.9 Mb/s rounds to 1000 Mb/s, which is shown as 1 Gb/s.
+    # 999.9 Mb/s would be rounded to 1000 Mb/s, so it is shown as 1 Gb/s.
     scale, unit = next((pair for pair in _BITS if bits >= 0.9995 * pair[0]), _BITS[-1])
     return f"{bits / scale:.3g} {unit}"
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a count with its noun: `1 stage`, `3 stages`, `2 micro-batches`."""
+    """Return a count with its noun, in singular or plural: `1 stage`, `3 stages`."""
     ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
     return f"{count} {noun}{ending}"
 
@@ -73,12 +73,12 @@ def bytes_axis(low: float, high: float) -> Axis:
 
 
 def amounts_axis(least: float, most: float) -> Axis:
-    """Return an axis for curves of bytes from 0, whose last values are `least` to `most`.
+    """Return an axis for curves of bytes that start at 0 and end between `least` and `most`.
 
     If `most` exceeds 12 times `least`, the axis is logarithmic and starts at a hundredth of
     `least`.
     """
-    # On a linear axis, the curve of a much smaller amount would coincide with the x axis.
+    # On a linear axis, a curve with a much smaller last value would coincide with the x axis.
     if most > 12 * least:
         return bytes_axis(least / 100, most)
     unit = 1024 ** min(int(math.log2(max(most, 1)) // 10), len(_BYTES) - 1)
@@ -89,7 +89,7 @@ def amounts_axis(least: float, most: float) -> Axis:
 
 
 def seconds_axis(low: float, high: float) -> Axis:
-    """Return a logarithmic axis of seconds; ticks are powers of ten, on short axes also between."""
+    """Return a logarithmic axis of seconds, with ticks at powers of ten and, if short, between."""
     low, high = _within(low, high)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     step = max(1, math.ceil((last - first) / 6))
@@ -101,8 +101,8 @@ def seconds_axis(low: float, high: float) -> Axis:
     }
 
 
-DECADES = 18  # maximum decades of a logarithmic axis; no measurement spans more
-_ENDS = 1e-100, 1e100  # bounds of an axis; beyond them a tick could overflow a float
+DECADES = 18  # maximum number of decades of a logarithmic axis
+_ENDS = 1e-100, 1e100  # lower and upper bound of an axis; ticks beyond could overflow a float
 
 
 def _within(low: float, high: float) -> tuple[float, float]:
@@ -117,5 +117,5 @@ def _logarithmic(low: float, high: float) -> Axis:
 
 
 def _digits(value: float) -> str:
-    """Return a number with three significant digits, or from 100 on as a whole number."""
+    """Return a number as text with three significant digits, from 100 on as a whole number."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

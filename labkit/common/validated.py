@@ -1,4 +1,4 @@
-"""The base class of objects that users construct; the objects are immutable and validated."""
+"""The base class of objects that users construct: immutable, and validated on construction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ else:
 
 
 class _WithoutInherited(ModelMetaclass):
-    """Metaclass that makes `help()` and `dir()` omit what pydantic defines for every model."""
+    """Metaclass that hides attributes inherited from pydantic in `help()` and `dir()`."""
 
     def __dir__(self) -> list[str]:
         shown = {"__doc__", "__init__"}
@@ -45,8 +45,9 @@ class _Default:
 class Checked(BaseModel, metaclass=_WithoutInherited):
     """An immutable pydantic model whose constructor raises `InvalidInput` for invalid values.
 
-    The error message contains the value and what is allowed. Fields are keyword arguments. One
-    field, declared with `Field(kw_only=False)`, may come first without its name.
+    The error message contains the invalid value and what is allowed instead. Fields are passed to
+    the constructor as keyword arguments. One field, declared with `Field(kw_only=False)`, may also
+    be passed as the first positional argument.
     """
 
     model_config = ConfigDict(
@@ -69,19 +70,20 @@ class Checked(BaseModel, metaclass=_WithoutInherited):
         cls.__signature__ = Signature(sorted(parameters, key=lambda parameter: parameter.kind))
 
     def __init__(self, *given: Any, **fields: Any) -> None:
-        """Validate the fields.
+        """Validate the given field values and construct the object.
 
         Raises:
-            InvalidInput: A field is unknown or impossible; the message says what is allowed.
+            InvalidInput: A field is unknown or its value is invalid; the message says what is
+                allowed.
         """
         try:
             super().__init__(**_named(type(self), given, fields))
-        # Pydantic's own message is dropped, because it contains internal types and links to a
+        # Pydantic's own message is replaced, because it contains internal types and links to a
         # website.
         except ValidationError as error:
             raise InvalidInput(_sentence(type(self), error)) from None
 
-    if not TYPE_CHECKING:  # a type checker knows the attributes from the fields
+    if not TYPE_CHECKING:  # a type checker derives the attributes from the fields
 
         def __getattr__(self, name: str) -> Any:
             try:
@@ -92,12 +94,12 @@ class Checked(BaseModel, metaclass=_WithoutInherited):
 
 
 def by_position(kind: type[BaseModel]) -> str | None:
-    """Return the name of the field that may be given by position, or None."""
+    """Return the name of the field that may be passed as a positional argument, or None."""
     return next((name for name, f in kind.model_fields.items() if f.kw_only is False), None)
 
 
 def _named(kind: type[BaseModel], given: tuple[Any, ...], fields: dict[str, Any]) -> dict[str, Any]:
-    """Return all fields by name, including a field that was given by position."""
+    """Return all fields by name, including a field that was passed as a positional argument."""
     if not given:
         return fields
     name, called = by_position(kind), kind.__name__
@@ -123,9 +125,9 @@ def _named(kind: type[BaseModel], given: tuple[Any, ...], fields: dict[str, Any]
 def _sentence(kind: type[BaseModel], error: ValidationError) -> str:
     errors = sorted(error.errors(), key=_rank)
     first = errors[0]
-    if first["type"] == "value_error":  # labkit's own message
+    if first["type"] == "value_error":  # the message is labkit's own
         return first["msg"].removeprefix("Value error, ")
-    if not first["loc"]:  # the argument's name is invalid, such as a lone surrogate
+    if not first["loc"]:  # the name of the argument is invalid, such as a lone surrogate
         return f"{kind.__name__} cannot have {short(first['input'])}: {first['msg']}"
     field = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
@@ -133,7 +135,7 @@ def _sentence(kind: type[BaseModel], error: ValidationError) -> str:
         return f"{kind.__name__} has no {short(field)}{listed(field, fields, 'it has')}"
     if first["type"] == "missing":
         return f"{kind.__name__} needs {field!r}: give {field}=…"
-    # For a union type, pydantic reports one error for each type of the union.
+    # For a field with a union type, pydantic reports one error for each type of the union.
     rules = dict.fromkeys(e["msg"] for e in errors if e["loc"][0] == first["loc"][0])
     allowed = " or ".join(rule[0].lower() + rule[1:] for rule in rules)
     place = field + "".join(f"[{part}]" for part in first["loc"][1:] if isinstance(part, int))
@@ -142,5 +144,5 @@ def _sentence(kind: type[BaseModel], error: ValidationError) -> str:
 
 
 def _rank(error: Any) -> int:
-    """Return the sort key of an error: unknown names first, as they may cause the other errors."""
+    """Return the sort key of an error; unknown names come first, as they may cause other errors."""
     return {"extra_forbidden": 0, "missing": 2}.get(error["type"], 1)

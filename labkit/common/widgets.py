@@ -9,13 +9,13 @@ import ipywidgets
 
 
 def button(label: str, tooltip: str, icon: str, act: Callable[[], None]) -> ipywidgets.Button:
-    """Return a button that reacts even while a notebook cell runs.
+    """Return a button that reacts to clicks even while a notebook cell is running.
 
     JupyterLab sends clicks to a subshell of the kernel, which has its own thread. However,
-    ipykernel routes a widget's message to the shell that the widget last used, which is the shell
-    of the running cell. The entry with this shell is therefore removed from the button. In a front
-    end without subshells, such as JupyterLab before 4.4, the click takes effect after the cell
-    ends.
+    ipykernel sends a widget's message to the shell that the widget last used, which is the busy
+    shell of the running cell. The button's reference to this busy shell is therefore removed. In a
+    front end without subshells, such as JupyterLab before 4.4, a click takes effect only after the
+    cell has ended.
     """
     widget = ipywidgets.Button(description=label, tooltip=tooltip, icon=icon)
     widget.layout.width = "auto"
@@ -25,12 +25,12 @@ def button(label: str, tooltip: str, icon: str, act: Callable[[], None]) -> ipyw
 
 
 def status(text: str) -> str:
-    """Return HTML of a status line, which screen readers announce when it changes."""
+    """Return HTML of a status line, which screen readers announce when its text changes."""
     return f'<div role="status">{escape(text)}</div>'
 
 
 def meter(share: float | None, label: str) -> str:
-    """Return HTML of a progress bar; `share` is 0 to 1, or None if the progress is unknown."""
+    """Return HTML of a progress bar; `share` is between 0 and 1, or None if it is unknown."""
     value = "" if share is None else f' value="{share:.4f}"'
     return (
         f'<progress max="1"{value} aria-label="{escape(label)}" '

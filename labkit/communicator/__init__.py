@@ -1,4 +1,4 @@
-"""Messages and collectives between MPI ranks, with a traffic meter and timeouts of all waits."""
+"""Messages and collectives between MPI ranks, with traffic metering and a timeout of every wait."""
 
 from labkit.communicator.algorithms import ALGORITHMS, refuse_unmetered, validate_algorithm
 from labkit.communicator.clock import WALL, Clock, WallClock

@@ -1,4 +1,4 @@
-"""Names of the allreduce algorithms, and checks of whether they can run on a network."""
+"""Names of the allreduce algorithms, and functions that validate whether they can run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from labkit.common.nearest import refuse_unknown
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, IN_NETWORK, Schedule
 
-# Algorithms that move data without labkit's own messages. Only messages that labkit sends can be
-# delayed by an emulated network.
+# These algorithms transfer data without labkit's own messages, so an emulated network cannot delay
+# them. An emulated network can delay only messages that labkit itself sends.
 UNMETERED = {
     "mpi": "the MPI library sends its messages itself",
     "shared_memory": "ranks read each other's memory and send no messages",
@@ -20,7 +20,7 @@ ALGORITHMS = (*UNMETERED, *ALLREDUCE)
 
 
 def validate_algorithm(algorithm: str) -> None:
-    """Raise InvalidInput, with all allowed names, if the algorithm is unknown."""
+    """Raise InvalidInput if the algorithm is unknown; the message lists all allowed names."""
     if algorithm in IN_NETWORK:
         raise InvalidInput(
             f"algorithm={algorithm!r} adds in network switches and runs only in the simulator "
@@ -30,12 +30,13 @@ def validate_algorithm(algorithm: str) -> None:
 
 
 def refuse_unmetered(algorithm: str, network: object) -> None:
-    """Validate that the algorithm can run on an emulated network, if one is given.
+    """Raise an error if a network is emulated on which the algorithm cannot run.
 
     An emulated network can only delay messages that labkit itself sends.
 
     Raises:
-        InvalidInput: The algorithm cannot run there; the message names alternatives.
+        InvalidInput: The algorithm cannot run on an emulated network; the message names
+            alternatives.
     """
     if network is not None and algorithm in UNMETERED:
         raise InvalidInput(
@@ -45,7 +46,7 @@ def refuse_unmetered(algorithm: str, network: object) -> None:
 
 
 def validate_one_host(algorithm: str, on_one_host: bool) -> None:
-    """Validate that "shared_memory" has all its ranks on one host.
+    """Raise an error if "shared_memory" is chosen and the ranks are not all on one host.
 
     Raises:
         InvalidInput: The ranks run on several hosts; the message names alternatives.
@@ -60,12 +61,12 @@ def validate_one_host(algorithm: str, on_one_host: bool) -> None:
 def schedule_for(
     algorithm: str, network: Network | None, hosts: Callable[[], list[list[int]]]
 ) -> Schedule:
-    """Return the schedule of an algorithm, for an emulated network or the real hosts.
+    """Return the schedule of an allreduce algorithm for an emulated network or the real hosts.
 
     Args:
         algorithm: The name of an allreduce algorithm in `labkit.schedules.ALLREDUCE`.
         network: The emulated network; None: the real network.
-        hosts: A function that returns, for each real host, the list of its ranks.
+        hosts: A function that returns the ranks of each real host as a list.
     """
     if network is not None:
         return network.schedule(algorithm)

@@ -1,4 +1,4 @@
-"""The clock of a rank; no other module reads the time or sleeps by itself."""
+"""The clock of a rank, by which all other modules read the time and sleep."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 ROUNDS = 5  # number of allgathers per measurement of a clock offset
-SPIN = 150e-6  # seconds; for shorter waits, a spin loop is more exact than a sleep
+SPIN = 150e-6  # seconds; a spin loop is more exact than a sleep for waits below this
 
 
 class Clock(Protocol):
-    """A monotonic clock in seconds, whose zero is the same for all ranks of a host."""
+    """A monotonic clock in seconds; its zero point is the same for all ranks of a host."""
 
     def now(self) -> float:
         """Return the current time in seconds."""
@@ -21,20 +21,20 @@ class Clock(Protocol):
         """Sleep for a number of seconds."""
 
     def sleep_until(self, moment: float, exact: bool = True) -> None:
-        """Sleep until a time of this clock; return at once if that time has passed.
+        """Sleep until a time of this clock; return at once if the time has already passed.
 
         Args:
             moment: The wake-up time on this clock, in seconds.
-            exact: Whether to replace the last part of the sleep by a spin loop, because sleeps end
-                too late.
+            exact: Whether a spin loop replaces the last part of the sleep, because operating
+                systems wake a sleeping process too late.
         """
 
 
 class WallClock:
-    """The host's monotonic clock, whose sleeps are exact to some ten microseconds."""
+    """The monotonic clock of the host, with sleeps that are exact to some ten microseconds."""
 
-    # The attributes are the functions of `time` themselves, because the timeline calls them at
-    # every event and must be fast.
+    # The attributes are the functions of the module `time` themselves, because the timeline calls
+    # them at every event, and they must be fast.
     now = staticmethod(time.monotonic)
     sleep = staticmethod(time.sleep)
 
@@ -53,14 +53,14 @@ WALL = WallClock()
 
 
 class Offset(NamedTuple):
-    """The measured lead of a rank's clock over the clock of rank 0.
+    """The measured lead of a rank's clock over rank 0's clock, with its error bound.
 
-    The true lead lies between `seconds - within` and `seconds + within`.
+    The true lead of the clock is between `seconds - within` and `seconds + within`.
 
     Attributes:
-        moment: The time of the measurement on this rank's clock, in s.
-        seconds: The estimated lead of this rank's clock, in s.
-        within: The largest possible error of `seconds`, in s.
+        moment: The time at which the lead was measured, on this rank's clock, in seconds.
+        seconds: The estimated lead of this rank's clock over the clock of rank 0, in seconds.
+        within: The maximum error of `seconds`, in seconds.
     """
 
     moment: float
@@ -71,9 +71,10 @@ class Offset(NamedTuple):
 def offset(clock: Clock, allgather: Callable[[Any], list[Any]]) -> Offset:
     """Measure the offset of this rank's clock from the clock of rank 0 (collective).
 
-    No rank leaves an allgather before all ranks have entered it. A rank's exit time is therefore
-    later than the entry time of rank 0, and vice versa. Each allgather thus gives a lower and an
-    upper bound of the offset, and the fastest allgather gives the tightest bounds.
+    No rank can leave an allgather before all ranks have entered the allgather. The time at which a
+    rank leaves an allgather is therefore later than the time at which rank 0 enters it, and vice
+    versa. Each allgather thus gives a lower and an upper bound of the clock offset; the fastest
+    allgather gives the tightest bounds.
     """
     spans = []
     for _ in range(ROUNDS):

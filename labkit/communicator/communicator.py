@@ -35,54 +35,59 @@ from labkit.network import Network, Slowdown
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-LIMIT = 600.0  # seconds; TensorFlow traces the first step of a large model for minutes
+LIMIT = 600.0  # seconds; TensorFlow needs minutes to trace the first step of a large model
 
 
 @refuse_former_attributes
 class Communicator:
-    """The group of ranks of one experiment, seen from this rank.
+    """The group of ranks of one experiment; each rank has its own Communicator object.
 
-    Every wait is supervised. A waiting rank detects failed ranks, silent hosts, timeouts, and
-    deadlocks of ranks that wait in different calls. The error message names these ranks and their
-    calls.
+    Every wait for other ranks is supervised. A waiting rank detects failed ranks, silent hosts,
+    timeouts, and deadlocks of ranks that wait in different calls. If a wait fails, the error
+    message names the failed or missing ranks and their calls.
 
     Args:
-        comm: An mpi4py communicator, which the Communicator duplicates and does not use itself.
+        comm: An mpi4py communicator; the Communicator uses only a duplicate of it.
         timeout: Seconds after which a wait raises `WaitTooLong`; default: 600.
-        network: A network to emulate for schedules, `send`, `recv` and windows among ranks of one
-            host; None: the real network.
-        traffic: An existing traffic meter, whose counts continue; None: a new meter.
-        emulation: A running network emulation to use instead of `network`; None: a new emulation.
+        network: A network to emulate for schedules, `send`, `recv` and windows, if all ranks are on
+            one host; None: no emulation.
+        traffic: An existing traffic meter that continues to count; None: a new meter.
+        emulation: A running network emulation that replaces `network`; None: start a new emulation
+            if `network` is given.
         outer: The wait policy of the larger group of ranks from which these ranks were split; None:
-            no larger group.
+            these ranks were not split from a larger group.
         clock: The clock for waits and time stamps, the same on all ranks of a host.
         rules: Checksum and fault-injection rules for messages that labkit itself sends; None: no
             rules.
-        membership: The working ranks and the spare ranks of the call; None: no spare ranks.
+        membership: The working ranks and the spare ranks of the call; None: there are no spare
+            ranks.
 
     Attributes:
-        rank, size: The number of this rank, and the number of ranks.
-        numbers: The rank number that each current rank had before any rank died. `number` is the
-            entry of this rank.
-        dead: The dead ranks that no spare has replaced, by their numbers before any rank died.
-        lost: Dead ranks, numbered among all ranks of the call, spare ranks included.
+        rank, size: The rank number of this process, and the number of ranks.
+        numbers: For each current rank, the rank number that it had before any rank died. The
+            property `number` is the entry of `numbers` for this rank.
+        dead: The dead ranks that no spare rank has replaced, by the rank numbers that they had
+            before any rank died.
+        lost: All dead ranks, by their numbers among all ranks of the call, including spare ranks.
         deaths: The number of ranks that died in earlier attempts of this call.
-        restarts: The number of restarts of this communicator after failures.
-        slowness: The artificial slowdown of this rank's computation; None: no slowdown.
+        restarts: How often `restart` has rebuilt this communicator.
+        slowness: The artificial slowdown of this rank's computation; None: this rank is not slowed
+            down.
         on_one_host: Whether all ranks run on one host and share memory.
         traffic: The meter that counts the bytes, messages and seconds of this rank.
         rules: Checksum and fault-injection rules for messages that labkit itself sends.
-        wait_policy: The wait policy of this rank. The policy stores the first error of a wait,
-            because TensorFlow hides that error inside another one. A polite policy sleeps between
-            polls, because a spin loop would occupy the core and hold Python's global lock for
-            milliseconds.
-        barrier: Wait until every rank has reached this call, see `WaitPolicy.barrier`.
-        send, recv, post, finish: Point-to-point messages, see `Messages`.
-        gather_bytes, sparse_sum, sum_rows: Collectives over values whose sizes differ between
-            ranks, see `Payloads`.
-        allreduce_in_rounds: An `allreduce` by a schedule, which returns a copy of the buffer after
-            each round.
-        local_part: The elements of a buffer that this rank sums in the algorithm "shared_memory".
+        wait_policy: The wait policy of this rank. The wait policy stores the first error of a wait,
+            because TensorFlow hides this error inside another error. A polite wait policy sleeps
+            between polls. A spin loop would occupy the core and hold Python's global interpreter
+            lock for milliseconds.
+        barrier: Method that waits until every rank has reached this call, see `WaitPolicy.barrier`.
+        send, recv, post, finish: Methods for point-to-point messages, see `Messages`.
+        gather_bytes, sparse_sum, sum_rows: Methods for collectives over values whose sizes differ
+            between ranks, see `Payloads`.
+        allreduce_in_rounds: Method that runs an `allreduce` by a schedule, and returns a copy of
+            the buffer after each round.
+        local_part: Method that returns the elements of a buffer that this rank sums in the
+            algorithm "shared_memory".
     """
 
     def __init__(
@@ -119,7 +124,8 @@ class Communicator:
         self.rank: int = self._comm.rank
         self.size: int = self._comm.size
         self.board = StatusBoard(self._comm, clock, Limits.of(timeout), self.numbers)
-        self.local_rank: int = self.board.local_rank  # this rank's number within its host
+        # Number of this rank among the ranks of its host.
+        self.local_rank: int = self.board.local_rank
         wait_policy = WaitPolicy(self._comm, self.board, self.traffic, clock, timeout, outer)
         self.wait_policy, self.barrier, self.on_one_host = (
             wait_policy,
@@ -147,22 +153,22 @@ class Communicator:
     def allreduce(
         self, buffer: np.ndarray, algorithm: str = "mpi", label: str = "allreduce"
     ) -> None:
-        r"""Sum the ranks' buffers in place, \(b_r \leftarrow \sum_s b_s\), to the same bits on all.
+        r"""Sum the ranks' buffers in place, \(b_r \leftarrow \sum_s b_s\), to equal bits on all.
 
         Args:
-            buffer: A contiguous array, of the same dtype and length on every rank: float16,
-                bfloat16, float32, float64 or an integer type.
-            algorithm: A name of `labkit.schedules.ALLREDUCE`, whose rounds run exactly as planned;
-                "mpi", the choice of the MPI library; or "shared_memory", for ranks of one host.
-                With "mpi", 16-bit floats are summed in float32 and rounded once, because MPI cannot
-                add them. On several real hosts, two-level algorithms sum in shared memory inside
-                each host.
+            buffer: A contiguous array with the same dtype and length on every rank. The dtype is
+                float16, bfloat16, float32, float64 or an integer type.
+            algorithm: A name in `labkit.schedules.ALLREDUCE`, whose rounds run exactly as planned;
+                "mpi", for which the MPI library chooses the algorithm; or "shared_memory", for
+                ranks on one host. With the algorithm "mpi", 16-bit floats are summed in float32 and
+                rounded once, because MPI cannot add 16-bit floats. On several real hosts, two-level
+                algorithms use shared memory for the sums inside each host.
             label: The name of the call in error messages.
 
         Raises:
             InvalidInput: The algorithm is unknown or cannot run on an emulated network, or values
                 of the dtype, such as bool, cannot be added.
-            Mismatch: Ranks differ in algorithm, dtype or length, or in the name of the call.
+            Mismatch: The ranks' calls differ in name, algorithm, dtype or length.
             RankFailed, WaitTooLong: Another rank has failed, or has not arrived within the timeout.
         """
         self._reductions.allreduce(buffer, algorithm, label)
@@ -179,24 +185,25 @@ class Communicator:
 
     @property
     def member(self) -> int:
-        """The number of this rank among all ranks of the call, spare ranks included."""
+        """The number of this rank among all ranks of the call, including spare ranks."""
         return self.number if self.membership is None else self.membership.member(self.number)
 
     def shrink(self, settle: Callable[[], None] = lambda: None) -> list[int]:
         """Shrink this communicator after `RankDied` (collective of the surviving ranks).
 
-        The survivors keep their order. Pending waits of all other ranks raise `RankDied`, too.
-        Windows, split communicators and memory from `allocate` stay allocated but unusable, because
-        MPI cannot free them without the dead ranks. All survivors agree on the new communicator.
-        Ranks that die during the call are removed, too.
+        The surviving ranks remain in the same order. Waits that are pending on other ranks also
+        raise `RankDied`. Windows, split communicators and memory from `allocate` stay allocated but
+        unusable, because MPI cannot free them without the dead ranks. All surviving ranks agree on
+        the members of the new communicator. Ranks that die during the call of `shrink` are removed,
+        too.
 
         Args:
-            settle: A function after which no other thread of this rank uses this communicator.
-                `shrink` calls the function after the revocation, before it creates the new
-                communicator.
+            settle: A function that returns when no other thread of this rank uses this communicator
+                any more. `shrink` calls `settle` after it has revoked the old communicator, and
+                before it creates the new communicator.
 
         Returns:
-            The numbers that the removed ranks had before any rank died.
+            The rank numbers of the removed ranks before any rank died.
         """
         from mpi4py import MPI
 
@@ -206,16 +213,17 @@ class Communicator:
         self.board.abandon()
         network = self.network
         atexit.register(exit_without_finalize)
-        for _ in before:  # each death during the call costs one attempt
+        for _ in before:  # each death during the call requires one more attempt
             whole = broken.Shrink()
-            assert isinstance(whole, MPI.Intracomm)  # for the type checker
+            assert isinstance(whole, MPI.Intracomm)  # tells the type checker the type
             old_ranks = MPI.Group.Translate_ranks(whole.group, None, broken.group)
             self.numbers = [before[rank] for rank in old_ranks]
             self.network = network and network.part(old_ranks, broken.size)
             try:
                 self._initialize(whole, limit, None, None)
                 succeeded = True
-            except Exception:  # includes errors from a message that a dying rank sent in part
+            # Also catches errors from a message that a dying rank sent only in part.
+            except Exception:
                 whole.Revoke()
                 succeeded = False
             if agree_all(whole, succeeded):
@@ -229,9 +237,10 @@ class Communicator:
         raise LabkitError("the surviving ranks cannot form a new communicator")
 
     def restart(self, comm: MPI.Intracomm) -> None:
-        """Rebuild this communicator after a call that failed on some ranks (collective).
+        """Rebuild this communicator after a call has failed on some ranks (collective).
 
-        As after `shrink`, windows, split communicators and memory from `allocate` are unusable.
+        Windows, split communicators and memory from `allocate` are unusable after the restart, as
+        after `shrink`.
 
         Args:
             comm: An mpi4py communicator of the same ranks without pending messages.
@@ -242,15 +251,15 @@ class Communicator:
 
     @property
     def spares(self) -> int:
-        """The number of spare ranks that still wait for a death, as far as this rank knows."""
+        """The number of spare ranks that still wait to replace a dead rank, as known here."""
         return 0 if self.membership is None else self.membership.numbers.count(SPARE)
 
     def replace(self) -> list[int]:
-        """Replace dead ranks by spares after `shrink` (collective of survivors and spares).
+        """Replace dead ranks by spare ranks after `shrink` (collective of survivors and spares).
 
         Returns:
-            The numbers of the dead ranks that spares have replaced. If there are too few spares,
-            some dead ranks keep no replacement and are missing here.
+            The rank numbers of the dead ranks that spare ranks have replaced. If there are too few
+            spare ranks, some dead ranks are not replaced, and the result does not contain them.
         """
         assert self.membership is not None
         membership, before, limit = self.membership, self.numbers, self.wait_policy.timeout
@@ -269,10 +278,11 @@ class Communicator:
         return [number for number in self.numbers if number not in before]
 
     def pace(self, paced: bool = True) -> None:
-        """Choose whether this rank holds back messages of schedules while its link is busy.
+        """Choose whether this rank delays messages of schedules while its emulated link is busy.
 
         Args:
-            paced: True: send a message when the link is free; False: send each message at once.
+            paced: True: send each message when the emulated link is free; False: send each message
+                at once.
         """
         if self._emulation:
             self._emulation.paced = paced
@@ -288,20 +298,21 @@ class Communicator:
     ) -> None:
         r"""Replace the ranks' buffers by their mean \(b_r \leftarrow \sum_s w_s b_s / \sum_s w_s\).
 
-        The traffic meter and the emulated network ignore the weights. Each rank multiplies its
-        values by its share of the weights before the sum, so that no partial sum exceeds the
-        largest value.
+        The messages that exchange the weights are not counted by the traffic meter and not delayed
+        by the emulated network. Before the sum, each rank multiplies its values by its share of the
+        total weight. No partial sum therefore exceeds the largest value.
 
         Args:
-            buffer, algorithm, label: As for `allreduce`, but the dtype must be a float type.
-            weight: The weight of this rank's values, at least 0. If all ranks' weights are 0, the
-                mean is 0.
-            total: The sum of all ranks' weights, if the caller knows it; None: the ranks exchange
-                their weights.
-            separate: Memory outside the buffer for inputs or the result; only for "shared_memory".
+            buffer, algorithm, label: As in `allreduce`, but the buffer must have a float dtype.
+            weight: The weight of this rank's values in the mean, at least 0. If the weights of all
+                ranks are 0, the mean is 0.
+            total: The sum of the weights of all ranks, if the caller knows it; None: the ranks
+                exchange their weights.
+            separate: Memory outside `buffer` for the inputs or the result; only for the algorithm
+                "shared_memory".
         """
-        # With "shared_memory", ranks read each other's weights beside the flags, so that no extra
-        # call and no scaled copy is needed.
+        # With "shared_memory", ranks read each other's weights from shared memory together with
+        # flags, so no additional call and no scaled copy are needed.
         if algorithm == "shared_memory" and self.size > 1:
             self._reductions.allreduce(buffer, algorithm, label, weight, separate)
             return
@@ -314,11 +325,11 @@ class Communicator:
         self._reductions.allreduce(buffer, algorithm, label, share)
 
     def total(self, weight: float, label: str = "the mean") -> float:
-        """Return the sum of the ranks' weights, without metering or network emulation."""
+        """Return the sum of all ranks' weights; the traffic is neither metered nor emulated."""
         return float(np.sum(self.allgather_scalar(weight, f"the weights of {label}")))
 
     def allgather_scalar(self, value: float, label: str) -> np.ndarray:
-        """Gather one number from every rank, in rank order, without metering or emulation."""
+        """Gather one number per rank in rank order; its traffic is not metered or emulated."""
         if self.size == 1:
             return np.array([value])
         self.wait_policy.name_call(label)
@@ -327,13 +338,14 @@ class Communicator:
     def allocate(self, length: int, dtype: Any = np.float32, common: bool = False) -> np.ndarray:
         """Allocate a zeroed buffer in shared memory, aligned to cache lines (collective).
 
-        The algorithms "shared_memory" and "two_level" reduce such a buffer without copies.
+        The algorithms "shared_memory" and "two_level" reduce a buffer from `allocate` without
+        copies.
 
         Args:
-            length: The number of elements of the buffer.
+            length: The number of elements of the shared buffer.
             dtype: The dtype of the elements; default: float32.
-            common: Whether all ranks of a host share one buffer, which `SeparateBuffers.into`
-                needs; default: one buffer per rank.
+            common: Whether all ranks of a host share one buffer, as `SeparateBuffers.into`
+                requires; default: each rank has its own buffer.
         """
         kind = "common " if common else ""
         self.barrier(f"the allocation of {kind}shared memory, {np.dtype(dtype).name}[{length}]")
@@ -342,7 +354,7 @@ class Communicator:
             return self._memory.allocate(nbytes, common).view(dtype)
 
     def broadcast(self, buffer: np.ndarray, root: int = 0, label: str = "broadcast") -> None:
-        """Copy the root's buffer into the buffers of all ranks, in place."""
+        """Copy the buffer of the rank `root` into the buffers of all ranks, in place."""
         if self.size == 1:
             return
         self.barrier(f"{label} (broadcast of {_array_text(buffer)} from rank {root})")
@@ -354,25 +366,26 @@ class Communicator:
         self.traffic.transfer_seconds += self.clock.now() - start
 
     def broadcast_object(self, value: Any, root: int = 0, label: str = "share") -> Any:
-        """Broadcast the root's Python object to every rank (pickled)."""
+        """Send a Python object (pickled) from the rank `root` to all ranks, and return it."""
         self.wait_policy.name_call(f"{label} (share from rank {root})")
         return self.wait_policy.share(value, root)
 
     def allgather(self, value: Any, label: str = "allgather") -> list[Any]:
-        """Gather the Python objects of all ranks, in rank order (pickled)."""
+        """Gather one Python object (pickled) from each rank, in rank order."""
         self.wait_policy.name_call(f"{label} (allgather)")
         return self.wait_policy.gather(value)
 
     def allreduce_small(self, values: np.ndarray, label: str = "tally") -> np.ndarray:
-        """Sum small bookkeeping arrays of all ranks, without metering or network emulation."""
+        """Sum small bookkeeping arrays of all ranks; the traffic is not metered or emulated."""
         self.wait_policy.name_call(f"{label} (tally of {_array_text(values)})")
         return np.asarray(np.sum(self.wait_policy.gather(values), axis=0))
 
     def scatter(self, parts: Sequence[Any] | None, root: int = 0, label: str = "scatter") -> Any:
-        """Scatter the root's parts, one to each rank, and ignore the `parts` of other ranks.
+        """Send one element of the root's `parts` to each rank; `parts` on other ranks is ignored.
 
         Raises:
-            InvalidInput: The number of parts at the root differs from the number of ranks.
+            InvalidInput: At the root, the number of elements of `parts` differs from the number of
+                ranks.
         """
         if self.rank == root and (parts is None or len(parts) != self.size):
             count = "None" if parts is None else f"{len(parts)}"
@@ -382,21 +395,22 @@ class Communicator:
             return self._comm.scatter(parts, root)
 
     def split(self, colour: int, key: int | None = None) -> Communicator:
-        """Return the Communicator of the ranks with the same colour (collective).
+        """Return the Communicator of all ranks that pass the same `colour` (collective).
 
-        The new Communicator shares the traffic meter and the emulated links of this Communicator.
+        The new Communicator shares the traffic meter and the emulated links of the old
+        Communicator.
 
         Args:
-            colour: The number of this rank's new group; "colour" is MPI's term.
-            key: A number by which the ranks of a group are ordered; default: the rank in this
-                Communicator.
+            colour: The number of the group that this rank joins; "colour" is MPI's term.
+            key: A number that determines the order of the ranks in a group; default: the rank in
+                this Communicator.
         """
         from mpi4py import MPI
 
         self.barrier("split")
         with self.wait_policy.failure_guard:
             part = self._comm.Split(colour, self.rank if key is None else key)
-            assert isinstance(part, MPI.Intracomm)  # for the type checker
+            assert isinstance(part, MPI.Intracomm)  # tells the type checker the type
             emulation = self._emulation and self._emulation.part(part.allgather(self.rank))
             arguments = (
                 self.wait_policy.timeout,
@@ -408,11 +422,11 @@ class Communicator:
             )
             communicator = Communicator(part, *arguments, self.rules)
         communicator.slowness = self.slowness
-        part.Free()  # the Communicator works on a duplicate
+        part.Free()  # the Communicator uses a duplicate, so `part` can be freed
         return communicator
 
     def with_network(self, network: str | Network | None) -> Communicator:
-        """Return a Communicator of the same ranks on another network (collective).
+        """Return a Communicator of the same ranks that emulates another network (collective).
 
         The new Communicator has its own traffic meter, which starts at 0.
         """
@@ -424,30 +438,32 @@ class Communicator:
             )
 
     def window(self, nbytes: int) -> Window:
-        """Allocate memory of this rank for one-sided access by other ranks (collective)."""
+        """Allocate memory on this rank for one-sided access by other ranks (collective)."""
         self.barrier("the making of a window")
         with self.wait_policy.failure_guard:
             return Window(nbytes, self.wait_policy, self._emulation)
 
     def mailbox(self, hosts: Sequence[int] | None = None) -> Mailbox:
-        """Return a mailbox for two-sided messages from any sender.
+        """Return a mailbox for two-sided messages, which may come from any sender.
 
-        Only one mailbox may be open at a time, because all mailboxes use the same tags.
+        Only one mailbox may be open at a time, because all mailboxes use the same MPI tags.
 
         Args:
-            hosts: The rank of each endpoint, by endpoint number; default: each rank is one
-                endpoint.
+            hosts: The rank on which each endpoint runs, by endpoint number; default: each rank is
+                one endpoint.
         """
         return Mailbox(self.wait_policy, self._emulation, hosts or range(self.size), self.rules)
 
     def eager_mailbox(
         self, routes: Mapping[Route, int], hosts: Sequence[int] | None = None
     ) -> EagerMailbox:
-        """Return a mailbox whose senders write into the receiver's memory (collective).
+        """Return a mailbox in which senders write into the memory of the receiver (collective).
 
         Args:
-            routes: For each pair of endpoints (sender, receiver), the bytes of the longest message.
-            hosts: As for `mailbox`.
+            routes: For each pair of endpoints (sender, receiver), the bytes of the longest message
+                between them.
+            hosts: The rank on which each endpoint runs, by endpoint number; default: each rank is
+                one endpoint.
         """
         arguments = self.window, self.wait_policy, self._emulation
         return EagerMailbox(*arguments, hosts or range(self.size), routes)
@@ -458,8 +474,10 @@ class Communicator:
         """Return a mailbox whose receivers fetch values of any length (collective).
 
         Args:
-            routes: For each pair of endpoints (sender, receiver), the expected bytes of a message.
-            hosts: As for `mailbox`.
+            routes: For each pair of endpoints (sender, receiver), the expected bytes of a message
+                between them.
+            hosts: The rank on which each endpoint runs, by endpoint number; default: each rank is
+                one endpoint.
         """
         arguments = self.window, self.wait_policy, self._emulation
         return RendezvousMailbox(*arguments, hosts or range(self.size), routes)
@@ -468,8 +486,8 @@ class Communicator:
         """Set or remove the artificial slowdown of this rank.
 
         Args:
-            slow: The slowdown of each slow rank, by rank number. Ranks without an entry run at full
-                speed.
+            slow: The slowdown of each rank that is slowed down, by rank number. Ranks without an
+                entry in `slow` run at full speed.
             seed: The seed of the random slowdown factors.
         """
         slowdown = slow.get(self.rank)
@@ -478,15 +496,15 @@ class Communicator:
         )
 
     def inject_faults(self, injector: Injector) -> None:
-        """Inject faults into the messages and the computation of this rank from now on."""
+        """From now on, inject faults into the messages and the computation of this rank."""
         self.rules.injector = injector
         self.slowness = FaultSlowdown(injector, self.slowness, self.clock)
 
     def apply_slowdown(self, computed: float) -> None:
-        """Sleep for the extra time that the artificial slowdown of this rank demands.
+        """Sleep for the additional time by which the artificial slowdown extends a computation.
 
         Args:
-            computed: Real seconds that the last computation took.
+            computed: The real seconds of the last computation.
         """
         if self.slowness is not None:
             self.slowness.act(computed)
@@ -501,12 +519,12 @@ class Communicator:
             )
 
     def release_spares(self) -> None:
-        """Release the spare ranks, which then stop waiting for a death."""
+        """Release the spare ranks, so that they no longer wait for the death of a rank."""
         if self.membership is not None:
             self.membership.release_spares()
 
     def leave(self) -> None:
-        """Announce that this rank enters no further call, so that waiting ranks raise an error."""
+        """Announce that this rank makes no more calls; ranks that wait for it raise an error."""
         self.board.enter("the end of its program", waiting=True)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Context managers that extend the computations of an artificially slow rank."""
+"""Context managers that extend computations on ranks that are artificially slow."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from labkit.communicator.communicator import Communicator
 
 
 def computing(communicator: Communicator) -> Callable[[], AbstractContextManager[None]]:
-    """Return a function whose context managers add the rank's slowdown to each computation.
+    """Return a function whose context managers add this rank's slowdown to computations.
 
-    Waits for other ranks and transfers inside the context do not count as computation.
+    The slowdown ignores the time that the context spends on waits for other ranks and on transfers.
 
     Args:
-        communicator: The communicator of all ranks. This rank's number in it selects the slowdown
-            and the stream of random factors.
+        communicator: The communicator of all ranks. This rank's number in the communicator selects
+            its slowdown and its stream of random factors.
     """
     clock = communicator.clock
     if communicator.slowness is None:

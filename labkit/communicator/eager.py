@@ -25,25 +25,28 @@ class EagerMailbox:
     """A mailbox with one receive slot per route, which the sender fills with one-sided puts.
 
     A route is a pair of endpoints (sender, receiver). Slots are allocated once, and the receiver
-    reads messages in place. A slot stays full until the receiver frees it or posts a message back
-    to the sender. A message for a full slot waits at its sender. Messages therefore need no
-    handshake, no copy at the receiver, and no allocation. Each route has its own slot, because
-    endpoints on one rank must not block each other.
+    reads messages directly in their slots. A slot stays occupied until the receiver frees it, or
+    until the receiver posts a message back to the sender. If the slot of a message is occupied, the
+    message waits at its sender. With fixed slots, messages need no handshake, no copy at the
+    receiver, and no allocation. Each route has its own slot, so that endpoints on the same rank do
+    not block each other.
 
     Args:
-        window: A function that allocates a window of a number of bytes at this rank (collective).
+        window: A function that allocates a window of a given number of bytes on this rank
+            (collective).
         wait_policy: The wait policy of this rank, with its traffic meter and clock.
         emulation: The emulated network; None: the real network.
-        hosts: The rank of each endpoint, by endpoint number.
-        routes: For each pair of endpoints (sender, receiver), the bytes of the longest message.
+        hosts: The rank on which each endpoint runs, by endpoint number.
+        routes: For each pair of endpoints (sender, receiver), the bytes of the longest message
+            between them.
 
     Source: J. Xue, Y. Miao, C. Chen, M. Wu, L. Zhang, L. Zhou: Fast distributed deep learning over
-    RDMA, EuroSys 2019: each tensor has a fixed memory area at its receiver, which polls a flag. In
-    the paper, the area holds only the values and the flag; here, a slot also holds a header of 96
-    bytes.
+        RDMA, EuroSys 2019: each tensor has a fixed memory area at its receiver, which polls a flag
+        in this area. In the paper, the memory area contains only the values and the flag; here, a
+        slot also contains a header of 96 bytes.
     """
 
-    in_place: ClassVar[bool] = True  # whether the receiver reads values in place
+    in_place: ClassVar[bool] = True  # whether the receiver reads values without copying them
 
     def __init__(
         self,
@@ -55,8 +58,9 @@ class EagerMailbox:
     ) -> None:
         self._wait_policy, self._emulation, self._hosts = wait_policy, emulation, hosts
         self._capacities = routes
-        self._slots: dict[Route, int] = {}  # offset (bytes) of the slot in the receiver's memory
-        self._reads: dict[Route, int] = {}  # offset of the read count in the sender's memory
+        self._slots: dict[Route, int] = {}  # offset of each slot in the receiver's memory, in bytes
+        # Offset of each read count in the sender's memory, in bytes.
+        self._reads: dict[Route, int] = {}
         sizes = [0] * wait_policy.size
         for route, capacity in routes.items():
             source, reader = (hosts[number] for number in route)
@@ -72,19 +76,19 @@ class EagerMailbox:
         self._heads = {r: memory[self._slots[r] :][:HEAD].view(np.float64) for r in self._received}
         self._outbox: deque[Posted] = deque()
         self._incoming: list[Letter] = []
-        self._unfreed: set[Route] = set()  # routes whose slot the receiver still reads
+        self._unfreed: set[Route] = set()  # routes with a slot that the receiver has not yet freed
 
     def post(self, route: Route, words: NDArray[np.float64], values: NDArray[np.uint8]) -> None:
-        """Send a letter (message), and free the slot of the opposite route.
+        """Send a message, and free the slot of the opposite route.
 
         Args:
             route: The endpoint numbers of sender and receiver.
-            words: Header words for use by the caller, at most `WORDS`.
-            values: Flat bytes of the message, which must not change while the letter waits for its
-                slot.
+            words: Header words that the caller may use, at most `WORDS` of them.
+            values: The bytes of the message, flat. They must not change while the message waits for
+                a free slot.
 
         Raises:
-            LabkitError: The message has more bytes than the slot of its route.
+            LabkitError: The message has more bytes than the slot of the message's route.
         """
         self._validate_size(route, values.nbytes)
         self.free((route[1], route[0]))
@@ -92,19 +96,20 @@ class EagerMailbox:
         self._deliver()
 
     def free(self, route: Route) -> None:
-        """Free the slot of a route after the receiver has used its values."""
+        """Free the slot of a route; the receiver calls this after it has used the values."""
         if route in self._unfreed:
             self._unfreed.remove(route)
             read = np.array([float(self._received[route])])
             self._window.write(read, self._hosts[route[0]], self._reads[route])
 
     def collect(self) -> list[Letter]:
-        """Return the letters (messages) that have arrived since the last call."""
+        """Return the messages (`Letter` objects) that have arrived since the last call."""
         self._window.progress()
         self._deliver()
         for route, head in self._heads.items():
             if head[0] > self._received[route]:
-                self._window.sync()  # makes the data visible that the sender wrote earlier
+                # Makes the values visible that the sender wrote before the number.
+                self._window.sync()
                 self._received[route] += 1
                 if (letter := self._receive(route)) is not None:
                     self._incoming.append(letter)
@@ -121,18 +126,18 @@ class EagerMailbox:
 
     @property
     def idle(self) -> bool:
-        """Whether no letter of this rank waits for a free slot."""
+        """Whether no message of this rank is waiting for a free slot."""
         self._window.progress()
         self._deliver()
         return not self._outbox
 
     @property
     def memory(self) -> NDArray[np.uint8]:
-        """The window memory of this rank, which other ranks write or read."""
+        """The window memory of this rank, which other ranks write to or read from."""
         return self._window.memory
 
     def close(self) -> None:
-        """Free the window memory of all ranks after a barrier (collective)."""
+        """Wait at a barrier, then free the window memory of all ranks (collective)."""
         self._wait_policy.barrier("the end of one-sided messages")
         self._read, self._heads = {}, {}
         self._window.close()
@@ -140,11 +145,11 @@ class EagerMailbox:
     # --- memory layout and transfer, which `RendezvousMailbox` overrides ------------------------
 
     def _slot_bytes(self, capacity: int) -> int:
-        """Return the bytes of a slot after its header, in the receiver's memory."""
+        """Return the size of a slot without its header, in bytes of the receiver's memory."""
         return lines(capacity)
 
     def _send_bytes(self, capacity: int) -> int:
-        """Return the bytes of the send buffer after the read count, in the sender's memory."""
+        """Return the size of the send buffer without the read count, in bytes at the sender."""
         return 0
 
     def _validate_size(self, route: Route, nbytes: int) -> None:
@@ -155,13 +160,13 @@ class EagerMailbox:
             )
 
     def _receive(self, route: Route) -> Letter | None:
-        """Return the letter in a slot; None if further parts of the letter must arrive first."""
+        """Return the message in a slot; None if further parts of the message must arrive first."""
         head = self._heads[route][1:]
         values = self._window.memory[self._slots[route] + HEAD :][: int(head[0])]
         return open_letter(head, values, self._emulation, self._hosts[route[0]])
 
     def _write(self, route: Route, words: NDArray[np.float64], values: NDArray[np.uint8]) -> bool:
-        """Write a letter into its empty slot; return whether the letter is complete."""
+        """Write a message into its empty slot; return whether the complete message is written."""
         at, to, ticket = self._slots[route], self._hosts[route[1]], 0.0
         if self._emulation:
             ticket = self._emulation.depart(to, values.nbytes)
@@ -175,8 +180,8 @@ class EagerMailbox:
         at, to = self._slots[route], self._hosts[route[1]]
         self._sent[route] += 1
         self._window.write(head, to, at + 8)
-        # The message number is written last, so that a receiver that sees the number finds the
-        # complete letter.
+        # The message number is written last. A receiver that reads the new number therefore finds
+        # the complete message.
         self._window.write(np.array([float(self._sent[route])]), to, at)
 
     def _count(self, route: Route, nbytes: int) -> None:
@@ -184,7 +189,7 @@ class EagerMailbox:
         self._wait_policy.count_to(self._hosts[route[1]], nbytes)
 
     def _deliver(self) -> None:
-        """Write waiting letters into empty slots; the letters of one route keep their order."""
+        """Write waiting messages into empty slots; messages of the same route stay in order."""
         waiting: deque[Posted] = deque()
         behind: set[Route] = set()
         for posted in self._outbox:
@@ -200,5 +205,5 @@ class EagerMailbox:
 
 
 def lines(nbytes: int) -> int:
-    """Round a number of bytes up to whole cache lines."""
+    """Round a number of bytes up to a multiple of the cache line size."""
     return -(-nbytes // LINE) * LINE

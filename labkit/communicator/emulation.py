@@ -1,4 +1,4 @@
-"""Network emulation in real time: receivers delay each message until its emulated delivery."""
+"""Network emulation in real time: receivers delay each message until its emulated delivery time."""
 
 from __future__ import annotations
 
@@ -23,29 +23,31 @@ if TYPE_CHECKING:
 
 
 class Emulation:
-    """The emulated network links, seen from this rank.
+    """The emulated network links, as this rank uses them.
 
-    A sender books its message on the links, and sends the booking's ticket (a number) with the
-    message. The receiver sleeps until the message's delivery time. When the receiver wakes, it
-    computes this time again, because new messages on the same links delay the delivery. The state
-    of the links lies in shared memory, because messages share links and hosts share uplinks. All
-    ranks must run on one real host, and read its clock.
+    A sender books its message on the emulated links, and sends the ticket (number) of this booking
+    with the message. The receiver of a message sleeps until the emulated delivery time of the
+    message. When the receiver wakes up, it computes the delivery time again, because new messages
+    on the same links may have delayed the delivery. The state of the links is in shared memory,
+    because messages from different ranks share links, and emulated hosts share uplinks. All ranks
+    must run on the same real host, and must read the clock of this host.
 
     Args:
-        comm: An mpi4py communicator of ranks on one host.
+        comm: An mpi4py communicator whose ranks are all on one host.
         network: The network to emulate.
         clock: The clock of the host.
 
     Attributes:
         network: The emulated network.
-        paced: Whether a rank holds each message back until its earlier messages have left the link.
+        paced: Whether a rank delays each message until its earlier messages have left the emulated
+            link.
     """
 
     def __init__(self, comm: MPI.Intracomm, network: Network, clock: Clock) -> None:
         from mpi4py import MPI
 
         self._clock = clock
-        self._rank = comm.rank  # the rank's number in the whole network, as in `_ranks`
+        self._rank = comm.rank  # number of this rank in the complete network, as in `_ranks`
         self._ranks: Sequence[int] = range(comm.size)
         self.network = network
         self._links, self._turns = shared_links(network, comm.size), count()
@@ -59,11 +61,11 @@ class Emulation:
         self._lock = _open_lock_file(comm)
         self._owns_links = True
         self.paced = False
-        self._thread = threading.Lock()  # all threads of a rank share one file lock
+        self._thread = threading.Lock()  # needed because all threads of a rank share one file lock
         comm.Barrier()
 
     def part(self, ranks: Sequence[int]) -> Emulation:
-        """Return a view of the same links for a group of ranks, renumbered 0, 1, …"""
+        """Return a view of the same links for a group of ranks, which get new numbers from 0."""
         view = copy(self)
         view.network = self.network.part(ranks, len(self._ranks))
         view._ranks = [self._ranks[rank] for rank in ranks]
@@ -71,30 +73,30 @@ class Emulation:
         return view
 
     def turn(self) -> int:
-        """Return the number of a new round, whose messages leave after those of earlier rounds."""
+        """Return the number of a new round, whose messages leave after all earlier rounds."""
         return next(self._turns)
 
     def depart(self, destination: int, nbytes: int, turn: int = FREE) -> float:
-        """Book a message on this rank's emulated links, and return the booking's ticket.
+        """Book a message on the emulated links of this rank, and return the ticket of the booking.
 
         Args:
-            destination: The rank of the receiver.
-            nbytes: Bytes of the message.
-            turn: The number of the message's round, from `turn()`; default: the message leaves at
-                once.
+            destination: The rank that receives the message.
+            nbytes: The size of the message in bytes.
+            turn: The number of the round that sends the message, from `turn()`; default: the
+                message leaves at once.
         """
         return self._depart(self._rank, self._ranks[destination], nbytes, turn)
 
     def send_moments(self, ticket: float) -> Iterator[float]:
-        """Yield wake-up times until the sender may send its message; no times unless `paced`."""
+        """Yield wake-up times until the sender may send its message; none unless `paced`."""
         if self.paced:
             yield from self._moments(lambda now: self._links.leaves(ticket, now))
 
     def deliveries(self, messages: list[tuple[float, int, int]]) -> Iterator[float]:
-        """Yield wake-up times of the receiver until the last of these messages is delivered.
+        """Yield wake-up times of the receiver until all of the given messages are delivered.
 
         Args:
-            messages: For each message that arrives in one round: (ticket, rank of the sender,
+            messages: The messages that arrive in a round, each as (ticket, rank of the sender,
                 bytes).
         """
         return self._deliveries(
@@ -105,14 +107,15 @@ class Emulation:
         )
 
     def transfer(self, source: int, destination: int, nbytes: int) -> Iterator[float]:
-        """Book a one-sided transfer of bytes, and yield wake-up times until its delivery."""
+        """Book a one-sided transfer on the links, and yield wake-up times until its delivery."""
         ends = self._ranks[source], self._ranks[destination]
         return self._deliveries([(self._depart(*ends, nbytes, FREE), *ends, nbytes)])
 
     def _depart(self, source: int, destination: int, nbytes: int, turn: int) -> float:
         if self.paced and turn != FREE:
             turn = self.turn()
-        # The departure time of a message is the time of this call, before any wait for the lock.
+        # A message departs at the time of this call; the wait for the lock does not delay the
+        # departure.
         now = self._clock.now()
         while True:
             with self._locked():
@@ -126,10 +129,10 @@ class Emulation:
         return self._moments(lambda now: self._links.arrive(messages, now))
 
     def _moments(self, event: Callable[[float], float]) -> Iterator[float]:
-        """Yield the time of an event, computed again after each wake-up.
+        """Yield the time of an event; after each wake-up, compute the time again.
 
-        The iterator ends when this time has passed, or if the links have no new message since the
-        last computation.
+        The iterator ends when the event's time has passed, or when no new message has been booked
+        since the last computation.
         """
         while True:
             with self._locked():
@@ -151,8 +154,8 @@ class Emulation:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        # If a rank dies, the kernel releases its file lock; a lock of an MPI window would stay
-        # locked.
+        # A file lock is used, because the kernel releases it if its rank dies. A lock of an MPI
+        # window would stay locked.
         with self._thread:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             try:

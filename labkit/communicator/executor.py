@@ -1,4 +1,4 @@
-"""The executor, which runs one rank's plan of a schedule on real buffers over MPI."""
+"""The executor, which runs this rank's plan of a schedule on real buffers over MPI."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from labkit.communicator.wire import MpiWire, Seal
 
 
 class Executor:
-    """An executor that runs compiled schedules (plans) of this rank.
+    """An executor of this rank's plans; a plan is a compiled schedule.
 
     Args:
         wire: The transport that sends and receives messages.
         count_to: A function of (rank, bytes) that counts a message to a rank in the traffic meter.
-        wait: A function that completes the MPI requests of a round, or raises after a timeout.
-        sleep_until: A function that sleeps until a time of the clock.
+        wait: A function that waits for the MPI requests of a round, or raises an error after a
+            timeout.
+        sleep_until: A function that sleeps until a given time of the clock.
         emulation: The emulated network; None: the real network.
 
     Attributes:
-        watch: A callback of (round number, buffer), called after each round of this rank; None: no
-            callback.
+        watch: A callback that receives (round number, buffer) after each round of this rank; None:
+            no callback.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Executor:
         self.watch: Callable[[int, np.ndarray], None] | None = None
 
     def run(self, plan: RankPlan, buffer: np.ndarray, tag: int) -> None:
-        """Run a plan on a flat, contiguous buffer, which is changed in place."""
+        """Run a plan on a flat, contiguous buffer, which the plan changes in place."""
         needed = plan.scratch * buffer.itemsize
         if self._scratch.nbytes < needed:
             self._scratch = np.zeros(needed, np.uint8)
@@ -59,7 +60,7 @@ class Executor:
     def _exchange(
         self, step: PlannedRound, buffer: np.ndarray, scratch: np.ndarray, tag: int
     ) -> None:
-        """Send and receive all messages of a round, and return after their delivery."""
+        """Send and receive all messages of a round; return after all of them are delivered."""
         requests: list[Any] = []
         headers: list[np.ndarray] = []
         seals: list[Seal] = []
@@ -99,10 +100,11 @@ def _receive_buffer(message: PlannedMessage, buffer: np.ndarray, scratch: np.nda
 def _add(
     first: int, last: int, terms: tuple[int, ...], buffer: np.ndarray, scratch: np.ndarray
 ) -> None:
-    """Write the sum of the terms, added in the order of `terms`, into elements [first, last)."""
+    """Write the sum of the terms into elements [first, last); add them in the order of `terms`."""
     local = buffer[first:last]
     parts = [local if offset < 0 else scratch[offset : offset + last - first] for offset in terms]
-    if parts[0] is local or len(parts) == 2:  # a + b has the same bits as b + a
+    # The order is free, because a + b has the same bits as b + a.
+    if parts[0] is local or len(parts) == 2:
         others = parts[1:] if parts[0] is local else parts[:1]
         for part in others:
             np.add(local, part, out=local)

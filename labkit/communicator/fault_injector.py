@@ -13,7 +13,8 @@ from labkit.communicator.clock import Clock
 from labkit.communicator.slowness import Slowness
 from labkit.network import Fault
 
-# A separate shell stops the process, because a stopped process cannot wake itself.
+# A separate shell process stops and continues this process, because a stopped process cannot
+# continue itself.
 _STOP = 'kill -STOP "$1"; sleep "$2"; kill -CONT "$1"'
 
 
@@ -21,13 +22,14 @@ class Injector:
     """An injector of the faults of one real rank, or of one simulated worker.
 
     Args:
-        faults: The faults of all ranks.
-        rank: The rank that this injector serves.
-        seed: The seed of random choices, such as the flipped bit.
-        sends: Whether labkit itself sends the messages, and calls `outgoing`. Otherwise, "corrupt"
-            faults change gradients before the communication library receives them.
-        real: Whether "kill" and "pause" faults act on this process; False if a simulation applies
-            them to its virtual clock.
+        faults: The faults of all ranks, of which the faults of `rank` are injected.
+        rank: The rank into which the faults are injected.
+        seed: The seed of random choices, such as the bit to flip.
+        sends: Whether labkit itself sends the messages, and calls `outgoing` for each message.
+            If labkit does not send the messages itself, "corrupt" faults change gradients before
+            the communication library receives them.
+        real: Whether "kill" and "pause" faults act on this process. False: a simulation applies
+            these faults on its virtual clock.
 
     Attributes:
         step: The number of the current training step; -1 before the first step.
@@ -48,7 +50,7 @@ class Injector:
         self.step = -1
 
     def begin_step(self, step: int) -> None:
-        """Begin a step, and pause or kill this process if a fault of this step requires it."""
+        """Begin a step; pause or kill this process if a fault requires it in this step."""
         self.step, self._sent = step, 0
         if not self._real:
             return
@@ -59,17 +61,17 @@ class Injector:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def gradients(self, paths: Sequence[str], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the gradients after the faults of this step, which do not change the input arrays.
+        """Return the gradients changed by the faults of this step; input arrays are unchanged.
 
         Args:
-            paths: The path of each gradient's variable.
+            paths: For each gradient, the path of its variable.
             arrays: The gradients of this rank, in the order of `paths`.
         """
         results = list(arrays)
         for fault in self._active("nan", "inf", *(() if self._sends else ("corrupt",))):
             matches = (path for path in paths if fault.names(path))
-            # Gradients of one step may arrive in several calls. A fault keeps its first target
-            # variable.
+            # The gradients of one step may be passed in several calls of this method. A fault
+            # changes the same variable in all steps: the first one that matched.
             target = self._targets.get(fault) or next(matches, None)
             if target is None:
                 continue
@@ -84,9 +86,9 @@ class Injector:
         return results
 
     def outgoing(self, data: np.ndarray) -> np.ndarray | None:
-        """Return the data to send instead of a message; None if a fault drops the message.
+        """Return the data to send instead of the message `data`; None if a fault drops the message.
 
-        Faults select a message by its number in the step, and messages without values are not
+        A fault selects a message by its number within the step; messages without values are not
         counted.
         """
         number, self._sent = self._sent, self._sent + bool(data.nbytes)
@@ -98,7 +100,7 @@ class Injector:
 
     @property
     def factor(self) -> float:
-        """The factor by which faults of this step extend this rank's computing time; 1: none."""
+        """The factor by which this step's faults extend this rank's computing time; 1: none."""
         return float(np.prod([fault.factor or 1.0 for fault in self._active("slow")]))
 
     def _active(self, *kinds: str) -> Iterator[Fault]:
@@ -106,11 +108,12 @@ class Injector:
 
 
 class FaultSlowdown(Slowness):
-    """A slowdown in the steps of "slow" faults, added to a slowdown in all steps.
+    """A slowdown in the steps of "slow" faults, in addition to a slowdown in all steps.
 
     Args:
-        injector: The injector that gives the slowdown factor of each step.
-        always: The slowdown that applies in all steps; None: no such slowdown.
+        injector: The injector that returns the slowdown factor of each step.
+        always: The slowdown that applies in all steps; None: no slowdown in steps without "slow"
+            faults.
         clock: The clock of the rank.
     """
 
@@ -118,7 +121,7 @@ class FaultSlowdown(Slowness):
         self._injector, self._always, self._clock = injector, always, clock
 
     def act(self, computed: float) -> None:
-        """Sleep for the extra time of the slowdown, see `Slowness.act`."""
+        """Sleep for the additional time of the slowdown, see `Slowness.act`."""
         if self._always is not None:
             self._always.act(computed)
         self._clock.sleep((self._injector.factor - 1) * computed)

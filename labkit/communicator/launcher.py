@@ -12,7 +12,8 @@ from labkit.common.errors import LabkitError
 MPIEXEC_VARIABLE = "LABKIT_MPIEXEC"  # environment variable: the mpiexec of the site's Open MPI
 
 
-# Open MPI's component `han` for several hosts may return wrong sums after the death of a rank.
+# Open MPI's component `han`, which handles several hosts, may return wrong sums after a rank has
+# died.
 ULFM_OPTIONS = ("--with-ft", "ulfm", "--mca", "coll", "^han")
 
 
@@ -20,10 +21,11 @@ def mpiexec(ranks: int | None = None, outlives: bool = False) -> list[str]:
     """Return the mpiexec command that starts ranks of this Python, with options for small machines.
 
     The option `--oversubscribe` allows more ranks than cores. Without `--bind-to none`, Open MPI
-    would pin each of 2 ranks to one core, together with TensorFlow's threads.
+    would bind each of two ranks to one core, on which all of its TensorFlow threads would have to
+    run.
 
     Args:
-        ranks: The number of ranks; None: the command has no option `-n`.
+        ranks: The number of ranks; None: omit the option `-n`.
         outlives: Whether ranks survive the death of other ranks, see `Communicator.shrink`.
 
     Raises:
@@ -41,10 +43,10 @@ def mpiexec(ranks: int | None = None, outlives: bool = False) -> list[str]:
 
 
 def _executable() -> str:
-    """Return the path of mpiexec: from LABKIT_MPIEXEC, from Python's own folder, or from PATH.
+    """Return the path of mpiexec: from LABKIT_MPIEXEC, Python's own folder, or PATH, in this order.
 
     The mpiexec in the folder of the Python interpreter belongs to the MPI library that mpi4py
-    loads. The PATH of a Jupyter kernel often lacks this folder.
+    loads. The PATH of a Jupyter kernel often does not contain the folder of the Python interpreter.
     """
     if chosen := os.environ.get(MPIEXEC_VARIABLE):
         if (path := shutil.which(chosen)) is None:
@@ -65,41 +67,44 @@ def _executable() -> str:
 # Without this setting, Open MPI prints an error for each window that its component for UCX does not
 # support.
 QUIET = {"OMPI_MCA_osc": "^ucx"}
-# Ranks on several hosts use TCP. With only one TCP link, Open MPI's clear-to-send for a long
-# message would queue behind data in the same direction. Two ranks that exchange data would then
-# send one after the other. A rank aborts when its connection to a killed process breaks. The delay
-# before the abort lets mpiexec report the killed process first.
+# Ranks on several hosts communicate over TCP. With only one TCP link, Open MPI's clear-to-send
+# message for a long message would wait behind data in the same direction. With only one TCP link,
+# two ranks that exchange long messages would therefore send one after the other. A rank aborts when
+# its TCP connection to a killed process breaks. The delay before a rank aborts lets mpiexec report
+# the killed process first.
 _OVER_HOSTS = {
     "OMPI_MCA_btl_tcp_links": "2",
     "OMPI_MCA_btl_tcp_flags": "1",
     "OMPI_MCA_opal_abort_delay": "2",  # seconds
 }
-# Ranks of one host use shared memory. With TCP each rank would listen on every interface, because
-# `btl_tcp_if_include` only selects among bound interfaces. Inside a Slurm job, mpiexec would start
-# the ranks on all nodes of the job.
+# Ranks on one host communicate over shared memory. With TCP, each rank would listen on every
+# network interface, because `btl_tcp_if_include` only selects among interfaces that are already
+# bound. Inside a Slurm job, mpiexec would start the ranks on all nodes of the job without these
+# settings.
 _ON_ONE_HOST = {"OMPI_MCA_btl": "^tcp", "PRTE_MCA_ras": "^slurm", "PRTE_MCA_plm": "^slurm"}
 
 
 def environment(threads: int = 1, over_hosts: bool = False) -> dict[str, str]:
     """Return the environment variables that a rank needs before it imports MPI or TensorFlow.
 
-    TensorFlow gets two inter-op threads, so that a blocking gradient exchange can overlap with
-    computation.
+    TensorFlow gets two inter-op threads, so that computation continues while a gradient exchange
+    blocks one of them.
 
     Args:
         threads: The number of TensorFlow's intra-op threads in each rank; default: 1.
-        over_hosts: Whether ranks may run on several hosts; default: no.
+        over_hosts: Whether the ranks may run on several hosts; default: no.
     """
     return {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_mpi_yield_when_idle": "1",  # a polling rank yields its core
+        "OMPI_MCA_mpi_yield_when_idle": "1",  # a rank that polls yields its core
         **QUIET,
         **(_over_hosts() if over_hosts else _ON_ONE_HOST),
         "TF_NUM_INTRAOP_THREADS": str(threads),
         "TF_NUM_INTEROP_THREADS": "2",
         "OMP_NUM_THREADS": str(threads),
-        # Otherwise NumPy would start threads before an engine process can block signals for them.
+        # With more than one thread, NumPy would start threads before an engine process can block
+        # signals for its threads.
         "OPENBLAS_NUM_THREADS": "1",
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
         "KERAS_BACKEND": "tensorflow",
@@ -108,15 +113,16 @@ def environment(threads: int = 1, over_hosts: bool = False) -> dict[str, str]:
 
 
 def _over_hosts() -> dict[str, str]:
-    """Return the Open MPI options for several hosts; values set by the user take precedence."""
+    """Return Open MPI options for ranks on several hosts; the user's own values take precedence."""
     return {name: os.environ.get(name, value) for name, value in _OVER_HOSTS.items()}
 
 
 def huge_pages() -> dict[str, str]:
-    """Return environment variables that let glibc use huge pages of 2 MiB, if Linux has them.
+    """Return environment variables that let glibc use huge pages of 2 MiB, if Linux supports them.
 
     The allocator returns tensors of some MB to the system and allocates them again at every step.
-    With pages of 4 KiB, this costs as much time as up to five copies of the tensor, depending on
-    the heap layout. A value that the user has set takes precedence.
+    With pages of 4 KiB, this repeated allocation can take as long as five copies of the tensor,
+    depending on the layout of the heap. If the user has set one of these variables, the user's
+    value is used.
     """
     return {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")}

@@ -1,4 +1,4 @@
-"""Two-sided mailboxes, whose owner receives messages (letters) from any sender, in any order."""
+"""Two-sided mailboxes, which receive messages (letters) from any sender, in any order."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from labkit.communicator.wire import MessageRules, MpiWire
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_HEADS, _VALUES = 1 << 13, (1 << 13) + 1  # message tags, below the tags of `Messages`
-WORDS = 8  # number of floats in a header that the caller may use
+# Tags of MPI messages, below the tags that `Messages` uses.
+_HEADS, _VALUES = 1 << 13, (1 << 13) + 1
+WORDS = 8  # number of floats in a header for use by the caller
 LENGTH = 4 + WORDS  # total number of floats in a header
 Route: TypeAlias = tuple[int, int]  # the endpoint numbers of (sender, receiver)
 
 
 @dataclass(eq=False)
 class Letter:
-    """A message from one endpoint (such as a worker or a server) to another.
+    """A message from one endpoint (such as a worker or a server) to another endpoint.
 
     Attributes:
         route: The endpoint numbers of the sender and the receiver.
-        words: The floats that the caller put into the header, (WORDS,).
-        values: The bytes of the message, flat; empty for a letter without values.
-        checksum: The checksum of the values that the sender computed; 0 if checksums are off.
+        words: The floats of the header that the caller has set, shape (WORDS,).
+        values: The bytes of the message, flat; empty for a message without values.
+        checksum: The checksum of the values, computed by the sender; 0 if checksums are not used.
     """
 
     route: Route
@@ -43,10 +44,10 @@ class Letter:
     _due: float = field(default=0.0)
 
     def has_arrived(self, now: float) -> bool:
-        """Return whether the values have arrived, in reality and on the emulated network.
+        """Return whether the values have arrived, both really and on the emulated network.
 
         Args:
-            now: The current time of the rank's clock, in s.
+            now: The current time on the rank's clock, in seconds.
         """
         if self._request is not None:
             if not self._request.Test():
@@ -61,29 +62,29 @@ class Letter:
         return self._moments is None
 
     def delay_until(self, moments: Iterator[float]) -> None:
-        """Delay the letter until a sequence of wake-up times has passed.
+        """Delay the arrival of this message until a sequence of wake-up times has passed.
 
         Args:
-            moments: An iterator of wake-up times. The letter takes the next time after the previous
-                one has passed.
+            moments: An iterator of wake-up times. The message requests the next wake-up time from
+                the iterator when the previous one has passed.
         """
         self._moments = moments
 
 
 class Mailbox:
-    """A mailbox for the endpoints on one rank, without blocking methods.
+    """A mailbox for all endpoints on one rank; none of its methods blocks.
 
-    Letters from one rank arrive in the order in which the rank posted them. On an emulated network,
-    a letter arrives when the network has delivered its last byte.
+    Messages from one rank arrive in the order in which that rank has posted them. On an emulated
+    network, a message arrives when the network has delivered the message's last byte.
 
     Args:
         wait_policy: The wait policy of this rank, with its communicator, traffic meter and clock.
         emulation: The emulated network; None: the real network.
-        hosts: The rank of each endpoint, by endpoint number.
-        rules: Checksum and fault-injection rules of all messages.
+        hosts: The rank on which each endpoint runs, by endpoint number.
+        rules: Checksum and fault-injection rules, which apply to all messages.
     """
 
-    in_place: ClassVar[bool] = False  # the receiver gets a copy of the values
+    in_place: ClassVar[bool] = False  # the receiver gets a copy of the values of a message
 
     def __init__(
         self,
@@ -99,11 +100,12 @@ class Mailbox:
             wait_policy.clock,
         )
         self._emulation, self._hosts = emulation, hosts
-        self._pending_sends: list[tuple[MPI.Request, object]] = []  # requests and their buffers
+        # Send requests, each with the buffer that it sends.
+        self._pending_sends: list[tuple[MPI.Request, object]] = []
         self._incoming: deque[Letter] = deque()
 
     def post(self, route: Route, words: NDArray[np.float64], values: NDArray[np.uint8]) -> None:
-        """Begin to send a letter, whose values must not change until the send is complete."""
+        """Begin to send a message; its values must not change until the send is complete."""
         to, ticket = self._hosts[route[1]], 0.0
         sent = self._wire.outgoing(values, to)
         if sent is None:
@@ -121,7 +123,7 @@ class Mailbox:
         self._wait_policy.count_to(to, values.nbytes)
 
     def collect(self) -> list[Letter]:
-        """Return the letters (messages) that have arrived since the last call."""
+        """Return the messages (`Letter` objects) that have arrived since the last call."""
         with self._wait_policy.failure_guard:
             self._pending_sends = [entry for entry in self._pending_sends if not entry[0].Test()]
             self._receive_headers()
@@ -145,13 +147,13 @@ class Mailbox:
         return not self._pending_sends
 
     def free(self, route: Route) -> None:
-        """Do nothing, because the receiver owns the values."""
+        """Do nothing, because the receiver already owns a copy of the values."""
 
     def close(self) -> None:
-        """Do nothing, because a two-sided mailbox holds no resources."""
+        """Do nothing, because a two-sided mailbox has no resources to free."""
 
     def _receive_headers(self) -> None:
-        """Receive all pending headers, and begin to receive the values of their letters."""
+        """Receive all headers that have arrived, and begin to receive the messages' values."""
         from mpi4py import MPI
 
         status = MPI.Status()
@@ -168,7 +170,7 @@ class Mailbox:
 def make_header(
     route: Route, ticket: float, words: NDArray[np.float64], values: NDArray[np.uint8]
 ) -> NDArray[np.float64]:
-    """Return the header of a letter: byte count, emulation ticket, route, and caller's words."""
+    """Return a message header: byte count, emulation ticket, route, and the caller's words."""
     head = np.zeros(LENGTH)
     head[:4] = values.nbytes, ticket, *route
     head[4 : 4 + len(words)] = words
@@ -178,7 +180,7 @@ def make_header(
 def open_letter(
     head: NDArray[np.float64], values: NDArray[np.uint8], emulation: Emulation | None, source: int
 ) -> Letter:
-    """Return the letter of a header from rank `source`, and start its emulated transfer."""
+    """Return the message whose header came from rank `source`; start its emulated transfer."""
     route = int(head[2]), int(head[3])
     letter = Letter(route, head[4 : 4 + WORDS].copy(), values)
     if emulation:

@@ -1,4 +1,4 @@
-"""Working ranks, and spare ranks that replace dead ones."""
+"""Working ranks of a call, and spare ranks that replace dead working ranks."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from labkit.communicator.ulfm import agree_all
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-SPARE = -1  # the working number of a spare rank
-POLL_INTERVAL = 5e-3  # seconds between two checks by a waiting spare rank
-_END = 1  # the tag of the message that releases a spare rank
+SPARE = -1  # marks a spare rank, which has no working number yet
+POLL_INTERVAL = 5e-3  # seconds between two checks of a spare rank that waits
+_END = 1  # MPI tag of the message that releases a spare rank
 
 
 class Membership:
-    """All ranks of a call: first the working ranks, then the spare ranks that may replace them.
+    """All ranks of a call: the working ranks, and spare ranks that can replace dead working ranks.
 
     Args:
-        comm: The mpi4py communicator of all ranks.
-        size: The number of working ranks.
-        clock: The clock for the waits of spare ranks.
+        comm: The mpi4py communicator of all ranks, working and spare.
+        size: The number of working ranks, which have the lowest ranks in `comm`.
+        clock: The clock by which spare ranks wait.
 
     Attributes:
         comm: The communicator of the surviving ranks.
-        numbers: For each rank of `comm`, the number under which it works; `SPARE` for a spare rank.
-        members: For each rank of `comm`, its rank at the start of the call.
+        numbers: For each rank of `comm`, its number among the working ranks; `SPARE` for a spare
+            rank.
+        members: For each rank of `comm`, the rank that this process had at the start of the call.
         has_joined: Whether this rank was a spare rank and has joined the working ranks.
     """
 
@@ -42,37 +43,37 @@ class Membership:
 
     @property
     def number(self) -> int:
-        """The number under which this rank works; `SPARE` for a spare rank."""
+        """This rank's number among the working ranks; `SPARE` for a spare rank."""
         return self.numbers[self.comm.rank]
 
     @property
     def working_numbers(self) -> list[int]:
-        """The numbers of all working ranks, ascending."""
+        """The numbers of all working ranks in ascending order."""
         return sorted(number for number in self.numbers if number != SPARE)
 
     @property
     def dead_ranks(self) -> list[int]:
-        """The dead processes, by their ranks at the start of the call."""
+        """The ranks of all dead processes, as numbered at the start of the call."""
         return sorted(set(range(self._called)) - set(self.members))
 
     def member(self, number: int) -> int:
-        """Return the rank, at the start of the call, of the process that works under a number."""
+        """Return the rank that the process with a working number had at the start of the call."""
         return self.members[self.numbers.index(number)]
 
     def working(self) -> MPI.Intracomm:
         """Return a communicator of the working ranks, ordered by number (collective of all ranks).
 
-        A spare rank gets the null communicator.
+        A spare rank receives the null communicator.
         """
         from mpi4py import MPI
 
         colour = MPI.UNDEFINED if self.number == SPARE else 0
         comm = self.comm.Split(colour, self.number)
-        assert isinstance(comm, MPI.Intracomm)  # for the type checker
+        assert isinstance(comm, MPI.Intracomm)  # tells the type checker the type
         return comm
 
     def wait_as_spare(self) -> bool:
-        """Wait as a spare rank; return True if a rank has died, False if the spare is released."""
+        """Wait as a spare rank; return True when a rank dies, False when the spare is released."""
         while not self.comm.Is_revoked():
             if any(self._has_ended(rank) for rank, n in enumerate(self.numbers) if n != SPARE):
                 return False
@@ -80,10 +81,10 @@ class Membership:
         return True
 
     def _has_ended(self, rank: int) -> bool:
-        """Return whether a rank has released the spare ranks; for a dead rank, return False.
+        """Return whether a rank has released the spare ranks; return False if the rank is dead.
 
-        After a death, the surviving ranks decide whether they revoke the communicator or release
-        the spares.
+        After the death of a rank, the surviving working ranks decide: they either revoke the
+        communicator or release the spare ranks.
         """
         from mpi4py import MPI
 
@@ -95,7 +96,7 @@ class Membership:
             return False
 
     def release_spares(self) -> None:
-        """Release the spare ranks; a working rank calls this method."""
+        """Release the spare ranks from their wait; a working rank calls this method."""
         from mpi4py import MPI
 
         for rank, number in enumerate(self.numbers):
@@ -109,15 +110,16 @@ class Membership:
     def replace_dead(
         self, begin: Callable[[MPI.Intracomm], None], abandon: Callable[[], None]
     ) -> None:
-        """Give the numbers of dead ranks to spare ranks (collective of all surviving ranks).
+        """Assign the numbers of dead ranks to spare ranks (collective of all surviving ranks).
 
-        Spares also replace ranks that die during the call. If no spare is left, no rank works under
-        the dead rank's number.
+        Spare ranks also replace ranks that die during this call. If no spare rank is left, the
+        number of the dead rank remains unassigned.
 
         Args:
-            begin: A function that builds a working rank's state on a communicator of the working
-                ranks; spare ranks do not call this function.
-            abandon: A function that stops the use of this state if another rank dies.
+            begin: A function that builds the state of a working rank from a communicator of the
+                working ranks. Spare ranks do not call it.
+            abandon: A function that discards the state that `begin` has built, if another rank
+                dies.
         """
         from mpi4py import MPI
 
@@ -125,7 +127,7 @@ class Membership:
             broken = self.comm
             broken.Revoke()
             survivors = broken.Shrink()
-            assert isinstance(survivors, MPI.Intracomm)  # for the type checker
+            assert isinstance(survivors, MPI.Intracomm)  # tells the type checker the type
             old_ranks = MPI.Group.Translate_ranks(survivors.group, None, broken.group)
             self.comm = survivors
             self.numbers = _filled([self.numbers[rank] for rank in old_ranks], self.size)
@@ -135,7 +137,8 @@ class Membership:
                 part = self.working()
                 if self.number != SPARE:
                     begin(part)
-            except Exception:  # includes errors from a message that a dying rank sent in part
+            # Also catches errors from a message that a dying rank sent only in part.
+            except Exception:
                 succeeded = False
                 survivors.Revoke()
                 if part != MPI.COMM_NULL:
@@ -148,7 +151,7 @@ class Membership:
 
 
 def _filled(numbers: list[int], size: int) -> list[int]:
-    """Return the working numbers after spares have taken the missing numbers, lowest first.
+    """Return the numbers after spare ranks have taken the missing numbers, lowest number first.
 
     >>> _filled([0, 2, SPARE, SPARE], 3)
     [0, 2, 1, -1]

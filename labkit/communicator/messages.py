@@ -1,4 +1,4 @@
-"""Point-to-point messages on the real network or on an emulated one."""
+"""Point-to-point messages on the real network or on an emulated network."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _USER_TAG = 1 << 14  # the first MPI tag of `send` and `recv`; mailboxes use low
 
 
 class Messages:
-    """Point-to-point sends and receives of one rank, in a separate range of MPI tags.
+    """Point-to-point sends and receives of one rank, which use their own range of MPI tags.
 
     Args:
         wait_policy: The wait policy of this rank, with its communicator and traffic meter.
         emulation: The emulated network; None: the real network.
-        rules: Checksum and fault-injection rules of all messages.
+        rules: Checksum and fault-injection rules, which apply to all messages.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Messages:
         self._wire = MpiWire(wait_policy.comm, rules, wait_policy)
 
     def send(self, data: np.ndarray, destination: int, tag: int = 0) -> None:
-        """Send a contiguous array, and return when the caller may change it again."""
+        """Send a contiguous array; when this method returns, the caller may change the array."""
         self.finish(self.post(data, destination, tag), f"send to rank {destination}")
 
     def post(self, data: np.ndarray, destination: int, tag: int = 0) -> list[MPI.Request]:
@@ -52,12 +52,12 @@ class Messages:
         return requests
 
     def finish(self, posted: list[MPI.Request], label: str = "the end of a message") -> None:
-        """Wait until the posted sends are complete, after which their arrays may change."""
+        """Wait until the posted sends are complete; their arrays may change afterwards."""
         self._wait_policy.name_call(label, collective=False)
         self._wait_policy.wait_all(posted)
 
     def recv(self, data: np.ndarray, source: int, tag: int = 0) -> None:
-        """Receive a message into a contiguous array, and return after the message's delivery."""
+        """Receive a message into a contiguous array; return when the message is delivered."""
         self._wait_policy.name_call(f"recv from rank {source}", collective=False)
         header, requests = np.zeros(1), []
         seals: list[Seal] = []

@@ -1,4 +1,4 @@
-"""Dtypes that can be summed or averaged, and 16-bit floats, which are rounded only once."""
+"""Dtypes whose values can be summed or averaged; 16-bit floats are rounded only once."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from labkit.common.errors import InvalidInput
 
 
 def validate_summable(dtype: np.dtype[Any], mean: bool = False) -> None:
-    """Validate that values of this dtype can be summed, or averaged if `mean` is True.
+    """Raise an error if values of this dtype cannot be summed (with `mean`: averaged).
 
     Raises:
-        InvalidInput: Values of this dtype cannot be; the message names allowed dtypes and a
-            conversion.
+        InvalidInput: Values of this dtype cannot be summed or averaged; the message names allowed
+            dtypes and a conversion.
     """
     if is_float(dtype) or (dtype.kind in "iu" and not mean):
         return
@@ -28,12 +28,12 @@ def validate_summable(dtype: np.dtype[Any], mean: bool = False) -> None:
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Return whether a dtype is a float type; NumPy does not classify bfloat16 as one."""
+    """Return whether a dtype is a float type, also for bfloat16, which NumPy does not count."""
     return dtype.kind == "f" or dtype.name == "bfloat16"
 
 
 def is_16_bit_float(dtype: np.dtype[Any]) -> bool:
-    """Return whether a dtype is a 16-bit float, whose values are added in float32."""
+    """Return whether a dtype is a 16-bit float type, whose values are added in float32."""
     return dtype.itemsize == 2 and is_float(dtype)
 
 

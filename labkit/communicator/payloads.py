@@ -1,4 +1,4 @@
-"""Collectives over values whose sizes differ by rank: gathered payloads, sparse sums, row sums."""
+"""Collectives over values of different sizes per rank: gathered payloads, sparse and row sums."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ ENTRY = np.dtype([("rank", "<i4"), ("nbytes", "<i4")])
 
 
 class Payloads:
-    """One rank's side of collectives over values whose sizes differ between ranks.
+    """Collectives over values whose sizes differ between ranks, as called on one rank.
 
-    An allreduce schedule works for any values with an addition. If the values are sets of payloads
-    and their addition is the union, every allreduce algorithm gathers the payloads. Of an algorithm
-    that ends with an allgather, only the allgather runs.
+    An allreduce schedule works for values of any type that defines an addition. If the values are
+    sets of payloads, and the addition is the union of sets, every allreduce algorithm gathers the
+    payloads of all ranks. If an allreduce algorithm ends with an allgather, only this allgather
+    runs to gather payloads.
 
     Args:
         wait_policy: The wait policy of this rank, which detects missing ranks before a collective
             of the MPI library.
         emulation: The emulated network; None: the real network.
-        reductions: The reductions of this rank, whose schedules and metering these collectives
-            share.
+        reductions: The reductions of this rank; the collectives use their schedules and their
+            metering.
     """
 
     def __init__(
@@ -59,10 +60,12 @@ class Payloads:
         """Gather the bytes of every rank, in rank order; ranks may differ in the number of bytes.
 
         Args:
-            data: The bytes of this rank, uint8 (n,).
-            algorithm: As for `Communicator.allreduce`. The messages of a schedule carry sets of
-                payloads. The ring runs only its second half, the allgather. "mpi" and
-                "shared_memory" use the allgather of the MPI library.
+            data: The bytes of this rank, as a uint8 array of shape (n,), where n may differ between
+                ranks.
+            algorithm: Name of an algorithm, as in `Communicator.allreduce`. The messages of a
+                schedule contain sets of payloads. Of the ring algorithm, only the second half runs,
+                which is an allgather. The algorithms "mpi" and "shared_memory" use the allgather of
+                the MPI library.
             label: The name of the call in error messages.
         """
         with self._metered(f"{label} ({algorithm} gather)", data.nbytes, algorithm):
@@ -76,19 +79,20 @@ class Payloads:
         algorithm: str = "mpi",
         label: str = "sparse_sum",
     ) -> np.ndarray:
-        """Sum the ranks' sparse vectors into a dense vector, to the same bits on all ranks.
+        """Sum sparse vectors of all ranks into a dense vector, with equal bits on all ranks.
 
         Args:
-            indices: The indices of this rank's stored elements, int32 (k,), strictly ascending; k
-                may differ between ranks.
-            values: (k,), the elements of this rank's vector at these indices; all others are 0.
+            indices: The indices of the elements that this rank stores, int32 (k,), strictly
+                ascending. The number k may differ between ranks.
+            values: The elements of this rank's vector at `indices`, shape (k,); all other elements
+                are 0.
             length: The length of the vectors, the same on all ranks.
-            algorithm: As for `Communicator.allreduce`. During a schedule, a partial sum is sent in
-                dense form if this needs fewer bytes.
+            algorithm: Name of an algorithm, as in `Communicator.allreduce`. In a schedule, a
+                partial sum is sent as a dense vector if this needs fewer bytes.
             label: The name of the call in error messages.
 
         Returns:
-            The dense sum, (length,).
+            The dense sum, of shape (length,).
         """
         parts, _ = self._sum(indices, values, length, algorithm, label)
         return np.concatenate([part.dense() for part in parts])
@@ -101,17 +105,17 @@ class Payloads:
         algorithm: str = "mpi",
         label: str = "sum_rows",
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Sum the ranks' tables, of which each rank has a few rows, to the same bits on all ranks.
+        """Sum the ranks' tables, which have a few rows per rank, to equal bits on all ranks.
 
         Args:
-            indices, length, algorithm, label: As for `sparse_sum`, with the rows of the table as
-                elements.
-            rows: This rank's rows at these indices, (k, …), contiguous.
+            indices, length, algorithm, label: As in `sparse_sum`, where the elements are rows of
+                the table.
+            rows: The rows of this rank at `indices`, shape (k, …), contiguous.
 
         Returns:
-            indices: The indices of rows that at least one rank has. A part of the table that became
-                dense contributes all its indices.
-            rows: The sum of each of these rows over the ranks.
+            indices: The indices of all rows that at least one rank has. If a chunk of the table
+                became dense in the sum, all indices of this chunk are returned.
+            rows: For each of these indices, the sum of the row over all ranks.
         """
         parts, edges = self._sum(indices, rows, length, algorithm, label)
         return join_rows(parts, edges)
@@ -119,7 +123,7 @@ class Payloads:
     def _sum(
         self, indices: np.ndarray, values: np.ndarray, length: int, algorithm: str, what: str
     ) -> tuple[list[SparseVector], list[int]]:
-        """Return the parts of the sum, and the boundaries (element indices) between the parts."""
+        """Return the chunks of the sum, and their boundaries as element indices."""
         validate_summable(values.dtype)
         row = values.shape[1:]
         name = f"{what} ({algorithm} of sparse {values.dtype.name}{[length, *row]})"
@@ -149,10 +153,9 @@ class Payloads:
         return join_payloads(self._executor.run(rounds, chunks, PayloadUnion()), self._size)
 
     def _library_sum(self, indices: np.ndarray, values: np.ndarray, length: int) -> SparseVector:
-        """Sum with the MPI library: gather the sparse parts, or sum densely.
+        """Sum with the MPI library, either by gathering the sparse vectors or by a dense sum.
 
-        The vectors are summed densely if the gather needs at least twice the bytes of a dense
-        vector.
+        The sum is dense if gathering would need at least twice the bytes of a dense vector.
         """
         counts = self._wait_policy.allgather_scalar(len(indices)).astype(int)
         row = row_bytes(values)
@@ -180,10 +183,10 @@ class Payloads:
 
 
 class PayloadUnion:
-    """The union of payload sets, used as an addition, so that an allreduce gathers the payloads."""
+    """The union of payload sets; as the addition of an allreduce, it gathers the payloads."""
 
     def add(self, values: Sequence[Pieces]) -> Pieces:
-        """Return the union of the payload sets."""
+        """Return the union of several payload sets."""
         return {rank: data for value in values for rank, data in value.items()}
 
     def to_bytes(self, values: Sequence[Pieces]) -> np.ndarray:
@@ -196,7 +199,7 @@ class PayloadUnion:
         return np.concatenate(parts)
 
     def from_bytes(self, data: np.ndarray, first: int, count: int) -> list[Pieces]:
-        """Return the payload pieces, by rank, of each chunk in a message."""
+        """Return, for each chunk in a message, its pieces of payloads by rank."""
         values: list[Pieces] = []
         start = 0
         for _ in range(count):
@@ -213,7 +216,7 @@ class PayloadUnion:
 
 
 def cut_payload(data: np.ndarray, rank: int, chunks: int) -> list[Pieces]:
-    """Cut a rank's payload into one piece per chunk, each as a dictionary {rank: piece}."""
+    """Cut a rank's payload into one piece per chunk; each piece is a dictionary {rank: bytes}."""
     edges = boundaries(len(data), chunks)
     return [{rank: data[edges[c] : edges[c + 1]]} for c in range(chunks)]
 

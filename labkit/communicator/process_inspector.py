@@ -1,9 +1,10 @@
 """Inspection of other processes on this host, including processes that hang.
 
-Each process has an unnamed file (memfd). When the process receives SIGUSR2, a handler writes the
-Python stack of its main thread into the file. The handler is C code that needs no Python lock, so
-that it also works inside a library call. The inspector reads the file through /proc, without a
-shared folder.
+Each inspected process has an unnamed in-memory file (memfd). When the process receives the signal
+SIGUSR2, a handler writes the Python stack of its main thread into this file. The handler is C code
+that does not need Python's global interpreter lock, so it also works while the process runs inside
+a library call. The inspecting process reads the memfd of another process through /proc, so no
+shared folder is needed.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from labkit.communicator.clock import Clock
 
 NAME = "labkit-look"
 SAMPLE_SECONDS = 0.2  # seconds between the two readings of a process's CPU time
-STACK_TIMEOUT = 1.0  # maximum seconds until a process has written its stack, under load
-BUSY = 0.5  # CPU seconds per second; a process that uses more is "busy"
+STACK_TIMEOUT = 1.0  # maximum seconds that a process under load may take to write its stack
+BUSY = 0.5  # a process that uses more CPU seconds per second is "busy"
 _FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
 _OUTERMOST = (" in _run_module_as_main\n", " in <module>\n", "  ...\n")
 _OTHERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen ")
@@ -52,18 +53,18 @@ class ProcessSnapshot(NamedTuple):
 def install_stack_handler() -> None:
     """Install the handler of SIGUSR2 that writes this process's stack.
 
-    If the user has installed a SIGUSR2 handler, that handler stays.
+    If the user has already installed a SIGUSR2 handler, the function does not replace it.
     """
     if hasattr(os, "memfd_create") and signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
         faulthandler.register(signal.SIGUSR2, os.memfd_create(NAME), all_threads=False)
 
 
 def inspect_processes(pids: Sequence[int], clock: Clock) -> list[ProcessSnapshot]:
-    """Inspect processes of this host; the call takes some tenths of a second.
+    """Inspect processes of this host, which takes some tenths of a second.
 
     Args:
         pids: The ids of the processes.
-        clock: The clock that times the inspection.
+        clock: The clock that measures the time of the inspection.
 
     Returns:
         The snapshot of each process, in the order of `pids`.
@@ -153,6 +154,6 @@ def _is_users(file: str) -> bool:
 
 def _location(file: str, line: str, function: str) -> str:
     path = Path(file)
-    if not path.exists():  # a notebook cell has no file
+    if not path.exists():  # the code of a notebook cell is not in a file
         return f"line {line} of {'a cell' if function == '<module>' else function}"
     return f"{path.parent.name}/{path.name}:{line} {function}"

@@ -1,4 +1,4 @@
-"""Plans: one rank's sends, receives and sums in a schedule, compiled for one buffer length."""
+"""Plans: the sends, receives and sums of one rank in a schedule, for one buffer length."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from labkit.schedules import Round, boundaries, count_chunks
 
 @dataclass(frozen=True, slots=True)
 class PlannedMessage:
-    """A message with the buffer's elements [first, last), to or from another rank.
+    """A message that contains the buffer's elements [first, last), to or from another rank.
 
     Attributes:
-        peer: The rank of the receiver or sender.
+        peer: The rank that receives or sends the message.
         first, last: The index of the message's first element, and the index after its last element.
-        offset: The offset, in elements, of the received message in the scratch buffer; -1: the
-            message is received directly into the buffer. This is possible if the message replaces
-            elements that the rank does not send in the same round.
+        offset: The offset, in elements, at which the received message starts in the scratch buffer;
+            -1: the rank receives the message directly into the buffer. A rank can receive a message
+            directly into its buffer if it does not send the replaced elements in the same round.
     """
 
     peer: int
@@ -28,12 +28,12 @@ class PlannedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """A sum that replaces the buffer's elements [first, last).
+    """A sum of received and local values that replaces the buffer's elements [first, last).
 
     Attributes:
         first, last: The index of the sum's first element, and the index after its last element.
-        terms: The offsets, in elements, of the terms in the scratch buffer, in the order of the
-            addition; -1 stands for the elements of the rank's buffer.
+        terms: For each term, in the order of the addition, its offset in the scratch buffer, in
+            elements; -1: the term is in the rank's own buffer.
     """
 
     first: int
@@ -43,13 +43,13 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRound:
-    """One round of one rank, which first sends and receives, then copies and adds.
+    """One round of one rank: the rank first sends and receives, then copies and adds.
 
     Attributes:
         number: The number of the round in the schedule, from 1.
         sends: The messages that the rank sends.
         receives: The messages that the rank receives.
-        sums: The sums of received and local values.
+        sums: The sums that the rank computes from received and local values.
         copies: The received messages to copy from the scratch buffer into the buffer.
     """
 
@@ -74,11 +74,11 @@ class RankPlan:
 
 
 def plan(schedule: Iterable[Round], rank: int, length: int) -> RankPlan:
-    """Compile a schedule for a rank, without the empty messages that short buffers would cause.
+    """Compile the plan of one rank from a schedule; omit messages that are empty in short buffers.
 
     Args:
         schedule: The rounds of all ranks.
-        rank: The rank whose part of the schedule is compiled.
+        rank: The rank for which the schedule is compiled.
         length: The number of elements of the buffer.
     """
     rounds = list(schedule)
@@ -96,7 +96,8 @@ def _step(number: int, one_round: Round, rank: int, edges: list[int]) -> Planned
         if edges[chunk + span] > edges[chunk]
     )
     receives, copies, offset = [], [], 0
-    contributions: dict[int, list[tuple[int, int]]] = {}  # chunk -> (rank, offset in the scratch)
+    # Chunk -> (rank, offset in the scratch buffer).
+    contributions: dict[int, list[tuple[int, int]]] = {}
     for source, _, chunk, span, reduce in one_round.received_by(rank).rows():
         first, last = edges[chunk], edges[chunk + span]
         if first == last:
@@ -115,7 +116,7 @@ def _step(number: int, one_round: Round, rank: int, edges: list[int]) -> Planned
 
 
 def _sums(contributions: dict[int, list[tuple[int, int]]], edges: list[int]) -> tuple[Sum, ...]:
-    """Return the sums of all chunks, joined if the terms of neighbouring chunks are adjacent."""
+    """Return the sums of all chunks; join neighbouring chunks whose terms are adjacent."""
     sums: list[Sum] = []
     for chunk in sorted(contributions):
         first, last = edges[chunk], edges[chunk + 1]
@@ -128,7 +129,7 @@ def _sums(contributions: dict[int, list[tuple[int, int]]], edges: list[int]) -> 
 
 
 def _follows(previous: Sum, terms: tuple[int, ...]) -> bool:
-    """Return whether each term lies in memory directly behind its term of the previous sum."""
+    """Return whether each term directly follows, in memory, the same term of the previous sum."""
     length = previous.last - previous.first
     if len(previous.terms) != len(terms):
         return False

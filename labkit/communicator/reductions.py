@@ -1,4 +1,4 @@
-"""Reductions: sums by the MPI library, in shared memory, or by a compiled schedule."""
+"""Allreduce: sums by the MPI library, in shared memory, or by a compiled schedule."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from labkit.communicator.wait_policy import WaitPolicy
 from labkit.communicator.wire import MessageRules, MpiWire
 from labkit.schedules import ALLREDUCE, Round, boundaries
 
-Reduce: TypeAlias = Callable[..., None]  # arguments: flat buffer (changed in place), weights…
-Key: TypeAlias = tuple[str, str, int]  # algorithm, dtype and length
+Reduce: TypeAlias = Callable[..., None]  # arguments: flat buffer (changed in place), weights
+Key: TypeAlias = tuple[str, str, int]  # algorithm, dtype and buffer length
 
 
 def library_sum(wait_policy: WaitPolicy, flat: np.ndarray, share: float = 1.0) -> None:
     """Sum in place with the MPI library's algorithm; 16-bit floats are summed in float32.
 
     The MPI library does not report its traffic. The traffic meter therefore counts the bytes that
-    each rank must send in any allreduce (lower bound of Patarasuk & Yuan 2009).
+    each rank must send at least in any allreduce (lower bound of Patarasuk & Yuan 2009).
 
     Args:
         wait_policy: The wait policy of this rank.
@@ -43,8 +43,8 @@ def library_sum(wait_policy: WaitPolicy, flat: np.ndarray, share: float = 1.0) -
     """
     from mpi4py import MPI
 
-    # The barrier polls, and so detects a missing rank. After the barrier, all ranks are in the
-    # call, and MPI's blocking collective runs at full speed.
+    # The barrier before the allreduce polls, so this rank detects a missing rank. After the
+    # barrier, all ranks are in the call, so MPI's blocking collective runs at full speed.
     wait_policy.allgather_scalar()
     comm = wait_policy.comm
     narrow = is_16_bit_float(flat.dtype)
@@ -54,20 +54,21 @@ def library_sum(wait_policy: WaitPolicy, flat: np.ndarray, share: float = 1.0) -
     wait_policy.call("Allreduce", MPI.IN_PLACE, wide)
     if narrow:
         flat[...] = wide.astype(flat.dtype)
-    # At least one buffer, the sum over a host's ranks, leaves each host.
+    # Each host must send at least one buffer, the sum over its ranks, to other hosts.
     least = 2 * (comm.size - 1) * flat.nbytes // comm.size
     wait_policy.count(least, flat.nbytes // len(wait_policy.board.ranks))
 
 
 class Reductions:
-    """The reductions of this rank. Before a new kind of reduction, ranks compare their arguments.
+    """The allreduce algorithms of this rank. Before the first reduction with a new algorithm, dtype
+    or length, the ranks compare these arguments.
 
     Args:
         wait_policy: The wait policy of this rank, with its traffic meter.
         emulation: The emulated network; None: the real network.
         memory: The shared memory of this host's ranks, for the algorithm "shared_memory".
         allgather: A function of (value, name of the call) that returns the values of all ranks.
-        rules: Checksum and fault-injection rules of the messages of schedules.
+        rules: The rules for checksums and fault injection in the messages of schedules.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Reductions:
         self._memory = memory
         callbacks = (wait_policy.count_to, wait_policy.wait_all, wait_policy.sleep_until, emulation)
         self._executor = Executor(MpiWire(wait_policy.comm, rules, wait_policy), *callbacks)
-        self._others: dict[str, Reduce] = {  # functions of algorithms without a schedule
+        self._others: dict[str, Reduce] = {  # allreduce functions of algorithms without a schedule
             "mpi": partial(library_sum, wait_policy),
             "shared_memory": memory.allreduce,
         }
@@ -98,11 +99,12 @@ class Reductions:
         label: str,
         *weighing: float | SeparateBuffers | None,
     ) -> None:
-        """Sum the ranks' buffers in place, see `Communicator.allreduce`.
+        """Sum the buffers of all ranks in place; see `Communicator.allreduce`.
 
         Args:
-            weighing: Nothing for a sum. For a mean, the factor of this rank's values, at most 1;
-                for "shared_memory", the weight of this rank and a `SeparateBuffers`.
+            weighing: No value for a sum of the buffers. For a mean: the factor of this rank's
+                values, at most 1; for a mean with "shared_memory": the weight of this rank and a
+                `SeparateBuffers`.
         """
         validate_algorithm(algorithm)
         validate_summable(buffer.dtype, mean=bool(weighing))
@@ -133,7 +135,7 @@ class Reductions:
 
     @contextmanager
     def metered(self, name: str, nbytes: int, algorithm: str) -> Iterator[None]:
-        """Name and meter a collective, and time it without the waits for other ranks."""
+        """Name and meter a collective, and measure its time without the waits for other ranks."""
         validate_algorithm(algorithm)
         refuse_unmetered(algorithm, self._network)
         self._wait_policy.name_call(name)
@@ -153,7 +155,7 @@ class Reductions:
         return self._rounds[algorithm]
 
     def _get(self, algorithm: str, buffer: np.ndarray, name: str) -> Reduce:
-        """Return the function that sums flat buffers of this dtype and length by this algorithm.
+        """Return the function that sums flat buffers of a dtype and length with an algorithm.
 
         Raises:
             Mismatch: Ranks differ in algorithm, dtype or length.
@@ -190,11 +192,12 @@ class Reductions:
         return run
 
     def _in_levels(self, steps: RankPlan, parts: int, length: int) -> Reduce:
-        """Return a sum in shared memory inside each host, and by a plan between the hosts.
+        """Return a function that sums in shared memory inside hosts, and by a plan between hosts.
 
         Args:
             steps: The plan of this rank's messages between the hosts.
-            parts: The number of parts of the buffer, one for each of the first ranks of a host.
+            parts: The number of parts into which the buffer is divided; the i-th rank of each host
+                exchanges part i with other hosts.
             length: The number of elements of the buffer.
         """
         edges, local = boundaries(length, parts).tolist(), self._wait_policy.board.local_rank
@@ -210,6 +213,6 @@ class Reductions:
         return run
 
     def _hosts(self) -> list[list[int]]:
-        """Return, for each real host, the list of its ranks."""
+        """Return, for each real (not emulated) host, the list of its ranks."""
         hosts = set(self._allgather(tuple(self._wait_policy.board.ranks), "the hosts of the ranks"))
         return [list(ranks) for ranks in sorted(hosts)]

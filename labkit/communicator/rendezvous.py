@@ -1,4 +1,4 @@
-"""One-sided rendezvous messages of any length: the sender notifies the receiver, which reads."""
+"""One-sided messages of any length: the sender notifies the receiver, which reads the values."""
 
 from __future__ import annotations
 
@@ -15,34 +15,36 @@ from labkit.communicator.wait_policy import WaitPolicy
 from labkit.communicator.window import Window
 
 MIN_SEND_BYTES = 1 << 16  # the minimum bytes of a send buffer
-# A notice is a header, followed by three numbers about one part of the values: its offset in the
-# sender's memory, its bytes, and the index of its first byte in the values.
+# A notice consists of a header and three numbers about one part of the values: its offset in the
+# sender's memory, its length in bytes, and the index of its first byte in the values.
 _PLACE = LENGTH
 _NOTICE = _PLACE + 3
-assert 8 * (1 + _NOTICE) <= HEAD  # the message number and the notice fit into a slot's header
+assert 8 * (1 + _NOTICE) <= HEAD  # the message number and the notice must fit into a slot's header
 
 
 class RendezvousMailbox(EagerMailbox):
-    """A mailbox whose receivers fetch the values from the senders' memory.
+    """A mailbox whose receivers read the values from the senders' memory.
 
-    Each route (sender, receiver) has a fixed slot for its notice at the receiver, and a send buffer
-    at the sender. The sender copies values into the send buffer and writes a notice with their
-    offset and bytes. The receiver then allocates memory and reads the values. Longer values travel
-    in several parts. Therefore the length of values, such as compressed payloads, need not be known
-    in advance.
+    Each route (sender, receiver) has a fixed slot for notices in the receiver's memory, and a send
+    buffer in the sender's memory. The sender copies values into its send buffer, and writes a
+    notice with their offset and length in bytes. The receiver of a notice then allocates memory and
+    reads the values. Values that are longer than the send buffer are sent in several parts.
+    Therefore the receiver need not know the length of values, such as compressed payloads, in
+    advance.
 
-    On an emulated network, a message costs three latencies: an empty notice, a request, and the
-    transfer of the values. A message of `EagerMailbox` costs one latency.
+    On an emulated network, one message takes three latencies: for an empty notice, for a request,
+    and for the transfer of the values. A message of `EagerMailbox` takes only one latency.
 
     Args:
-        window, wait_policy, emulation, hosts: As for `EagerMailbox`.
-        routes: For each pair of endpoints (sender, receiver), the bytes of the send buffer; at
-            least 64 KiB are allocated.
+        window, wait_policy, emulation, hosts: The same arguments as those of `EagerMailbox`.
+        routes: For each pair of endpoints (sender, receiver), the size of the send buffer in bytes;
+            at least 64 KiB are allocated.
 
     Source: J. Xue, Y. Miao, C. Chen, M. Wu, L. Zhang, L. Zhou: Fast distributed deep learning over
     RDMA, EuroSys 2019: for a tensor of unknown shape, the sender writes metadata to a fixed memory
-    area. The receiver then allocates memory and reads the tensor. In the paper, the tensor lies in
-    RDMA-registered memory from the start; here the sender copies the values into such memory.
+    area. In this paper, the receiver then allocates memory and reads the tensor. In the paper, the
+    tensor is in RDMA-registered memory from the start; in labkit, the sender copies the values into
+    such memory.
     """
 
     in_place: ClassVar[bool] = False  # the receiver gets a copy of the values
@@ -58,7 +60,7 @@ class RendezvousMailbox(EagerMailbox):
         super().__init__(window, wait_policy, emulation, hosts, routes)
         self._bytes_sent: dict[
             Route, int
-        ] = {}  # bytes of the current letter that were sent in parts
+        ] = {}  # bytes of the current message that were already sent in parts
         self._partial: dict[Route, NDArray[np.uint8]] = {}
 
     def _slot_bytes(self, capacity: int) -> int:
@@ -77,7 +79,7 @@ class RendezvousMailbox(EagerMailbox):
         notice = np.zeros(_NOTICE)
         notice[:_PLACE] = make_header(route, self._wait_policy.clock.now(), words, values)
         notice[_PLACE:] = offset, part.nbytes, begin
-        self._window.sync()  # the receiver must see the values before the notice
+        self._window.sync()  # the values must be visible to the receiver before the notice
         self._write_header(route, notice)
         if begin == 0:
             self._count(route, values.nbytes)
@@ -96,7 +98,7 @@ class RendezvousMailbox(EagerMailbox):
             self._window.read(values[begin : begin + nbytes], source, offset)
         if begin + nbytes < values.nbytes:
             self._unfreed.add(route)
-            self.free(route)  # lets the sender send the next part
+            self.free(route)  # allows the sender to send the next part
             return None
         letter = open_letter(head, self._partial.pop(route), None, source)
         if self._emulation:

@@ -17,12 +17,13 @@ POLL_INTERVAL = 1e-3  # seconds between two polls of a waiting rank
 
 
 class RecoveryBarrier:
-    """A barrier after failed calls, on an MPI communicator of its own.
+    """A barrier after failed calls, on a separate MPI communicator.
 
-    A failed call may leave pending messages on the communicator that it used, but not on this one.
+    A failed call may leave pending messages on the communicator that it used, but not on the
+    separate communicator of this barrier.
 
     Args:
-        comm: The mpi4py communicator of the ranks, of which the RecoveryBarrier uses a duplicate.
+        comm: The mpi4py communicator of the ranks, which the RecoveryBarrier duplicates.
         communicator: The Communicator to restart after a failed call.
     """
 
@@ -34,9 +35,11 @@ class RecoveryBarrier:
 
         Args:
             name: The name of this barrier, the same on all ranks.
-            failure: The error text of this rank's failure since the last barrier; "": no failure.
-                Ranks that still wait in the failed call raise an error.
-            settle: A function after which no other thread of this rank uses the communicator.
+            failure: The error text of this rank's failure since the last barrier; "" if there was
+                no failure. A failure text causes ranks that still wait in the failed call to raise
+                an error.
+            settle: A function that returns when no other thread of this rank uses the communicator
+                any more.
 
         Raises:
             Mismatch, WaitTooLong: Another rank does not reach the barrier.

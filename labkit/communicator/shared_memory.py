@@ -1,4 +1,4 @@
-"""Allreduce in shared memory: each rank sums one range of elements over all buffers of a host."""
+"""Allreduce in shared memory: each rank sums one range of elements of all buffers of its host."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 Piece: TypeAlias = tuple[int, np.ndarray]
 
-BLOCK = 1 << 18  # bytes summed at once, few enough to stay in a core's cache until written
-SHARED = Path("/dev/shm")  # the folder of Open MPI's shared memory
+BLOCK = 1 << 18  # bytes summed at once; a block fits into a core's cache
+SHARED = Path("/dev/shm")  # the folder in which Open MPI creates shared memory
 LINE = 64  # bytes of a cache line; no two ranks write to the same line
 
 
 class SeparateBuffers(NamedTuple):
-    """Memory outside the buffers for the inputs or the result of a sum, which saves copies.
+    """Separate memory for the inputs or the result of a sum, which avoids copies of the buffer.
 
     Attributes:
         pieces: Pairs (offset in the buffer, values) that together replace `local_part` of this
-            rank's buffer; None: the values are in the buffer.
-        into: A buffer from `allocate(common=True)` into which the sum is written once for all
-            ranks. The sum stays valid until their next call; None: the sum is written into every
-            rank's buffer.
+            rank's buffer; None: read the values from the buffer.
+        into: A buffer from `allocate(common=True)`, into which the ranks write the sum once instead
+            of once per rank. This sum stays valid until the ranks' next call; None: write the sum
+            into the buffer of every rank.
     """
 
     pieces: Sequence[Piece] | None = None
@@ -44,7 +44,7 @@ class SeparateBuffers(NamedTuple):
 
 
 class SharedRegion(NamedTuple):
-    """The location of a buffer in the shared memory of every rank.
+    """The location of one buffer of each rank in shared memory.
 
     Attributes:
         views: A NumPy view of each rank's buffer, in rank order.
@@ -58,7 +58,7 @@ class SharedRegion(NamedTuple):
 
 
 class Flags:
-    """Flags in shared memory, by which the ranks of a host synchronize and exchange weights.
+    """Flags in shared memory that synchronize the ranks of a host and exchange their weights.
 
     All ranks of the host call the constructor together (collective).
 
@@ -66,7 +66,7 @@ class Flags:
         wait_policy: The wait policy of this rank, with its traffic meter.
 
     Attributes:
-        weights: For each rank, a shared array with its weight as the only element.
+        weights: For each rank, a shared array whose only element is the rank's weight.
     """
 
     def __init__(self, wait_policy: WaitPolicy) -> None:
@@ -75,33 +75,33 @@ class Flags:
         self._phases = [view[:8].view(np.int64) for view in views]
         self.weights = [view[8:16].view(np.float64) for view in views]
         self._codes = [view[16:24].view(np.int64) for view in views]
-        self._vote = np.zeros(1, np.int64)  # the winning vote of the last election
+        self._vote = np.zeros(1, np.int64)  # the first vote in the last election
         self._ballot = views[0].ctypes.data - self._window.Shared_query(0)[0].address + 24
 
     def agree(self, location: str = "", code: int = 0) -> None:
-        """Wait until every rank has reached this call with the same location.
+        """Wait until every rank has reached this call with a buffer at the same location.
 
         Args:
             location: The location of the buffer as text, for the error message.
-            code: The CRC-32 of this text.
+            code: The CRC-32 of `location`.
 
         Raises:
             Mismatch: Ranks are in different calls, or use different locations.
         """
         local = self._wait_policy.code ^ code
-        # All ranks have read a rank's code before the rank overwrites it, because no rank is one
-        # call ahead of another.
+        # A rank may overwrite its code now: all ranks have read the old code, because no rank is
+        # one call ahead of another.
         self._codes[self._rank][0] = local
         self.barrier()
         if any(other[0] != local for other in self._codes):
             self._wait_policy.raise_mismatch(location)
 
     def agree_to_continue(self, location: str) -> None:
-        """Wait as `agree` does; afterwards, either all ranks continue or all ranks raise an error.
+        """Wait as in `agree`; afterwards, either all ranks continue or all ranks raise an error.
 
-        One rank may notice a failure on another host before the other ranks do. The other ranks
-        would then continue to a call that needs this rank. Therefore each rank votes, and the first
-        vote decides for all ranks.
+        One rank may notice a failure on another host before the other ranks do. Without a vote, the
+        other ranks would continue to a call that waits for the rank that raised an error. Therefore
+        each rank votes on whether to continue, and the first vote decides for all ranks.
         """
         try:
             self.agree(location)
@@ -112,10 +112,10 @@ class Flags:
                 raise
         else:
             if not self._first_vote(continues=True):
-                self.barrier()  # raises, because the rank that voted to stop never arrives
+                self.barrier()  # raises an error: a rank that voted to stop does not arrive
 
     def _first_vote(self, continues: bool) -> bool:
-        """Vote on whether to continue, and return the first vote of all ranks in this phase."""
+        """Vote on whether to continue; return the vote that the first rank cast in this phase."""
         ballot, previous = (
             np.array([self._phase if continues else -self._phase]),
             np.empty(1, np.int64),
@@ -126,7 +126,7 @@ class Flags:
         return bool(self._vote[0] > 0)
 
     def barrier(self) -> None:
-        """Wait until every rank has reached this phase and its earlier writes are visible."""
+        """Wait until every rank has reached this phase, and its earlier writes are visible."""
         self._window.Sync()
         self._phase += 1
         self._phases[self._rank][0] = self._phase
@@ -147,12 +147,13 @@ class Flags:
 
 
 class SharedMemory:
-    """Buffers in the shared memory of a host, and their sums.
+    """Buffers in the shared memory of a host, and allreduce over these buffers.
 
-    Each of p ranks sums one part, 1/p of the elements, of all buffers in rank order, and writes the
-    sum into each buffer. For n bytes, this takes p-1 reads and p writes of n/p bytes per rank and
-    no message. A result buffer that all ranks share takes one write. Flags synchronize the ranks;
-    the first call that needs the flags creates them.
+    Each of p ranks sums 1/p of the elements over all buffers, in rank order, and writes this part
+    of the sum into each buffer. For buffers of n bytes, each rank does p-1 reads and p writes of
+    n/p bytes, and sends no message. If all ranks share one result buffer, each rank writes its part
+    of the sum only once. Flags synchronize the ranks; the first call that needs the flags creates
+    them.
 
     Args:
         wait_policy: The wait policy among the ranks of this host.
@@ -167,7 +168,7 @@ class SharedMemory:
         self._buffers: list[tuple[Any, list[np.ndarray]]] = []
         self._commons: list[Any] = []
         self._staging: list[np.ndarray] | None = None
-        # The key is (address, bytes, dtype) of a buffer.
+        # The key of `_places` is (address, bytes, dtype) of a buffer.
         self._places: dict[tuple[int, int, str], SharedRegion] = {}
 
     def allocate(self, nbytes: int, common: bool = False) -> np.ndarray:
@@ -194,12 +195,13 @@ class SharedMemory:
     ) -> None:
         """Sum the ranks' flat buffers, which have the same length, in place.
 
-        A buffer from `allocate` needs no copy; any other buffer is copied in and out.
+        A buffer from `allocate` needs no copy; any other buffer is copied to shared memory and
+        back.
 
         Args:
             buffer: The values of this rank.
             weight: The weight of this rank's values in a weighted mean; None: compute a sum.
-            separate: Memory outside the buffer for inputs or the result; only for a buffer from
+            separate: Separate memory for the inputs or the result; only allowed for a buffer from
                 `allocate`.
         """
         self._run_in_shared_memory(
@@ -213,10 +215,10 @@ class SharedMemory:
 
         Args:
             buffer: The values of this rank, which the sum replaces.
-            part: The elements that this rank sums and exchanges with other hosts; may be empty.
-                The parts of two ranks do not overlap.
-            between: A function that receives a full buffer and reduces this part between hosts, in
-                place.
+            part: The elements that this rank sums and exchanges with other hosts; the slice may be
+                empty. The parts of two ranks do not overlap.
+            between: A function that receives the full buffer and reduces the elements of `part`
+                between hosts, in place.
         """
         self._run_in_shared_memory(buffer, partial(self._reduce_around, part, between))
 
@@ -231,8 +233,8 @@ class SharedMemory:
             work(flags, place)
             return
         if self._staging is None or self._staging[0].nbytes < buffer.nbytes:
-            # MPI would wait in the allocation for a failed rank forever. Therefore all ranks agree
-            # first.
+            # If a rank has failed, MPI would wait for it in the allocation of memory forever.
+            # Therefore all ranks first agree to continue before they allocate shared memory.
             flags.agree_to_continue(", in new memory")
             self.wait_policy.check_failures()
             with self.wait_policy.failure_guard:
@@ -242,7 +244,7 @@ class SharedMemory:
         staged = views[self._comm.rank]
         staged[...] = buffer
         work(flags, _make_place(views, ", in memory of its own"))
-        buffer[...] = staged  # no other rank writes here until this rank enters its next call
+        buffer[...] = staged  # other ranks write here only after this rank's next call starts
 
     def close(self) -> None:
         """Free all windows (collective)."""
@@ -256,7 +258,7 @@ class SharedMemory:
             self._flags.close()
 
     def local_part(self, length: int) -> slice:
-        """Return the elements of a buffer that this rank sums.
+        """Return the range of elements that this rank sums.
 
         Args:
             length: The number of elements of the buffer.
@@ -275,7 +277,7 @@ class SharedMemory:
     ) -> None:
         flags.agree(place.location, place.code)
         whole, parts = place.views[0], [view[part] for view in place.views]
-        if len(parts) > 1:  # the sum goes to the first rank's memory
+        if len(parts) > 1:  # the first rank's buffer receives the sum
             self._add(parts, parts[self._comm.rank], None, parts[0])
         between(whole)
         for other in parts[1:]:
@@ -313,17 +315,17 @@ class SharedMemory:
         shares: list[float] | None,
         into: np.ndarray | None,
     ) -> None:
-        """Add the parts in rank order, block by block, so that each sum is written from the cache.
+        """Add the parts in rank order; write each block of the sum while it is in the cache.
 
         Args:
             parts: Views of the same elements in every rank's buffer.
-            local: The values that this rank sums, which may lie inside or outside its buffer.
+            local: The values of this rank for the sum, which may lie inside or outside its buffer.
             shares: The factor of each rank's values in a weighted mean; None: compute a sum.
             into: The array for the result; None: write the result into all `parts`.
         """
         rank, places = self._comm.rank, parts if into is None else [into]
-        # If `local` lies outside this rank's buffer, the sum may overwrite `parts[rank]` block by
-        # block.
+        # The sum may overwrite `parts[rank]` block by block if `local` lies outside this rank's
+        # buffer.
         first = 0 if into is not None or np.may_share_memory(local, parts[rank]) else rank
         step = BLOCK // local.itemsize
         for start in range(0, len(local), step):
@@ -337,7 +339,7 @@ class SharedMemory:
                     place[block] = total
 
     def _find_place(self, buffer: np.ndarray) -> SharedRegion | None:
-        """Return the location of a buffer in memory from `allocate`; None if it lies elsewhere."""
+        """Return the location of a buffer in memory from `allocate`; None for other memory."""
         address = buffer.__array_interface__["data"][0]
         key = (address, buffer.nbytes, buffer.dtype.str)
         if key not in self._places:
@@ -357,16 +359,16 @@ def _make_place(views: list[np.ndarray], location: str) -> SharedRegion:
 
 
 def _sum(values: list[np.ndarray], shares: list[float] | None, total: np.ndarray) -> None:
-    """Add two or more arrays in the given order, each multiplied by its share if shares are given.
+    """Add two or more arrays in the given order; multiply each by its share if shares are given.
 
-    Each array is multiplied before the addition, because the sum of large values could overflow
-    where their mean does not. 16-bit floats are added in float32 and rounded once.
+    Each array is multiplied before the addition, because the sum of large values can overflow even
+    if their mean does not. 16-bit floats are added in float32 and rounded once.
 
     Args:
         values: The arrays, all of one length and dtype.
         shares: The factor of each array; None: all factors are 1.
-        total: The array into which the sum is written; may be the first of `values`, but no later
-            one.
+        total: The array into which the sum is written; it may be the first of `values`, but not a
+            later one.
     """
     kind = np.dtype(np.float32) if is_16_bit_float(total.dtype) else total.dtype
     result = total if kind == total.dtype else np.empty(len(total), kind)
@@ -390,7 +392,7 @@ def _shared(comm: MPI.Intracomm, nbytes: int, common: bool = False) -> tuple[Any
     Args:
         comm: The communicator of the ranks of one host.
         nbytes: Bytes that each contributing rank allocates.
-        common: Whether only rank 0 contributes memory.
+        common: Whether only rank 0 contributes memory; if false, each rank contributes.
 
     Returns:
         The window, and a view of each contributing rank's bytes.
@@ -416,7 +418,7 @@ def _shared(comm: MPI.Intracomm, nbytes: int, common: bool = False) -> tuple[Any
 
 
 def no_room(nbytes: int, folder: Path = SHARED) -> str:
-    """Return an error message if the folder has too little free space for the bytes; else ""."""
+    """Return an error message if the folder has fewer free bytes than `nbytes`, or "" if not."""
     free = shutil.disk_usage(folder).free if folder.is_dir() else nbytes
     if free >= nbytes:
         return ""

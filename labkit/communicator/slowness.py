@@ -11,10 +11,11 @@ class Slowness:
     """The slowdown of one rank, with a random factor for each computation.
 
     Args:
-        slow: The artificial slowdown of the rank's computations.
+        slow: The settings of the artificial slowdown of the rank's computations.
         rank: The number of the rank among all ranks, which selects the stream of random factors.
         seed: The seed of the random factors.
-        clock: The clock of the rank. Times of pauses count from the construction of this object.
+        clock: The clock of the rank. The times of pauses are measured from the construction of this
+            object.
     """
 
     def __init__(self, slow: Slowdown, rank: int, seed: int, clock: Clock) -> None:
@@ -25,7 +26,7 @@ class Slowness:
         """Sleep after a computation for the extra time that the slow rank would have needed.
 
         Args:
-            computed: Real seconds of the computation.
+            computed: The real seconds that the computation took.
         """
         number = float(uniform(self._seed, self._rank, self._computations)[0])
         self._computations += 1

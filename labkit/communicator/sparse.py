@@ -1,4 +1,4 @@
-"""Sums of sparse vectors and of tables with few rows, in dense form if it needs fewer bytes."""
+"""Sums of sparse vectors and of tables with few rows; stored densely if this needs fewer bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class SparseVector:
         length: The number of elements; each element is a number or a row of numbers.
         indices: The ascending indices of the stored elements, from 0; None: all elements are
             stored.
-        values: The stored elements, (k, …).
+        values: The stored elements, an array of shape (k, …), where k is the number of stored
+            elements.
     """
 
     length: int
@@ -29,7 +30,7 @@ class SparseVector:
     values: np.ndarray
 
     def dense(self) -> np.ndarray:
-        """Return all elements, with zeros in place of those that are not stored."""
+        """Return all elements as a dense array, with zeros for elements that are not stored."""
         if self.indices is None:
             return self.values
         values = np.zeros((self.length, *self.values.shape[1:]), self.values.dtype)
@@ -50,20 +51,21 @@ class SparseSum:
     """The addition and serialization of chunks of sparse vectors, for any allreduce schedule.
 
     Args:
-        edges: The indices at which the chunks of the vector start and end, (chunks + 1,).
+        edges: The indices at which the chunks of the vector start and end, an array of shape
+            (chunks + 1,).
         dtype: The dtype of the values.
-        row: The shape of an element; (): a number.
+        row: The shape of one element; (): each element is a number.
 
     Source: H. Zhao, J. Canny: Sparse allreduce, 2013, arXiv 1312.3020; C. Renggli et al.: SparCML,
-    2019, arXiv 1802.08021, for the switch to the dense form. Unlike in both papers, any allreduce
-    schedule can carry the sparse chunks.
+    2019, arXiv 1802.08021, for the switch to the dense form. In both papers, a fixed allreduce
+    algorithm sends the sparse chunks; here, any allreduce schedule can send them.
     """
 
     def __init__(self, edges: Sequence[int], dtype: np.dtype, row: tuple[int, ...] = ()) -> None:
         self._edges, self._dtype, self._row = list(edges), dtype, row
 
     def add(self, values: Sequence[SparseVector]) -> SparseVector:
-        """Return the sum, added in the given order, so that all ranks get the same bits."""
+        """Return the sum; the order of the addition is fixed, so all ranks get the same bits."""
         if any(value.indices is None for value in values):
             total = np.zeros((values[0].length, *self._row), self._dtype)
             for value in values:
@@ -74,7 +76,7 @@ class SparseSum:
         return SparseVector(values[0].length, *merged(indices, elements)).compact()
 
     def to_bytes(self, values: Sequence[SparseVector]) -> np.ndarray:
-        """Serialize each chunk: the number of indices (-1: dense), the indices, and the values."""
+        """Serialize each chunk: its number of indices (-1: dense), its indices and its values."""
         pieces: list[np.ndarray] = []
         for value in values:
             count = -1 if value.indices is None else len(value.indices)
@@ -85,14 +87,15 @@ class SparseSum:
         return np.concatenate(pieces)
 
     def from_bytes(self, data: np.ndarray, first: int, count: int) -> list[SparseVector]:
-        """Return the chunks in a message, which holds `count` chunks from chunk `first` on."""
+        """Return the chunks in a message, which contains chunks `first` to `first + count - 1`."""
         parts: list[SparseVector] = []
         start = 0
 
         def read(elements: int, dtype: np.dtype) -> np.ndarray:
             nonlocal start
             begin, start = start, start + elements * dtype.itemsize
-            return data[begin:start].copy().view(dtype)  # the copy is aligned
+            # A copy, because the data may not be aligned for the dtype.
+            return data[begin:start].copy().view(dtype)
 
         def rows(count: int) -> np.ndarray:
             return read(count * math.prod(self._row), self._dtype).reshape(count, *self._row)
@@ -121,11 +124,12 @@ def merged(indices: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndar
     """Sort the indices, and sum the values of each repeated index in their given order.
 
     Args:
-        indices: (k,), the indices of the values, from 0.
-        values: (k, …); 16-bit floats are added in float32 and rounded once.
+        indices: The indices of the values, from 0, an array of shape (k,).
+        values: The values, an array of shape (k, …); 16-bit floats are added in float32 and rounded
+            once.
 
     Returns:
-        indices: The distinct indices, ascending.
+        indices: The distinct indices in ascending order.
         values: The sum of the values of each distinct index.
     """
     order = np.argsort(indices, kind="stable")
@@ -139,7 +143,7 @@ def merged(indices: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def join_rows(parts: Sequence[SparseVector], edges: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ascending indices, and the values, of all elements stored in a vector's chunks."""
+    """Return the ascending indices and the values of all elements that the chunks store."""
     local_indices = [
         np.arange(p.length, dtype=INDEX) if p.indices is None else p.indices for p in parts
     ]
@@ -150,5 +154,5 @@ def join_rows(parts: Sequence[SparseVector], edges: Sequence[int]) -> tuple[np.n
 
 
 def row_bytes(values: np.ndarray) -> int:
-    """Return the bytes of one element of (k, …) values."""
+    """Return the bytes of one element of an array of values with shape (k, …)."""
     return math.prod(values.shape[1:]) * values.itemsize

@@ -1,4 +1,4 @@
-"""The status board: each rank writes its current call there, so that errors can name the ranks."""
+"""The status board: a table in which each rank writes its current call, for error messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RankDied(RankFailed):
     """The process of a rank has ended; the other ranks may continue, see `Communicator.shrink`.
 
     Attributes:
-        ranks: All dead ranks that this rank knows, by their numbers before any rank died.
+        ranks: All dead ranks that this rank has detected, by their numbers before any rank died.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
@@ -63,10 +63,10 @@ class Mismatch(LabkitError):
 class StatusBoard:
     """The status of all ranks: one row per rank with its call, the call's start, and any failure.
 
-    Rows are plain bytes in memory that the ranks of a host share. A write costs about a
-    microsecond. A rank can read the row of another rank that hangs in a computation. Between hosts,
-    a thread of each host's first rank sends the rows, see `Relay`. Therefore rows of other hosts
-    are some tenths of a second old.
+    The rows are bytes in memory that the ranks of a host share. Writing a status takes about a
+    microsecond. A rank can even read the row of a rank that hangs in a computation, because reading
+    needs no reply. A thread of each host's first rank sends the rows to the other hosts, see
+    `Relay`. Therefore the rows of other hosts are some tenths of a second old.
 
     Args:
         comm: The mpi4py communicator of the ranks.
@@ -75,8 +75,8 @@ class StatusBoard:
         numbers: The number of each rank before any rank died, for messages about dead ranks.
 
     Attributes:
-        local_rank: The number of this rank among the ranks of its host.
-        ranks: The numbers of the ranks of this host.
+        local_rank: The number of this rank among the ranks of the same host, from 0.
+        ranks: The numbers of the ranks that run on this host.
         deadlocked_after: If all ranks wait in different calls for this many seconds, the waits
             count as a deadlock.
     """
@@ -91,7 +91,7 @@ class StatusBoard:
         self._clock, self._rank = clock, comm.rank
         self.limits, self._numbers = limits, numbers
         self._host = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
-        assert isinstance(self._host, MPI.Intracomm)  # for the type checker
+        assert isinstance(self._host, MPI.Intracomm)  # tells the type checker the class of `_host`
         self.local_rank: int = self._host.rank
         self.ranks: list[int] = self._host.allgather(comm.rank)
         host_ranks = HostRanks(tuple(self.ranks), MPI.Get_processor_name())
@@ -117,7 +117,8 @@ class StatusBoard:
         if len(hosts) > 1:
             self._between = comm.Dup()
             self._relay = Relay(self._between, self._table, clock)
-            # If a failure prevents `close`, the finalizer sends this host's last bulletin.
+            # If `close` is not called because of a failure, the finalizer sends this host's last
+            # bulletin (its status rows).
             self._end = weakref.finalize(self, self._relay.close, patient=False)
 
     def enter(self, call: str, waiting: bool = False, number: int = 0) -> None:
@@ -126,19 +127,19 @@ class StatusBoard:
         Args:
             call: The name of the call.
             waiting: Whether this rank waits in the call for all other ranks.
-            number: The number of the schedule's round, from 1; 0: the call has no rounds.
+            number: The number of the schedule's current round, from 1; 0: the call has no rounds.
         """
-        self._row["waiting"] = 0  # marks the row as changing
+        self._row["waiting"] = 0  # marks the row as incomplete during the write
         self._row["since"] = self._clock.now()
         self._row["place"] = call.encode()[:PLACE]
         self._row["round"] = number
         self._row["waiting"] = waiting
 
     def fail(self, cause: str) -> None:
-        """Report that this rank has failed, so that waiting ranks raise `RankFailed`.
+        """Record that this rank has failed, so that waiting ranks raise `RankFailed`.
 
         Args:
-            cause: The text of the error.
+            cause: The error text of the failure.
         """
         self._table.fail(self._rank, cause)
         if self._relay is not None:
@@ -162,8 +163,8 @@ class StatusBoard:
             atexit.register(exit_without_finalize)
         failed = self._failures()
         if failed:
-            # The first read may show only a failure that follows from another. A second read also
-            # shows the original failure.
+            # The first read may show only a failure that another failure has caused. A second read
+            # also shows the original failure.
             failures = self._failures()
             rank, cause = min(failures, key=lambda pair: pair[1].startswith("RankFailed"))
             if cause == ENDED:
@@ -188,7 +189,8 @@ class StatusBoard:
     def find_deadlock(self) -> dict[int, str]:
         """Return the call of each rank if the ranks wait for each other in different calls.
 
-        By their last status, all ranks must have waited for `deadlocked_after` seconds.
+        A deadlock means that, by their last status, all ranks have waited for at least
+        `deadlocked_after` seconds.
 
         Returns:
             The name of each rank's call, by rank; empty if there is no deadlock.
@@ -219,11 +221,11 @@ class StatusBoard:
         return bool(self._table.rows["keep"][0] == step)
 
     def count(self, *numbers: int) -> None:
-        """Publish `COUNTS` progress numbers of this rank, whose meaning the caller defines."""
+        """Publish `COUNTS` progress numbers of this rank; the caller defines their meaning."""
         self._row["counts"] = numbers
 
     def set_quiescent(self, time: int) -> None:
-        """Report that the progress numbers (counts) of this rank stay constant.
+        """Report that the progress numbers (counts) of this rank no longer change.
 
         Args:
             time: The number of the phase in which the counts stay constant, from 1; 0: the counts
@@ -234,7 +236,7 @@ class StatusBoard:
     def counts(self) -> np.ndarray:
         """Return the progress numbers of all ranks, as an array of shape (size, COUNTS).
 
-        The numbers of ranks on other hosts are some tenths of a second old.
+        The progress numbers of ranks on other hosts are some tenths of a second old.
         """
         rows: np.ndarray = self._table.rows["counts"]
         return rows
@@ -244,7 +246,7 @@ class StatusBoard:
         return bool((self._table.rows["stands"] == time).all())
 
     def announce_end(self, step: int) -> None:
-        """Announce that training ends for this rank after this step, and thereby for all ranks."""
+        """Announce that training ends after this step for this rank, and so for all ranks."""
         self._row["last"] = step
         self._wait_until_confirmed()
 
@@ -255,7 +257,8 @@ class StatusBoard:
     def _wait_until_confirmed(self) -> None:
         """Wait until all hosts have received the row of this rank.
 
-        Before the confirmation, this rank must not enter a call that other ranks will skip.
+        Before all hosts have received the row, this rank must not enter a call that other ranks
+        will skip.
 
         Raises:
             RankFailed: Another rank has failed during the wait.
@@ -281,7 +284,8 @@ class StatusBoard:
     def describe_ranks(self, local_call: str) -> str:
         """Return a text with each rank's call, the seconds in it, and the last process snapshot.
 
-        Ranks outside `local_call` come first, because the ranks in this call wait for them.
+        Ranks that are not in `local_call` come first in the text, because the ranks in this call
+        wait for them.
 
         Args:
             local_call: The name of the call in which this rank waits.
@@ -297,24 +301,24 @@ class StatusBoard:
         return "; ".join(lines[0] + lines[1])
 
     def tally(self, kind: str, peer: int) -> None:
-        """Count a message to or from another rank.
+        """Count one message that this rank sent to, or received from, another rank.
 
         Args:
-            kind: "sent" for a message to the rank, "got" for a message from it.
+            kind: "sent" for a message to `peer`, "got" for a message from `peer`.
             peer: The number of the other rank.
         """
         if peer < PEERS:
             self._row[kind][0, peer] += 1
 
     def describe_lost_messages(self) -> str:
-        """Return a text about pairs of ranks with lost messages; "" if there are none."""
+        """Return a text that lists pairs of ranks with lost messages; "" if no message was lost."""
         rows = self._table.rows[:PEERS]
         pairs = np.argwhere(rows["sent"][:, : len(rows)] != rows["got"][:, : len(rows)].T)
         routes = ", ".join(f"from rank {source} to rank {to}" for source, to in pairs.tolist())
         return f"; sent and not received: a message {routes}" if routes else ""
 
     def abandon(self) -> None:
-        """Stop using the shared window, which MPI cannot free without the dead rank."""
+        """Stop using the shared window, because MPI cannot free it without the dead rank."""
         if self._relay is not None:
             self._end.detach()
             self._relay.abandon()
@@ -323,8 +327,8 @@ class StatusBoard:
         """Free the shared memory of the status board (collective)."""
         if self._relay is not None:
             self._end.detach()
-            # If a last bulletin is missing, a message is pending on this communicator, which cannot
-            # be freed.
+            # If another host's last bulletin has not arrived, a receive is pending on this
+            # communicator, which MPI then cannot free.
             if all(self._host.allgather(self._relay.close(patient=True))):
                 self._between.Free()
         del self._row, self._table
@@ -333,6 +337,6 @@ class StatusBoard:
 
 
 def exit_without_finalize() -> None:
-    """Set an alarm signal that ends this process if MPI_Finalize waits for dead ranks forever."""
+    """Set an alarm that ends this process if MPI_Finalize waits for dead ranks forever."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(FINALIZE_TIMEOUT)

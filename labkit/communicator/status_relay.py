@@ -1,4 +1,4 @@
-"""The relay of a host: a thread that exchanges status rows with other hosts."""
+"""The relay of a host: a thread that exchanges the rows of the status table with other hosts."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from labkit.communicator.status_table import NEVER, StatusTable
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-POLL_INTERVAL = 0.02  # seconds between two polls for bulletins
-SEND_INTERVAL = 0.1  # seconds between two bulletins to a host, if no rank waits for one
-CLOSE_TIMEOUT = 3.0  # seconds that a patient close waits for the last bulletins of other hosts
-QUICK_CLOSE_TIMEOUT = 1.0  # seconds that an impatient close has to send this host's last bulletin
+POLL_INTERVAL = 0.02  # seconds between two polls for bulletins of other hosts
+SEND_INTERVAL = 0.1  # seconds between two bulletins to a host, if no rank waits for a confirmation
+CLOSE_TIMEOUT = 3.0  # seconds that `close(patient=True)` waits for other hosts' last bulletins
+QUICK_CLOSE_TIMEOUT = 1.0  # seconds that `close(patient=False)` may take to send the last bulletin
 
 
 class Relay:
-    """A thread of each rank; on a host's first rank, it exchanges bulletins with other hosts.
+    """A thread of each rank; only the thread of a host's first rank exchanges bulletins.
 
-    A bulletin holds the status rows of one host. Each host receives a bulletin from every other
-    host ten times a second, and at once after the `mark` of a row has changed. The rank that wrote
-    the row thus soon knows that other hosts have received its status. At most one bulletin is in
-    flight per direction, so that bulletins do not pile up on a broken link.
+    A bulletin is a message with the status rows of one host. Each host receives a bulletin from
+    every other host ten times a second; after a change of a row's `mark`, the bulletin is sent at
+    once. The rank that changed its row therefore soon learns that other hosts have received the new
+    status. At most one bulletin is in flight per direction, so bulletins do not accumulate on a
+    broken link.
 
-    The threads of the other ranks stand by. If the first rank dies under ULFM (`mpiexec --with-ft
-    ulfm`), the host's next rank takes over. The relays of other hosts then exchange bulletins with
-    this rank.
+    The threads of the other ranks only wait for the death of the earlier ranks of their host. If
+    the first rank of a host dies under ULFM (`mpiexec --with-ft ulfm`), the thread of the host's
+    next rank replaces its relay. The relays of other hosts then exchange bulletins with the rank
+    that replaced the dead one.
 
     Args:
-        comm: An mpi4py communicator of all ranks, in the order of the table's rows, for these
-            threads only.
+        comm: An mpi4py communicator of all ranks, in the order of the table's rows; only relay
+            threads use it.
         table: The status table of this host.
         clock: The clock of this host.
     """
@@ -54,8 +56,8 @@ class Relay:
         """Send the last bulletin to every other host, and end the thread.
 
         Args:
-            patient: Whether to wait up to 3 s for the last bulletins of other hosts, whose relays
-                must close at the same time.
+            patient: Whether to wait up to 3 s for the last bulletins of other hosts; the relays of
+                these hosts must then close at the same time.
 
         Returns:
             Whether the last bulletins of all other hosts have arrived.
@@ -75,17 +77,17 @@ class Relay:
         try:
             if self._stand_by():
                 self._exchange()
-        except Exception as error:  # written to the status table
+        except Exception as error:  # the error is written to the status table
             cause = f"its relay to other hosts: {type(error).__name__}: {error}"
             self._table.fail(self._comm.rank, cause)
 
     def _stand_by(self) -> bool:
-        """Wait until all earlier ranks of this host have died; return False if the relay ends."""
+        """Wait until all earlier ranks of this host have died; return False if the relay closes."""
         from mpi4py import MPI
 
         for rank in self._table.local_ranks[: self._table.local_ranks.index(self._comm.rank)]:
             try:
-                # No message comes; the receive fails if the rank dies.
+                # No rank sends a message for this receive; the receive fails if the rank dies.
                 sentinel = self._comm.Irecv(bytearray(1), rank)
                 while not sentinel.Test():
                     if self._is_closing:
@@ -110,7 +112,7 @@ class Relay:
             if not self._abandoned:
                 self._exchange_last()
         finally:
-            self._table.confirmed[...] = NEVER  # ends the ranks' waits for confirmations
+            self._table.confirmed[...] = NEVER  # releases ranks that wait for confirmations
 
     def _exchange_bulletins(self, last: bool = False) -> bool:
         now = self._clock.now()
@@ -140,10 +142,11 @@ class _Peer:
         from mpi4py import MPI
 
         self._comm, self._number, self._table = comm, number, table
-        self._ranks = [*table.hosts[number].ranks]  # the first living rank runs the relay
+        # The first living rank in this list runs the relay.
+        self._ranks = [*table.hosts[number].ranks]
         self._in, self._out = table.blank(number), table.blank(table.host_index)
         self._incoming = self._sent = MPI.REQUEST_NULL
-        # The time of the last send, and whether this host's last bulletin has been sent.
+        # These are the time of the last send, and whether this host's last bulletin has been sent.
         self._sent_at, self._sent_last = -np.inf, False
         self.has_ended = False
 
@@ -193,7 +196,7 @@ class _Peer:
 
 
 def _raise_unless_death(error: MPI.Exception) -> None:
-    """Raise an MPI error again, unless the error reports the death of a process."""
+    """Raise an MPI error again, unless the error only reports the death of a process."""
     from mpi4py import MPI
 
     if error.Get_error_class() != MPI.ERR_PROC_FAILED:

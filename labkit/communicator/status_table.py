@@ -1,7 +1,7 @@
 """The status table: one row for each rank, in memory that the ranks of a host share.
 
 Every host has one table. Each rank writes its own row. The rows of other hosts arrive in bulletins;
-a bulletin holds all rows of one host.
+a bulletin is a message with all rows of one host.
 """
 
 from __future__ import annotations
@@ -14,42 +14,43 @@ import numpy as np
 
 from labkit.communicator.clock import Clock
 
-PLACE = 120  # maximum bytes of a call's name
+PLACE = 120  # maximum bytes of the name of a call
 LOOK = 160  # maximum bytes of a process snapshot
-CAUSE = 352  # maximum bytes of a failure's cause
-ENDED = "its process has ended"  # the cause of a rank that died without a report
-PEERS = 64  # maximum number of ranks whose messages are counted, if they carry checksums
+CAUSE = 352  # maximum bytes of the cause of a failure
+ENDED = "its process has ended"  # failure cause of a rank that died without reporting an error
+PEERS = 64  # maximum number of ranks for which messages with checksums are counted
 COUNTS = 5  # the number of progress numbers of each rank
 NEVER = np.iinfo(np.int64).max
 
-# A host counts as silent if this host's relay polled for `Limits.silent` seconds without a bulletin
-# from it. A thread sends ten bulletins per second. Computing Python code lets other threads run
-# every 5 ms, and neither waits, traces nor debuggers delay bulletins. Only a call that holds
-# Python's global lock for longer than the limit delays them. After an outage of 5 s, a link
-# delivers again after 6 to 8 s, because TCP retransmits after 0.2, 0.4, 0.8 … s. A bulletin queues
-# behind earlier messages of Open MPI to that host. If one message occupies a slow link for longer
-# than the limit, only OMPI_MCA_btl_tcp_flags=send,inplace helps, because this option splits
-# messages.
+# A host counts as silent if this host's relay has polled for `Limits.silent` seconds without
+# receiving its bulletin (status rows). The relay thread sends ten bulletins per second to each
+# host. Python switches between threads every 5 ms, so computing Python code does not delay the
+# relay's bulletins. Waits, traces and debuggers do not delay them either. Only a call that holds
+# Python's global interpreter lock for longer than `Limits.silent` delays the bulletins. After an
+# outage of 5 s, a link delivers again after 6 to 8 s, because TCP retransmits after 0.2, 0.4, 0.8 …
+# s. A bulletin is sent only after earlier messages of Open MPI to the same host. If one long
+# message occupies a slow link for more than `Limits.silent` seconds, set
+# OMPI_MCA_btl_tcp_flags=send,inplace, which splits messages.
 
-# The fields are written in this order. A reader that sees `failed` or `waiting` set therefore also
-# sees the new values of all earlier fields.
+# A rank writes the fields of its status row in the order in which they are listed here. A reader
+# that sees `failed` or `waiting` set therefore also sees the new values of all earlier fields.
 ROW = np.dtype(
     [
         ("place", f"S{PLACE}"),
         ("cause", f"S{CAUSE}"),
         ("look", f"S{LOOK}"),  # the last snapshot of the process
-        ("since", "f8"),  # start time of the call, on the clock of this table's host
+        ("since", "f8"),  # start of the call, on the clock of this table's host
         ("stop", "i8"),  # the step after which rank 0 requests a stop
-        ("last", "i8"),  # the step at which training ends for the rank
+        ("last", "i8"),  # the step after which training ends for the rank
         ("keep", "i8"),  # the step after which rank 0 requests a checkpoint
         ("sent", "u4", (PEERS,)),  # number of messages sent to each rank
         ("got", "u4", (PEERS,)),  # number of messages received from each rank
-        ("counts", "i8", (COUNTS,)),  # progress numbers, see `StatusBoard.count`
-        ("stands", "i8"),  # number of the phase in which the counts stay constant; 0: none
-        ("mark", "i8"),  # counts the writes that other hosts must confirm
+        ("counts", "i8", (COUNTS,)),  # progress numbers from `StatusBoard.count`
+        ("stands", "i8"),  # phase in which the counts stay constant; 0: none
+        ("mark", "i8"),  # number of writes that other hosts must confirm
         ("pid", "i4"),
         ("round", "i4"),  # the round of a schedule, from 1
-        ("asks", "i4"),  # counts the rank's requests for process snapshots
+        ("asks", "i4"),  # number of the rank's requests for process snapshots
         ("failed", "u1"),
         ("waiting", "u1"),
     ],
@@ -58,7 +59,7 @@ ROW = np.dtype(
 
 
 class HostRanks(NamedTuple):
-    """One host: the numbers of its ranks, and its name."""
+    """A host of the run: the numbers of its ranks, and its name."""
 
     ranks: tuple[int, ...]
     name: str
@@ -70,15 +71,15 @@ class StatusTable:
     Args:
         memory: Memory of `nbytes` bytes that the ranks of this host share.
         hosts: The ranks and names of all hosts.
-        host_index: The index in `hosts` of the host that this table belongs to.
+        host_index: The index in `hosts` of the host on which this table is stored.
 
     Attributes:
         rows: The status rows of all ranks, in rank order.
         confirmed: For each (host, rank), the `mark` of the rank's row that the host has received
             last.
-        bulletin_times: The arrival time of each host's latest bulletin; infinite if the host sends
-            no more bulletins.
-        poll_time: The time when this host's relay last polled for bulletins.
+        bulletin_times: The arrival time of each host's latest bulletin (status rows); infinite if
+            the host sends no more bulletins.
+        poll_time: The time when this host's relay last polled for bulletins of other hosts.
         local_ranks: The ranks of this host.
     """
 
@@ -100,7 +101,7 @@ class StatusTable:
         return _table_dtype(hosts).itemsize
 
     def clear(self, now: float) -> None:
-        """Initialize the table: no rank waits, has failed or requests a stop."""
+        """Initialize the table: no rank waits, no rank has failed, and no rank requests a stop."""
         self.rows[...] = (b"the start", b"", b"", now, NEVER, NEVER, NEVER, *(0,) * 10)
         self.confirmed[...], self.bulletin_times[...], self.poll_time[...] = 0, now, now
         self.confirmed[self.host_index], self.bulletin_times[self.host_index] = NEVER, math.inf
@@ -110,7 +111,7 @@ class StatusTable:
         return np.zeros((), self._bulletins[host])
 
     def fail(self, rank: int, cause: str) -> None:
-        """Record in a rank's row that the rank has failed, and the cause."""
+        """Record in a rank's row that the rank has failed, and why."""
         row = self.rows[rank : rank + 1]
         row["cause"] = cause.encode()[:CAUSE]
         row["failed"] = 1
@@ -122,7 +123,7 @@ class StatusTable:
             self.fail(rank, ENDED)
 
     def leave(self, host: int) -> None:
-        """Record that no more bulletins will come from another host."""
+        """Record that another host will send no more bulletins."""
         self.confirmed[host], self.bulletin_times[host] = NEVER, math.inf
 
     def record_snapshots(self, clock: Clock) -> None:
@@ -134,10 +135,10 @@ class StatusTable:
             self.rows["look"][rank] = str(process_snapshot).encode()[:LOOK]
 
     def write(self, bulletin: np.ndarray, now: float, last: bool) -> None:
-        """Fill a bulletin with the rows of this host."""
-        # A rank may write its row during the copy. The bulletin takes `mark` and `stands` from an
-        # earlier read, so that its other fields are at least as new as these two. If the rank has
-        # changed its call between the reads, the bulletin does not report a wait.
+        """Write the rows of this host into a bulletin."""
+        # A rank may write its row while the row is copied. The bulletin contains `mark` and
+        # `stands` from an earlier read, so its other fields are at least as new as these two. If
+        # the rank has changed its call between the reads, the bulletin does not report a wait.
         before = self.rows[self.local_ranks]
         rows = self.rows[self.local_ranks]
         rows["mark"], rows["stands"] = before["mark"], before["stands"]
@@ -152,7 +153,7 @@ class StatusTable:
         ranks, rows = list(self.hosts[host].ranks), bulletin["rows"]
         self.rows["waiting"][ranks] = 0
         for name in ROW.names or ():
-            # Clocks of two hosts run at the same rate, but start at different times.
+            # The clocks of two hosts run at the same rate, but have different zero points.
             shift = now - bulletin["now"] if name == "since" else 0
             self.rows[name][ranks] = rows[name] + shift if shift else rows[name]
         self.confirmed[host], self.bulletin_times[host] = bulletin["seen"], now
@@ -170,13 +171,13 @@ class StatusTable:
         return bool(np.all(self.confirmed[:, ranks] >= self.rows["mark"][ranks]))
 
     def silent_host(self, limit: float) -> tuple[HostRanks, float] | None:
-        """Return a host without a bulletin for longer than a limit, and the seconds since the last.
+        """Return a host without a bulletin for longer than `limit`, and its seconds of silence.
 
         Args:
             limit: Seconds without a bulletin after which a host counts as silent.
         """
-        # Silence is measured up to this relay's last poll, because a delayed relay would see every
-        # host as silent.
+        # The silence of a host is measured up to this relay's last poll, because a delayed relay
+        # would find every host silent.
         number = int(np.argmin(self.bulletin_times))
         seconds = float(self.poll_time - self.bulletin_times[number])
         return (self.hosts[number], seconds) if seconds > limit else None
@@ -198,7 +199,7 @@ def _bulletin_dtype(host: HostRanks, size: int) -> np.dtype[Any]:
     return np.dtype(
         [
             ("rows", ROW, (len(host.ranks),)),
-            ("seen", "i8", (size,)),  # the `mark` of each rank in the sender's table
+            ("seen", "i8", (size,)),  # the `mark` of each rank in the sending host's table
             ("now", "f8"),  # time of the bulletin on the sender's clock
             ("last", "i8"),
         ]

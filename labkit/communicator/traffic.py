@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(slots=True)
 class Traffic:
-    """The messages, bytes and seconds of one rank's communication; all counts only grow.
+    """The messages, bytes and seconds of one rank's communication; the counts never decrease.
 
     For collectives of the MPI library, `wire_bytes` and `link_bytes` count the least bytes that any
     algorithm must send.
@@ -16,11 +16,12 @@ class Traffic:
         messages: The number of messages sent.
         payload_bytes: Total bytes of the buffers passed to collectives and sends.
         wire_bytes: Bytes that this rank sent to other ranks.
-        link_bytes: Bytes of `wire_bytes` that left the rank's host.
+        link_bytes: The bytes of `wire_bytes` that this rank sent to other hosts.
         wait_seconds: Seconds in which this rank waited for other ranks to reach a call.
-        transfer_seconds: Seconds of moving and adding data after all ranks arrived.
-        aside_seconds: Seconds of requests and bookkeeping for work that another process runs; steps
-            do not include these seconds.
+        transfer_seconds: Seconds in which this rank transferred and added data after all ranks had
+            arrived.
+        aside_seconds: Seconds of requests and bookkeeping for work that another process does; step
+            times exclude these seconds.
     """
 
     messages: int = 0
@@ -36,7 +37,7 @@ class Traffic:
         return Traffic(*(getattr(self, field.name) for field in fields(self)))
 
     def since(self, earlier: Traffic) -> Traffic:
-        """Return the counts since an earlier copy of this meter."""
+        """Return the increase of all counts since an earlier copy of this meter."""
         return Traffic(
             *(getattr(self, field.name) - getattr(earlier, field.name) for field in fields(self))
         )

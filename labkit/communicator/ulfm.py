@@ -16,8 +16,8 @@ from labkit.communicator.clock import Clock
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-UNUSED_TAG = 1 << 30  # no message has this tag, so that a probe for it checks for failures
-NAMING_TIMEOUT = 1.0  # maximum seconds from the first sign of a death until MPI names the rank
+UNUSED_TAG = 1 << 30  # no message has this tag; a probe with it detects failures
+NAMING_TIMEOUT = 1.0  # maximum seconds from the first sign of a death until MPI reports the rank
 
 
 class FailureGuard:
@@ -25,7 +25,7 @@ class FailureGuard:
 
     Args:
         check: A function that raises `RankDied` if a rank is dead.
-        clock: The clock for the waits between repeated checks.
+        clock: The clock that measures the waits between repeated checks.
     """
 
     def __init__(self, check: Callable[[], None], clock: Clock) -> None:
@@ -39,22 +39,22 @@ class FailureGuard:
             from mpi4py import MPI
 
             end = self._clock.now() + NAMING_TIMEOUT
-            # A receive from a dead rank may fail before MPI reports the death, so that the check is
-            # repeated.
+            # The check for dead ranks is repeated, because a receive from a dead rank may fail
+            # before MPI reports the death.
             while issubclass(kind, MPI.Exception) and outlives() and self._clock.now() < end:
                 self._check()
                 self._clock.sleep(1e-3)
 
 
 def outlives() -> bool:
-    """Return whether MPI was started with ULFM, so that ranks survive the death of other ranks."""
+    """Return whether MPI runs with ULFM, so that ranks survive the death of other ranks."""
     return os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"  # noqa: SIM112 - Open MPI's spelling
 
 
 def is_broken(comm: MPI.Intracomm) -> bool:
     """Return whether a rank of the communicator is dead, or a survivor has revoked it.
 
-    The probe that finds this out also lets the MPI library make progress.
+    The probe that detects a death or revocation also lets the MPI library make progress.
     """
     from mpi4py import MPI
 
@@ -72,7 +72,7 @@ def is_broken(comm: MPI.Intracomm) -> bool:
 
 
 def dead_ranks(comm: MPI.Intracomm, clock: Clock) -> list[int]:
-    """Return the dead ranks of a broken communicator, as far as this rank knows them."""
+    """Return the dead ranks of a broken communicator that this rank has detected so far."""
     from mpi4py import MPI
 
     end = clock.now() + NAMING_TIMEOUT
@@ -85,7 +85,7 @@ def dead_ranks(comm: MPI.Intracomm, clock: Clock) -> list[int]:
 
 
 def agree_all(comm: MPI.Intracomm, succeeded: bool) -> bool:
-    """Return whether all ranks live and report success; all ranks get the same answer."""
+    """Return whether all ranks live and report success; every rank gets the same answer."""
     from mpi4py import MPI
 
     try:

@@ -1,4 +1,4 @@
-"""Execution of schedules over values of unknown size, such as payloads and sparse sums."""
+"""Execution of schedules over values of variable size, such as payloads and sparse sums."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ Value = TypeVar("Value")
 
 
 class ValueKind(Protocol[Value]):
-    """The addition and serialization of one kind of values."""
+    """The addition and serialization of one type of values."""
 
     def add(self, values: Sequence[Value]) -> Value:
         """Return the sum of the values, added in the given order."""
 
     def to_bytes(self, values: Sequence[Value]) -> np.ndarray:
-        """Serialize the values into one message, uint8."""
+        """Serialize the values into one message, an array of uint8."""
 
     def from_bytes(self, data: np.ndarray, first: int, count: int) -> list[Value]:
-        """Return the values in a message, one for each of `count` chunks from number `first` on."""
+        """Return the values in a message, for chunks `first` to `first + count - 1`."""
 
 
 class VariableSizeExecutor:
-    """An executor of this rank's messages in schedules, with one value of any size per chunk.
+    """An executor that sends and receives this rank's messages of a schedule; chunks have any size.
 
-    A header with the message's length precedes each message. The traffic meter ignores these
-    headers, like the headers of MPI.
+    A header with the message's length precedes each message. The traffic meter does not count these
+    length headers, like the headers of MPI.
 
     Args:
         wait_policy: The wait policy of this rank, with its communicator and traffic meter.
         emulation: The emulated network; None: the real network.
-        rules: Checksum and fault-injection rules of all messages.
+        rules: The rules for checksums and fault injection in all messages.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class VariableSizeExecutor:
         Args:
             rounds: The rounds of the schedule.
             chunks: The initial values of this rank, one per chunk.
-            kind: The object that adds and serializes values of this kind.
+            kind: The object that adds and serializes the values.
         """
         for step in rounds:
             sends, receives = step.sent_by(self._rank).rows(), step.received_by(self._rank).rows()
@@ -80,7 +80,7 @@ class VariableSizeExecutor:
     def _exchange(
         self, outgoing: list[tuple[int, np.ndarray]], sources: list[int]
     ) -> list[np.ndarray]:
-        """Send and receive all messages of a round, and return after their delivery."""
+        """Send and receive all messages of a round; return after their delivery."""
         headers, tag = [np.zeros(2) for _ in sources], self._wait_policy.tag
         requests = [
             self._comm.Irecv(h, source, tag) for h, source in zip(headers, sources, strict=True)
@@ -122,7 +122,7 @@ def _merge_received(
     kind: ValueKind[Value],
     rank: int,
 ) -> list[Value]:
-    """Return the chunks after a round: received values replace them, or are added in rank order."""
+    """Return the chunks after a round: received values replace or are added to the chunks."""
     after = list(chunks)
     contributions: dict[int, list[tuple[int, Value]]] = {}
     for (source, _, chunk, span, reduce), data in zip(receives, incoming, strict=True):

@@ -1,4 +1,4 @@
-"""The wait policy of a rank: a waiting rank detects failures and yields its core to other ranks."""
+"""The wait policy of a rank: while it waits, it detects failures and yields its core."""
 
 from __future__ import annotations
 
@@ -20,38 +20,40 @@ from labkit.communicator.ulfm import FailureGuard, dead_ranks, is_broken, outliv
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-MIN_SLEEP, MAX_SLEEP = 20e-6, 1e-3  # seconds of a sleep between two polls: minimum, maximum
-SLEEP_FRACTION = 0.01  # seconds of a sleep between two polls / seconds of the wait so far
-SLEEP_OVERRUN = 300e-6  # seconds by which a sleep may last longer than requested
-SPINS = 250  # polls before the first sleep; about 0.3 ms
+MIN_SLEEP, MAX_SLEEP = 20e-6, 1e-3  # minimum and maximum seconds of a sleep between two polls
+SLEEP_FRACTION = 0.01  # length of a sleep between two polls, as a fraction of the wait so far
+SLEEP_OVERRUN = 300e-6  # seconds by which a requested sleep may be exceeded
+SPINS = 250  # polls without a sleep at the start of a wait; about 0.3 ms
 _CHECK_EVERY = 16  # polls between two checks of the status board and the clock
-_TAGS = 1 << 27  # the number of MPI tags for collectives; they lie above the tags of other messages
+_TAGS = 1 << 27  # number of MPI tags for collectives, above the tags of other messages
 
 
 class WaitPolicy:
-    """The waits of one rank, each inside a named call, with errors if other ranks fail.
+    """The waits of one rank inside named calls; a wait raises an error if another rank fails.
 
-    The name of a call contains everything that ranks must agree on: its purpose, the operation, and
-    the type of the data. Ranks exchange the CRC-32 of the name before the call, or use it as the
-    tag of the call's messages. Therefore ranks in different calls never receive each other's data.
+    The name of a call contains everything on which the ranks must agree: its purpose, the
+    operation, and the type of the data. Ranks exchange the CRC-32 of the call's name before the
+    call, or use it as the tag of the call's messages. Therefore a rank never receives data of a
+    call that it is not in.
 
     Args:
         comm: The mpi4py communicator of the ranks that wait for each other.
         board: The status board of the ranks.
         traffic: The traffic meter, which also counts seconds of waits.
-        clock: The clock for waits.
+        clock: The clock that measures the waits.
         timeout: Seconds after which a wait raises `WaitTooLong`.
         outer: The wait policy of the larger group from which these ranks were split; failures in
-            that group also end waits of these ranks. None: no larger group.
+            the larger group also end these ranks' waits. With None, there is no larger group.
 
     Attributes:
-        comm, board, traffic, clock: The arguments of the constructor, for use by other modules.
+        comm, board, traffic, clock: The constructor's arguments of the same names, for use by other
+            modules.
         on_one_host: Whether all ranks run on one host and share memory.
         failure_guard: A context manager that raises `RankDied` if MPI reports an error and a rank
             is dead.
         call_name, code: The name of this rank's current call, and its CRC-32.
         first_error: The error that a wait of this rank has raised; None: no error.
-        polite: Whether waits always sleep between polls, instead of spinning at first.
+        polite: Whether each wait sleeps between all polls, instead of spinning at its start.
     """
 
     def __init__(
@@ -75,34 +77,35 @@ class WaitPolicy:
         self.failure_guard, self._outlives = FailureGuard(self.check_failures, clock), outlives()
 
     def name_call(self, name: str, collective: bool = True, detail: str = "") -> None:
-        """Set the name of the call to which the next waits belong.
+        """Set the name of the call in which this rank waits next.
 
         Args:
             name: The name of the call, the same on all ranks.
             collective: Whether the call waits for all other ranks.
-            detail: Further text about this rank's call for error messages, which may differ between
-                ranks.
+            detail: Further text about this rank's call for error messages; the text may differ
+                between ranks.
         """
         self.call_name, self._collective = name + detail, collective
         self.code = zlib.crc32(name.encode())
 
     def count(self, nbytes: int, out: int) -> None:
-        """Count one message, or a collective of the MPI library as one, in the traffic meter.
+        """Count one message in the traffic meter; a collective of MPI counts as one message.
 
         Args:
-            nbytes: Bytes that leave this rank.
-            out: Bytes of these that leave the rank's host; ignored if all ranks are on one host.
+            nbytes: The number of bytes that this rank sends.
+            out: The number of these bytes that this rank sends to other hosts; ignored if all ranks
+                are on one host.
         """
         self.traffic.messages += 1
         self.traffic.wire_bytes += nbytes
         self.traffic.link_bytes += 0 if self.on_one_host else out
 
     def count_to(self, peer: int, nbytes: int) -> None:
-        """Count a message to a rank in the traffic meter."""
+        """Count a message to the rank `peer` in the traffic meter."""
         self.count(nbytes, 0 if peer in self.board.ranks else nbytes)
 
     def tally(self, kind: str, peer: int) -> None:
-        """Count a message "sent" to or "got" from a rank, except on split communicators."""
+        """Count a message "sent" to or "got" from a rank, but not on split communicators."""
         if self._outer is None:
             self.board.tally(kind, peer)
 
@@ -117,21 +120,22 @@ class WaitPolicy:
         return WaitPolicy(host, self.board, self.traffic, self.clock, self.timeout, self)
 
     def adopt_call(self, outer: WaitPolicy) -> None:
-        """Copy the current call and `polite` from the wait policy of the larger group."""
+        """Copy the current call and `polite` from `outer`, the wait policy of the larger group."""
         if outer is not self:
             self.call_name, self.code = outer.call_name, outer.code
             self._collective, self.polite = outer._collective, outer.polite
 
     @property
     def tag(self) -> int:
-        """The MPI tag of the current call's messages, which keeps them apart from other calls."""
+        """The MPI tag of the current call's messages, which distinguishes them from other calls."""
         return _TAGS + self.code % _TAGS
 
     def start_wait(self, number: int = 0) -> float:
-        """Start a wait and return its start time.
+        """Start a wait of this rank and return its start time.
 
         Args:
-            number: The number of the schedule's round, from 1; 0: the wait belongs to no round.
+            number: The number of the schedule's current round, from 1; 0: the wait belongs to no
+                round.
         """
         self.board.enter(self.call_name, self._collective, number)
         self._since, self._snapshots_requested = self.clock.now(), False
@@ -142,7 +146,8 @@ class WaitPolicy:
 
         Args:
             requests: The MPI requests to complete.
-            number: The number of the schedule's round, from 1; 0: the wait belongs to no round.
+            number: The number of the schedule's current round, from 1; 0: the wait belongs to no
+                round.
         """
         from mpi4py import MPI
 
@@ -169,10 +174,10 @@ class WaitPolicy:
         self.board.enter(f"work after {label}")
 
     def allgather_scalar(self, value: float = 0.0) -> np.ndarray:
-        """Run a barrier in which the ranks exchange the codes of their calls and one value each.
+        """Run a barrier in which the ranks exchange their calls' codes and one number each.
 
         Returns:
-            The values of all ranks, in rank order.
+            The numbers of all ranks, in rank order.
         """
         table = np.zeros((self.size, 2))
         with self.failure_guard:
@@ -180,15 +185,15 @@ class WaitPolicy:
         self.wait_all([request])
         if np.any(table[:, 0] != self.code):
             self.raise_mismatch()
-        self.check_wait()  # raises an error if a rank failed after it had sent its value
+        self.check_wait()  # raises an error if a rank failed after sending its value
         return table[:, 1]
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a collective of the MPI library after a barrier; its time does not count as a wait.
+        """Call a collective of the MPI library; its time does not count as a wait.
 
-        Between hosts, the call is nonblocking and checks for failures, because a link may break.
-        With MPI's failure mitigation (ULFM), the call is nonblocking, too, because a blocking
-        Allgatherv of Open MPI 5 has returned zeros for missing data, without an error.
+        Between hosts, the call is nonblocking and checks for failures, because a link between hosts
+        may break. With MPI's failure mitigation (ULFM), the call is also nonblocking, because a
+        blocking Allgatherv of Open MPI 5 returned zeros for missing data, without an error.
 
         Args:
             name: The name of the mpi4py communicator's method, such as "Bcast".
@@ -202,11 +207,11 @@ class WaitPolicy:
         with self.failure_guard:
             self.wait_all([getattr(self.comm, f"I{name.lower()}")(*arguments)])
         self.traffic.wait_seconds = waited
-        # Without this entry, the status board would show a wait while the rank computes.
+        # Without this entry, the status board would show a waiting rank while the rank computes.
         self.board.enter(f"work after {self.call_name}")
 
     def gather(self, value: Any) -> list[Any]:
-        """Gather every rank's object, in rank order (pickled), inside the current call."""
+        """Gather one pickled object from each rank, in rank order, inside the current call."""
         pickled = np.frombuffer(pickle.dumps(value), np.uint8)
         lengths = self.allgather_scalar(len(pickled)).astype(int)
         whole = np.empty(lengths.sum(), np.uint8)
@@ -224,10 +229,10 @@ class WaitPolicy:
         return pickle.loads(whole.data)
 
     def raise_mismatch(self, detail: str = "") -> NoReturn:
-        """Raise `Mismatch` with all ranks' calls (collective; all ranks must have noticed it).
+        """Raise `Mismatch` with all ranks' calls (collective: all ranks must have noticed it).
 
         Args:
-            detail: Further text about this rank's call.
+            detail: Further text about this rank's call for the error message.
 
         Raises:
             Mismatch: Always.
@@ -238,21 +243,21 @@ class WaitPolicy:
         raise self.first_error
 
     def sleep_until(self, moment: float) -> None:
-        """Sleep until a time of the clock, without checks for failures."""
+        """Sleep until the clock shows `moment`, without checks for failures."""
         self.clock.sleep(max(0.0, moment - self.clock.now() - SLEEP_OVERRUN))
         # Another thread may change `polite` during the first sleep.
         self.clock.sleep_until(moment, exact=not self.polite)
 
     def pause(self, polls: int) -> None:
-        """Yield the core between two polls, and check for failures at every 16th poll.
+        """Yield the core between two polls; if the wait sleeps, check for failures regularly.
 
-        A short wait spins. A longer wait sleeps between polls, because a spin loop would slow down
-        a rank on the other hyperthread of the core. Each sleep lasts 1 % of the wait so far, but at
-        least 20 µs and at most 1 ms. Even many waiting ranks thus leave a core to the computing
-        rank.
+        A short wait polls without sleeping (it spins). A longer wait sleeps between polls, because
+        a spin loop would slow down a rank on the other hyperthread of the core. Each sleep lasts 1
+        % of the wait so far, but at least 20 µs and at most 1 ms. Even if many ranks wait, a core
+        thus remains free for the computing rank.
 
         Args:
-            polls: The number of polls in this wait so far.
+            polls: The number of polls that this wait has made so far.
         """
         if polls < SPINS and not self.polite:
             os.sched_yield()
@@ -263,7 +268,7 @@ class WaitPolicy:
             self.check_wait()
 
     def check_wait(self) -> None:
-        """Check for failures, a deadlock and a timeout, and store an error before raising it.
+        """Check for failures, a deadlock and a timeout; store an error before raising it.
 
         Raises:
             RankFailed: Another rank or host has failed.
@@ -278,7 +283,7 @@ class WaitPolicy:
             may_deadlock = waited > self.board.deadlocked_after and self._collective
             if may_deadlock and (calls := self.board.find_deadlock()):
                 cause = _mismatch_text(calls) + self.board.describe_lost_messages()
-                self.board.fail(f"Mismatch: {cause}")  # other ranks report the same cause
+                self.board.fail(f"Mismatch: {cause}")  # other ranks then report the same cause
                 raise Mismatch(cause)
             if waited > limits.look and not self._snapshots_requested:
                 self._snapshots_requested = True
@@ -296,7 +301,7 @@ class WaitPolicy:
             raise
 
     def check_failures(self) -> None:
-        """Raise `RankDied` if a rank is dead, and interrupt the waits of all other ranks."""
+        """Raise `RankDied` if a rank is dead; this also interrupts the waits of all other ranks."""
         if not self._outlives:
             return
         policies = list(self._enclosing())
@@ -311,7 +316,7 @@ class WaitPolicy:
         raise error
 
     def _enclosing(self) -> Iterator[WaitPolicy]:
-        """Yield this wait policy, and then those of all larger groups that contain its ranks."""
+        """Yield this wait policy, then the policies of all larger groups that contain its ranks."""
         policy: WaitPolicy | None = self
         while policy is not None:
             yield policy

@@ -1,4 +1,4 @@
-"""Windows: memory for one-sided access by other ranks."""
+"""Windows: memory of a rank that other ranks read and write by one-sided access."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from numpy.typing import NDArray
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.wait_policy import WaitPolicy
 
-# Maximum bytes of one get between hosts. Over TCP, the request of Open MPI 5.0.11 for a get carries
-# itself as many bytes as it requests; above this size, twice as many.
+# _PART is the maximum number of bytes of one get between hosts. Over TCP, Open MPI 5.0.11 sends a
+# request for a get that is as long as the requested data; for larger gets than _PART, the request
+# is twice as long.
 _PART = 1 << 16
 
 
 class Window:
-    """A window for one-sided access: `put` and `get` move bytes without the target's help.
+    """Memory for one-sided access: `put` and `get` move bytes without a call of the target rank.
 
-    A call returns after the data have arrived; on an emulated network, at the emulated time.
-    Callers must agree among themselves where and when they write. On one host, the window is shared
-    memory, and each access copies the data once.
+    A call of `put` or `get` returns after the data have arrived; on an emulated network, it returns
+    at the emulated arrival time. The calling ranks must agree among themselves where and when each
+    rank writes. If all ranks run on one host, the window is shared memory, and each access copies
+    the data once.
 
     Args:
-        nbytes: Bytes of this rank's memory.
+        nbytes: The size of this rank's memory in bytes.
         wait_policy: The wait policy of this rank, with its communicator, traffic meter and clock.
         emulation: The emulated network; None: the real network.
 
     Attributes:
-        memory: The bytes of this rank that other ranks read and write.
+        memory: The memory of this rank, as bytes that other ranks read and write.
     """
 
     def __init__(self, nbytes: int, wait_policy: WaitPolicy, emulation: Emulation | None) -> None:
@@ -40,7 +42,8 @@ class Window:
         self._comm = comm
         self._wait_policy, self._clock = wait_policy, wait_policy.clock
         self._emulation = emulation
-        self._views: list[NDArray[np.uint8]] = []  # the memory of all ranks; empty on several hosts
+        # The memory of all ranks; empty if ranks run on several hosts.
+        self._views: list[NDArray[np.uint8]] = []
         if wait_policy.on_one_host:
             self._window = MPI.Win.Allocate_shared(nbytes, 1, comm=comm)
             memories = [self._window.Shared_query(rank)[0] for rank in range(comm.size)]
@@ -74,7 +77,7 @@ class Window:
             self._window.Flush(rank)
 
     def read(self, data: np.ndarray, rank: int, offset: int = 0) -> None:
-        """Read like `get`, but without metering and without network emulation."""
+        """Read bytes like `get`, but without metering and without network emulation."""
         into = data.reshape(-1).view(np.uint8)
         if self._views:
             self.sync()
@@ -88,14 +91,15 @@ class Window:
     def progress(self) -> None:
         """Let the MPI library process other ranks' accesses to this rank's memory.
 
-        Over TCP, the MPI library of the memory's owner carries out the accesses, but only inside
-        MPI calls. An owner that only polls its memory would therefore wait forever.
+        Over TCP, the MPI library of the rank that owns the memory performs the accesses, but only
+        during MPI calls of this rank. A rank that only polls its own memory, without MPI calls,
+        would therefore wait forever.
         """
         if not self._views:
             self._comm.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG)
 
     def sync(self) -> None:
-        """Synchronize memory, so that writes of all ranks become visible to each other."""
+        """Synchronize memory, so that the writes of each rank become visible to all ranks."""
         self._window.Sync()
 
     def close(self) -> None:

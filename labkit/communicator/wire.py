@@ -34,12 +34,12 @@ class MessageRules:
 
 
 class Seal(NamedTuple):
-    """A message with a checksum, which the rank is still receiving.
+    """A message with a checksum that the rank has not received completely.
 
     Attributes:
         data: The receive buffer for the bytes of the message.
         peer: The rank of the sender.
-        checksum: The receive buffer for the sender's checksum, one uint32.
+        checksum: The receive buffer for the sender's checksum, a single uint32.
     """
 
     data: np.ndarray
@@ -48,13 +48,14 @@ class Seal(NamedTuple):
 
 
 class MpiWire:
-    """The sends and receives of one MPI communicator, with message rules.
+    """The sends and receives on one MPI communicator, with checksums and injected faults.
 
     Args:
         comm: The mpi4py communicator.
-        rules: Checksum and fault-injection rules; None: no rules.
-        wait_policy: The wait policy of this rank, from which errors take the name of the call;
-            None: errors name no call.
+        rules: The rules for checksums and fault injection; None: no rules.
+        wait_policy: The wait policy of this rank, which supplies the name of the call for error
+            messages.
+            With None, error messages contain no name of a call.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class MpiWire:
         self.comm, self._rules, self._wait_policy = comm, rules or MessageRules(), wait_policy
 
     def outgoing(self, data: np.ndarray, peer: int) -> np.ndarray | None:
-        """Return the data to send to a rank, after fault injection; None if a fault drops them."""
+        """Return the data to send to a rank after fault injection; None if a fault drops them."""
         self._tally("sent", peer)
         injector = self._rules.injector
         return data if injector is None else injector.outgoing(data)
@@ -73,9 +74,10 @@ class MpiWire:
 
         Args:
             data: The bytes to send.
-            peer: The rank of the receiver.
+            peer: The rank that receives the message.
             tag: The MPI tag of the message.
-            number: The number of the schedule's round, from which the checksum starts; 0: no round.
+            number: The number of the schedule's round, which is the initial value of the checksum;
+                0: no round.
         """
         sent = self.outgoing(data, peer)
         if sent is None:
@@ -87,7 +89,7 @@ class MpiWire:
         return requests
 
     def expect(self, data: np.ndarray, peer: int, tag: int, seals: list[Seal]) -> list[Any]:
-        """Begin to receive bytes; if checksums are on, append to `seals` an entry for `verify`."""
+        """Start to receive bytes; with checksums, also append to `seals` an entry for `verify`."""
         requests = [self.comm.Irecv(data, peer, tag)]
         if self._rules.checks:
             seals.append(Seal(data, peer, np.zeros(1, np.uint32)))
@@ -95,12 +97,12 @@ class MpiWire:
         return requests
 
     def verify(self, seals: Sequence[Seal], number: int = 0) -> None:
-        """Raise `Corrupted` for the first of these received messages that has a wrong checksum."""
+        """Raise `Corrupted` for the first received message in `seals` that has a wrong checksum."""
         for data, peer, expected in seals:
             self.compare(data, int(expected[0]), peer, number)
 
     def header_checksum(self, data: np.ndarray) -> float:
-        """Return the checksum of data for a letter's header; 0 if checksums are off."""
+        """Return the checksum of data for a message's header; 0 if checksums are off."""
         return float(checksum(data)) if self._rules.checks else 0.0
 
     def compare(
@@ -112,7 +114,7 @@ class MpiWire:
             data: The received bytes.
             expected: The checksum that the sender computed.
             peer: The rank of the sender.
-            number: The number of the schedule's round; None: the message belongs to no schedule.
+            number: The number of the schedule's round; None: the message is not part of a schedule.
         """
         self._tally("got", peer)
         if not self._rules.checks or expected == checksum(data, number or 0):
@@ -125,7 +127,8 @@ class MpiWire:
             "transfer, or an earlier message was lost"
         )
         if self._wait_policy is not None:
-            self._wait_policy.first_error = error  # TensorFlow hides the error inside another one
+            # TensorFlow hides this error inside another error.
+            self._wait_policy.first_error = error
         raise error
 
     def _tally(self, kind: str, peer: int) -> None:
@@ -135,5 +138,5 @@ class MpiWire:
 
 
 def checksum(data: np.ndarray, number: int = 0) -> int:
-    """Return the CRC-32 of contiguous bytes, with `number` as its initial value."""
+    """Return the CRC-32 of contiguous bytes; `number` is the initial value of the CRC-32."""
     return zlib.crc32(data.view(np.uint8).data, number)

@@ -21,19 +21,19 @@ def world(
     network: str | Network | None = None,
     clock: Clock = WALL,
 ) -> Communicator:
-    """Return the Communicator of all ranks that mpiexec started, or of some ranks.
+    """Return the Communicator of all ranks that mpiexec started, or of the given ranks.
 
     Args:
-        ranks: World ranks of the Communicator's ranks, which alone call this function; default:
-            all.
+        ranks: The numbers of the Communicator's ranks in MPI.COMM_WORLD; only these ranks call the
+            function; default: all.
         timeout: Seconds after which a wait raises `WaitTooLong`; default: 600.
         network: A network to emulate; default: the real network.
         clock: The clock for waits and time stamps.
 
     Raises:
-        LabkitError: Slurm has started several tasks, but each task is an MPI world of its own.
+        LabkitError: Slurm has started several tasks, but each task is a separate MPI world.
     """
-    for name, value in QUIET.items():  # Open MPI reads the variables at import
+    for name, value in QUIET.items():  # Open MPI reads the variables when mpi4py is imported
         os.environ.setdefault(name, value)
     from mpi4py import MPI
 
@@ -58,18 +58,20 @@ def join(
     network: str | Network | None = None,
     clock: Clock = WALL,
 ) -> Communicator | None:
-    """Return the Communicator of some ranks, of which the last ones wait here as spare ranks.
+    """Return the Communicator of the working ranks; the other ranks wait in this call as spares.
 
-    A spare rank returns from this call when it has replaced a dead rank, or when it is released.
+    A spare rank returns from this call when it has replaced a dead rank, or when it is no longer
+    needed.
 
     Args:
-        ranks: World ranks of all participants, which alone call this function.
-        spares: The number of spare ranks at the end of `ranks`.
+        ranks: The numbers of all participating ranks in MPI.COMM_WORLD; only these ranks call the
+            function.
+        spares: The number of spare ranks, which are the last ones of `ranks`.
         limit: Seconds after which a wait raises `WaitTooLong`; default: 600.
-        network, clock: As for `world`.
+        network, clock: The same arguments as those of `world`.
 
     Returns:
-        The Communicator of the working ranks; None for a spare rank that was not needed.
+        The Communicator of the working ranks; None for a spare rank that has replaced no rank.
     """
     from mpi4py import MPI
 
@@ -100,7 +102,7 @@ def join(
 
 
 def single_rank(clock: Clock = WALL) -> Communicator:
-    """Return a Communicator of this rank alone."""
+    """Return a Communicator that consists only of this rank."""
     from mpi4py import MPI
 
     return Communicator(MPI.COMM_SELF, clock=clock)

@@ -1,14 +1,15 @@
 """Functions that pack integer codes of 1 to 8 bits into bytes.
 
-A byte holds one code from each of several equal ranges of the codes, so that packing works on whole
-vectors. Example: the positions of 20 signs (1 bit each) in 3 bytes, with 4 bits of padding (-):
+The codes are divided into several equal ranges, and a byte contains one code from each range, so
+that packing works on whole vectors. Example: the positions of 20 signs (1 bit each) in 3 bytes,
+with 4 bits of padding (-):
 
     byte 0    bits 0 … 7 =  0  3  6  9 12 15 18  -
     byte 1                  1  4  7 10 13 16 19  -
     byte 2                  2  5  8 11 14 17  -  -
 
-A code of 3 bits is packed as a code of 2 bits and, in later bytes, a code of 1 bit. Other widths
-are split in the same way.
+The low 2 bits of a 3-bit code are packed first; its third bit is packed in later bytes. Codes with
+other widths that are not a power of two are split in the same way.
 """
 
 from __future__ import annotations
@@ -38,14 +39,15 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, length: Tensor, value: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the values of the codes that the bytes hold, (length,).
+    """Return the values of the codes that the bytes contain, an array of shape (length,).
 
     Args:
         packed: The bytes from `pack`.
-        bits: The width of a code, as in `pack`.
+        bits: The width of a code in bits, the same as in `pack`.
         length: The number of codes, int32 ().
         value: Function from codes to values, element by element. The function is called for each
-            range separately, because one call after the concatenation takes XLA five times as long.
+            range separately, because one call on the concatenated ranges takes XLA five times as
+            long.
     """
     import tensorflow as tf
 
@@ -55,7 +57,8 @@ def unpack(packed: Tensor, bits: int, length: Tensor, value: Callable[[Tensor], 
         m = -(-length // per_byte)
         counts = [tf.clip_by_value(length - index * m, 0, m) for index in range(per_byte)]
         fields = [_shifted(packed[:n], -i * width, width) for i, n in enumerate(counts)]
-        # If one width suffices, values are decoded range by range, without a vector of all codes.
+        # If a code is not split into several widths, values are decoded range by range, without a
+        # vector of all codes.
         if width == bits:
             return tf.concat([value(field) for field in fields], 0)
         part = _shifted(tf.concat(fields, 0), first, 8)
@@ -65,7 +68,7 @@ def unpack(packed: Tensor, bits: int, length: Tensor, value: Callable[[Tensor], 
 
 
 def split_ranges(tensor: Tensor, count: int) -> list[Tensor]:
-    """Return a flat tensor (n,) as `count` equal ranges; the last range is padded with zeros."""
+    """Split a flat tensor (n,) into `count` equal ranges; pad the last range with zeros."""
     import tensorflow as tf
 
     n = tensor.shape[0]
@@ -78,9 +81,9 @@ def split_ranges(tensor: Tensor, count: int) -> list[Tensor]:
 
 
 def _widths(bits: int) -> Iterator[tuple[int, int]]:
-    """Yield widths (1, 2, 4 or 8) that sum to `bits`, each with its first bit in the code."""
+    """Yield widths (1, 2, 4 or 8) whose sum is `bits`, each with its first bit in the code."""
     first = 0
-    # The widest part comes first, because `unpack` reads the parts in this order.
+    # The widest part of a code is packed first, because `unpack` reads the parts in this order.
     for width in (8, 4, 2, 1):
         if bits & width:
             yield width, first

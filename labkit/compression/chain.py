@@ -14,12 +14,12 @@ VALUES = "values"
 
 
 class Chain(Compressor):
-    r"""The first compressor selects elements, the second one encodes their values.
+    r"""The first compressor selects elements, and the second compressor encodes their values.
 
-    \(\hat g = D_1(D_2(E_2(E_1(g))))\), where E encodes and D decodes; the second compressor
-    processes the part "values" of the first compressor's payload. The payloads of RandomK with
-    Float16 or BFloat16 are summed by an allreduce. The payloads of other pairs are gathered, and
-    the decoded tensors are averaged.
+    \(\hat g = D_1(D_2(E_2(E_1(g))))\), where E encodes and D decodes; the second compressor encodes
+    the part "values" of the first compressor's payload. If the pair is RandomK with Float16 or
+    BFloat16, an allreduce sums the payloads. With any other pair of compressors, the payloads are
+    gathered, and the decoded tensors are averaged.
 
     Args:
         first: The compressor that selects elements: TopK, Threshold or RandomK; an object, its
@@ -28,16 +28,16 @@ class Chain(Compressor):
             accepts a flat vector.
 
     Raises:
-        InvalidInput: The pair is not supported; the message has the reason.
+        InvalidInput: The pair of compressors is not supported; the message gives the reason.
 
     Source: F. Sattler, S. Wiedemann, K.-R. Müller, W. Samek, Sparse Binary Compression, 2018, arXiv
     1805.08768; D. Basu, D. Data, C. Karakus, S. Diggavi, Qsparse-local-SGD, 2019, arXiv 1906.02367.
-    Differs from them: any pair of compressors; no local steps.
+    Differs from them: any supported pair of compressors; no local steps.
     """
 
     paper: ClassVar[str] = "Sattler 2018, arXiv 1805.08768"
 
-    # These methods are not compiled, because the length of a payload differs between steps.
+    # `encode` and `decode` are not compiled, because the length of a payload differs between steps.
     eager: ClassVar[tuple[str, ...]] = ("encode", "decode")
 
     first: Nested
@@ -58,22 +58,22 @@ class Chain(Compressor):
 
     @property
     def family(self) -> str:
-        """The common family of both compressors, or "hybrid"."""
+        """The family of both compressors if they have the same family; "hybrid" if not."""
         return self.first.family if self.first.family == self.second.family else "hybrid"
 
     @property
     def linear(self) -> bool:
-        """Whether an allreduce may sum the values."""
+        """Whether an allreduce may sum the encoded values."""
         return self.first.linear and self.second.linear
 
     @property
     def expansive(self) -> bool:
-        """Whether the error of one of the compressors can exceed the compressor's input."""
+        """Whether the error of either compressor can exceed that compressor's input."""
         return self.first.expansive or self.second.expansive
 
     @property
     def rounding(self) -> float:
-        """The relative error of a sum in an allreduce; 0 if payloads are gathered."""
+        """The relative rounding error of a sum in an allreduce; 0 if payloads are gathered."""
         return self.second.rounding if self.linear else 0.0
 
     @property
@@ -87,22 +87,22 @@ class Chain(Compressor):
         return self.first.shared
 
     def start(self, shape: Sequence[int], rank: int = 0, seed: int = 0, ranks: int = 1) -> State:
-        """Return both compressors' random keys, int32 (2, 2); a key may be common to all ranks."""
+        """Return both compressors' random keys, int32 (2, 2); a key may be equal on all ranks."""
         import tensorflow as tf
 
         pair = (self.first, self.second)
         return tf.stack([nested.start(shape, rank, seed, ranks) for nested in pair])
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Return both payloads' parts; the second compressor's part names begin with "values"."""
+        """Return both payloads' parts; the second payload's part names begin with "values"."""
         first = dict(compiled(self.first, "encode")(tensor, key[0]))
         second = self.second.encode(first.pop(VALUES), key[1])
-        # The prefix "values." avoids name clashes between the parts of both payloads.
+        # The prefix "values." avoids name clashes between the parts of the two payloads.
         outer = {n if n == VALUES else f"{VALUES}.{n}": part for n, part in second.items()}
         return first | outer
 
     def decode(self, payload: Payload) -> Tensor:
-        """Return the tensor after decoding by both compressors, (n,)."""
+        """Return the tensor (n,) that results from decoding by both compressors."""
         inner = {
             name.removeprefix(f"{VALUES}."): part
             for name, part in payload.items()

@@ -1,4 +1,4 @@
-"""The base class of compressors: generators that yield requests for collectives."""
+"""The base class of gradient compressors, which yield requests for collectives."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from labkit.compression.residual_law import ExpectedResidual
 if TYPE_CHECKING:
     import tensorflow as tf
 
-State: TypeAlias = "tf.Tensor | tuple[tf.Tensor, ...]"  # or nested tuples of tensors
-# What a reduction receives: the dense mean after `Mean`, all ranks' payloads after `Gather`; None
-# at the start.
+# A tensor, a tuple of tensors, or nested tuples of tensors.
+State: TypeAlias = "tf.Tensor | tuple[tf.Tensor, ...]"
+# The answer to a request: the dense mean after `Mean` or `SparseMean`, all ranks' payloads after
+# `Gather`; None at the start.
 Answer: TypeAlias = "tf.Tensor"
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A request for the mean over ranks of values of equal shape, computed by an allreduce."""
+    """A request for the mean over ranks, by an allreduce, of tensors of equal shape."""
 
     value: Tensor
 
 
 @dataclass(frozen=True)
 class Gather:
-    """A request for the payloads of all ranks, in rank order."""
+    """A request that gathers the payloads of all ranks, in rank order."""
 
     payload: Payload
 
@@ -43,11 +44,12 @@ class Gather:
 class SparseMean:
     """A request for the mean of sparse vectors as a dense tensor (length,).
 
-    The allreduce merges sparse vectors instead of adding dense ones.
+    The allreduce for this request merges sparse vectors instead of adding dense vectors.
 
     Args:
-        indices: The indices of the elements, int32 (k,), in ascending order, without duplicates.
-        values: The values of the elements, (k,).
+        indices: The indices of the stored elements, int32 (k,), in ascending order, without
+            duplicates.
+        values: The values of the stored elements, an array of shape (k,).
         length: The length of the dense vector.
     """
 
@@ -60,12 +62,12 @@ Request: TypeAlias = Mean | Gather | SparseMean
 
 
 class Reduced(NamedTuple):
-    """The result of a reduction.
+    """The result of a compressed reduction on one rank.
 
     Attributes:
-        mean: The gradient to apply, the same on all ranks.
-        sent: The contribution of this rank as receivers decode it. The mean of `sent` over the
-            ranks equals `mean`, except for compressors that vote.
+        mean: The gradient that the optimizer applies, the same on all ranks.
+        sent: The contribution of this rank, as the receivers decode it. The mean of `sent` over the
+            ranks equals `mean`, except for compressors with a majority vote.
         state: The compressor's state for the next step.
     """
 
@@ -78,7 +80,7 @@ class PeerMessage(NamedTuple):
     """A compressed tensor for a single receiver.
 
     Attributes:
-        payload: The named vectors that are sent.
+        payload: The named vectors that the sender sends.
         sent: The tensor that the receiver decodes.
         state: The compressor's state for the next message.
     """
@@ -92,24 +94,28 @@ Reduction: TypeAlias = Generator[Request, Answer, Reduced]
 
 
 class Compressor(Checked):
-    """The base class of compressors; fields are the user's options.
+    """The base class of compressors; its fields are the options that a user sets.
 
-    A simple compressor defines `encode` and `decode`, and inherits `reduce`; other compressors
-    define `reduce`. `encode` and `decode` are TensorFlow functions without side effects; everything
-    that a compressor remembers between steps is in `state`. Tensors are flat float32 or float64,
-    (n,), unless `by_layer` is true.
+    A simple compressor defines `encode` and `decode` and inherits `reduce`; a compressor of another
+    form defines `reduce` itself. `encode` and `decode` are TensorFlow functions without side
+    effects; `state` contains everything that a compressor stores between steps. Tensors are flat,
+    of shape (n,), and float32 or float64; if `by_layer` is true, each tensor has its layer's shape.
 
-    Characteristics of a method, such as `linear`, are class attributes. Characteristics that depend
-    on fields are properties; the defaults are below.
+    Constant characteristics of a method, such as `linear`, are class attributes. Characteristics
+    that depend on fields are properties; this base class defines their defaults.
 
     Attributes:
         paper: The author, year and number of the source; the docstring has the full citation.
-        votes: Whether `mean` differs from the mean of the sent tensors, because ranks vote.
-        sparse: Whether few elements are sent, unchanged, in the floating-point part "values".
-        memory: Whether the state keeps the part of the gradient that was not sent, the `residual`.
-        conserves: Whether the conservation law sent + residual = tensor + old residual holds.
+        votes: Whether `mean` differs from the mean of the sent tensors, because the ranks vote on
+            signs.
+        sparse: Whether only a few elements are sent, unchanged, in the payload's floating-point
+            part "values".
+        memory: Whether the state contains the `residual`, the part of the gradient that was not
+            sent.
+        conserves: Whether the equation sent + residual = tensor + old residual holds in each step.
         xla: Whether XLA compiles encode and decode.
-        eager: The methods that are not compiled, because tensor shapes differ between steps.
+        eager: The names of methods that are not compiled, because tensor shapes differ between
+            steps.
     """
 
     paper: ClassVar[str] = ""
@@ -137,7 +143,7 @@ class Compressor(Checked):
 
     @property
     def by_layer(self) -> bool:
-        """Whether the compressor processes each layer's tensor in its shape, not flat buckets."""
+        """Whether the compressor processes each layer's tensor in its shape, not a flat bucket."""
         return False
 
     @property
@@ -152,31 +158,31 @@ class Compressor(Checked):
 
     @property
     def rounding(self) -> float:
-        """The relative rounding error of a sum when an allreduce adds low-precision payloads."""
+        """The relative rounding error of an allreduce that adds low-precision payloads."""
         return 0.0
 
     def check(self, optimizer: str, options: Mapping[str, JSON]) -> None:
-        """Raise InvalidInput if the compressor does not support the optimizer or its arguments."""
+        """Raise InvalidInput if the compressor does not support the optimizer and its arguments."""
 
     def start(self, shape: Sequence[int], rank: int = 0, seed: int = 0, ranks: int = 1) -> State:
-        """Return the state before the first step; by default a random key, int32 (2,).
+        """Return the state before the first step; in this base class a random key, int32 (2,).
 
         Args:
             shape: The shape of the tensors.
-            rank: The rank that the state belongs to; random choices differ between ranks, unless
+            rank: The rank whose state is returned; random choices differ between ranks, unless
                 `shared` is true.
             seed: The seed of random choices.
             ranks: The number of ranks.
         """
         import tensorflow as tf
 
-        # The factor is a prime above any number of ranks, so that two seeds that differ by 1 give
-        # no two ranks the same key.
+        # The factor is a prime above any number of ranks: even if two seeds differ by 1, no two
+        # ranks have the same key.
         first = (seed * 65_537 + (0 if self.shared else rank + 1)) % 2**31
         return tf.constant([first, 0], tf.int32)
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Return the payload of a tensor.
+        """Encode a tensor and return its payload.
 
         Args:
             tensor: The flat tensor, (n,).
@@ -185,15 +191,16 @@ class Compressor(Checked):
         raise NotImplementedError(f"{type(self).__name__} defines reduce instead")
 
     def decode(self, payload: Payload) -> Tensor:
-        """Return the flat tensor (n,) that a payload encodes, from the payload alone."""
+        """Decode a payload into a flat tensor (n,), without any other information."""
         raise NotImplementedError(f"{type(self).__name__} defines reduce instead")
 
     def reduce(self, tensor: Tensor, state: State) -> Reduction:
-        """Compute the mean over ranks: yield requests, receive their results, return `Reduced`."""
+        """Compute the mean over ranks: yield requests, receive answers, return a `Reduced`."""
         payload = compiled(self, "encode")(tensor, state)
         decode = compiled(self, "decode")
         if self.linear:
-            # Linear payloads are summed before decoding, so that each rank decodes one sum.
+            # Linear payloads are summed before they are decoded, so that each rank decodes only
+            # their sum.
             mean = decode({**payload, "values": (yield Mean(payload["values"]))})
             sent = decode(payload)
         else:
@@ -236,15 +243,15 @@ class Compressor(Checked):
         return PeerMessage(payload, sent, next_key(state))
 
     def decompress(self, payload: Payload) -> Tensor:
-        """Return the flat tensor that the payload of a single sender encodes."""
+        """Decode a payload from a single sender into a flat tensor."""
         return compiled(self, "decode")(payload)
 
     def residual(self, state: State) -> Tensor | None:
-        """Return the residual that the state holds, or None for compressors without memory."""
+        """Return the residual in the state, or None for a compressor without memory."""
         return None
 
     def expected_residual(self, ranks: int) -> ExpectedResidual | None:
-        """Return a new `ExpectedResidual` for verification; None without a conservation law.
+        """Return an `ExpectedResidual` for verification, or None if no conservation law holds.
 
         Args:
             ranks: The number of ranks.
@@ -258,7 +265,7 @@ class Compressor(Checked):
     def average(self, payloads: Sequence[Payload]) -> Tensor:
         """Return the mean of the decoded payloads of all ranks."""
         decode = compiled(self, "decode")
-        # Payloads are decoded one by one, to hold only one decoded tensor in memory at a time.
+        # Payloads are decoded one by one, so that only one decoded tensor is in memory at a time.
         total = decode(payloads[0])
         for payload in payloads[1:]:
             total = total + decode(payload)
@@ -269,7 +276,8 @@ def next_key(key: Tensor) -> Tensor:
     """Return the key of the next step's random choices."""
     import tensorflow as tf
 
-    # The first number of a key is unique to a rank, so that keys of different ranks never agree.
+    # The first number of a key is unique to a rank and stays constant, so keys of different ranks
+    # are never equal.
     return key + tf.constant([0, 1], tf.int32)
 
 
@@ -287,32 +295,32 @@ def compiled(compressor: Compressor, method: str) -> tf.types.experimental.Polym
 def run_fused(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """Run a function as a separate XLA-compiled cluster inside a traced TensorFlow function.
 
-    Separate clusters keep passes over memory apart: XLA fuses all operations of a cluster, and
+    A separate cluster is a separate pass over memory: XLA fuses all operations of one cluster, and
     repeats shared computations for each consumer.
     """
     import tensorflow as tf
 
-    if tf.executing_eagerly():  # avoids one compilation per shape
+    if tf.executing_eagerly():  # eager execution avoids one compilation per shape
         return function(*tensors)
     return tf.function(function, jit_compile=True, autograph=False)(*tensors)
 
 
-# Compressor classes by name; the package's `__init__` fills this table.
+# The compressor classes by name; the package's `__init__` fills this table.
 COMPRESSORS: dict[str, type[Compressor]] = {}
 
 
 def parse(value: Compressor | Mapping[str, JSON] | str) -> Compressor:
-    """Return the compressor that an object, a name, or a mapping of name and fields describes.
+    """Return the compressor that is given as an object, a name, or a mapping of name and fields.
 
     Raises:
-        InvalidInput: The name is unknown, or the compressor does not have the fields.
+        InvalidInput: The name is unknown, or the compressor does not have one of the fields.
     """
     if isinstance(value, Compressor):
         return value
     if isinstance(value, str):
         return lookup(COMPRESSORS, value, "compressor")()
     if isinstance(value, Mapping):
-        # The mapping is copied, because its name is removed below.
+        # The mapping is copied, because the entry "name" is removed from it below.
         fields = dict(value)
         return lookup(COMPRESSORS, fields.pop("name", None), "compressor")(**fields)
     raise InvalidInput(
@@ -321,7 +329,8 @@ def parse(value: Compressor | Mapping[str, JSON] | str) -> Compressor:
     )
 
 
-# A field type for compressors, which accepts an object, a name, or the JSON form.
+# The type of a field whose value is a compressor; the field accepts an object, a name, or the JSON
+# form.
 Nested = Annotated[
     Compressor, BeforeValidator(parse), PlainSerializer(lambda compressor: compressor.to_json())
 ]

@@ -26,24 +26,27 @@ from labkit.compression.residual_law import ExpectedResidual
 from labkit.compression.selection import scatter
 from labkit.compression.topk import TopK
 
-STAGES = 4  # of the warm-up; unsent: 75, 93.75, 98.4375 and 99.6 %
+STAGES = 4  # stages of the warm-up; unsent: 75, 93.75, 98.4375, 99.6 %
 
 
 class DGC(Compressor):
     r"""Each rank applies momentum locally, and sends the largest accumulated elements.
 
-    \(u \leftarrow m u + g\), \(v \leftarrow v + u\), where g is the gradient. The largest elements
-    of v are sent, and u and v are reset to zero at the sent indices (momentum factor masking).
-    Conservation law: v after + sent = v before + u. In the four quarters of the warm-up, fractions
-    of \(4^{-1}, 4^{-2}, 4^{-3}, 4^{-4}\) of the elements are sent. The optimizer must be SGD
-    without momentum, because DGC applies the momentum.
+    The velocity u and the accumulation v are updated by \(u \leftarrow m u + g\), \(v \leftarrow v
+    + u\), where g is the gradient and m the momentum. The largest elements of the accumulation v
+    are sent; then u and v are set to zero at the sent indices (momentum factor masking).
+    The conservation law is: v after the step + sent elements = v before the step + u. In the four
+    quarters of the warm-up, fractions of \(4^{-1}, 4^{-2}, 4^{-3}, 4^{-4}\) of the elements are
+    sent, but never less than `ratio`. The optimizer must be SGD without momentum, because DGC
+    applies the momentum.
 
     Args:
         ratio: The fraction of elements that are sent after the warm-up.
-        momentum: The momentum m; 0: none.
+        momentum: The factor m of the momentum; 0: no momentum.
         clip_norm: The maximum norm of the mean gradient. Each rank clips its gradient to
-            `clip_norm` times the square root of the number of ranks. The mean of independent
-            gradients then has a norm of at most about `clip_norm`. None: no clipping.
+            `clip_norm` times the square root of the number of ranks. If the ranks' gradients are
+            independent, their mean then has a norm of at most about `clip_norm`. With None,
+            gradients are not clipped.
         warmup_steps: The number of steps until `ratio` is reached; 0: no warm-up.
 
     Source: Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, Deep Gradient Compression, 2018, arXiv
@@ -71,18 +74,18 @@ class DGC(Compressor):
             )
 
     def unsupported_reason(self) -> str:
-        """Return why DGC is unsupported: servers answer with weights, which have no momentum."""
+        """Return why no parameter server supports DGC: its weight differences have no momentum."""
         return (
             "has a momentum of gradients, but servers answer with differences of weights, "
             "which have none"
         )
 
     def start(self, shape: Sequence[int], rank: int = 0, seed: int = 0, ranks: int = 1) -> State:
-        """Return the random key, velocity u = 0, accumulation v = 0, and the clipping norm."""
+        """Return the random key, velocity u = 0, accumulation v = 0, and the norm to clip to."""
         import tensorflow as tf
 
-        # The paper's ranks sum gradients and clip by 1/sqrt(n); here gradients, n times larger, are
-        # averaged.
+        # In the paper, n ranks sum their gradients and clip to 1/sqrt(n) of the norm; here the
+        # gradients are averaged, so each is n times larger.
         limit = tf.constant((self.clip_norm or 0) * ranks**0.5)
         return super().start(shape, rank, seed), tf.zeros(shape), tf.zeros(shape), limit
 
@@ -118,12 +121,13 @@ class DGC(Compressor):
         """Return the sent indices and values (k,), and the new velocity and accumulation (n,)."""
         import tensorflow as tf
 
-        # A single XLA loop updates velocity and accumulation. The selection is outside, because XLA
-        # cannot know its shapes.
+        # A single XLA loop updates velocity and accumulation. The selection of elements is outside
+        # the XLA cluster, because the number of selected elements is unknown at compile time.
         velocity, accumulation = run_fused(self.accumulate, tensor, velocity, accumulation, limit)
         indices, values = TopK(ratio=density).select(accumulation, key)
-        # Momentum factor masking: sent elements lose their velocity. The update in place waits for
-        # the selection, the only other reader of both vectors.
+        # Momentum factor masking: the velocity of sent elements is set to zero. The in-place update
+        # waits for the selection, which is the only other operation that reads velocity and
+        # accumulation.
         with tf.control_dependencies([indices, values]):
             velocity, accumulation = (
                 tf.raw_ops.InplaceUpdate(x=vector, i=indices, v=tf.zeros_like(values))
@@ -134,13 +138,13 @@ class DGC(Compressor):
     def collectives(
         self, shape: Sequence[int], payload: float
     ) -> tuple[tuple[type[Request], float], ...]:
-        """Return the one request that `reduce` yields: a sparse mean."""
+        """Return the only request that `reduce` yields: a sparse mean."""
         return ((SparseMean, payload),)
 
     def accumulate(
         self, tensor: Tensor, velocity: Tensor, accumulation: Tensor, limit: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the velocity and the accumulation after a step's gradient is added; both (n,)."""
+        """Add a step's gradient; return the new velocity and the new accumulation, both (n,)."""
         import tensorflow as tf
 
         if self.clip_norm is not None:
@@ -149,16 +153,16 @@ class DGC(Compressor):
         return velocity, tf.cast(accumulation, tensor.dtype) + velocity
 
     def residual(self, state: State) -> Tensor:
-        """Return the accumulation v, (n,)."""
+        """Return the accumulation v of unsent elements, (n,)."""
         return state[2]
 
     def expected_residual(self, ranks: int) -> ExpectedResidual:
-        """Return a new computation of the expected accumulation v, by the paper's formulas."""
+        """Return a new object that computes the expected accumulation v by the paper's formulas."""
         return ExpectedAccumulation(self, ranks)
 
 
 def _clipped(tensor: Tensor, limit: Tensor) -> Tensor:
-    """Return the tensor clipped to 2-norm `limit`, without overflow in squares of elements."""
+    """Clip the tensor to the 2-norm `limit`, without overflow in the squares of its elements."""
     import tensorflow as tf
 
     largest = max_magnitudes(tensor, None)
@@ -170,15 +174,15 @@ def _clipped(tensor: Tensor, limit: Tensor) -> Tensor:
 class ExpectedAccumulation(ExpectedResidual):
     r"""The expected accumulation: the sum of all velocities minus the sum of all sent tensors.
 
-    \(u_t = m (1 - M_{t-1}) u_{t-1} + g_t\) and \(v_T = \sum_t u_t - \sum_t s_t\), where M is 1 at
-    sent elements and g is the clipped gradient. These are the paper's momentum correction and
-    factor masking.
+    \(u_t = m (1 - M_{t-1}) u_{t-1} + g_t\) and \(v_T = \sum_t u_t - \sum_t s_t\), where u is the
+    velocity, v the accumulation, M is 1 at sent elements, g is the clipped gradient and s the sent
+    tensor. These formulas are the paper's momentum correction and momentum factor masking.
     """
 
     def __init__(self, compressor: DGC, ranks: int) -> None:
         super().__init__()
         self._momentum, norm = compressor.momentum, compressor.clip_norm
-        # The limit is rounded to float32, as in the compressor's state.
+        # The clipping norm is rounded to float32, as in the compressor's state.
         self._limit = None if norm is None else float(np.float32(norm * ranks**0.5))
         self._velocity: np.ndarray | float = 0.0
 

@@ -1,4 +1,4 @@
-"""Error feedback: the part of a gradient that was not sent (residual) is sent later."""
+"""Error feedback: the unsent part of a gradient (residual) is added to the next gradient."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from labkit.compression.payload import Payload, Tensor
 
 
 class ErrorFeedback(Compressor):
-    r"""Adds the residual, the unsent part of earlier gradients, to each gradient.
+    r"""A wrapper that adds the residual, the unsent part of earlier gradients, to each gradient.
 
     With the residual e, the inner compressor encodes \(c = g + e\), receivers decode \(\hat c\),
-    and \(e \leftarrow c - \hat c\). No part of a gradient is lost: sent + residual = gradient + old
-    residual.
+    and the new residual is \(e \leftarrow c - \hat c\). No part of a gradient is lost: sent tensor
+    + new residual = gradient + old residual.
 
     Args:
-        inner: The compressor of gradient plus residual: an object, its name, or a mapping of its
-            name and fields.
+        inner: The compressor that encodes the sum of gradient and residual: an object, its name, or
+            a mapping of its name and fields.
 
     Raises:
-        InvalidInput: The inner compressor has a memory, or votes, or may have an error that exceeds
-            the compressor's input.
+        InvalidInput: The inner compressor stores a residual itself, uses a majority vote, or may
+            have an error that exceeds its input.
 
     Source: S. U. Stich, J.-B. Cordonnier, M. Jaggi, Sparsified SGD with Memory, 2018, arXiv
     1809.07599; S. P. Karimireddy, Q. Rebjock, S. U. Stich, M. Jaggi, Error Feedback Fixes SignSGD
     and other Gradient Compression Schemes, 2019, arXiv 1901.09847. Differs from them: the residual
-    is in units of the gradient, not of the step, so that a change of the learning rate also applies
-    to the earlier residual.
+    is in units of the gradient, not of the optimizer's step, so that a changed learning rate also
+    applies to the old residual.
     """
 
     paper: ClassVar[str] = "Stich 2018, arXiv 1809.07599"
@@ -76,27 +76,27 @@ class ErrorFeedback(Compressor):
 
     @property
     def by_layer(self) -> bool:
-        """Whether the inner compressor processes each layer's tensor in its shape."""
+        """Whether the inner compressor processes each layer's tensor in its own shape."""
         return self.inner.by_layer
 
     @property
     def rounding(self) -> float:
-        """The relative rounding error of a sum in an allreduce, from the inner compressor."""
+        """The relative rounding error of the inner compressor's sum in an allreduce."""
         return self.inner.rounding
 
     def start(self, shape: Sequence[int], rank: int = 0, seed: int = 0, ranks: int = 1) -> State:
-        """Return the initial state: a residual of zero, and the inner compressor's state."""
+        """Return the initial state: a residual of zeros, and the inner compressor's state."""
         import tensorflow as tf
 
         return tf.zeros(shape), self.inner.start(shape, rank, seed, ranks)
 
     def reduce(self, tensor: Tensor, state: State) -> Reduction:
-        """Compute the mean over ranks of gradient plus residual, by the inner compressor."""
+        """Compute the mean over ranks of gradient plus residual with the inner compressor."""
         import tensorflow as tf
 
         residual, inner = state
         corrected = tensor + tf.cast(residual, tensor.dtype)
-        # The requests of the inner compressor pass through to the caller.
+        # The inner compressor's requests are yielded to the caller of this generator.
         mean, sent, inner = yield from self.inner.reduce(corrected, inner)
         return Reduced(mean, sent, (corrected - tf.cast(sent, tensor.dtype), inner))
 
@@ -112,7 +112,7 @@ class ErrorFeedback(Compressor):
 
     @property
     def without_memory(self) -> Compressor:
-        """The inner compressor."""
+        """The inner compressor, which has no residual."""
         return self.inner
 
     def compress(self, tensor: Tensor, state: State) -> PeerMessage:
@@ -125,7 +125,7 @@ class ErrorFeedback(Compressor):
         return PeerMessage(payload, sent, (corrected - sent, inner))
 
     def decompress(self, payload: Payload) -> Tensor:
-        """Return the tensor that the inner compressor decodes."""
+        """Decode a payload from a single sender with the inner compressor."""
         return self.inner.decompress(payload)
 
     def residual(self, state: State) -> Tensor:

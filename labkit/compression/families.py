@@ -1,4 +1,4 @@
-"""The families of compressors, by the method that makes a gradient smaller."""
+"""The families of compressors, by the method that reduces the size of a gradient."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ FAMILIES = MappingProxyType(
 
 @cache
 def samples() -> tuple[Compressor, ...]:
-    """Return all compressors with default fields, and all supported wrappers around these.
+    """Return all compressors with default fields, and all supported wrappers around them.
 
-    Required numeric fields without a default are 1.
+    Required numeric fields have the value 1, because they have no default.
     """
     kinds = COMPRESSORS.values()
     plain = [
@@ -46,7 +46,7 @@ def _required_fields(kind: type[Compressor]) -> list[str]:
 
 
 def _compressor_fields(kind: type[Compressor]) -> list[str]:
-    """Return the required fields that hold another compressor."""
+    """Return the names of required fields whose value is another compressor."""
     return [
         name for name in _required_fields(kind) if kind.model_fields[name].annotation is Compressor
     ]
@@ -57,5 +57,5 @@ def _wrap(kind: type[Compressor], plain: Sequence[Compressor]) -> Iterator[Compr
     for compressors in product(plain, repeat=len(names)):
         try:
             yield kind(**dict(zip(names, compressors, strict=True)))
-        except InvalidInput:  # the wrapper rejects unsupported pairs
+        except InvalidInput:  # the wrapper does not support this inner compressor
             continue

@@ -1,4 +1,4 @@
-"""Float16: messages in IEEE half precision."""
+"""Float16: messages in IEEE half precision (16 bits per element)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from labkit.compression.payload import Payload, Tensor
 
 
 class Float16(Compressor):
-    r"""IEEE half precision, 2 bytes per element, summed by an allreduce.
+    r"""IEEE half precision, 2 bytes per element; an allreduce sums these values.
 
-    \(\hat g = \mathrm{fp16}(g)\), \(|\hat g - g| \le 2^{-11} |g|\) for
-    \(6.1 \cdot 10^{-5} \le |g| \le 65504\); smaller values are rounded to a multiple of \(6 \cdot
-    10^{-8}\), larger values become infinite. Partial sums in the allreduce that exceed 65504 become
-    infinite, too. The decoded tensor is float32, also for float64 input.
+    \(\hat g = \mathrm{fp16}(g)\), with \(|\hat g - g| \le 2^{-11} |g|\) for \(6.1 \cdot 10^{-5} \le
+    |g| \le 65504\). Smaller values are rounded to a multiple of \(6 \cdot 10^{-8}\); larger values
+    become infinite. Partial sums in the allreduce also become infinite if they exceed 65504. The
+    decoded tensor is float32, also for float64 input.
 
     Source: P. Micikevicius et al., Mixed Precision Training, 2018, arXiv 1710.03740. Differs from
     it: only messages have half precision; the dtype policy determines the model's precision.
@@ -26,7 +26,7 @@ class Float16(Compressor):
     rounding: ClassVar[float] = 2.0**-11
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Return the values in half precision, float16 (n,)."""
+        """Return the values rounded to half precision, float16 (n,)."""
         import tensorflow as tf
 
         return {"values": tf.cast(tensor, tf.float16)}

@@ -15,24 +15,24 @@ from labkit.compression.sizes import finite_products
 if TYPE_CHECKING:
     import tensorflow as tf
 
-NAN = -128.0  # the code of NaN, because the maximum may ignore NaN
+NAN = -128.0  # NaN has a separate code, because the maximum may ignore NaN
 
 
 class Int8(Compressor):
-    r"""1 byte per element: integers from -127 to 127, scaled by the maximal magnitude.
+    r"""1 byte per element: integers from -127 to 127, scaled by the maximal magnitude of a block.
 
-    \(q = \mathrm{round}(127\, g / m)\), \(m = \max |g|\), \(\hat g = q\, m / 127\);
-    \(|\hat g - g| \le m / 254\). Rounding to nearest is biased; `ErrorFeedback` sends the rounding
-    error later.
+    \(q = \mathrm{round}(127\, g / m)\) and \(\hat g = q\, m / 127\), where \(m = \max |g|\), so
+    that \(|\hat g - g| \le m / 254\). Rounding to nearest is biased; with `ErrorFeedback`, the
+    rounding error is added to the next gradient.
 
     Args:
         block: The number of consecutive elements that share a scale; None: the whole bucket.
         channels: Whether each output channel of a layer (the last axis of the layer's weights) has
-            a separate scale. Layers are then compressed separately.
+            a separate scale. With `channels`, each layer is compressed separately.
 
     Source: T. Dettmers, 8-Bit Approximations for Parallelism in Deep Learning, 2016, arXiv
     1511.04561. Differs from it: linear, symmetric steps instead of the paper's dynamic tree; the
-    ranks' decoded tensors are averaged in full precision, without a second rounding.
+    decoded tensors of the ranks are averaged in full precision, without a second rounding.
     """
 
     family: ClassVar[str] = "quantization"
@@ -53,11 +53,11 @@ class Int8(Compressor):
 
     @property
     def by_layer(self) -> bool:
-        """Whether the compressor processes each layer's tensor in its shape."""
+        """Whether the compressor processes each layer's tensor in its own shape."""
         return self.channels
 
     def reduce(self, tensor: Tensor, state: State) -> Reduction:
-        """Compute the mean over the ranks, in the tensor's shape."""
+        """Compute the mean over the ranks, in the shape of the tensor."""
         import tensorflow as tf
 
         mean, sent, state = yield from super().reduce(tensor, state)
@@ -66,7 +66,7 @@ class Int8(Compressor):
         return Reduced(mean, sent, state)
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Return "codes", int8 (n,), and "scales" (blocks,), in the tensor's precision."""
+        """Return "codes", int8 (n,), and "scales", (blocks,), in the precision of the tensor."""
         import tensorflow as tf
 
         if self.channels and len(tensor.shape) > 1:
@@ -74,11 +74,12 @@ class Int8(Compressor):
         tensor = tf.reshape(tensor, [-1])
         scales = finite_products(max_magnitudes(tensor, self.block))
         steps = tf.math.divide_no_nan(tf.constant(127, tensor.dtype), scales)
-        steps = tf.where(tf.math.is_finite(steps), steps, 0)  # a block of tiny values becomes zero
+        # A block of very small values is encoded as zeros.
+        steps = tf.where(tf.math.is_finite(steps), steps, 0)
         return {"codes": _codes(scale_blocks(tensor, steps, self.block)), "scales": scales}
 
     def decode(self, payload: Payload) -> Tensor:
-        """Return codes times scales, (n,)."""
+        """Return the codes multiplied by their scales, (n,)."""
         import tensorflow as tf
 
         scales = payload["scales"]
@@ -98,7 +99,7 @@ class Int8(Compressor):
 
 
 def _codes(values: Tensor) -> Tensor:
-    """Return values from -127 to 127 rounded to int8; NaN becomes the code -128."""
+    """Round values from -127 to 127 to int8 codes; NaN becomes the code -128."""
     import tensorflow as tf
 
     return tf.cast(

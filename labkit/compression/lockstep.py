@@ -1,4 +1,4 @@
-"""Simulation of all ranks of a compressed reduction in one process, without MPI."""
+"""Simulation of a compressed reduction: one process, without MPI, computes all ranks."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ def reduce_all(
     states: Sequence[State],
     on_requests: Callable[[Sequence[Request]], None] = lambda requests: None,
 ) -> list[Reduced]:
-    """Return the result on each rank r, which reduces `tensors[r]` from `states[r]`.
+    """Return the result of each rank, which reduces its tensor from its state, in rank order.
 
     Args:
-        compressor: The compressor of all ranks.
+        compressor: The compressor that all ranks use.
         tensors, states: The gradient and the compressor state of each rank, in rank order.
-        on_requests: Function that is called before each collective with the requests of all ranks.
+        on_requests: A function that is called before each collective, with the requests of all
+            ranks as its argument.
     """
     reductions = [compressor.reduce(t, s) for t, s in zip(tensors, states, strict=True)]
     answers: list[Any] = [None] * len(reductions)
@@ -38,7 +39,8 @@ def reduce_all(
         requests, results = [], []
         for reduction, answer in zip(reductions, answers, strict=True):
             try:
-                # The first answer is None, because a new generator accepts only None.
+                # The first answer is None, because Python allows only None to be sent to a new
+                # generator.
                 requests.append(reduction.send(answer))
             except StopIteration as end:
                 results.append(end.value)
@@ -60,8 +62,8 @@ def reply_to(requests: Sequence[Request]) -> Any:
     total: Any = None
     for request in requests:
         if isinstance(request, SparseMean):
-            # Values are divided before the scatter, as MPI ranks do, because the sparse vector is
-            # short.
+            # Values are divided before the scatter, as on MPI ranks, because the sparse vector is
+            # shorter than the dense one.
             value = scatter(request.indices, request.values / ranks, request.length)
         elif isinstance(request, Mean):
             value = request.value

@@ -1,4 +1,4 @@
-"""1-bit SGD: one sign per element, and the mean value of each sign."""
+"""1-bit SGD: for each element one sign, and for each sign the mean value."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from labkit.compression.sizes import finite_products
 class OneBit(Compressor):
     r"""1 bit per element selects one of two means: of all positive, or of all other elements.
 
-    \(\hat g_i = \mathrm{mean}\{g_j : g_j > 0\}\) where \(g_i > 0\), else
-    \(\mathrm{mean}\{g_j : g_j \le 0\}\): no other pair of values has a smaller squared error for
-    these signs. The paper's method is `ErrorFeedback(OneBit())`; without error feedback, training
-    may not converge.
+    \(\hat g_i = \mathrm{mean}\{g_j : g_j > 0\}\) if \(g_i > 0\), and \(\mathrm{mean}\{g_j : g_j \le
+    0\}\) if \(g_i \le 0\). No other two values have a smaller squared error for these signs. The
+    paper's method is `ErrorFeedback(OneBit())`; without error feedback, training may not converge.
 
     Source: F. Seide, H. Fu, J. Droppo, G. Li, D. Yu, 1-Bit Stochastic Gradient Descent and its
     Application to Data-Parallel Distributed Training of Speech DNNs, Interspeech 2014. Differs from
@@ -29,16 +28,18 @@ class OneBit(Compressor):
     xla: ClassVar[bool] = True
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Return "signs" (packed, uint8), "means" (2,) for minus and plus, and "length" (1,)."""
+        """Return "signs" (packed, uint8), "means" (2,), non-positive first, and "length" (1,)."""
         import tensorflow as tf
 
         signs = pack(tf.cast(tensor > 0, tf.uint8), 1)
-        # Positive elements are counted in the packed bytes, which are 8 times fewer than elements.
+        # Positive elements are counted in the packed bytes, because there are 8 times fewer bytes
+        # than elements.
         ones = tf.reduce_sum(tf.cast(tf.raw_ops.PopulationCount(x=signs), tf.int32))
         counts = tf.stack([tensor.shape[0] - ones, ones])
-        # Elements are divided by this unit, so that sums of finite elements cannot overflow.
+        # Elements are divided by `unit`, so that sums of finite elements cannot overflow.
         unit = 2.0 ** tensor.shape[0].bit_length()
-        # Eight ranges are first added as vectors, which is faster than one sum over all elements.
+        # Eight ranges are first added as vectors, which is faster than a single sum over all
+        # elements.
         parts = split_ranges(tensor / unit, 8)
         below = tf.reduce_sum(tf.add_n([tf.minimum(part, 0) for part in parts]))
         above = tf.reduce_sum(tf.add_n([tf.maximum(part, 0) for part in parts]))
@@ -47,7 +48,7 @@ class OneBit(Compressor):
         return {"signs": signs, "means": means, "length": tf.constant(list(tensor.shape))}
 
     def decode(self, payload: Payload) -> Tensor:
-        """Return, for each element, the mean that belongs to the element's sign, (n,)."""
+        """Return, for each element, the mean of all elements of its sign, (n,)."""
         import tensorflow as tf
 
         below, above = tf.unstack(payload["means"], 2)

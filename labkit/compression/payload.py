@@ -1,4 +1,4 @@
-"""Payloads: the named vectors (parts) that a rank sends, and their encoding as bytes."""
+"""Payloads: the named vectors (parts) that a rank sends, and their serialization to bytes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 Tensor: TypeAlias = "tf.Tensor"
 Payload: TypeAlias = "Mapping[str, tf.Tensor | np.ndarray]"  # named vectors
 
-COUNT = np.dtype("<i4")  # type of the element count before each part
+COUNT = np.dtype("<i4")  # type of the element count that precedes each part
 
 
 def to_bytes(payload: Payload) -> np.ndarray:
-    """Return the bytes of the parts in order, each after its element count; uint8 (nbytes,)."""
+    """Serialize the parts in order, each after its element count; return uint8 (nbytes,)."""
     pieces: list[np.ndarray] = []
     for part in payload.values():
         array = np.asarray(part)
@@ -29,11 +29,11 @@ def to_bytes(payload: Payload) -> np.ndarray:
 def from_bytes(
     data: np.ndarray, like: Payload, start: int = 0
 ) -> tuple[dict[str, np.ndarray], int]:
-    """Return the payload that starts at a byte offset, and the offset of its end.
+    """Return the payload that starts at a byte offset, and the byte offset of its end.
 
     Args:
         data: The bytes, uint8.
-        like: A payload whose parts have the same names and dtypes.
+        like: A payload whose parts have the same names and dtypes as those in the bytes.
         start: The byte offset at which the payload starts.
     """
     parts: dict[str, np.ndarray] = {}
@@ -41,7 +41,7 @@ def from_bytes(
         count = int(data[start : start + COUNT.itemsize].copy().view(COUNT)[0])
         start += COUNT.itemsize
         stop = start + count * dtype.itemsize
-        parts[name] = data[start:stop].copy().view(dtype)  # the copy is aligned
+        parts[name] = data[start:stop].copy().view(dtype)  # the copy is aligned for its dtype
         start = stop
     return parts, start
 

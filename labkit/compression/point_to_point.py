@@ -25,10 +25,10 @@ _BASE_FIELDS = ("_compressor", "_size", "_shapes", "_edges")
 
 
 class _Codec:
-    """The common base of encoder and decoder: the compressor, and the tensors of a vector.
+    """The base class of encoder and decoder: a compressor, and the tensors that form a vector.
 
     Args:
-        compressor: The compressor of the tensors, with the same fields on both sides.
+        compressor: The compressor of the tensors; it has the same fields in encoder and decoder.
         shapes: The shapes of the tensors that form the flat vector, in order.
     """
 
@@ -52,18 +52,19 @@ class _Codec:
 
 @record(*_BASE_FIELDS, "_states", "sent")
 class Encoder(_Codec):
-    """Encodes a sequence of vectors for one receiver, and keeps the compressor's state.
+    """Encodes a sequence of vectors for one receiver, and stores the compressor's state.
 
     A vector of zeros is encoded as zero bytes of data, and leaves the residual unchanged. If an
     element is infinite or NaN, all encoded elements are NaN.
 
     Args:
         compressor, shapes: The compressor and the shapes of the tensors in a vector.
-        number: The number of the sender; different senders make different random choices.
+        number: The number of the sender; senders with different numbers make different random
+            choices.
         seed: The seed of the random choices.
 
     Attributes:
-        sent: The last vector, as the receiver decodes it.
+        sent: The last encoded vector, as the receiver decodes it.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Encoder(_Codec):
 
     @property
     def residual(self) -> Vector | None:
-        """The part of all vectors that was not sent; None for a compressor without memory."""
+        """The unsent part of all vectors so far; None for a compressor without memory."""
         residuals = [self._compressor.residual(state) for state in self._states]
         return (
             None
@@ -111,7 +112,8 @@ class Decoder(_Codec):
     """Decodes the vectors of an encoder with the same compressor and shapes.
 
     Args:
-        compressor, shapes: The same compressor and shapes as in the encoder.
+        compressor, shapes: The compressor and the shapes of tensors, the same as those of the
+            encoder.
         dtype: The dtype of the decoded vectors.
     """
 
@@ -123,7 +125,7 @@ class Decoder(_Codec):
         self._likes: list[Payload] = []
 
     def decode(self, data: Bytes) -> Vector:
-        """Return the vector that these bytes encode."""
+        """Decode these bytes and return the vector."""
         if not len(data):
             return np.zeros(self._size, self._dtype)
         offset, tensors = 0, []

@@ -25,19 +25,20 @@ from labkit.compression.payload import Payload, Tensor
 
 
 class PowerSGD(Compressor):
-    r"""One step of power iteration gives two thin factors per matrix, averaged by allreduces.
+    r"""One power iteration gives two thin factors per matrix, which allreduces average.
 
-    \(P = \mathrm{orth}(\mathrm{mean}(M_r Q))\), \(Q = \mathrm{mean}(M_r^\top P)\),
-    \(\bar g = P Q^\top\): where \(M_r\) is the n × m gradient matrix of rank r. With factors of k
-    columns, \(k (n + m)\) numbers are sent instead of \(n m\). Works best when wrapped in
-    `ErrorFeedback`. Vectors, and matrices smaller than their factors, are sent unchanged. For
-    elements near the largest float the approximation may overflow to infinity.
+    \(P = \mathrm{orth}(\mathrm{mean}(M_r Q))\), \(Q = \mathrm{mean}(M_r^\top P)\), \(\bar g = P
+    Q^\top\), where \(M_r\) is the n × m gradient matrix of rank r, and \(P\), \(Q\) are the
+    factors. If each factor has k columns, \(k (n + m)\) numbers are sent instead of \(n m\).
+    PowerSGD works best when it is wrapped in `ErrorFeedback`. Vectors, and matrices smaller than
+    their factors, are sent unchanged. For elements near the largest float the approximation may
+    overflow to infinity.
 
     Args:
         approximation_rank: The number of columns of each factor; fewer columns mean fewer bytes and
             a larger error.
-        warm_start: Whether the iteration starts with the previous step's Q, which improves from
-            step to step; otherwise with a random Q.
+        warm_start: Whether each iteration starts with the Q of the previous step, which improves
+            the approximation from step to step; if false, with a random Q.
 
     Source: T. Vogels, S. P. Karimireddy, M. Jaggi, PowerSGD, 2019, arXiv 1905.13727. Differs from
     it: Householder's QR orthogonalises instead of Gram-Schmidt, so that a zero gradient does not
@@ -54,32 +55,34 @@ class PowerSGD(Compressor):
     warm_start: bool = True
 
     def start(self, shape: Sequence[int], rank: int = 0, seed: int = 0, ranks: int = 1) -> State:
-        """Return the first step's random key and Q (m, r), which are equal on all ranks."""
+        """Return the first step's random key and factor Q (m, r), which are equal on all ranks."""
         key = super().start(shape, rank, seed)
         _, columns = _matrix(shape)
         return key, self.random(key, columns)
 
     def random(self, key: Tensor, columns: int) -> Tensor:
-        """Return a random initial Q, (columns, r)."""
+        """Return a random initial factor Q, (columns, approximation_rank)."""
         import tensorflow as tf
 
         return tf.random.stateless_normal([columns, self.approximation_rank], key)
 
     def elements(self, shape: Sequence[int]) -> int:
-        """Return the count of numbers that a rank sends for a layer of this shape."""
+        """Return how many numbers a rank sends for a layer of this shape."""
         return min(prod(shape), self.approximation_rank * sum(_matrix(shape)))
 
     def reduce(self, tensor: Tensor, state: State) -> Reduction:
-        """Compute the mean over ranks as a matrix of rank `approximation_rank`."""
+        """Compute the mean over ranks, approximated by a matrix of rank `approximation_rank`."""
         key, q = state
-        # A bias or a thin matrix is sent unchanged, because its factors would not be smaller.
+        # A bias or a thin matrix is sent unchanged, because its two factors would not be smaller.
         if self.elements(tensor.shape) == prod(tensor.shape):
             mean = yield Mean(tensor)
             return Reduced(mean, tensor, (next_key(key), q))
         if not self.warm_start:
-            # All ranks draw Q from a common key, because means of factors need a common Q.
+            # All ranks draw Q from a common key, because factors can only be averaged if Q is the
+            # same on all ranks.
             q = self.random(key, q.shape[0])
-        # The mean of the products M Q equals mean(M) Q, so that M itself is never sent.
+        # The mean of the ranks' products M Q equals mean(M) Q, so the gradient matrix M itself is
+        # never sent.
         p = yield Mean(compiled(self, "project")(tensor, q))
         p, local_q = compiled(self, "project_back")(tensor, p)
         q = yield Mean(local_q)
@@ -89,13 +92,13 @@ class PowerSGD(Compressor):
     def collectives(
         self, shape: Sequence[int], payload: float
     ) -> tuple[tuple[type[Request], float], ...]:
-        """Return the requests for both factors, or for the whole tensor if it is not larger."""
+        """Return the requests for both factors, or for the tensor if it is not larger than both."""
         if self.elements(shape) == prod(shape):
             return ((Mean, 4.0 * prod(shape)),)
         return tuple((Mean, 4.0 * self.approximation_rank * side) for side in _matrix(shape))
 
     def compress(self, tensor: Tensor, state: State) -> PeerMessage:
-        """Compress to the two factors of this sender's tensor, and its number of rows."""
+        """Compress a tensor to its two factors and its number of rows, for a single receiver."""
         import tensorflow as tf
 
         key, q = state
@@ -112,7 +115,7 @@ class PowerSGD(Compressor):
         )
 
     def decode(self, payload: Payload) -> Tensor:
-        """Return the product of the two factors, or the tensor that was sent unchanged; flat."""
+        """Return the product of the two factors, or the tensor that was sent unchanged, as (n,)."""
         import tensorflow as tf
 
         if "values" in payload:
@@ -121,30 +124,32 @@ class PowerSGD(Compressor):
         return tf.reshape(tf.matmul(p, q, transpose_b=True), [-1])
 
     def project(self, tensor: Tensor, q: Tensor) -> Tensor:
-        """Return the product M Q, up to a scale, (n, r)."""
+        """Return the product M Q, up to a scale, for the gradient matrix M; its shape is (n, r)."""
         import tensorflow as tf
 
-        # XLA reads the large matrix in place, whereas TensorFlow would copy it first.
+        # XLA reads the large matrix in place, while TensorFlow without XLA would copy it first.
         matrix = tf.reshape(tensor, _matrix(tensor.shape))
-        # Division by the number of columns keeps sums of products below M's largest element.
+        # After the division by the number of columns, no element of the product exceeds the largest
+        # element of M.
         q = _directions(tf.cast(q, tensor.dtype)) / max(matrix.shape[1], 1)
         return run_fused(tf.matmul, matrix, q)
 
     def project_back(self, tensor: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        """Return sP (n, r), P orthonormal, s a power of two, and MᵀP/s (m, r), M the gradient."""
+        """Return sP (n, r) and MᵀP/s (m, r), where P is orthonormal and s is a power of two."""
         import tensorflow as tf
 
         p = tf.linalg.qr(_directions(p)).q
-        # The matrix is read by rows, which is faster: (r, n) by (n, m) instead of (m, n) by (n, r).
+        # The matrix is read by rows, because an (r, n) by (n, m) product is faster than (m, n) by
+        # (n, r).
         matrix = tf.reshape(tensor, _matrix(tensor.shape))
-        # The norm of a column is up to √n times its largest element; s ≥ √n keeps results finite.
-        # Products with a power of two are exact.
+        # The norm of a column is at most √n times its largest element, so results stay finite if s
+        # ≥ √n. Products with a power of two, such as s, have no rounding error.
         s = 2.0 ** ((matrix.shape[0].bit_length() + 1) // 2)
         rows = run_fused(tf.matmul, tf.transpose(p / s), matrix)
         return p * s, tf.transpose(rows)
 
     def expand(self, like: Tensor, p: Tensor, q: Tensor, local_q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return P times the mean Q, and P times this rank's Q, both in the layer's shape."""
+        """Return P times the mean Q, and P times this rank's Q, both in the shape of the layer."""
         import tensorflow as tf
 
         mean, sent = (run_fused(tf.matmul, p, tf.transpose(factor)) for factor in (q, local_q))
@@ -152,15 +157,16 @@ class PowerSGD(Compressor):
 
 
 def _matrix(shape: Sequence[int]) -> tuple[int, int]:
-    """Return the rows (inputs) and columns (outputs) of a layer's matrix; vectors: one column."""
+    """Return the rows (inputs) and columns (outputs) of a layer's matrix; vectors: 1 column."""
     rows = prod(shape[:-1]) if len(shape) > 1 else prod(shape)
     return rows, shape[-1] if len(shape) > 1 else 1
 
 
 def _directions(factor: Tensor) -> Tensor:
-    """Return a factor scaled to a largest element of 1; only column directions are needed.
+    """Scale a factor to a largest element of 1, because only its columns' directions matter.
 
-    The scaling avoids overflow and underflow in squares and products, for any size of gradient.
+    The scaling avoids overflow and underflow in squares and products, whether the gradient is small
+    or large.
     """
     import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""QSGD: elements are randomly rounded to levels between zero and the norm."""
+"""QSGD: elements are rounded randomly to levels between zero and the norm of their bucket."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from labkit.compression.sizes import row_norms
 
 
 class QSGD(Compressor):
-    r"""One norm per bucket, and for each element a sign and a random one of s levels.
+    r"""Sends one norm per bucket, and for each element a sign and one of s random levels.
 
     \(\hat g_i = \|g\|\, \mathrm{sign}(g_i)\, \xi_i / s\), where \(\xi_i\) is one of the two whole
-    numbers around \(s |g_i| / \|g\|\), so that \(E\,\hat g = g\) and
-    \(E \|\hat g - g\|^2 \le \min(d / s^2, \sqrt d / s) \|g\|^2\) with d elements per norm. An
-    element takes the smallest whole number of bits for 2 s + 1 values: 2, 4, 8 for s = 1, 7, 127.
+    numbers around \(s |g_i| / \|g\|\). Then \(E\,\hat g = g\) and \(E \|\hat g - g\|^2 \le \min(d /
+    s^2, \sqrt d / s) \|g\|^2\) with d elements per norm. Each element is encoded in the smallest
+    whole number of bits for 2 s + 1 values, where s is the number of levels: 2, 4, 8 bits for s =
+    1, 7, 127.
 
     Args:
         levels: The number s of levels, from 1 to 127.
-        bucket: The number of elements that share a norm; larger buckets send fewer bytes, but have
-            a larger variance. None: one norm for all elements.
+        bucket: The number of elements that share a norm; larger buckets send fewer bytes, but their
+            decoded values have a larger variance. With None, there is one norm for all elements.
 
     Source: D. Alistarh, D. Grubic, J. Li, R. Tomioka, M. Vojnovic, QSGD, 2017, arXiv 1610.02132.
-    Differs from it: codes of a fixed width instead of Elias codes; the scale is always the 2-norm,
-    although the paper's experiments also scale by the maximum.
+    Differs from it: codes have a fixed width instead of Elias codes; the scale is always the
+    2-norm, although the paper's experiments also use the maximum.
     """
 
     family: ClassVar[str] = "quantization"
@@ -40,7 +41,7 @@ class QSGD(Compressor):
 
     @property
     def expansive(self) -> bool:
-        """Whether the bound on the error's variance is at least the squared norm."""
+        """Whether the upper bound of the error's variance is at least the tensor's squared norm."""
         if self.bucket is None:
             return True
         return self.bucket >= self.levels**2
@@ -54,7 +55,7 @@ class QSGD(Compressor):
         """Return packed "codes", uint8, "norms" (buckets,), and "length", int32 (1,)."""
         import tensorflow as tf
 
-        # Norms are computed outside XLA, which would add squares one by one.
+        # Norms are computed outside XLA, because XLA would add the squares one by one.
         rows = split(tensor, self.bucket)
         norms = tf.concat([row_norms(part) for part in rows], 0)
         codes = run_fused(self._codes, tensor, norms, key)
@@ -67,7 +68,7 @@ class QSGD(Compressor):
         return pack(to_levels(tensor, units, self.levels, key), self.bits)
 
     def decode(self, payload: Payload) -> Tensor:
-        """Return the decoded tensor: signed levels times norms / s, (n,)."""
+        """Return the decoded tensor (n,): signed levels multiplied by norm / s."""
         import tensorflow as tf
 
         norms = payload["norms"]

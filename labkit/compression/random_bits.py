@@ -1,39 +1,40 @@
-"""A fast counter-based random number generator for every element of a gradient."""
+"""A fast counter-based random number generator, for one number per gradient element."""
 
 from __future__ import annotations
 
 from labkit.compression.payload import Tensor
 
-# An odd number near 2**32 / golden ratio. Multiplication by it spreads neighbouring indices far
-# apart.
+# GAMMA is an odd number near 2**32 / golden ratio. The product with GAMMA maps neighbouring indices
+# to distant numbers.
 GAMMA = 0x9E3779B9
 ROUNDS = (0x7FEB352D, 0x846CA68B)  # a flipped input bit flips about half of all output bits
 
 
 def uniform(length: int, key: Tensor) -> Tensor:
-    r"""Return uniform numbers in [0, 1), one per element; different keys give different numbers.
+    r"""Return random numbers, uniform in [0, 1); different keys give different numbers.
 
-    A counter-based generator: the upper 23 bits of \(h_b(h_a(i \cdot \gamma))\) over \(2^{23}\),
-    where i is the index, γ is `GAMMA`, and each h adds one half of the key, shifts, and multiplies
-    modulo \(2^{32}\). A number needs three 32-bit products, and XLA fuses the generator with its
-    consumer in one loop. The quality suffices for rounding, not for cryptography.
+    The generator is counter-based: number i is the upper 23 bits of \(h_b(h_a(i \cdot \gamma))\)
+    over \(2^{23}\), where γ is `GAMMA`, and each h adds one half of the key, shifts, and multiplies
+    modulo \(2^{32}\). Each number needs three 32-bit products, and XLA fuses the generator and the
+    use of its numbers into one loop. The random numbers are good enough for rounding, but not for
+    cryptography.
 
     Args:
         length: The number of random numbers.
         key: The key of the generator, int32 (2,).
 
     Returns:
-        float32 (length,), multiples of 2⁻²³.
+        The random numbers, float32 (length,), each a multiple of 2⁻²³.
 
     Source: J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, Parallel Random Numbers: As Easy as
-    1, 2, 3, 2011. Differs from it: the paper's generators are statistically stronger and need more
+    1, 2, 3, 2011. Differs from it: the paper's generators are statistically stronger, but need more
     rounds.
     """
     import tensorflow as tf
 
     first, second = tf.unstack(tf.bitcast(key, tf.uint32))
-    # The key is hashed, because keys are small numbers and similar keys must give unrelated
-    # numbers.
+    # The key is hashed, because keys are small numbers, and similar keys must produce unrelated
+    # random numbers.
     half, other = _hash(first + _hash(second + GAMMA)), _hash(second + _hash(first))
     number = tf.bitcast(tf.range(length, dtype=tf.int32), tf.uint32) * GAMMA + half
     number = _round(number, ROUNDS[0]) + other
@@ -46,14 +47,14 @@ def uniform(length: int, key: Tensor) -> Tensor:
 
 
 def _hash(word: Tensor) -> Tensor:
-    """Return a hash of a word in which each bit depends on all bits of the input."""
+    """Return a hash of a 32-bit word; each bit of the hash depends on all bits of the word."""
     for factor in ROUNDS:
         word = _round(word, factor)
     return word
 
 
 def _round(word: Tensor, factor: int) -> Tensor:
-    """Return a word whose bits are mixed by a shift, a product and a second shift."""
+    """Mix the bits of a 32-bit word by a shift, a product and a second shift."""
     import tensorflow as tf
 
     half = tf.constant(16, tf.uint32)

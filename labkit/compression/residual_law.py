@@ -1,4 +1,4 @@
-"""The conservation law of compressors with memory, against which verification compares."""
+"""The conservation law of compressors with memory, which verification uses as a reference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 class ExpectedResidual:
     r"""A rank's expected residual: the sum of all gradients minus the sum of all sent tensors.
 
-    \(e_T = \sum_t g_t - \sum_t s_t\), computed in float64 without use of the compressor's state.
+    \(e_T = \sum_t g_t - \sum_t s_t\), with gradients g and sent tensors s, is computed in float64
+    without the compressor's state.
     """
 
     def __init__(self) -> None:

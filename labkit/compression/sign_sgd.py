@@ -1,4 +1,4 @@
-"""SignSGD with majority vote: ranks send signs, and the majority decides each update."""
+"""SignSGD with majority vote: ranks send signs, and the majority decides each element."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from labkit.compression.payload import Payload, Tensor
 
 
 class SignSGD(Compressor):
-    r"""1 bit per element; each element of the update has the sign of the ranks' majority.
+    r"""1 bit per element; each element of the update has the sign that most ranks have sent.
 
-    \(\bar g_i = \mathrm{scale} \cdot \mathrm{sign} \sum_r \mathrm{sign}(g_{r,i})\); a tie gives 0.
-    Zero elements vote, too: plus on every second rank and minus on all other ranks. The signs swap
-    in the next step, so that weights without gradient do not drift. A rank whose whole tensor is
-    zero abstains.
+    \(\bar g_i = \mathrm{scale} \cdot \mathrm{sign} \sum_r \mathrm{sign}(g_{r,i})\), summed over all
+    ranks r; a tie gives 0. Zero elements also vote: plus on every second rank, and minus on all
+    other ranks. The signs of zero elements swap in the next step, so that weights without a
+    gradient do not drift. A rank does not vote if its whole tensor is zero.
 
     Args:
-        scale: The magnitude of every element of the update; choose the learning rate for this
-            magnitude.
+        scale: The magnitude of every element of the update; choose the learning rate to suit it.
 
     Source: J. Bernstein, Y.-X. Wang, K. Azizzadenesheli, A. Anandkumar, signSGD, 2018, arXiv
     1802.04434; J. Bernstein, J. Zhao, K. Azizzadenesheli, A. Anandkumar, signSGD with Majority Vote
     is Communication Efficient and Fault Tolerant, 2019, arXiv 1810.05291. Differs from them: each
     rank counts the votes of all ranks, without a server; the optimizer applies momentum (Signum)
-    after the vote, not before.
+    after the vote, not before it.
     """
 
     family: ClassVar[str] = "quantization"
@@ -40,14 +39,15 @@ class SignSGD(Compressor):
     scale: float = Field(1.0, gt=0)
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Return "signs" (packed, uint8), the vote's weight "voice" (1,), and "length", int32 (1,).
+        """Return "signs" (packed, uint8), the weight of the vote "voice" (1,), and "length" (1,).
 
-        The weight is 1; 0 for a tensor of zeros; NaN if an element is infinite or NaN.
+        The weight "voice" is 1; for a tensor of zeros, it is 0; if an element is infinite or NaN,
+        it is NaN.
         """
         import tensorflow as tf
 
         one = tf.ones([], tensor.dtype)
-        zero_is_plus = tf.reduce_sum(key) % 2 == 0  # the parity of rank plus step
+        zero_is_plus = tf.reduce_sum(key) % 2 == 0  # whether rank + step is even
         plus = (tensor > 0) | ((tensor == 0) & zero_is_plus)
         total = tf.reduce_sum(tf.add_n([tf.abs(part) for part in split_ranges(tensor, 8)]))
         voice = tf.cond(
@@ -77,7 +77,9 @@ class SignSGD(Compressor):
         """Return the majority's sign of each element, multiplied by the scale."""
         import tensorflow as tf
 
-        # mean / scale × number of payloads is the number of plus votes less that of minus votes.
+        # mean / scale × number of payloads is the number of plus votes minus the number of minus
+        # votes.
         mean = super().average(payloads)
-        votes = tf.round(mean * (len(payloads) / self.scale))  # votes are whole numbers
+        # Removes rounding errors, since vote counts are whole numbers.
+        votes = tf.round(mean * (len(payloads) / self.scale))
         return self.scale * tf.sign(votes)

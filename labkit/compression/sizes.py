@@ -8,10 +8,10 @@ from labkit.compression.payload import Tensor
 
 
 def magnitude_bits(tensor: Tensor) -> Tensor:
-    """Return integers that are ordered like the elements' magnitudes, in the tensor's shape.
+    """Return integers, in the tensor's shape, that are ordered like the elements' magnitudes.
 
-    Each integer has the bits of a float without the sign bit. NaN has the largest integers, so that
-    comparisons select NaN.
+    Each integer consists of the bits of an element without its sign bit. NaN is mapped to the
+    largest integers, so that comparisons select NaN.
     """
     import tensorflow as tf
 
@@ -19,7 +19,7 @@ def magnitude_bits(tensor: Tensor) -> Tensor:
 
 
 def from_bits(numbers: Tensor) -> Tensor:
-    """Return the magnitudes whose bits these integers are (the inverse of `magnitude_bits`)."""
+    """Return the magnitudes that have these integers as bits (inverse of `magnitude_bits`)."""
     import tensorflow as tf
 
     return tf.bitcast(numbers, tf.float64 if numbers.dtype == tf.int64 else tf.float32)
@@ -28,7 +28,8 @@ def from_bits(numbers: Tensor) -> Tensor:
 def row_norms(rows: Tensor) -> Tensor:
     """Return the 2-norm of each row of a (k, n) tensor; 0 only if all elements are zero.
 
-    The norm of finite elements is finite: a norm above the largest float becomes the largest float.
+    The norm of finite elements is always finite: instead of an overflow, it becomes the largest
+    float.
     """
     import tensorflow as tf
 
@@ -36,7 +37,7 @@ def row_norms(rows: Tensor) -> Tensor:
     norms = tf.math.reduce_euclidean_norm(rows, axis=1)
     if not rows.shape[1]:
         return norms
-    # Below this norm squares underflow; an infinite norm means that squares overflowed.
+    # Below the norm `smallest`, squares underflow; an infinite norm means that squares overflowed.
     smallest = (rows.shape[1] * limits.tiny / limits.eps) ** 0.5
     inexact = (norms < smallest) | tf.math.is_inf(norms)
 
@@ -56,9 +57,9 @@ def _scaled_norms(rows: Tensor) -> Tensor:
 
 
 def finite_products(scales: Tensor, factors: Tensor | float = 1.0) -> Tensor:
-    """Return scales times factors, limited so that products with scaled elements stay finite.
+    """Multiply scales by factors; limit the result so that decoded elements stay finite.
 
-    Products with an infinite scale, or with NaN, are not limited.
+    Products are not limited if the scale is infinite or NaN.
     """
     import tensorflow as tf
 

@@ -16,19 +16,20 @@ NAN = np.uint8(3)  # the code of NaN
 
 
 class TernGrad(Compressor):
-    r"""Each element is randomly rounded to one of three values, in 2 bits.
+    r"""Each element is rounded randomly to one of three values, in 2 bits.
 
-    \(\hat g_i = s\, \mathrm{sign}(g_i)\, b_i\), \(s = \max |g|\), \(b_i = 1\) with probability
-    \(|g_i| / s\), else 0: \(E\,\hat g = g\), \(E \|\hat g - g\|^2 = s \|g\|_1 - \|g\|^2\). Clipping
-    to `clip` standard deviations reduces s, but makes the result biased.
+    \(\hat g_i = s\, \mathrm{sign}(g_i)\, b_i\) with \(s = \max |g|\), where \(b_i\) is 1 with
+    probability \(|g_i| / s\) and 0 if not. Then \(E\,\hat g = g\) and \(E \|\hat g - g\|^2 = s
+    \|g\|_1 - \|g\|^2\). Clipping elements to `clip` standard deviations reduces the scale s, but
+    makes the decoded tensor biased.
 
     Args:
         clip: The number of standard deviations to which elements are clipped, 2.5 in the paper;
-            None: no clipping.
+            With None, elements are not clipped.
 
     Source: W. Wen, C. Xu, F. Yan, C. Wu, Y. Wang, Y. Chen, H. Li, TernGrad, 2017, arXiv 1705.07878.
-    Differs from it: one scale s per bucket, not per layer; each rank uses the s of its gradient,
-    not the maximum of all ranks.
+    Differs from it: one scale s per bucket, not per layer; each rank uses the scale s of its own
+    gradient, not the maximum over all ranks.
     """
 
     family: ClassVar[str] = "quantization"
@@ -40,7 +41,7 @@ class TernGrad(Compressor):
 
     @property
     def unbiased(self) -> bool:
-        """Whether the decoded tensor's expectation is the gradient, which clipping prevents."""
+        """Whether the expectation of the decoded tensor is the gradient; clipping prevents this."""
         return self.clip is None
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
@@ -50,7 +51,8 @@ class TernGrad(Compressor):
         scale, nan = max_magnitudes(tensor, None), tf.math.is_nan(tensor)
         # An empty tensor is excluded, because it has no standard deviation.
         if self.clip is not None and tensor.shape[0]:
-            # Elements are divided by the maximum, because their squares may overflow or underflow.
+            # Elements are divided by the maximum, because the squares of undivided elements may
+            # overflow or underflow.
             deviation = tf.math.reduce_std(tf.math.divide_no_nan(tensor, scale))
             scale = tf.where(self.clip * deviation < 1, self.clip * deviation * scale, scale)
             tensor = tf.clip_by_value(tensor, -scale, scale)
@@ -59,7 +61,7 @@ class TernGrad(Compressor):
         return {"codes": pack(codes, 2), "scale": scale, "length": tf.constant(list(tensor.shape))}
 
     def decode(self, payload: Payload) -> Tensor:
-        """Return the decoded elements, each -s, 0 or s, (n,)."""
+        """Return the decoded elements (n,): each is -s, 0 or s, where s is the scale."""
         import tensorflow as tf
 
         scale = payload["scale"]

@@ -18,7 +18,7 @@ class Threshold(Sparse):
 
     Source: N. Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing,
     Interspeech 2015. Differs from it: elements are sent unchanged, not as plus or minus the
-    threshold; the unsent part is kept only with `ErrorFeedback`.
+    threshold; only `ErrorFeedback` stores the unsent part.
     """
 
     family: ClassVar[str] = "sparsification"

@@ -12,26 +12,27 @@ from labkit.compression.payload import Tensor
 from labkit.compression.selection import Sparse, count, draw, select_above
 from labkit.compression.sizes import from_bits, magnitude_bits
 
-HITS = 64  # target count of sampled elements above the threshold
+HITS = 64  # intended number of sampled elements above the threshold
 
 
 class TopK(Sparse):
     r"""The k largest elements by magnitude, \(k = \max(1, \mathrm{round}(\mathrm{ratio}\cdot n))\).
 
-    \(\|\hat g - g\|^2 \le (1 - k/n) \|g\|^2\). Works best when wrapped in `ErrorFeedback`, which
-    sends the other elements later.
+    \(\|\hat g - g\|^2 \le (1 - k/n) \|g\|^2\). TopK works best when it is wrapped in
+    `ErrorFeedback`, which sends the other elements later.
 
     Args:
         ratio: The fraction of elements that are sent.
         threshold: "exact": exactly k elements are sent, selected from the elements above a
-            threshold. "sampled": all elements above the threshold are sent, about k; if more than 2
-            k exceed the threshold, the k largest. The threshold is estimated from a random sample.
-            Zeros are not sent. Tensors not much longer than the sample are sorted.
+            threshold. "sampled": all elements above the threshold are sent, which are about k; if
+            more than 2 k elements exceed the threshold, the k largest are sent. The threshold is
+            estimated from a random sample. With "sampled", zeros are never sent. Tensors that are
+            not much longer than the sample are sorted without a threshold.
 
     Source: A. F. Aji, K. Heafield, Sparse Communication for Distributed Gradient Descent, 2017,
     arXiv 1704.05021; the sampled threshold: Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, Deep
-    Gradient Compression, 2018, arXiv 1712.01887. Differs from them: the sample has 64 n/k elements,
-    not a fixed fraction of all elements.
+    Gradient Compression, 2018, arXiv 1712.01887. Differs from them: the sample contains 64 n/k
+    elements, not a fixed fraction of all elements.
     """
 
     family: ClassVar[str] = "sparsification"
@@ -61,7 +62,7 @@ def _largest(tensor: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _largest_of(indices: Tensor, values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest of the given elements: their indices in the tensor, and values."""
+    """Return the k largest of the given elements: their indices in the tensor, and their values."""
     import tensorflow as tf
 
     places, largest = _largest(values, k)
@@ -73,7 +74,8 @@ def _select_exact(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[Ten
     import tensorflow as tf
 
     candidates, values = select_above(tensor, _threshold(tensor, sample, HITS * 3 // 2, key))
-    is_enough = tf.size(candidates) >= k  # false for atypical samples or many zeros
+    # False if the sample is atypical or many elements are zero.
+    is_enough = tf.size(candidates) >= k
     indices, values = tf.cond(
         is_enough, lambda: _largest_of(candidates, values, k), lambda: _largest(tensor, k)
     )
@@ -81,11 +83,11 @@ def _select_exact(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[Ten
 
 
 def _select_sampled(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the elements above a sampled threshold, or the k largest if there are too many."""
+    """Return the elements above a sampled threshold, or the k largest if these are too many."""
     import tensorflow as tf
 
     candidates, values = select_above(tensor, _threshold(tensor, sample, HITS, key))
-    too_many = tf.size(candidates) > 2 * k  # an atypical sample
+    too_many = tf.size(candidates) > 2 * k  # true if the sample is atypical
     indices, values = tf.cond(
         too_many, lambda: _largest_of(candidates, values, k), lambda: (candidates, values)
     )
@@ -93,7 +95,7 @@ def _select_sampled(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[T
 
 
 def _threshold(tensor: Tensor, sample: int, hits: int, key: Tensor) -> Tensor:
-    """Return the magnitude that `hits` sampled elements reach; at least the smallest normal."""
+    """Return the `hits`-th largest sampled magnitude; at least the smallest normal float."""
     import tensorflow as tf
 
     # A separate XLA cluster gathers the sample in memory order, which avoids cache misses.
@@ -101,7 +103,8 @@ def _threshold(tensor: Tensor, sample: int, hits: int, key: Tensor) -> Tensor:
     sizes = run_fused(_sizes, tensor, places)
     hits = min(hits, sample)
     threshold = tf.reduce_min(tf.math.top_k(sizes, hits, sorted=False).values)
-    # If most elements are zero, the sampled threshold is zero, too; this minimum excludes zeros.
+    # If most elements are zero, the sampled threshold is also zero; the minimum `least` excludes
+    # zeros.
     least = magnitude_bits(tf.constant(np.finfo(tensor.dtype.as_numpy_dtype).tiny, tensor.dtype))
     return from_bits(tf.maximum(threshold, least))
 

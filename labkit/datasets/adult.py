@@ -12,7 +12,8 @@ from labkit.common.options import Options
 from labkit.datasets.dataset import Array, Arrays, DatasetSpec, Shapes, always
 from labkit.datasets.files import DataFile
 
-# Indices of the numeric columns; the other columns hold categories: workclass, education, …
+# These are the indices of the numeric columns; the other columns contain categories, such as
+# workclass or education.
 NUMERIC = (0, 2, 4, 10, 11, 12)  # age, weight, years of education, capital gain, loss, hours
 LABEL = 14
 
@@ -23,7 +24,7 @@ def read_adult(options: Options, paths: Sequence[Path]) -> Arrays:
     Numbers are standardised, and categories are one-hot encoded. Means and categories come from the
     whole training file, so that features do not depend on the option `rows`. A missing value, "?",
     is a separate category; a category that occurs only in the test file is encoded as zeros. The
-    published files give 6 + 102 = 108 features.
+    published files result in 108 features: 6 numeric ones and 102 categories.
     Reference: Becker & Kohavi 1996, doi:10.24432/C5XW20.
     """
     train, test = (_table(path) for path in paths)
@@ -39,7 +40,8 @@ def _table(path: Path) -> Array:
 
 
 def _classes(table: Array) -> Array:
-    return np.char.startswith(table[:, LABEL], ">50K")  # labels of the test file end in "."
+    # Labels of the test file end in ".", as in ">50K.".
+    return np.char.startswith(table[:, LABEL], ">50K")
 
 
 def _features(train: Array, test: Array) -> tuple[Array, Array]:
@@ -54,12 +56,12 @@ def _features(train: Array, test: Array) -> tuple[Array, Array]:
 
 def standardised(train: Array, test: Array) -> tuple[Array, Array]:
     """Scale a numeric column to mean 0 and standard deviation 1 over the training rows."""
-    mean, deviation = train.mean(), train.std() or 1.0  # a constant column stays zero
+    mean, deviation = train.mean(), train.std() or 1.0  # a constant column becomes zeros
     return (train[:, None] - mean) / deviation, (test[:, None] - mean) / deviation
 
 
 def one_hot(train: Array, test: Array) -> tuple[Array, Array]:
-    """Return a column one-hot encoded, with one feature per category of the training rows."""
+    """One-hot encode a column, with one feature per category of the training rows."""
     categories = np.unique(train)
     return train[:, None] == categories, test[:, None] == categories
 

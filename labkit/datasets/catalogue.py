@@ -19,7 +19,7 @@ from labkit.datasets.images import CIFAR10, DIGITS, FASHION_MNIST, MNIST
 from labkit.datasets.shakespeare import SHAKESPEARE
 from labkit.datasets.synthetic import SYNTHETIC
 
-# To add a data set, write a file with its reader and specification, and add a line here.
+# To add a data set, write a file with its reader and specification, and add a line to `DATASETS`.
 DATASETS: dict[str, DatasetSpec] = {
     "digits": DIGITS,
     "mnist": MNIST,
@@ -62,7 +62,7 @@ def locate(name: str) -> tuple[Path, ...]:
 
 
 def available(name: str) -> str | None:
-    """Return why a data set's files are missing or damaged, or None; nothing is downloaded."""
+    """Return why a data set's files are missing or damaged, or None; download nothing."""
     files = _spec(name).files
     try:
         missing = [file for file in files if find(file) is None]
@@ -74,12 +74,12 @@ def available(name: str) -> str | None:
 def ensure(name: str) -> None:
     """Download a data set's missing files once, so that not every rank downloads them."""
     if name.startswith(user_data.HUB):
-        check(name, {})  # the library `datasets` caches its downloads
+        check(name, {})  # `check` loads it, so that `datasets` caches the download
     locate(name)
 
 
 def recorded(name: str, options: Mapping[str, Any]) -> dict[str, JSON]:
-    """Return the entries of a run's record: name (without a local folder), options, checksum."""
+    """Return what a run's record stores: the data set's name (no folder), options, checksum."""
     if name in DATASETS or not user_data.is_user_dataset(name):
         return {"dataset": name, "dataset_options": dict(options)}
     options_with_checksum = dict(options) | {"sha256": user_data.checksum(name, dict(options))}
@@ -87,7 +87,7 @@ def recorded(name: str, options: Mapping[str, Any]) -> dict[str, JSON]:
 
 
 def label(name: str) -> str:
-    """Return the name of a data set; of an absolute path, only the last component."""
+    """Return a data set's name; if the name is an absolute path, only its last component."""
     return Path(name).name if Path(name).is_absolute() else name
 
 
@@ -96,11 +96,12 @@ def load(name: str, **options: Any) -> Dataset:
 
     Args:
         name: Name in the catalogue, path, or Hugging Face address of the data set.
-        options: Options of the data set; `rows` and `test_rows` limit it to its first rows.
+        options: Options of the data set; `rows` and `test_rows` limit the data set to its first
+            rows.
 
     Raises:
         InvalidInput: An option is unknown, or its value is invalid.
-        LabkitError: Files are missing, or differ from the published files.
+        LabkitError: Files are missing, or their checksums differ from those of the published files.
     """
     spec, parsed = _checked(name, options)
     shapes = spec.shapes(parsed)

@@ -19,7 +19,7 @@ Task = Literal["classification", "regression", "next_character"]
 
 
 class Rows(Options):
-    """Options of every data set: the number of first rows to keep."""
+    """Options of every data set: how many of the first rows are used."""
 
     rows: Count | None = Field(None, description="number of training rows, 1 or more")
     test_rows: Count | None = Field(None, description="number of test rows, 1 or more")
@@ -36,7 +36,7 @@ class Arrays(NamedTuple):
 
 @dataclass(frozen=True)
 class Shapes:
-    """What a model must fit: shape of an example, number of classes or targets, and task."""
+    """What a model must fit: an example's shape, the number of classes or targets, and the task."""
 
     input_shape: tuple[int, ...]
     outputs: int
@@ -48,7 +48,7 @@ class DatasetSpec:
     """Specification of a data set: its reader, its shapes, its number of rows, and its files.
 
     Attributes:
-        read: Function of (options, paths of the files) that returns the arrays.
+        read: Function of (options, paths of the files) that returns the data set's arrays.
         shapes: Function of the options that returns the shapes that a model must fit.
         count: Function of the options that returns the published number of training rows.
         files: Files of the data set; the reader receives their paths.
@@ -65,12 +65,12 @@ class DatasetSpec:
 
 
 def images(*input_shape: int) -> Callable[[Rows], Shapes]:
-    """Return a function that gives the shapes of images with ten classes for any options."""
+    """Return a function that returns, for any options, the shapes of images with ten classes."""
     return lambda options: Shapes(input_shape, 10, "classification")
 
 
 def always(rows: int) -> Callable[[Rows], int]:
-    """Return a function that gives this number of rows for any options."""
+    """Return a function that returns the same number of rows for any options."""
     return lambda options: rows
 
 
@@ -78,9 +78,10 @@ def always(rows: int) -> Callable[[Rows], int]:
 class Dataset:
     """Training and test arrays, with examples along the first axis.
 
-    Features are float32, or int32 character codes. Labels depend on the task. A classification has
-    int32 classes; a regression has float32 targets of shape (rows, outputs). For `next_character`,
-    labels are the int32 codes of the next characters, shape (rows, sequence_length).
+    Features are float32 numbers, or int32 codes of characters. The type of the labels depends on
+    the task. A classification has int32 classes; a regression has float32 targets of shape (rows,
+    outputs). For the task `next_character`, labels are the int32 codes of the next characters, with
+    shape (rows, sequence_length).
     """
 
     name: str
@@ -98,7 +99,7 @@ class Dataset:
 
     @property
     def summary(self) -> str:
-        """One line of text with name, numbers of rows, shape of an example, and task."""
+        """One line of text: name, numbers of rows, shape of an example, and task."""
         shape = "x".join(map(str, self.shapes.input_shape))
         noun = "targets" if self.task == "regression" else "classes"
         return (

@@ -1,4 +1,4 @@
-"""Files of data sets: found in a folder or downloaded once, and verified by checksum."""
+"""Files of data sets: searched in folders or downloaded once, and verified by checksum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.common.errors import LabkitError
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of a data set: path `folder/name` below a data folder, URL and checksum."""
+    """One file of a data set: its path `folder/name` below a data folder, its URL and checksum."""
 
     folder: str
     name: str
@@ -26,7 +26,8 @@ def search_folders() -> list[Path]:
     """Return the folders to search, in order: `LABKIT_DATA`, then `data/` in the working folder.
 
     Raises:
-        LabkitError: LABKIT_DATA is not a folder; thus a typing error does not start a download.
+        LabkitError: LABKIT_DATA is not a folder; because of this error, a typing error does not
+            start a download.
     """
     named = os.environ.get("LABKIT_DATA")
     if named and not Path(named).is_dir():
@@ -38,7 +39,7 @@ def search_folders() -> list[Path]:
 
 
 def find(file: DataFile) -> Path | None:
-    """Return the path of the file after verifying its checksum, or None if it is in no folder.
+    """Return the file's path after verifying its checksum, or None if no folder contains it.
 
     Raises:
         LabkitError: A file of that name has another checksum.
@@ -53,7 +54,7 @@ def find(file: DataFile) -> Path | None:
 
 
 def verify(path: Path, expected: str) -> None:
-    """Raise LabkitError unless the sha256 is as expected; unchanged files are hashed once."""
+    """Raise LabkitError if the sha256 differs from `expected`; unchanged files are hashed once."""
     status = path.stat()
     checksum = _sha256(path.resolve(), status.st_mtime_ns, status.st_size)
     if checksum != expected:
@@ -79,7 +80,7 @@ def fetch(file: DataFile) -> Path:
     folder = [*writable, Path("data")][0] / file.folder
     paths = [place for place in (folder, folder.parent) if not place.exists()]
     try:
-        # pooch verifies the checksum before it renames the file.
+        # pooch verifies the checksum before it renames the downloaded file.
         return Path(pooch.retrieve(file.url, f"sha256:{file.sha256}", file.name, folder))
     except OSError as error:
         raise LabkitError(f"{how_to_get(file)}; the download failed: {_cause(error)}") from error
@@ -87,7 +88,7 @@ def fetch(file: DataFile) -> Path:
         raise LabkitError(f"{file.url} is not the published file: {error}") from error
     finally:
         for place in paths:
-            with suppress(OSError):  # non-empty folders remain
+            with suppress(OSError):  # folders that are not empty remain
                 place.rmdir()
 
 
@@ -105,7 +106,7 @@ def _sha256(path: Path, mtime_ns: int, size: int) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """Return the innermost cause: requests wraps "Connection refused" in three exceptions."""
+    """Return the innermost cause, because requests wraps a refused connection in three errors."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return f"{type(error).__name__}: {error}"

@@ -31,7 +31,7 @@ def read_digits(options: Options, paths: Sequence[Path]) -> Arrays:
 
 @cache
 def _bundled_digits() -> tuple[Array, Array]:
-    """Read scikit-learn's data file; importing scikit-learn would take ten times as long."""
+    """Read scikit-learn's data file; an import of scikit-learn would take ten times as long."""
     module_spec = find_spec("sklearn")
     if module_spec is None or module_spec.origin is None:
         raise LabkitError("the digits are part of scikit-learn: install scikit-learn")
@@ -50,8 +50,8 @@ def read_idx_set(options: Options, paths: Sequence[Path]) -> Arrays:
 def read_idx(path: Path) -> Array:
     """Return the bytes of a gzipped idx file as an array.
 
-    The file has two zero bytes, the type (8: unsigned byte), the number of axes, their lengths as
-    big-endian int32, and the values (Y. LeCun, C. Cortes, C. Burges, "The MNIST database").
+    The file contains two zero bytes, the type (8: unsigned byte), the number of axes, their lengths
+    as big-endian int32, and the values (Y. LeCun, C. Cortes, C. Burges, "The MNIST database").
     """
     content = gzip.decompress(path.read_bytes())
     if content[:3] != b"\0\0\x08":
@@ -71,7 +71,7 @@ def read_cifar10(options: Options, paths: Sequence[Path]) -> Arrays:
 
 
 def _cifar_batch(archive: tarfile.TarFile, name: str) -> tuple[Array, Array]:
-    """Return images and labels of a file; each row of it is a label and three color planes."""
+    """Return images and labels of a file; each row of the file is a label and 3 color planes."""
     stream = archive.extractfile(f"cifar-10-batches-bin/{name}")
     if stream is None:
         raise LabkitError(f"the CIFAR-10 archive contains a folder instead of the file {name}")

@@ -22,7 +22,7 @@ Size = tuple[int, int]  # width, height
 def read_pictures(
     path: Path, edge: int | None, size: Size | None = None
 ) -> tuple[list[Array], Array]:
-    """Read images from one folder per class; return (rows, columns, channels) arrays and classes.
+    """Read images from one folder per class; return arrays (rows, columns, channels) and classes.
 
     Args:
         path: Folder with one folder per class.
@@ -31,7 +31,7 @@ def read_pictures(
         size: Size (width, height) of images that were read earlier; overrides `edge`.
 
     Raises:
-        InvalidInput: There are no images, or one cannot be read.
+        InvalidInput: There are no images, or an image cannot be read.
     """
     files = sorted(
         file
@@ -53,7 +53,7 @@ def read_pictures(
 
 
 def pixels_of(image: Any, size: Size) -> Array:
-    """Return a PIL image as an array (rows, columns, 1 or 3), with black 0 and white 1.
+    """Convert a PIL image to an array (rows, columns, 1 or 3), in which black is 0 and white 1.
 
     Raises:
         ValueError: The image's mode does not define the value of white.
@@ -73,7 +73,7 @@ def pixels_of(image: Any, size: Size) -> Array:
 
 
 def stack(*parts: Sequence[Array]) -> list[Array]:
-    """Return each list of images as one array; next to color images, grey ones get 3 channels."""
+    """Return each list of images as an array; if any image is colored, all get 3 channels."""
     channels = max(image.shape[-1] for part in parts for image in part)
     return [
         np.stack([np.broadcast_to(image, (*image.shape[:2], channels)) for image in part])

@@ -22,19 +22,20 @@ def correlated_columns(
     r"""Return features in correlated groups, and a target that depends on few of the features.
 
     \(x_j = \sqrt{c}\, s_{\lfloor j / g \rfloor} + \sqrt{1 - c}\, e_j\) with standard normal s and
-    e; columns are then standardised to mean 0 and variance 1. \(y = X w + \sigma e\) has mean 0;
-    `active` weights have absolute values between 1 and 3, and all other weights are 0.
+    e, correlation c and group size g; columns are then standardised to mean 0 and variance 1. \(y =
+    X w + \sigma e\) has mean 0; `active` of the weights w have absolute values between 1 and 3, and
+    all other weights are 0.
 
     Args:
         rows, columns: Numbers of rows and columns of x.
-        group: Number g of columns in a group.
+        group: Number g of columns in one group of correlated columns.
         correlation: Correlation c of two columns in the same group.
-        active: Number of columns on which the target depends.
+        active: Number of columns of x on which the target y depends.
         noise: Standard deviation σ of the noise.
         seed: Seed of the random numbers.
 
     Returns:
-        x (rows, columns) and y (rows, 1).
+        The features x (rows, columns), and the target y (rows, 1).
 
     Raises:
         InvalidInput: `columns` is not a multiple of `group`, `active` is not from 0 to `columns`,
@@ -65,9 +66,10 @@ def ratings(
     noise: float = 0.1,
     seed: int = 0,
 ) -> tuple[Array, Array]:
-    r"""Return the known entries of a low-rank table plus noise, \(R = U V^\top + \sigma e\).
+    r"""Return the known entries of a low-rank table with noise, \(R = U V^\top + \sigma e\).
 
-    U and V are normal, scaled so that entries of R have variance 1 before noise is added.
+    The entries of U and V are random normal, and scaled so that entries of R have variance 1 before
+    noise is added.
 
     Args:
         users, items: Numbers of rows and columns of the table.
@@ -101,7 +103,7 @@ def lasso_optimum(x: Array, y: Array, l1: float) -> float:
     """
     from sklearn.linear_model import Lasso
 
-    # scikit-learn's objective is half of the objective above, so that λ is halved.
+    # scikit-learn's objective is half of the objective in the docstring, so λ is halved.
     solver = Lasso(alpha=l1 / 2, fit_intercept=False, tol=1e-14, max_iter=1_000_000)
     lasso = solver.fit(x, y[:, 0])
     rest = y[:, 0] - lasso.predict(x)
@@ -113,8 +115,8 @@ def factorization_optimum(
 ) -> float:
     r"""Return a minimum of \(\tfrac1n \sum (y - u_i \cdot v_j)^2 + \lambda(\|U\|^2 + \|V\|^2)\).
 
-    The method is alternating least squares, which solves exactly for U with V fixed, then for V
-    with U fixed.
+    The method is alternating least squares: it solves exactly for U with V fixed, then for V with U
+    fixed.
 
     Args:
         x: User and item of each known entry (entries, 2).
@@ -126,7 +128,7 @@ def factorization_optimum(
 
     Reference: Y. Zhou, D. Wilkinson, R. Schreiber, R. Pan: Large-scale parallel collaborative
     filtering for the Netflix prize, AAIM 2008. In the paper, λ is multiplied by the number of known
-    entries of a row.
+    entries of the row; here it is not.
     """
     indices, values, count = x.astype(int), y[:, 0], len(x)
     random, ridge = np.random.default_rng(seed), count * l2 * np.eye(approximation_rank)

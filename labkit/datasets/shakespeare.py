@@ -11,14 +11,14 @@ from pydantic import Field
 from labkit.datasets.dataset import Array, Arrays, DatasetSpec, Rows, Shapes
 from labkit.datasets.files import DataFile
 
-CHARACTERS = 65  # distinct characters in the text
+CHARACTERS = 65  # number of distinct characters in the text
 LENGTH = 1_115_394  # characters
 
 
 class TextOptions(Rows):
     """Options of the data set `shakespeare`."""
 
-    # The upper limit leaves at least one sequence in the test text of 111,540 characters.
+    # The upper limit ensures at least one sequence in the test text, which has 111,540 characters.
     sequence_length: int = Field(
         64, strict=True, ge=1, le=100_000, description="characters per sequence, 1 to 100000"
     )
@@ -28,7 +28,8 @@ def read_shakespeare(options: TextOptions, paths: Sequence[Path]) -> Arrays:
     """Return character codes (sequences, sequence_length), and the next characters' codes.
 
     The first nine tenths of the text are training data, and the rest is test data. Sequences do not
-    overlap. The code of a character is its position among the sorted characters of the text.
+    overlap. The code of a character is its position in the sorted list of the text's distinct
+    characters.
     Reference: A. Karpathy 2015.
     """
     text = np.frombuffer(paths[0].read_bytes(), np.uint8)
@@ -41,8 +42,8 @@ def read_shakespeare(options: TextOptions, paths: Sequence[Path]) -> Arrays:
 
 
 def sequences(length: int, characters: int = LENGTH * 9 // 10) -> int:
-    """Return how many sequences of this length a text has; default: the training text."""
-    return (characters - 1) // length  # the last sequence also needs a next character
+    """Return how many sequences of a given length a text contains; default: the training text."""
+    return (characters - 1) // length  # the last sequence also needs a character that follows it
 
 
 def _sequences(codes: Array, length: int) -> tuple[Array, Array]:

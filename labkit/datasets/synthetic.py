@@ -13,7 +13,7 @@ from labkit.common.options import Count
 from labkit.datasets.dataset import Arrays, DatasetSpec, Rows, Shapes
 
 ROWS = 1024  # default number of training rows
-LATENT = 16  # latent features of a row; few, so that 1000 rows suffice to learn images
+LATENT = 16  # latent features of a row; so few that 1000 rows are enough to learn images
 
 
 class SyntheticOptions(Rows):
@@ -36,21 +36,23 @@ class SyntheticOptions(Rows):
 
 
 def read_synthetic(options: SyntheticOptions, paths: Sequence[Path]) -> Arrays:
-    """Return examples x = z M, and labels from a two-layer teacher, tanh(z A) B, of the same z.
+    """Return examples x = z M, and labels that a two-layer teacher network, tanh(z A) B, gives z.
 
-    z (rows, 16), M, A and B are random normal; every feature has variance 1. The class of a row is
-    the index of the teacher's largest score. Regression targets are the teacher's scores,
-    standardised to mean 0 and variance 1.
+    The entries of the latent features z (rows, 16) and of the matrices M, A and B are random
+    normal; every feature of x has variance 1. The class of a row is the index of the teacher's
+    largest score. Regression targets are the teacher network's scores, standardised to mean 0 and
+    variance 1.
     """
     rows, test_rows = options.rows or ROWS, options.test_rows or 256
     random = np.random.default_rng(options.seed)
     features = int(np.prod(options.shape))
     mixing = random.standard_normal((LATENT, features), np.float32) / np.float32(LATENT**0.5)
-    # Division by the square root of the number of inputs keeps tanh nonlinear without saturation.
+    # The division by the square root of the number of inputs keeps tanh nonlinear, but not
+    # saturated.
     first = random.standard_normal((LATENT, 4 * LATENT), np.float32) / np.float32(LATENT**0.5)
     second = random.standard_normal((4 * LATENT, options.outputs), np.float32)
-    # Training and test rows share the teacher. The order of random draws must not change, because
-    # it determines the data.
+    # Training and test rows have labels from the same teacher network. The order of the random
+    # draws must not change, because it determines the generated data.
     z = random.standard_normal((rows + test_rows, LATENT), np.float32)
     scores = np.tanh(z @ first) @ second
     x = (z @ mixing).reshape(-1, *options.shape)

@@ -17,7 +17,7 @@ from labkit.datasets.values import FEW_CLASSES
 if TYPE_CHECKING:
     import pandas as pd
 
-CATEGORIES = 1000  # maximum per text column, as each is a feature
+CATEGORIES = 1000  # maximum per text column, because each category is a feature
 SEPARATORS = ",;\t|"
 START = 1 << 16  # characters read to detect separator and decimal sign
 
@@ -37,9 +37,9 @@ def read_table(path: Path) -> pd.DataFrame:
             start = file.read(START)
         header = start.partition("\n")[0]
         separator = max(SEPARATORS, key=header.count)
-        # A decimal comma is possible only if semicolons separate columns.
+        # A comma can be a decimal sign only if semicolons separate the columns.
         decimal = "," if separator == ";" and re.search(r"\d,\d", start) else "."
-        with warnings.catch_warnings():  # pandas warns when it drops fields
+        with warnings.catch_warnings():  # turns pandas' warning about dropped fields into an error
             warnings.simplefilter("error", pd.errors.ParserWarning)
             table = pd.read_csv(path, sep=separator, decimal=decimal, index_col=False)
     except (ValueError, OSError, pd.errors.ParserWarning) as error:
@@ -52,7 +52,7 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def features_of(name: str, train: pd.Series, test: pd.Series) -> tuple[Array, Array]:
-    """Return a column as features; missing numbers become the mean, missing texts one category.
+    """Return a column as features; the mean replaces missing numbers; missing texts are a category.
 
     Raises:
         InvalidInput: The column has infinite numbers, dates, numbers as texts, or a different text
@@ -62,7 +62,8 @@ def features_of(name: str, train: pd.Series, test: pd.Series) -> tuple[Array, Ar
         return np.stack(list(train)), np.stack(list(test))
     kind, column = train.dtype.kind, f"column {train.name!r}"
     if kind in "iufb":
-        if not isinstance(train.dtype, np.dtype):  # nullable integers cannot hold a mean
+        # A column of nullable integers cannot store a mean.
+        if not isinstance(train.dtype, np.dtype):
             train, test = train.astype("Float64"), test.astype("Float64")
         mean = train.mean() if train.notna().any() else 0.0
         numbers = [part.fillna(mean).to_numpy(float) for part in (train, test)]
@@ -75,7 +76,8 @@ def features_of(name: str, train: pd.Series, test: pd.Series) -> tuple[Array, Ar
     if kind in "mM":
         raise InvalidInput(f"{name} has dates in {column}: convert them to numbers, or drop it")
     _check_texts(name, train)
-    # A column with a different text in most rows is rejected, because such texts identify rows.
+    # A column with a different text in most rows is rejected, because such texts only identify
+    # rows.
     distinct, allowed = train.nunique(), max(FEW_CLASSES, len(train) // 2)
     if distinct > (allowed := CATEGORIES if distinct > CATEGORIES else allowed):
         raise InvalidInput(
@@ -90,7 +92,8 @@ def _check_texts(name: str, column: pd.Series) -> None:
     import pandas as pd
 
     texts = column.dropna().astype(str)
-    # Numbers with commas are not converted, because a comma may separate decimals or thousands.
+    # Numbers with commas are rejected and not converted, because a comma may separate decimals or
+    # thousands.
     numbers = pd.to_numeric(texts.str.replace(",", "."), errors="coerce").notna()
     if len(texts) and numbers.mean() >= 0.5:
         odd = texts[~numbers] if not numbers.all() else texts

@@ -80,10 +80,11 @@ def checksum(name: str, options: dict[str, Any]) -> str:
 
 
 def _stamp(name: str) -> tuple[int, int]:
-    """Return a data set's modification time and size; a change invalidates the cached arrays.
+    """Return a data set's modification time and size; if either changes, labkit reads it again.
 
-    For a folder, this is the latest time and the total size of all files below it. A new image
-    changes the modification time of only its direct parent folder.
+    For a folder, the function returns the latest time and the total size of all files below the
+    folder. All files are inspected, because a new image changes only the modification time of its
+    direct parent folder.
     """
     if name.startswith(HUB):
         return 0, 0
@@ -143,7 +144,7 @@ def _prepare(
     x_test: Array | None = None,
     y_test: Array | None = None,
 ) -> Arrays:
-    """Return numeric features and labels; without test arrays, hold out some rows for tests."""
+    """Return numeric features and labels; without test arrays, reserve some rows for tests."""
     if x_test is None or y_test is None:
         if len(x) != len(y):
             raise InvalidInput(
@@ -180,7 +181,7 @@ def _is_missing(y: Array) -> Array:
 
 
 def _classes_of(name: str, y: Array, options: OwnOptions) -> Array:
-    """Return labels with decimal points as integers if the task is a classification."""
+    """Convert labels with decimal points to integers if the task is a classification."""
     if options.task == "classification" and bool((y % 1 == 0).all()):
         return y.astype(int)
     if options.task is None and are_whole(y):
@@ -212,14 +213,14 @@ def _check_classes(name: str, classes: Array, rows: int, options: OwnOptions) ->
 
 
 def held_out(rows: int, share: float) -> Array:
-    """Return a mask of test rows, spread evenly so that each class of sorted rows has some."""
+    """Return a mask that selects test rows evenly, so that each class of sorted rows has some."""
     places = np.arange(rows)
     mask: Array = np.floor((places + 1) * share) > np.floor(places * share)
     return mask
 
 
 def _scale(name: str, x: Array) -> Array:
-    """Return 8-bit pixels scaled to the range 0 to 1, and other numbers unchanged, as float32."""
+    """Scale 8-bit pixels to the range 0 to 1, leave other numbers unchanged; return float32."""
     try:
         return x.astype(np.float32) / np.float32(255 if x.dtype == np.uint8 else 1)
     except (ValueError, TypeError) as error:
@@ -247,7 +248,7 @@ def _read_table_file(path: Path, options: OwnOptions) -> Arrays:
 
 
 def _from_frames(name: str, train: pd.DataFrame, test: pd.DataFrame, options: OwnOptions) -> Arrays:
-    """Return arrays of tables: numbers standardised and texts one-hot, by the training rows."""
+    """Return arrays of tables: numbers standardised and texts one-hot, using training rows only."""
     label = _label(name, list(train.columns), options)
     columns = train.columns.drop(label)
     if not len(columns) or not len(train):
@@ -273,7 +274,7 @@ def _label(name: str, columns: list[str], options: OwnOptions) -> str:
 
 
 def _read_image_folder(path: Path, options: OwnOptions) -> Arrays:
-    """Read images from one folder per class; without a test folder, hold out some images."""
+    """Read images from one folder per class; without a test folder, reserve some for tests."""
     train = path / "train"
     if not train.is_dir():
         images, y = read_pictures(path, options.size)
@@ -291,11 +292,11 @@ def _read_hugging_face(name: str, options: OwnOptions) -> Arrays:
     """Read a Hugging Face data set from disk, or from the hub, whose downloads are cached."""
     datasets = optional("datasets", "datasets")
     try:
-        if name.startswith(HUB):  # the form is hf:NAME or hf:NAME:CONFIGURATION
+        if name.startswith(HUB):  # the name has the form hf:NAME or hf:NAME:CONFIGURATION
             whole = datasets.load_dataset(*name.removeprefix(HUB).split(":", 1))
         else:
             whole = datasets.load_from_disk(name)
-    except (OSError, ValueError) as error:  # hub errors are OSErrors, too
+    except (OSError, ValueError) as error:  # errors of the Hugging Face hub are OSErrors, too
         raise InvalidInput(f"{name} cannot be read: {error}") from error
     parts = dict(whole) if isinstance(whole, datasets.DatasetDict) else {"train": whole}
     train = parts.get("train") or next(iter(parts.values()))

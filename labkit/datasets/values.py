@@ -23,21 +23,21 @@ def to_array(label: str, value: Any) -> Array:
             raise InvalidInput(f"{label} has {hidden} masked values: fill them, or drop their rows")
         return np.asarray(value.data)
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
-    if array.shape != tuple(value.shape):  # such as a sparse matrix
+    if array.shape != tuple(value.shape):  # the shapes differ, for example, for a sparse matrix
         raise InvalidInput(f"{label} is a {type(value).__name__}: give a NumPy array")
     return array
 
 
 def validate_values(label: str, array: Array, texts: bool = False) -> None:
-    """Raise an error for values with which losses and layers cannot compute.
+    """Raise an error if values, such as NaN or dates, cannot be used in losses and layers.
 
     Args:
         label: Name of the array in the error message.
         array: Features or labels.
-        texts: Whether texts are allowed, because they become categories or classes.
+        texts: Whether texts are allowed; they are converted to categories or classes later.
 
     Raises:
-        InvalidInput: Some values are not numbers, or are infinite.
+        InvalidInput: Some values are infinite or not numbers.
     """
     kind = array.dtype.kind
     if kind in "US" or (kind == "O" and all(isinstance(v, str | bytes) for v in array.flat)):
@@ -52,8 +52,8 @@ def validate_values(label: str, array: Array, texts: bool = False) -> None:
         raise InvalidInput(
             f"{label} has the type {array.dtype}: give an array of numbers with rows of one length"
         )
-    # Minimum and maximum show non-finite values without a second array. The count is needed only in
-    # the error.
+    # The minimum and the maximum reveal non-finite values without a second array. The number of
+    # non-finite values is only computed for the error message.
     if kind == "f" and array.size and not np.isfinite([array.min(), array.max()]).all():
         count = int((~np.isfinite(array)).sum())
         raise InvalidInput(
@@ -63,7 +63,7 @@ def validate_values(label: str, array: Array, texts: bool = False) -> None:
 
 
 def shapes_of(data: tuple[Any, Any], y_validation: Any = None) -> Shapes | None:
-    """Return the shapes and the task that arrays (x, y) imply; None for nested structures."""
+    """Return the shapes and the task that arrays (x, y) imply; None if x or y is not an array."""
     x, y = data
     if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
         return None
@@ -75,17 +75,17 @@ def shapes_of(data: tuple[Any, Any], y_validation: Any = None) -> Shapes | None:
 
 
 def check_task(data: tuple[Any, Any], y_validation: Any = None, loss: str | None = None) -> None:
-    """Raise an error if the arrays do not determine the task of a named model.
+    """Raise an error if the arrays do not determine whether a model classifies or regresses.
 
     Args:
         data: The training arrays (x, y).
         y_validation: Labels of the validation data, or None.
-        loss: The loss that the user named; with it, decimal labels are not checked. None: no loss
-            named.
+        loss: The loss that the user has named; if it is given, decimal labels are not checked.
+            With None, the user has named no loss.
 
     Raises:
-        InvalidInput: Features are texts, labels may be either classes or amounts, or labels are no
-            valid classes.
+        InvalidInput: Features are texts, or labels may be either classes or amounts, or labels are
+            not valid classes.
     """
     x, y = data
     if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
@@ -110,7 +110,7 @@ def check_task(data: tuple[Any, Any], y_validation: Any = None, loss: str | None
 
 
 def are_whole(y: Array) -> bool:
-    """Return whether floating-point labels may be classes: few distinct whole numbers."""
+    """Return whether floating-point labels may be classes: few distinct values, all integers."""
     distinct = np.unique(y)
     return len(distinct) <= min(FEW_CLASSES, len(y) // 2) and bool((distinct % 1 == 0).all())
 

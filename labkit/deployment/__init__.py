@@ -1,4 +1,4 @@
-"""Compression of trained models for deployment: the methods, and a comparison of their results."""
+"""Compression of trained models for deployment: methods, and a comparison of their results."""
 
 from __future__ import annotations
 

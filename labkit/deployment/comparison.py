@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas
 
 ORIGINAL = "original"
-Row: TypeAlias = dict[str, float | str]  # values of one table row, by column
+Row: TypeAlias = dict[str, float | str]  # the values of one table row, by column name
 COLUMNS = (
     *("family", "what", "extra_epochs", "accuracy", "right", "lost", "gained", "chance"),
     *("test_answers", "parameters", "bytes", "smaller", "keras_gzip_bytes"),
@@ -47,23 +47,23 @@ def compare(
     The table has one row for the original model, and then one row per method. Columns:
 
     - `accuracy`: Accuracy on the test data.
-    - `lost`, `gained`: Number of test answers that only the original, and that only the compressed
-      model, has right.
-    - `chance`: Probability, in the sign test, of a split into lost and gained answers at least this
-      uneven.
+    - `lost`, `gained`: Number of test answers that only the original model has right, and number
+      that only the compressed model has right.
+    - `chance`: Probability, in the sign test, of a split into lost and gained answers that is at
+      least as uneven as this one.
     - `bytes`: Size of the model's file: a .keras file without optimizer state, or a sparse file.
     - `smaller`: Ratio of the original's `bytes` to the method's `bytes`.
     - `keras_gzip_bytes`: Bytes of the model's .keras file after gzip -9, measured in the same way
-      for all methods.
-    - `inference_ms`: Milliseconds of a call on one batch: median over repeats of the median over
-      calls.
-    - `time_ratio`: Median, over repeats, of the ratio of the time to the original's time;
+      for all compression methods.
+    - `inference_ms`: Milliseconds of a call on one batch: the median, over repeats, of the median
+      over calls.
+    - `time_ratio`: Inference time divided by the original's inference time: median over repeats;
       `time_ratio_low` and `time_ratio_high` are the minimum and the maximum.
-    - `what`: Description of the change, or the reason why the method cannot compress the model. In
-      the latter case, the row has no numbers.
+    - `what`: Description of the compression, or the reason why the method cannot compress the
+      model. If the method cannot compress the model, its row contains no measurements.
 
     Args:
-        trained: Completed run with a saved model, or a Keras model, which is not modified.
+        trained: A completed run with a saved model, or a Keras model; the model is not modified.
         methods: Compression methods, such as `[Quantize(mode="int8"), Prune(sparsity=0.9),
             LowRank()]`.
         data: Data set with training data for fine-tuning and test data; default: the data set of
@@ -73,8 +73,8 @@ def compare(
             default: 7.
         calls: Number of calls of each model per round; default: 20.
         seed: Random seed of each method's fine-tuning; default: 0.
-        folder: Folder for the files; default: `deployment` in the run's folder, or a temporary
-            folder for a model.
+        folder: Folder for the model files; default: `deployment` in the run's folder, or a
+            temporary folder if `trained` is a Keras model.
 
     Raises:
         InvalidInput: Two methods have the same label; `batch_size`, `repeats` or `calls` is below
@@ -85,9 +85,10 @@ def compare(
 
     _validate(methods, batch_size=batch_size, repeats=repeats, calls=calls)
     data = _data(trained, data)
-    # The copy lacks the optimizer state, which would count as bytes of the model.
+    # The copy has no optimizer state, because this state would count as bytes of the model.
     original = uncompiled_copy(trained.model() if isinstance(trained, Run) else trained)
-    before = metrics.right_answers(original, data, batch_size)  # an error if accuracy is undefined
+    # Raises an error if accuracy is undefined.
+    before = metrics.right_answers(original, data, batch_size)
     if folder is None and isinstance(trained, Run):
         folder = trained.path / "deployment"
     rows: dict[str, Row] = {}
@@ -98,13 +99,15 @@ def compare(
         )
         rows[ORIGINAL] |= {"family": ORIGINAL, "what": "uncompressed", "extra_epochs": 0}
         for method in methods:
-            # The seed is set for each method, so that results do not depend on earlier methods.
+            # The seed is set again for each method, so that results do not depend on earlier
+            # methods.
             keras.utils.set_random_seed(seed)
             row: Row = {"family": method.family, "extra_epochs": method.extra_epochs}
             try:
                 compressed = method.apply(original, data)
             except InvalidInput as error:
-                # A method that cannot compress the model still has a row in the table.
+                # A method that cannot compress the model still gets a row in the table, with the
+                # reason.
                 rows[method.label] = row | {"what": str(error)}
                 continue
             models[method.label], files = _write_and_read(
@@ -122,7 +125,7 @@ def compare(
 def _write_and_read(
     method: CompressionMethod, model: keras.Model, label: str, target_folder: Path
 ) -> tuple[keras.Model, Row]:
-    """Write a model to a file; return the model read from this file, and the file's numbers."""
+    """Write a model to a file; return the model read from this file, and the file's size."""
     path = target_folder / (re.sub(r"[^A-Za-z0-9.]+", "-", label) + method.suffix)
     method.write(model, path)
     plain = target_folder / ".plain.keras"
@@ -138,7 +141,7 @@ def _write_and_read(
 
 
 def _answers(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> Row:
-    """Compare a model's right answers with the original's; both arrays have one flag per answer."""
+    """Compare a compressed model's right answers (one flag per answer) with the original's."""
     lost, gained = int(np.sum(before & ~after)), int(np.sum(after & ~before))
     return {
         "accuracy": float(after.mean()),
@@ -159,7 +162,8 @@ def _add_times(
 ) -> None:
     times = metrics.inference_ms(models, batch, repeats, calls)
     for name, milliseconds in times.items():
-        # Ratios are formed within a repeat, in which both models were measured close in time.
+        # Ratios are computed within a repeat, in which both models were timed shortly after each
+        # other.
         ratios = milliseconds / times[ORIGINAL]
         rows[name] |= {
             "inference_ms": float(np.median(milliseconds)),

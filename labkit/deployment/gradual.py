@@ -1,4 +1,4 @@
-"""A Keras callback that prunes during training and keeps pruned weights at zero."""
+"""A Keras callback that prunes weights during training, and keeps pruned weights at zero."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 class GradualPruning(keras.callbacks.Callback):
     r"""Increase a model's sparsity (fraction of zero weights) during training.
 
-    Before step \(t\) of \(t_0, t_0 + \Delta t, \dots, t_0 + n \Delta t\) the fraction of zeros
-    is \(s_t = s_f + (s_i - s_f) \left(1 - \frac{t - t_0}{n \Delta t}\right)^3\). Sparsity grows
-    fast while many weights do not matter, and slowly at the end. The mask of pruned weights is
-    constant between prunings and after the last one. After every step, masked weights are set back
-    to zero. With `steps=0`, a single pruning at step `begin` reaches the final sparsity.
+    Before step \(t\) of \(t_0, t_0 + \Delta t, \dots, t_0 + n \Delta t\), the fraction of zeros
+    becomes \(s_t = s_f + (s_i - s_f) \left(1 - \frac{t - t_0}{n \Delta t}\right)^3\), with initial
+    sparsity \(s_i\) and final sparsity \(s_f\). Sparsity grows fast at first, while many weights
+    are unimportant, and slowly at the end. The mask of pruned weights stays constant between two
+    prunings and after the last pruning. After every step, masked weights are set back to zero. With
+    `steps=0`, one pruning before step `begin` sets the final sparsity.
 
     Args:
         final: Final sparsity \(s_f\), above 0 and below 1.
@@ -28,18 +29,19 @@ class GradualPruning(keras.callbacks.Callback):
         every: Training steps \(\Delta t\) between prunings, a divisor of `steps`; default: 1.
         initial: Initial sparsity \(s_i\), from 0 to `final`; default: 0.
         begin: Step \(t_0\), counted from 0, before which the first pruning happens; default: 0.
-        scope: "layer" prunes the same fraction of every kernel, "global" the smallest weights of
-            all kernels; default: "global".
+        scope: "layer" prunes the same fraction of every kernel; "global" prunes the smallest
+            weights of all kernels together; default: "global".
 
     Attributes:
-        reached: Step and requested sparsity of each pruning so far, as (step, sparsity).
+        reached: The pairs (step, requested sparsity) of all prunings so far.
 
     Raises:
         InvalidInput: A value is out of range, or `steps` is not a multiple of `every`.
 
     Source: Zhu, Gupta, "To prune, or not to prune: exploring the efficacy of pruning for model
-    compression", 2017, arXiv 1710.01878. Differs from it: weights are masked after the step and not
-    in the forward pass, so that layers need no wrapper. `scope="global"` is an addition.
+    compression", 2017, arXiv 1710.01878. Differs from it: weights are set to zero after each step
+    and not masked in the forward pass, so that layers need no wrapper. `scope="global"` is not part
+    of the paper.
     """
 
     def __init__(
@@ -67,27 +69,28 @@ class GradualPruning(keras.callbacks.Callback):
         self.reached: list[tuple[int, float]] = []
 
     def sparsity(self, step: int) -> float:
-        """Return the fraction of zeros that is due at a step, which is at least `begin`."""
+        """Return the scheduled fraction of zeros at a step, which is at least `begin`."""
         remaining = 1 - min(1.0, (step - self.begin) / self.steps) if self.steps else 0.0
         return self.final + (self.initial - self.final) * remaining**3
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
-        """Collect the model's kernels; no weight is masked at first."""
+        """Collect the model's kernels; before the first pruning, no weight is masked."""
         self._step = 0
         self._kernels = kernels(self.model)
         self._masks: list[tf.Tensor] = []
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Prune the kernels if a pruning is due at this step."""
+        """Prune the kernels if a pruning is scheduled before this step."""
         steps_since_begin = self._step - self.begin
         if 0 <= steps_since_begin <= self.steps and steps_since_begin % self.every == 0:
             share = self.sparsity(self._step)
             pruned = smallest(self._kernels, share, self.scope)
             set_to_zero(self._kernels, pruned)
-            # Masks become tensors once per pruning, because every training step uses them.
+            # Masks are converted to tensors once per pruning, because every training step uses
+            # them.
             self._masks = [keras.ops.convert_to_tensor(mask) for mask in pruned]
             self.reached.append((self._step, share))
-        # The callback counts steps itself, because Keras counts `batch` anew in each epoch.
+        # The callback counts steps itself, because Keras restarts `batch` at 0 in each epoch.
         self._step += 1
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:

@@ -19,22 +19,23 @@ Array = NDArray[np.floating]
 
 
 class LowRank(FineTuned):
-    r"""Replace Dense layers by two smaller layers, from the truncated SVD of the kernel.
+    r"""Replace each Dense layer by two smaller layers, from the truncated SVD of its kernel.
 
-    \(W \approx (U_r \Sigma_r^{1/2})(\Sigma_r^{1/2} V_r^\top)\) is the nearest matrix of rank
-    \(r\) in the Frobenius norm. The two factors have \(r (m + n)\) parameters, and the kernel has
-    \(m n\). Layers with \(r (m + n) \ge m n\) and all other kinds of layers are not changed.
+    \(W \approx (U_r \Sigma_r^{1/2})(\Sigma_r^{1/2} V_r^\top)\) is, in the Frobenius norm, the
+    nearest matrix of rank \(r\) to the kernel \(W\). The two factors together have \(r (m + n)\)
+    parameters, while the m × n kernel has \(m n\). Dense layers with \(r (m + n) \ge m n\), and all
+    layers of other types, are not changed.
 
     Args:
         approximation_rank: Rank \(r\), the number of columns of the first factor; default: 16.
-        epochs: Epochs of training after the factorization, in which both factors are trained;
+        epochs: Number of epochs in which both factors are trained after the factorization;
             default: 0.
 
     Source: Denton, Zaremba, Bruna, LeCun, Fergus, "Exploiting linear structure within convolutional
     networks for efficient evaluation", 2014, arXiv 1404.0736. For dense layers: Xue, Li, Gong,
     "Restructuring of deep neural network acoustic models with singular value decomposition",
-    Interspeech 2013. Differs from them: all layers have the same rank, and both factors share the
-    singular values, so that training starts from factors of equal scale.
+    Interspeech 2013. Differs from them: all layers have the same rank, and the singular values are
+    split equally between both factors, so that training starts from factors of equal scale.
     """
 
     family: ClassVar[str] = "low rank"
@@ -46,7 +47,7 @@ class LowRank(FineTuned):
         return f"low rank {self.approximation_rank}{self._trained}"
 
     def apply(self, model: keras.Model, data: Dataset) -> CompressedModel:
-        """Return a copy of the model with factored Dense layers.
+        """Return a copy of the model, in which two factors replace the kernel of Dense layers.
 
         Raises:
             InvalidInput: No Dense layer of the model would become smaller.
@@ -77,7 +78,7 @@ class LowRank(FineTuned):
 
 def factors(kernel: Array, approximation_rank: int) -> tuple[Array, Array]:
     """Return two factors of a kernel (m, n): shapes (m, r) and (r, n), with r <= min(m, n)."""
-    # The SVD is computed in float64, and its factors are rounded to the kernel's precision.
+    # The SVD is computed in float64; then its factors are rounded to the kernel's precision.
     left, values, right = np.linalg.svd(np.asarray(kernel, np.float64), full_matrices=False)
     root = np.sqrt(values[:approximation_rank])
     first = left[:, :approximation_rank] * root  # (m, r)
@@ -86,19 +87,19 @@ def factors(kernel: Array, approximation_rank: int) -> tuple[Array, Array]:
 
 
 def reduces_parameters(shape: tuple[int, ...], approximation_rank: int) -> bool:
-    """Return True if two factors of rank r have fewer parameters: r (m + n) < m n."""
+    """Return whether two factors of rank r have fewer parameters: r (m + n) < m n."""
     m, n = shape
     return approximation_rank * (m + n) < m * n
 
 
 def factorise(model: keras.Model, approximation_rank: int) -> keras.Model:
-    """Return a copy of the model in which factors replace each Dense layer that gets smaller."""
+    """Return a copy of the model, with two factors for each Dense layer that becomes smaller."""
     import keras
 
     def replaced(layer: keras.Layer) -> keras.Layer:
         if _is_dense(layer) and reduces_parameters(layer.kernel.shape, approximation_rank):
             return _factor_layers(layer, approximation_rank)
-        # A new layer is made, so that the copy shares no layer with the original model.
+        # A new layer is created, so that the copy shares no layer with the original model.
         return type(layer).from_config(layer.get_config())
 
     plain = uncompiled_copy(model)
@@ -118,7 +119,7 @@ def _factor_layers(layer: keras.Layer, approximation_rank: int) -> keras.Layer:
 
 
 def _set_weights(plain: keras.Model, factored: keras.Model, approximation_rank: int) -> None:
-    """Set the factored model's weights to the original weights, or to the factors of kernels."""
+    """Copy the original weights into the factored model; factor kernels that are replaced."""
     for old, new in zip(plain.layers, factored.layers, strict=True):
         if hasattr(old, "layers"):
             _set_weights(old, new, approximation_rank)
@@ -132,5 +133,5 @@ def _set_weights(plain: keras.Model, factored: keras.Model, approximation_rank: 
 def _is_dense(layer: keras.Layer) -> bool:
     import keras
 
-    # Every Dense layer has a kernel of two dimensions, whatever the shape of its input.
+    # The kernel of a Dense layer always has two dimensions, for any shape of its input.
     return type(layer) is keras.layers.Dense and layer.quantization_mode is None

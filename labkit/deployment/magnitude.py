@@ -1,4 +1,4 @@
-"""Selection of the weights of smallest magnitude, and their replacement by zero."""
+"""Functions that select the weights of smallest magnitude, and set them to zero."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def smallest(
     Args:
         weights: Variables to select from, of any shapes.
         sparsity: Fraction of the weights to select, from 0 to 1.
-        scope: "layer" selects this fraction of each variable, "global" of all variables together.
+        scope: "layer" selects this fraction of each variable; "global" selects it of all variables
+            together.
     """
     magnitudes = [np.abs(weight.numpy()).astype(np.float64).ravel() for weight in weights]
     if scope == "global":
@@ -40,7 +41,7 @@ def smallest(
 
 
 def set_to_zero(weights: Sequence[keras.Variable], masks: Sequence[NDArray[np.bool_]]) -> None:
-    """Set masked values to +0.0; a sparse file would store -0.0 as a nonzero value."""
+    """Set masked weights to +0.0, because a sparse file would store -0.0 as a nonzero value."""
     for weight, pruned in zip(weights, masks, strict=True):
         values = weight.numpy()
         weight.assign(np.where(pruned, np.zeros((), values.dtype), values))
@@ -49,5 +50,6 @@ def set_to_zero(weights: Sequence[keras.Variable], masks: Sequence[NDArray[np.bo
 def _smallest(magnitudes: NDArray[np.float64], sparsity: float) -> NDArray[np.bool_]:
     count = round(sparsity * len(magnitudes))
     chosen = np.zeros(len(magnitudes), bool)
-    chosen[np.argsort(magnitudes, kind="stable")[:count]] = True  # of equal values, the first
+    # Of equal magnitudes, the first are selected.
+    chosen[np.argsort(magnitudes, kind="stable")[:count]] = True
     return chosen

@@ -45,13 +45,14 @@ def right_answers(model: keras.Model, data: Dataset, batch_size: int) -> NDArray
 
 
 def chance(losses: int, gained: int) -> float:
-    """Return the probability of a split at least as uneven, if losses and gains are equally likely.
+    """Return the p-value of the sign test: the probability of a split at least this uneven.
 
-    This is the exact sign test (McNemar's) on the answers that only one of two models has right.
-    The test accounts for the random choice of test data, but not of training seeds.
+    The function computes the exact sign test (McNemar's) on the answers that only one of two models
+    has right. The test accounts for the random choice of test data, but not for the random choice
+    of training seeds.
     """
     changed, fewer = losses + gained, min(losses, gained)
-    # The sum uses exact integers, because floats would overflow for thousands of changed answers.
+    # The sum uses exact integers, because floats would overflow if thousands of answers changed.
     tail = sum(math.comb(changed, k) for k in range(fewer + 1))
     return min(1.0, float(Fraction(tail, 2**changed)) * 2)
 
@@ -64,13 +65,14 @@ def gzip_bytes(path: Path) -> int:
 def inference_ms(
     models: Mapping[str, keras.Model], x: NDArray[np.generic], repeats: int, calls: int
 ) -> dict[str, NDArray[np.float64]]:
-    """Return each model's milliseconds per call on one batch: medians per repeat, shape (repeats,).
+    """Return each model's milliseconds per call on one batch: medians per repeat, (repeats,).
 
-    Within a repeat, the models are timed in turn, and each repeat starts with another model. Other
-    load on the machine thus affects all models equally. Models are compiled and warmed up before.
+    In each repeat, the models are timed in turn; each repeat starts with a different model. Because
+    the models take turns, other load on the machine affects all models equally. Models are compiled
+    and called some times before the timing starts.
 
     Args:
-        models: Models by name.
+        models: The models to time, by name.
         x: Features of the timed batch.
         repeats: Number of repeats, each of which times all models.
         calls: Number of calls of each model per repeat.
@@ -78,7 +80,8 @@ def inference_ms(
     import tensorflow as tf
 
     batch = tf.constant(x)
-    # As on an inference server, models are compiled, which avoids Keras's overhead per call.
+    # The models are compiled, as on an inference server, because this avoids Keras's overhead per
+    # call.
     functions = {name: _compiled(model) for name, model in models.items()}
     for function in functions.values():
         for _ in range(WARM_UP):

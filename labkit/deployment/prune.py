@@ -25,25 +25,26 @@ PRUNINGS = 20  # approximate number of prunings in gradual pruning
 class Prune(FineTuned):
     r"""Set the kernel weights of smallest magnitude to zero, and keep them at zero.
 
-    Exactly \(\mathrm{round}(s\,n)\) of \(n\) weights are pruned, either in each kernel or in all
-    kernels together. Biases, normalisation and embeddings are not pruned. Inference is not faster,
-    because Keras does not compute with sparse matrices. The model's file is smaller, see
-    `labkit.deployment.sparse_file`.
+    Exactly \(\mathrm{round}(s\,n)\) of \(n\) weights are pruned for the sparsity \(s\), either in
+    each kernel or in all kernels together. Biases, normalisation and embeddings are not pruned.
+    Inference is not faster, because Keras does not compute with sparse matrices. The pruned model's
+    file is smaller, see `labkit.deployment.sparse_file`.
 
     Args:
         sparsity: Fraction of the kernel weights that become zero, above 0 and below 1; default:
             0.9.
-        scope: "layer" prunes the same fraction of every kernel, "global" the smallest weights of
-            all kernels together; default: "global".
-        schedule: "one_shot" prunes at once and then trains the remaining weights. "gradual" prunes
+        scope: "layer" prunes the same fraction of every kernel; "global" prunes the smallest
+            weights of all kernels together; default: "global".
+        schedule: "one_shot" prunes once, before the remaining weights are trained. "gradual" prunes
             about 20 times during the first 3/4 of the epochs, see `labkit.deployment.gradual`.
-            Default: "one_shot".
-        epochs: Epochs of fine-tuning, at least 0, or with "gradual" at least 1; default: 0.
+            The default schedule is "one_shot".
+        epochs: Number of epochs of fine-tuning; "gradual" needs at least 1; default: 0.
 
     Source: Han, Pool, Tran, Dally, "Learning both weights and connections for efficient neural
     networks", 2015, arXiv 1506.02626. Gradual: Zhu, Gupta, "To prune, or not to prune", 2017, arXiv
-    1710.01878. Differs from them: a trained model is pruned, in 20 prunings. Masked weights are set
-    to zero after every step, instead of being masked in the forward pass.
+    1710.01878. Differs from them: a model is pruned after its training, gradually in about 20
+    prunings. Pruned weights are set to zero after every training step, instead of being masked in
+    the forward pass.
     """
 
     family: ClassVar[str] = "prune"
@@ -94,7 +95,8 @@ class Prune(FineTuned):
         """Return the number of steps from first to last pruning, and between two prunings."""
         last = int(RAMP * (self.epochs * math.ceil(rows / self.batch_size) - 1))
         every = max(1, last // PRUNINGS)
-        # The first is rounded down to a multiple of the second, so the last pruning takes place.
+        # The number of steps up to the last pruning must be a multiple of the interval, so that the
+        # last pruning takes place.
         return last // every * every, every
 
     def write(self, model: keras.Model, path: Path) -> None:

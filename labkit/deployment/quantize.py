@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 class Quantize(CompressionMethod):
     r"""Round kernels to integers of 8 or 4 bits, with one scale factor per output unit.
 
-    \(W_{ij} \approx s_j\, q_{ij}\), with \(q_{ij} \in [-127, 127]\) for int8 and \([-8, 7]\) for
-    int4. With int8, a layer's inputs are also rounded at every call. With int4, only weights are
-    rounded and stored two per byte, with a scale and a zero point per 128 inputs. Keras quantizes
-    Dense, EinsumDense and Embedding layers. Other layers, such as convolutions and recurrent cells,
-    and all biases are not changed. The result's `what` names unchanged layers.
+    \(W_{ij} \approx s_j\, q_{ij}\), with the scale \(s_j\) of output unit j and integers \(q_{ij}
+    \in [-127, 127]\) for int8 and \([-8, 7]\) for int4. With int8, a layer's inputs are also
+    rounded at every call. With int4, only weights are rounded; they are stored two per byte, with a
+    scale and a zero point per 128 inputs. Keras quantizes Dense, EinsumDense and Embedding layers.
+    Biases, and layers of other types, such as convolutions and recurrent cells, are not changed.
+    The result's field `what` lists the layers that are not quantized.
 
     Args:
         mode: Type of the integers, "int8" or "int4"; default: "int8".
@@ -37,7 +38,7 @@ class Quantize(CompressionMethod):
 
     @property
     def label(self) -> str:
-        """Label of the method: its mode."""
+        """Label of the method, which is its mode: "int8" or "int4"."""
         return self.mode
 
     def apply(self, model: keras.Model, data: Dataset) -> CompressedModel:
@@ -49,8 +50,8 @@ class Quantize(CompressionMethod):
         quantized = uncompiled_copy(model)
         try:
             with warnings.catch_warnings():
-                # Keras warns about each layer that it skips; the result's `what` lists these
-                # layers.
+                # Keras warns about each layer that it does not quantize; the result's `what` lists
+                # these layers.
                 warnings.simplefilter("ignore")
                 quantized.quantize(self.mode)
         except ValueError as error:
@@ -78,8 +79,9 @@ class Quantize(CompressionMethod):
 
 
 def _leaves(model: keras.Model) -> list[keras.Layer]:
-    """Return the layers without sublayers, in the order of Keras's own traversal."""
-    # `quantize` uses this private method. Another order could pair the wrong layers.
+    """Return the layers that contain no other layers, in the order of Keras's own traversal."""
+    # The private method `_flatten_layers` is used, because Keras's `quantize` uses it, too. With a
+    # different order, wrong layers of the original and the quantized model could be paired.
     layers = model._flatten_layers(include_self=False, recursive=True)
     return [layer for layer in layers if not layer._layers]
 

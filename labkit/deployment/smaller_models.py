@@ -1,4 +1,4 @@
-"""Base classes of compression methods, which make a smaller model and write the model's file."""
+"""Base classes of compression methods, which create a smaller model and write it to a file."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class CompressionMethod(Checked):
     """A method that makes a trained model smaller; the fields are the method's options.
 
     Attributes:
-        family: Name of the kind of method, independent of its options.
-        suffix: File name suffix of the file that `write` makes.
+        family: Name of the group of methods, such as "prune", which does not depend on the options.
+        suffix: File name suffix of the file that `write` creates.
     """
 
     family: ClassVar[str]
@@ -36,12 +36,12 @@ class CompressionMethod(Checked):
 
     @property
     def label(self) -> str:
-        """Name of the method in tables and figures, which also depends on the options."""
+        """Name of the method in tables and diagrams, which also depends on the options."""
         raise NotImplementedError
 
     @property
     def extra_epochs(self) -> int:
-        """Epochs of training that the method adds to the training of the original model."""
+        """Number of training epochs that the method adds to those of the original model."""
         return 0
 
     def apply(self, model: keras.Model, data: Dataset) -> CompressedModel:
@@ -78,7 +78,7 @@ class FineTuned(CompressionMethod):
 
     @property
     def extra_epochs(self) -> int:
-        """Epochs of further training."""
+        """Number of epochs for which the compressed model is trained further."""
         return self.epochs
 
     @property
@@ -98,12 +98,13 @@ class FineTuned(CompressionMethod):
         """Train the model, and return an uncompiled copy, which has no optimizer state."""
         import keras
 
-        # A user's model may end in a softmax, while labkit's models return logits.
+        # The last layer decides whether outputs are logits: a user's model may end in a softmax,
+        # labkit's models do not.
         scores = getattr(model.layers[-1], "activation", None) is not keras.activations.softmax
         model.compile(
             optimizer=keras.optimizers.Adam(self.learning_rate),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=scores),
-            jit_compile=False,  # compilation takes longer than it saves in a few epochs
+            jit_compile=False,  # in a few epochs, compilation takes longer than it saves
         )
         model.fit(
             data.x_train,
@@ -121,7 +122,8 @@ def config_of(model: keras.Model) -> dict[str, JSON]:
     import keras
 
     config = dict(keras.saving.serialize_keras_object(model))
-    # With this entry, Keras would compile a copy and save the optimizer's state in its file.
+    # With this entry, Keras would compile a copy of the model, and store its optimizer's state in
+    # the file.
     config.pop("compile_config", None)
     return config
 

@@ -1,4 +1,4 @@
-"""A file format that stores a model without zero weights, and restores it bit for bit."""
+"""A file format that stores a model without its zero weights, and restores it bit for bit."""
 
 from __future__ import annotations
 
@@ -40,23 +40,24 @@ class Header(TypedDict):
 
 MAGIC = b"LKSPARSE"
 SCHEMA = 1
-PREFIX = len(MAGIC) + 4  # bytes of MAGIC and of the header's length (uint32)
+PREFIX = len(MAGIC) + 4  # number of bytes of MAGIC and of the header's length (uint32)
 
 
 def coded_bytes(size: int, count: int, itemsize: int) -> dict[str, int]:
     r"""Return a tensor's size in bytes in each coding; a file uses the smallest coding.
 
-    For \(n\) elements of \(w\) bytes, \(k\) of them nonzero:
+    A tensor has \(n\) elements of \(w\) bytes each, of which \(k\) elements are nonzero:
 
     - `dense`: \(n w\).
     - `bitmap`: \(\lceil n/8 \rceil + k w\), one bit per element.
     - `indices`: \(\lceil k \lceil \log_2 n \rceil / 8 \rceil + k w\), one packed index per nonzero
-      element. This coding is smallest if less than about one in \(\log_2 n\) elements is nonzero.
+      element. The coding `indices` is the smallest if fewer than about one in \(\log_2 n\) elements
+      are nonzero.
 
     Args:
-        size: Number n of elements.
+        size: Number n of elements of the tensor.
         count: Number k of nonzero elements.
-        itemsize: Bytes w per element.
+        itemsize: Number w of bytes per element.
     """
     values = count * itemsize
     return {
@@ -67,10 +68,10 @@ def coded_bytes(size: int, count: int, itemsize: int) -> dict[str, int]:
 
 
 def write_sparse(model: keras.Model, path: Path | str) -> Path:
-    """Write a model to a sparse file: a JSON header, and then the tensors; return the path.
+    """Write a model to a sparse file (a JSON header, then the tensors), and return the path.
 
-    The header has the model's layers and each tensor's coding. Optimizer, loss, metrics, and state
-    of layers other than weights are not written.
+    The header has the model's layers and each tensor's coding. The file contains no optimizer,
+    loss, metrics, or layer state other than weights.
     """
     tensors, parts = [], []
     for weight in model.weights:
@@ -109,10 +110,11 @@ def read_sparse(path: Path | str) -> keras.Model:
 
 
 def pack(tensor: Array) -> tuple[TensorRecord, bytes]:
-    """Return a tensor's record and its coded bytes; -0.0 and NaN are stored like other values."""
+    """Return a tensor's record and its coded bytes; -0.0 and NaN are stored like nonzero values."""
     tensor = np.ascontiguousarray(tensor)
     flat = tensor.reshape(-1)
-    # Only elements whose bits are all 0 count as zero: -0.0 equals 0.0, but has other bits.
+    # An element counts as zero only if all its bits are 0: -0.0 equals 0.0, but differs in its
+    # bits.
     bits = flat.view(f"u{flat.itemsize}")
     indices = np.flatnonzero(bits)
     sizes = coded_bytes(flat.size, len(indices), flat.itemsize)
@@ -150,7 +152,7 @@ def unpack(record: TensorRecord, content: bytes) -> Array:
 
 
 def _width(size: int) -> int:
-    """Return the number of bits of a packed index into a tensor with `size` elements."""
+    """Return the number of bits that a packed index needs in a tensor with `size` elements."""
     return max(1, (size - 1).bit_length())
 
 

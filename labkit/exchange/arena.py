@@ -1,4 +1,4 @@
-"""Flat buffers of gradients and means, and the copies of gradients into these buffers."""
+"""Flat buffers for gradients and their means, and the copying of gradients into these buffers."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ Piece = tuple[int, np.ndarray]  # (offset in the bucket in elements, values)
 
 
 class FlatBuffers:
-    """Flat buffers for gradients, one for each dtype, with the same memory in all steps.
+    """Flat buffers for gradients, one per dtype, with the same memory in all training steps.
 
-    By default, the means overwrite the gradients. If the ranks sum in shared memory, they write the
-    means once, into a buffer common to all ranks.
+    By default, the mean gradients overwrite the gradients. If the ranks sum in shared memory, they
+    write the mean gradients once, into a buffer that all ranks share.
 
     Args:
-        communicator: The Communicator of the ranks, which all allocate in this call (collective).
+        communicator: The Communicator of the ranks; all its ranks must allocate buffers in the same
+            call (collective).
         lengths: The number of elements of each variable.
         dtypes: The NumPy dtype of each variable.
-        buckets: The buckets, with their positions in the buffers.
-        common: Whether all ranks share one buffer for the means.
+        buckets: The buckets, with their start and stop in the buffers.
+        common: Whether all ranks share one buffer for the mean gradients.
 
     Attributes:
-        means: The mean gradient of each variable, as a flat view of a buffer.
+        means: The mean gradient of each variable, as a flat view of its buffer.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class FlatBuffers:
         ]
 
     def gradients(self, bucket: Bucket) -> np.ndarray:
-        """Return this rank's gradients in a bucket, as a flat view."""
+        """Return this rank's gradients in a bucket, as a flat view of the buffer."""
         return self._gradients[bucket.dtype][bucket.start : bucket.stop]
 
     def mean_buffer(self, bucket: Bucket) -> np.ndarray | None:
-        """Return the buffer for the bucket's means; None: the means overwrite the gradients."""
+        """Return the buffer for a bucket's mean gradients; None: they overwrite the gradients."""
         if not self._common:
             return None
         return self._results[bucket.dtype][bucket.start : bucket.stop]
@@ -77,13 +78,15 @@ class Packing:
     Args:
         bucket: The bucket, with its slots.
         memory: The memory into which the gradients are copied, (length,).
-        stays: The elements of the bucket that this rank itself sums. They are not copied, because
-            the training step blocks until the sum is complete.
+        stays: The elements of the bucket that this rank itself sums in shared memory. The elements
+            in `stays` are not copied, because the training step blocks until their sum is complete.
     """
 
     def __init__(self, bucket: Bucket, memory: np.ndarray, stays: slice) -> None:
-        self._copies: list[tuple[int, slice, np.ndarray]] = []  # (slot, elements, target)
-        self._uncopied: list[tuple[int, slice, int]] = []  # (slot, elements, offset)
+        # (number of the slot, elements to copy, target).
+        self._copies: list[tuple[int, slice, np.ndarray]] = []
+        # (number of the slot, elements, offset in the bucket).
+        self._uncopied: list[tuple[int, slice, int]] = []
         for number, slot in enumerate(bucket.slots):
             first = slot.offset - bucket.start
             begin, end = np.clip((stays.start - first, stays.stop - first), 0, slot.length).tolist()
@@ -97,11 +100,12 @@ class Packing:
                 self._uncopied.append((number, elements, first + begin))
 
     def __call__(self, arrays: Sequence[np.ndarray], counts: bool) -> list[Piece] | None:
-        """Copy the gradients, and return the pieces that were not copied; None: all were copied.
+        """Copy the gradients; return the pieces that were not copied, or None if all were copied.
 
         Args:
-            arrays: For each slot of the bucket, the whole gradient of the slot's variable.
-            counts: Whether this rank has samples; without samples, even a NaN gradient counts as 0.
+            arrays: For each slot of the bucket, the complete gradient of the slot's variable.
+            counts: Whether this rank has samples; if it has none, every gradient counts as 0, even
+                NaN.
         """
         flat = [array.reshape(-1) for array in arrays]
         for number, elements, place in self._copies:

@@ -1,7 +1,6 @@
 """Choices before the first step: the allreduce algorithm, and the tables sent as changed rows.
 
-The fastest algorithm is found by measurement on a real network, and by simulation for an emulated
-network.
+The fastest algorithm is measured on a real network, and simulated for an emulated network.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from labkit.communicator import Communicator
 from labkit.schedules import ALLREDUCE
 
 MEASURED_CALLS = 7  # number of measured calls of each algorithm
-MIN_TABLE_BYTES = 2**20  # to sum these on one host takes as long as the overhead of a call
+MIN_TABLE_BYTES = 2**20  # the sum of such a table takes as long as a call's overhead
 
 
 @dataclass(frozen=True)
@@ -29,23 +28,23 @@ class Choice:
 
     @property
     def in_place(self) -> bool:
-        """Whether ranks sum in shared memory, so that a host's ranks can share one result."""
+        """Whether ranks sum in shared memory, so that all ranks of a host can share one result."""
         return self.algorithm == "shared_memory"
 
 
 def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool = True) -> Choice:
-    """Choose the algorithm for buckets of a size; all ranks choose the same one (collective).
+    """Choose the allreduce algorithm for buckets of a size, the same on all ranks (collective).
 
-    "auto" measures the available algorithms in turn, with `MEASURED_CALLS` calls each after a
-    warm-up call. The time of a call is that of the slowest rank. The algorithm with the smallest
-    median time is chosen. On an emulated network, the simulator decides. On a real network,
-    compressed buckets use the collectives of the MPI library, because their bytes are unknown in
-    advance.
+    "auto" measures the available algorithms in turn: one warm-up call, then `MEASURED_CALLS` calls
+    of each. The slowest rank determines the time of a call. The algorithm with the smallest median
+    time is chosen. On an emulated network, a simulation replaces the measurement. On a real
+    network, compressed buckets use the collectives of the MPI library, because the number of
+    compressed bytes is unknown in advance.
 
     Args:
         communicator: The Communicator of the ranks.
         algorithm: The requested algorithm, or "auto".
-        nbytes: The bytes of the largest bucket.
+        nbytes: The number of bytes of the largest bucket.
         dense: Whether gradients are exchanged without compression.
     """
     if communicator.size == 1 and dense and algorithm in ("auto", "shared_memory"):
@@ -53,7 +52,7 @@ def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool 
     if algorithm != "auto":
         return Choice(algorithm, "chosen by the experiment")
     if communicator.network is not None:
-        return _simulated(communicator, nbytes)  # all ranks get the same result
+        return _simulated(communicator, nbytes)  # each rank simulates, and gets the same result
     if not dense:
         return Choice("mpi", "payloads are small and of unequal size: the collectives of MPI")
     candidates = ["mpi", "ring"]
@@ -69,8 +68,8 @@ def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool 
 def all_cores_compute(communicator: Communicator) -> bool:
     """Return whether the ranks' computation occupies all cores of the host (collective).
 
-    Between ranks of one host, a core that moves bytes cannot compute meanwhile. A network, real or
-    emulated, moves bytes without a core.
+    Between ranks of one host, a core copies the data and cannot compute at the same time. A real or
+    emulated network transfers data without a core.
     """
     if communicator.network is not None or not communicator.on_one_host:
         return False
@@ -87,16 +86,17 @@ def _threads() -> int:
 
 
 def rows_are_worthwhile(communicator: Communicator, algorithm: str, nbytes: int) -> bool:
-    """Return whether a table is large enough for a separate collective of its changed rows.
+    """Return whether a table is large enough to send its changed rows in a separate collective.
 
-    On an emulated network, a separate call is worthwhile if summing the whole table takes at least
-    twice as long as summing 64 bytes. The number of changed rows is unknown before a step. If a
-    step changes too many rows, the parts of the table become dense during the collective.
+    On an emulated network, a table is large enough if summing the whole table takes at least twice
+    as long as summing 64 bytes. The number of changed rows is unknown before a training step, so it
+    cannot be used for this choice. If a step changes too many rows, the collective converts parts
+    of the table to dense form.
 
     Args:
         communicator: The Communicator of the ranks.
         algorithm: The allreduce algorithm, or "auto".
-        nbytes: The bytes of the whole table.
+        nbytes: The number of bytes of the whole table.
     """
     from labkit.simulate import simulate
 
@@ -139,11 +139,11 @@ def _measured(communicator: Communicator, candidates: list[str], nbytes: int) ->
 
 
 def fastest(seconds: Mapping[str, float], algorithm: str) -> Choice:
-    """Return the fastest algorithm; of equally fast algorithms, the first one.
+    """Return the fastest algorithm; among equally fast algorithms, the first one.
 
     Args:
         seconds: The time of each algorithm in seconds, by name.
-        algorithm: The source of the times, as text for `Choice.why`.
+        algorithm: A text that says how the times were obtained, for `Choice.why`.
     """
     ranked = sorted(seconds, key=lambda name: seconds[name])
     times = ", ".join(f"{name} {1e3 * seconds[name]:.3g} ms" for name in ranked[:3])

@@ -1,11 +1,11 @@
-"""Buckets: groups of gradients that ranks exchange together, and the order of buckets."""
+"""Buckets: groups of gradients that ranks exchange together, and the filling of buckets."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-ALIGN = 64  # bytes; memory with this alignment is read by TensorFlow without a copy
+ALIGN = 64  # bytes; TensorFlow reads memory with this alignment without a copy
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Bucket:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the bucket, including padding."""
+        """The number of bytes of the bucket, including padding."""
         return self.length * self.itemsize
 
 
@@ -76,16 +76,17 @@ def pack(
         lengths 6, 2, 3, 1 · limit 4     -> [3, 2] [1] [0]
         the same with cut                -> [3, 2] [1, end of 0] [begin of 0]
 
-    Each bucket is contiguous in its flat buffer, and so is each variable, even if it is split.
+    Each bucket is contiguous in its flat buffer; each variable is also contiguous, even if it is
+    split into several buckets.
 
     Args:
         lengths, dtypes, itemsizes: For each variable, its number of elements, its dtype, and its
             bytes per element.
-        limit: The maximum bytes of a bucket; without `cut`, a variable with more bytes has a bucket
-            of its own.
+        limit: The maximum bytes of a bucket; without `cut`, a larger variable has a separate
+            bucket.
         cut: Whether to split large variables, so that no bucket exceeds the limit by more than 1/8.
-        groups: The group number of each variable; a bucket holds variables of one group only. None:
-            all variables form one group.
+        groups: The group number of each variable; a bucket contains only variables of one group.
+            With None, all variables form one group.
     """
     starts = aligned_starts(lengths, dtypes, itemsizes)
     itemsize = dict(zip(dtypes, itemsizes, strict=True))
@@ -94,7 +95,8 @@ def pack(
 
     def close(dtype: str) -> None:
         if slots := filling.pop(dtype, None):
-            first, last = slots[-1], slots[0]  # slots are filled from the end
+            # Slots are filled from the last variable to the first.
+            first, last = slots[-1], slots[0]
             stop = last.offset + last.length
             buckets.append(Bucket(dtype, itemsize[dtype], first.offset, stop, tuple(slots)))
 
@@ -106,7 +108,8 @@ def pack(
         stop = lengths[variable]
         while stop > 0:
             used = sum(slot.length for slot in filling.get(dtype, []))
-            # The allowance of 1/8 avoids a small bucket with the last elements of a variable.
+            # The limit may be exceeded by 1/8, because a small bucket for the last elements of a
+            # variable would be inefficient.
             fits = used + stop <= room + (room // 8 if cut else 0)
             if used and not fits and (used >= room or not cut):
                 close(dtype)
@@ -121,7 +124,7 @@ def pack(
 
 
 def holders(buckets: Sequence[Bucket], variable: int) -> list[int]:
-    """Return the numbers of the buckets that hold elements of a variable."""
+    """Return the numbers of the buckets that contain elements of a variable."""
     return [
         number
         for number, bucket in enumerate(buckets)

@@ -18,29 +18,31 @@ Dtypes: TypeAlias = Sequence["np.dtype[np.generic]"]
 
 
 class BucketLayout:
-    """The buckets of one set of gradients, with the gradients and weights of the current step.
+    """The buckets for a set of gradients, with the gradients and weights of the current step.
 
-    A parcel is a bucket, or a table of whose gradient ranks send only the changed rows. In the
-    numbering of parcels, tables follow the buckets. Tables have no fixed memory, because other rows
-    change in each step.
+    A parcel is either a bucket, or a table (such as an embedding) for which ranks send only the
+    changed rows of the gradient. Parcels are numbered: first the buckets, then the tables. Tables
+    have no fixed memory, because each step changes different rows.
 
     Args:
-        communicator: The Communicator of the ranks, which all have the same layout.
+        communicator: The Communicator of the ranks; all ranks have the same layout.
         signature: The name, shape and dtype of each gradient.
         dtypes: The NumPy dtype of each gradient.
         buckets: The buckets of gradients.
-        choice: The chosen allreduce algorithm.
-        dense: Whether gradients are not compressed, so that ranks that sum in shared memory may
-            share one buffer for the means.
-        after: Whether the training step blocks from the packing to the sum, so that the elements
-            that this rank sums need no copy.
+        choice: The chosen allreduce algorithm, with the reason for the choice.
+        dense: Whether gradients are exchanged without compression; ranks that sum in shared memory
+            may then share one buffer for the means.
+        after: Whether the training step blocks from the packing of a bucket until its sum is
+            complete; the elements that this rank sums then need no copy.
 
     Attributes:
-        tables: The numbers of the variables of whose gradients ranks send only the changed rows.
-        parcels: For each parcel, the numbers of its variables: for each bucket, in the order of its
-            slots; then for each table.
-        weights: For each parcel, the weight of this rank's gradients: its number of samples.
-        steps: For each parcel, the training step in which it was packed last.
+        tables: The numbers of the variables that are tables: ranks send only the changed rows of
+            their gradients.
+        parcels: For each parcel, the numbers of its variables: first for each bucket, in the order
+            of its slots, then for each table.
+        weights: For each parcel, the weight of this rank's gradients, which is its number of
+            samples.
+        steps: For each parcel, the number of the training step in which it was packed last.
     """
 
     def __init__(
@@ -75,30 +77,30 @@ class BucketLayout:
         self.steps: dict[int, int] = {}
 
     def mean(self, variable: int) -> list[np.ndarray]:
-        """Return a variable's mean gradient as a flat view; of a table, the rows and indices."""
+        """Return a variable's mean gradient as a flat view; for a table, its rows and indices."""
         if variable not in self.tables:
             return [self._flat.means[variable]]
         indices, values = self._rows[self.holders(variable)[0]]
         return [values, indices]
 
     def holders(self, variable: int) -> list[int]:
-        """Return the numbers of the parcels that hold elements of a variable."""
+        """Return the numbers of the parcels that contain elements of a variable."""
         if variable in self.tables:
             return [len(self.buckets) + self.tables.index(variable)]
         return holders(self.buckets, variable)
 
     def is_table(self, number: int) -> bool:
-        """Return whether a parcel holds the changed rows of a table."""
+        """Return whether a parcel contains the changed rows of a table."""
         return number >= len(self.buckets)
 
     def pack(self, number: int, arrays: Sequence[np.ndarray], rows: np.ndarray, step: int) -> None:
-        """Copy gradients into their parcel, and store the weight of this rank.
+        """Copy gradients into their parcel, and store the weight (number of samples) of this rank.
 
         Args:
             number: The number of the parcel (bucket or table).
-            arrays: The whole gradients of the parcel's variables; of a table, the rows and their
-                indices, which may repeat.
-            rows: The number of samples of these gradients.
+            arrays: The complete gradients of the parcel's variables; for a table, the rows and
+                their indices, which may repeat.
+            rows: The number of samples from which these gradients were computed.
             step: The number of the training step.
         """
         self.weights[number], self.steps[number] = float(rows), step
@@ -122,7 +124,7 @@ class BucketLayout:
         return self._flat.gradients(self.buckets[number])
 
     def separate_buffers(self, number: int) -> SeparateBuffers:
-        """Return the memory outside the bucket for its sum: uncopied gradients, common means."""
+        """Return the memory outside a bucket for its sum: uncopied gradients, and common means."""
         return SeparateBuffers(
             self._pieces.pop(number, None), self._flat.mean_buffer(self.buckets[number])
         )
@@ -156,7 +158,7 @@ def in_buckets(
         dtypes: The NumPy dtype of each gradient.
         limit: The maximum bytes of a bucket; None: one bucket for each dtype.
         cut: Whether to split large variables into several buckets.
-        groups: The group number of each gradient; a bucket holds gradients of one group only.
+        groups: The group number of each gradient; a bucket contains only gradients of one group.
     """
     lengths = _lengths(signature)
     names, itemsizes = [dtype.name for dtype in dtypes], [dtype.itemsize for dtype in dtypes]

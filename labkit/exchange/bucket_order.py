@@ -1,4 +1,4 @@
-"""The order of buckets in the communication thread, with priority for front layers."""
+"""The order in which the communication thread sends buckets, with priority for front layers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def by_priority(ready: Sequence[float], seconds: Sequence[float], rank: Sequence[int]) -> list[int]:
-    """Return a fixed order in which the most urgent ready bucket is sent when the link is free.
+    """Return a fixed bucket order: whenever the link is free, the most urgent ready bucket is sent.
 
         ready    2  1  0     (the bucket of the last layer is ready first)
         seconds  1  3  1     -> [2, 1, 0]: when bucket 1 ends at 4, only bucket 0 remains
@@ -15,15 +15,15 @@ def by_priority(ready: Sequence[float], seconds: Sequence[float], rank: Sequence
         seconds  1  1  3     -> [2, 0, 1]: when bucket 2 ends at 3, bucket 0 is the most urgent
 
     Args:
-        ready: For each bucket, the time when it is packed, in seconds.
-        seconds: For each bucket, the duration of its exchange, in seconds.
-        rank: For each bucket, a number that gives its priority; the lowest number is the most
-            urgent.
+        ready: For each bucket, the time in seconds at which it is packed.
+        seconds: For each bucket, the duration of its exchange in seconds.
+        rank: For each bucket, the number of its priority; the bucket with the lowest number is the
+            most urgent.
 
     Source: Jayarajan et al.: Priority-based parameter propagation, 2019, arXiv 1905.03960; Peng et
     al.: A generic communication scheduler (ByteScheduler), 2019. Both methods decide the order
     while buckets wait; this function fixes the order in advance from measured times, so that all
-    ranks agree.
+    ranks use the same order.
     """
     coming = sorted(range(len(ready)), key=lambda bucket: ready[bucket])
     waiting: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""The communication thread, which exchanges buckets in one fixed order on all ranks."""
+"""The communication thread, which exchanges buckets in a fixed order, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 class CommThread:
     """A thread that exchanges buckets during the training step.
 
-    The thread exchanges buckets in a fixed order, whatever the order in which the training step
-    issues them. The threads of all ranks therefore work on the same bucket, without deadlocks. If
-    the thread fails, `wait` raises its error.
+    This order is fixed, even if the training step issues the buckets in a different order.
+    Therefore the threads of all ranks exchange the same bucket at a time, which avoids deadlocks.
+    If the thread fails, `wait` raises the thread's error in the training step.
 
     Args:
-        serve: A function that exchanges the bucket of a number; it runs in the thread.
-        order: The bucket numbers, each once, in the order of their exchange.
-        timeline: The timeline that records events of kind "communicate" and "wait".
-        on_block: A callback. It receives True when the training step starts to wait for a bucket,
-            and False when the step continues. Between both calls, the thread may occupy the core.
+        serve: A function that exchanges the bucket with a given number; the thread calls it.
+        order: The numbers of all buckets, in the order of their exchange.
+        timeline: The timeline in which events of the kinds "communicate" and "wait" are recorded.
+        on_block: A callback that is told when the training step starts and stops waiting. The
+            callback receives True when the training step starts to wait for a bucket, and False
+            when the step continues. Between these two calls, the communication thread may use the
+            core fully.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class CommThread:
         self._closed = False
         self._rounds = 0
         self._reorder: tuple[int, Reorder] | None = None
-        self._ready = [0.0] * len(self.order)  # for each bucket, the sum of its issue times, in s
-        self._seconds = [0.0] * len(self.order)  # for each bucket, the sum of its durations, in s
+        # For each bucket, the sum of its issue times in seconds.
+        self._ready = [0.0] * len(self.order)
+        # For each bucket, the sum of its exchange durations in seconds.
+        self._seconds = [0.0] * len(self.order)
 
     def reorder_after(self, rounds: int, reorder: Reorder) -> None:
         """Change the order of the buckets once, after a number of rounds.
@@ -63,15 +67,15 @@ class CommThread:
         Args:
             rounds: The number of rounds before the change; a round exchanges every bucket once.
             reorder: A function of (mean issue times, mean exchange durations) of all buckets, in
-                seconds, which returns the new order. Issue times count from the first issued
+                seconds, which returns the new order. Issue times are measured from the first issued
                 bucket.
         """
         self._reorder = (rounds, reorder)
 
     def issue(self, bucket: int) -> None:
-        """Hand a packed bucket to the communication thread."""
+        """Pass a packed bucket to the communication thread, which exchanges it."""
         with self._changed:
-            self._done.discard(bucket)  # a failed step may have left it
+            self._done.discard(bucket)  # a failed step may have left the bucket in `_done`
             self._issued.add(bucket)
             self._ready[bucket] += self._clock.now()
             if self._thread is None:
@@ -80,7 +84,7 @@ class CommThread:
             self._changed.notify_all()
 
     def wait(self, bucket: int) -> None:
-        """Wait until a bucket holds the mean of all ranks, after which it may be issued again."""
+        """Wait until a bucket contains the mean over ranks; then it may be issued again."""
         start = self._clock.now()
         self._set_blocked(True)
         with self._changed:
@@ -93,7 +97,7 @@ class CommThread:
             raise self._error
 
     def close(self) -> None:
-        """End the thread, after the caller has aborted its current collective."""
+        """End the thread; the caller must first have aborted the thread's current collective."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -134,7 +138,7 @@ class CommThread:
                 self._changed.notify_all()
 
     def _end_round(self) -> None:
-        """Count a round, and reorder the buckets after the set number of rounds."""
+        """Count a round; after the round given to `reorder_after`, change the bucket order."""
         self._rounds += 1
         if self._reorder is not None and self._rounds == self._reorder[0]:
             first = min(self._ready)
@@ -147,9 +151,9 @@ class CommThread:
 def wake_promptly() -> bool:
     """Request short scheduler time slices for the calling thread; return whether Linux agreed.
 
-    If all cores compute, a thread that wakes for a message waits about 3 ms until another thread's
-    time slice ends. Since Linux 6.12, a thread with shorter slices runs first, without a larger
-    share of the core. On other systems the function has no effect.
+    If all cores are busy, a thread that wakes up for a message waits about 3 ms until another
+    thread's time slice ends. Since Linux 6.12, a thread with shorter time slices runs first, but
+    gets no larger share of the core. On other systems the function has no effect.
     """
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None or platform.system() != "Linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:

@@ -1,4 +1,4 @@
-"""The mean of buckets through a compressor, whose requests are answered by collectives."""
+"""The mean of buckets through a compressor; collectives answer the compressor's requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BucketLayer:
-    """A gradient, or a piece of one: its elements [start, stop) in a bucket, and its shape."""
+    """A gradient or a piece of one: its elements [start, stop) in a bucket, and its shape."""
 
     name: str
     start: int
@@ -41,7 +41,7 @@ class BucketLayer:
 
 @dataclass(frozen=True)
 class ReductionRecord:
-    """The input and the result of one bucket's reduction with compression.
+    """The input and the result of the compressed reduction of one bucket.
 
     Attributes:
         given: The uncompressed gradients of this rank, (n,).
@@ -49,10 +49,10 @@ class ReductionRecord:
         mean: The resulting mean gradients over the ranks, (n,).
         residual: The compression error that this rank stores for the next step, (n,); None for
             compressors without memory.
-        payload_bytes: Total bytes that this rank passed to collectives for this reduction.
-        layer_bytes: The share of each layer in `payload_bytes`, for compressors that work by layer;
-            None for other compressors.
-        step: The number of the training step, from the timeline.
+        payload_bytes: Total bytes that this rank sent into collectives for this reduction.
+        layer_bytes: The bytes of each layer in `payload_bytes`, for compressors that process layers
+            separately; None for other compressors.
+        step: The number of the training step, as in the timeline.
     """
 
     given: np.ndarray
@@ -65,12 +65,13 @@ class ReductionRecord:
 
 
 class CompressedMean:
-    """A runner of a compressor's generators, which answers their requests by collectives.
+    """A runner of compressor generators, which answers their requests with collectives.
 
-    A compressor's generator yields requests for collectives, and receives their results. Most
-    compressors treat a bucket as one flat tensor. A compressor by layer has one generator for each
-    layer. The generators advance in parallel, and their requests are combined. A bucket with any
-    number of layers therefore takes only as many collective calls as its longest generator.
+    A compressor's generator yields requests for collectives, and receives the results of these
+    collectives. For most compressors, a bucket is one flat tensor. A compressor with `by_layer`
+    uses one generator for each layer. All generators run in parallel, and their pending requests of
+    one type are combined into one collective. Therefore a bucket with many layers needs only as
+    many collective calls as the generator with the most requests.
 
     Args:
         communicator: The Communicator of the ranks.
@@ -79,7 +80,8 @@ class CompressedMean:
 
     Attributes:
         seconds: Total seconds of encoding and decoding so far.
-        calls: The number of collective calls so far, without the exchange of the ranks' weights.
+        calls: The number of collective calls so far; the exchange of the ranks' weights is not
+            counted.
     """
 
     def __init__(self, communicator: Communicator, compressor: Compressor, seed: int) -> None:
@@ -103,10 +105,10 @@ class CompressedMean:
 
         Args:
             bucket: The number of the bucket; each bucket has its own compressor state.
-            pieces: Flat gradients of one float dtype, which the mean replaces; 16-bit floats are
+            pieces: Flat gradients of one float dtype, which the mean overwrites; 16-bit floats are
                 compressed as float32.
-            layers: The layer that each piece belongs to, in the order of `pieces`.
-            algorithm, label: As for `Communicator.allreduce`.
+            layers: The layer of each piece, in the order of `pieces`.
+            algorithm, label: The same arguments as those of `Communicator.allreduce`.
         """
         meter, clock = self._communicator.traffic, self._communicator.clock
         before, start = meter.copy(), clock.now()
@@ -130,8 +132,8 @@ class CompressedMean:
         """Return the compressor states for a checkpoint.
 
         Returns:
-            The arrays by name, "kind/bucket/part/place": the kind is "residual" or "state", the
-            part numbers the generator, and the place numbers the tensor in its state.
+            The arrays by name, "kind/bucket/part/place": kind is "residual" or "state", part is the
+            number of the generator, and place is the index of the tensor in the generator's state.
         """
         import tensorflow as tf
 
@@ -152,7 +154,7 @@ class CompressedMean:
         self._before = dict(self._states)
 
     def restore_states(self) -> None:
-        """Restore the compressor states that `save_states` has saved last."""
+        """Restore the compressor states of the last call of `save_states`."""
         self._states = self._before
 
     def reset(self, scale: float) -> None:
@@ -167,7 +169,7 @@ class CompressedMean:
         )
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Restore compressor states from `state_dict`; missing states get their initial values."""
+        """Restore compressor states from `state_dict`; missing states start from initial values."""
         for name, value in arrays.items():
             bucket, part, place = map(int, name.split("/")[1:])
             self._recalled.setdefault((bucket, part), {})[place] = value
@@ -206,7 +208,7 @@ class CompressedMean:
         )
 
     def _run(self, reductions: list[Reduction], algorithm: str, what: str) -> list[Reduced]:
-        """Run all generators, and combine their pending requests of one kind in one collective."""
+        """Run all generators, and combine their pending requests of one type in one collective."""
         results: dict[int, Reduced] = {}
         self._bytes = dict.fromkeys(range(len(reductions)), 0)
         answers: dict[int, tf.Tensor] = dict.fromkeys(range(len(reductions)))
@@ -265,7 +267,7 @@ class CompressedMean:
 
 
 def _replace_tensors(state: State, recalled: Mapping[int, np.ndarray]) -> State:
-    """Return a compressor state with some of its tensors, given by their places, replaced."""
+    """Return a compressor state in which the tensors at the given places are replaced."""
     import tensorflow as tf
 
     if not recalled:
@@ -278,7 +280,7 @@ def _replace_tensors(state: State, recalled: Mapping[int, np.ndarray]) -> State:
 
 
 def _nbytes(request: Request) -> int:
-    """Return the bytes that this rank sends into the collective for a request."""
+    """Return how many bytes this rank sends in the collective for a request."""
     if isinstance(request, Gather):
         return nbytes(request.payload)
     if isinstance(request, Mean):

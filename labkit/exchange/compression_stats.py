@@ -10,24 +10,25 @@ import numpy as np
 from labkit.communicator import Communicator
 from labkit.exchange.compressed import BucketLayer, ReductionRecord
 
-WHOLE = "all layers"  # the layer name in the row of a whole bucket
+WHOLE = "all layers"  # the layer name in the row for a whole bucket
 Row = dict[str, Any]
 FIGURES = ("relative_error", "cosine", "residual_norm", "bits_per_parameter", "fraction_sent")
 
 
 class CompressionStats:
-    r"""A comparison of compressed mean gradients with exact mean gradients, in some steps.
+    r"""A comparison of compressed mean gradients with exact means, in every n-th training step.
 
-    Each row has the statistics of one layer on one rank. Let \(\hat g\) be the compressed mean, and
-    \(\bar g\) the exact mean. `relative_error` is \(\|\hat g - \bar g\| / \|\bar g\|\), and
-    `cosine` is the cosine of the angle between both means. `residual_norm` is \(\|e_r\|\), the norm
-    of the compression error that rank r stores; 0 for compressors without memory.
-    `bits_per_parameter` counts this rank's payload; a payload of a whole bucket is divided among
+    Each row contains the statistics of one layer on one rank. In the formulas, \(\hat g\) is the
+    compressed mean gradient, and \(\bar g\) the exact mean gradient. `relative_error` is \(\|\hat g
+    - \bar g\| / \|\bar g\|\), and `cosine` is the cosine of the angle between the compressed mean
+    \(\hat g\) and the exact mean \(\bar g\). `residual_norm` is \(\|e_r\|\), the norm of the
+    compression error that rank r stores; 0 for compressors without memory. `bits_per_parameter`
+    counts this rank's payload; if a payload contains a whole bucket, its bits are divided among
     layers in proportion to their nonzero values. `fraction_sent` is the fraction of gradient
     elements that this rank sent as nonzero values.
 
-    The traffic meter and the emulated network ignore the messages that compute the exact mean.
-    Steps with a comparison take longer than others.
+    The traffic meter and the emulated network do not count the messages that compute the exact
+    mean. Steps with such a comparison take longer than other steps.
 
     Args:
         communicator: The Communicator of the ranks.
@@ -42,7 +43,7 @@ class CompressionStats:
         self.rows: list[Row] = []
 
     def observe(self, bucket: int, layers: Sequence[BucketLayer], record: ReductionRecord) -> None:
-        """Compare one bucket's reduction in every `every`-th step, as a watcher (collective)."""
+        """In every `every`-th step, compare a bucket with its exact mean (collective)."""
         if record.step % self._every:
             return
         total = self._communicator.allreduce_small(
@@ -71,7 +72,7 @@ class CompressionStats:
             )
 
     def by_step(self) -> dict[int, Row]:
-        """Return each step's statistics, averaged over buckets, weighted by parameter counts."""
+        """Return each step's statistics: means over buckets, weighted by parameter counts."""
         by_step: dict[int, list[Row]] = {}
         for row in self.rows:
             if row["layer"] == WHOLE:
@@ -88,7 +89,7 @@ class CompressionStats:
 
 
 def _bytes_of(layers: Sequence[BucketLayer], record: ReductionRecord) -> list[float]:
-    """Return the payload bytes that each layer has in one bucket's reduction."""
+    """Return, for each layer, its payload bytes in the reduction of one bucket."""
     if record.layer_bytes is not None:
         return [float(size) for size in record.layer_bytes]
     sent = [np.count_nonzero(record.sent[layer.start : layer.stop]) for layer in layers]

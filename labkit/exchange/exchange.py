@@ -39,43 +39,46 @@ BUCKET_BYTES = 4 * 2**20
 
 
 class Exchange:
-    r"""The exchange that replaces a rank's gradients by their mean over the ranks.
+    r"""The exchange, which replaces each rank's gradients by their mean over all ranks.
 
-    The mean weighs each rank by its rows (samples): \(\bar g = \sum_r b_r g_r / \sum_r b_r\). Here
-    \(g_r\) is the mean gradient of the \(b_r\) samples of rank r. The result is the gradient of the
-    global batch, even if ranks have unequal numbers of samples, or none. If the caller gives no
-    numbers, all ranks have the same weight.
+    The mean weights each rank by its number of rows (samples): \(\bar g = \sum_r b_r g_r / \sum_r
+    b_r\). In this formula, \(g_r\) is the mean gradient of the \(b_r\) samples of rank r. The
+    result is the gradient of the global batch, even if ranks have different numbers of samples, or
+    none. If the caller does not give the numbers of samples, all ranks have the same weight.
 
-    Gradients are copied once, into buckets with fixed memory (shared memory on one host). Until the
-    next step, the means are read from this memory without a copy. If the gradient of a large table,
-    such as an embedding, is given as `IndexedSlices`, ranks send only the changed rows. The mean
-    then consists of slices with distinct rows. Small tables, and all tables of an exchange with a
-    compressor, become dense.
+    Gradients are copied once, into buckets with fixed memory (shared memory on one host). The mean
+    gradients are read from these buckets without a copy, until the next step overwrites them. If
+    the gradient of a large table, such as an embedding, is an `IndexedSlices` object, ranks send
+    only its changed rows. The mean gradient of such a table is also an `IndexedSlices` object, in
+    which each row occurs once. Gradients of small tables, and of all tables in an exchange with a
+    compressor, are converted to dense tensors.
 
-    The work is divided as follows. A `Schedule` sets the time of each bucket's exchange, a
-    `BucketLayout` its memory, and a `BucketMean` its reduction. The `CommThread` is the
-    communication thread.
+    Several classes implement the exchange. A `Schedule` decides when each bucket is exchanged, a
+    `BucketLayout` manages its memory, and a `BucketMean` computes its mean. The communication
+    thread is a `CommThread`.
 
     Args:
         communicator: The Communicator of the participating ranks.
-        algorithm: The allreduce algorithm, see `Communicator.allreduce`; default: "auto", the
-            algorithm that was fastest in a measurement.
-        schedule: "sequential": all buckets after backpropagation; "overlap": each bucket when its
-            gradients are ready, during backpropagation (after it, if ranks of one host compute on
-            all cores); "staggered": as "sequential", but ranks take turns on shared links;
-            "priority": see `labkit.exchange.priority`.
-        bucket_bytes: Bytes of gradients in one bucket, as a number or as a text such as "4MiB".
-        compressor: A gradient compressor or its name; None: no compression.
+        algorithm: The allreduce algorithm, see `Communicator.allreduce`; default: "auto", which
+            measures the algorithms and uses the fastest.
+        schedule: "sequential": all buckets are exchanged after backpropagation; "overlap": each
+            bucket is exchanged during backpropagation, when its gradients are ready (but after
+            backpropagation, if the ranks of one host compute on all cores); "staggered": like
+            "sequential", but ranks take turns on shared links; "priority": see
+            `labkit.exchange.priority`.
+        bucket_bytes: The size of a bucket in bytes, as a number or as a text such as "4MiB".
+        compressor: A gradient compressor or its name; None: gradients are not compressed.
         seed: The seed of the compressor's random numbers.
-        paces: Whether the time between two exchanges counts as computation. The artificial slowdown
-            of a slow rank extends computation.
-        guard: The check of gradients for non-finite values; None: no check. Loss scaling disables
-            the check, because overflows of scaled gradients are expected.
-        eager: Whether "overlap" exchanges buckets during backpropagation even if no core is free.
+        paces: Whether the time between two exchanges counts as computation of this rank. If it
+            does, the artificial slowdown of a slow rank extends this time.
+        guard: The check of gradients for non-finite values; None: gradients are not checked. Loss
+            scaling disables the guard, because scaled gradients are expected to overflow at times.
+        eager: Whether "overlap" exchanges buckets during backpropagation even if all cores compute.
 
     Attributes:
-        timeline: The timed events of this rank: steps, packing, exchanges and waits.
-        compressed: The object that runs the compressor; None: no compressor.
+        timeline: The recorded events of this rank with their times: steps, packing, exchanges and
+            waits.
+        compressed: The object that runs the compressor; None: there is no compressor.
         watchers: Callbacks that receive the input and the result of each compressed bucket.
     """
 
@@ -114,7 +117,7 @@ class Exchange:
             BucketLayout(communicator, [], [], [], Choice(algorithm, "chosen by the experiment"))
         )
         self._restarts = communicator.restarts
-        self._last_end = self.clock.now()  # end time of the last exchange
+        self._last_end = self.clock.now()  # end of the last exchange, on the clock
         self._set_blocked(self.schedule.after)
         communicator.pace(self.schedule.turns)
 
@@ -124,7 +127,7 @@ class Exchange:
         return self._layout.buckets
 
     def length(self, variable: int) -> int:
-        """Return the number of elements of a gradient, by the gradient's number in the layout."""
+        """Return the number of elements of a gradient, given its number in the layout."""
         return int(np.prod(self._layout.signature[variable][1]))
 
     def bucket_of(self, name: str) -> int:
@@ -154,12 +157,14 @@ class Exchange:
         """Return the mean gradients, in the same order; called while TensorFlow traces the step.
 
         Args:
-            gradients: This rank's gradients: tensors, `IndexedSlices`, or None, which stays None.
-            rows: The number of samples of this rank's gradients, a scalar tensor; None: equal
-                weights.
+            gradients: This rank's gradients: tensors, `IndexedSlices`, or None; the mean of None is
+                None.
+            rows: The number of samples of this rank's gradients, a scalar tensor; None: all ranks
+                have equal weights.
             names: The names of the gradients' variables, for error messages.
             scale: The loss scale, a scalar tensor; None: no loss scaling. Compressors receive
-                unscaled gradients, because they keep residuals while the loss scale changes.
+                gradients without loss scaling, because they store residuals while the loss scale
+                changes.
 
         Raises:
             Mismatch: Ranks have different gradients.
@@ -206,7 +211,7 @@ class Exchange:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the communicator has restarted since the last layout, so that `reset` is due."""
+        """Whether the communicator has restarted since the last layout, so `reset` is needed."""
         return self._restarts != self.communicator.restarts
 
     @property
@@ -223,7 +228,7 @@ class Exchange:
     def _check_local(
         self, gradients: list[tf.Tensor | None], names: Sequence[str]
     ) -> list[tf.Tensor | None]:
-        """Return the gradients of a single rank, after an operation that checks their values."""
+        """Check the gradients of a single rank in a TensorFlow operation, and return them."""
         import tensorflow as tf
 
         named = [(n, g) for n, g in zip(names, gradients, strict=False) if g is not None]
@@ -238,18 +243,18 @@ class Exchange:
             return [None if g is None else tf.identity(g) for g in gradients]
 
     def all_finite(self, means: Sequence[tf.Tensor | None] = ()) -> tf.Tensor:
-        """Return whether the means are finite, so that the optimizer may apply the step.
+        """Return whether the mean gradients are finite, so that the optimizer may apply them.
 
         Args:
-            means: The mean gradients of this step, from `mean`.
+            means: The mean gradients of this step, which `mean` has returned.
         """
         import tensorflow as tf
 
         def check() -> bool:
             layout = self._layout
             slots = (slot for bucket in layout.buckets for slot in bucket.slots)
-            # A rank that skips a step makes its whole bucket NaN, so that one element per slot is
-            # checked.
+            # If a rank skips a step, all elements of its bucket become NaN, so checking one element
+            # per slot is enough.
             dense = all(np.isfinite(layout.mean(s.variable)[0][s.start]) for s in slots)
             return dense and all(np.isfinite(layout.mean(t)[0]).all() for t in layout.tables)
 
@@ -259,13 +264,13 @@ class Exchange:
     def _guarded(
         self, paths: Sequence[str], arrays: Sequence[np.ndarray]
     ) -> tuple[list[np.ndarray], bool]:
-        """Return the gradients after the guard's check, and whether to skip the training step."""
+        """Check gradients with the guard; return them, and whether to skip the training step."""
         if self.guard is None:
             return list(arrays), False
         try:
             return self.guard.check_gradients(paths, arrays)
         except BadNumbers as error:
-            # TensorFlow hides this error inside another one.
+            # TensorFlow would hide this error inside another error.
             self.communicator.wait_policy.first_error = error
             raise
 
@@ -282,7 +287,7 @@ class Exchange:
         }
 
     def _as_rows(self, gradient: tf.Tensor) -> bool:
-        """Return whether ranks send only a gradient's changed rows; all ranks decide alike."""
+        """Return whether ranks send only a gradient's changed rows, the same on all ranks."""
         import tensorflow as tf
 
         if not isinstance(gradient, tf.IndexedSlices) or self.compressor is not None:
@@ -316,13 +321,13 @@ class Exchange:
             )
 
     def reset(self, scale: float) -> None:
-        """Reset the exchange for the surviving ranks; the chosen algorithm and the residuals stay.
+        """Reset the exchange for the surviving ranks, but preserve algorithm choice and residuals.
 
-        TensorFlow must trace the training steps again, which creates a new layout.
+        After the reset, TensorFlow must trace the training steps again, which creates a new layout.
 
         Args:
-            scale: The new number of ranks divided by the old one. Residuals are multiplied by this
-                factor, because each rank has more weight in a mean over fewer ranks.
+            scale: The new number of ranks divided by the old number. Residuals are multiplied by
+                `scale`, because each rank has a larger weight in a mean over fewer ranks.
         """
         self._restarts = self.communicator.restarts
         if self._layout.parcels:
@@ -334,11 +339,11 @@ class Exchange:
         self._set_blocked(self.schedule.after)
 
     def issue(self, gradients: list[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
-        """Hand all parcels (buckets, tables) to the communication thread, see `Operations.issue`.
+        """Pass all parcels (buckets, tables) to the communication thread, see `Operations.issue`.
 
         Raises:
-            InvalidInput: This exchange exchanges its buckets after backpropagation, while the step
-                blocks.
+            InvalidInput: This exchange processes its buckets only after backpropagation, while the
+                step blocks.
         """
         if self._after:
             raise InvalidInput(
@@ -348,20 +353,21 @@ class Exchange:
         return self._operations.issue(gradients, rows)
 
     def wait(self, variables: Iterable[int]) -> list[tf.Tensor]:
-        """Return the mean gradients of these variables, after a wait for their buckets."""
+        """Wait for the buckets of these variables, and return the variables' mean gradients."""
         return self._operations.wait(variables)
 
     def prepare(
         self, gradients: list[tf.Tensor], names: list[str], groups: Sequence[int] | None = None
     ) -> None:
-        """Lay out the buckets of gradients, in the same way on all ranks (collective).
+        """Assign gradients to buckets, in the same way on all ranks (collective).
 
         Args:
-            gradients: Tensors, `IndexedSlices` of tables whose changed rows are sent, or the
+            gradients: Tensors, `IndexedSlices` of tables for which changed rows are sent, or the
                 variables themselves.
             names: Names of the variables, for error messages.
-            groups: The group number of each gradient; a bucket holds gradients of one group only.
-                None: all gradients form one group.
+            groups: The group number of each gradient; a bucket contains only gradients of one
+                group.
+                With None, all gradients form one group.
         """
         signature = signature_of(gradients, names)
         if self._layout.parcels and signature == self._layout.signature:
@@ -375,8 +381,8 @@ class Exchange:
         after = self._after = self.schedule.after or (
             not (self._eager or self.schedule.into_next) and all_cores_compute(self.communicator)
         )
-        # With a compressor, results depend on the buckets. These must therefore not depend on the
-        # number of cores.
+        # With a compressor, the division into buckets changes the results of training. Therefore
+        # the buckets of a compressor must not depend on the number of cores.
         limit = None if self.schedule.after or (after and not compressor) else self.bucket_bytes
         by_layer = compressor is not None and compressor.by_layer
         dtypes = dtypes_of(gradients)
@@ -391,12 +397,12 @@ class Exchange:
         )
 
     def by_priority(self, ready: list[float], seconds: list[float]) -> list[int]:
-        """Return an order of the buckets that favors front layers; all ranks agree (collective).
+        """Return a bucket order with front layers first, the same on all ranks (collective).
 
         Args:
-            ready: Seconds from the first bucket's packing to the packing of each bucket, on this
-                rank.
-            seconds: Seconds that the exchange of each bucket takes, on this rank.
+            ready: For each bucket, the seconds from the packing of the first bucket to its packing,
+                on this rank.
+            seconds: For each bucket, the seconds that its exchange takes on this rank.
         """
         times = self.communicator.allgather((ready, seconds), label="the order of the buckets")
         means = np.mean(times, axis=0)
@@ -427,26 +433,26 @@ class Exchange:
         gradients, rest = list(arrays[: len(paths)]), arrays[len(paths) :]
         if injector is not None:
             gradients = injector.gradients(paths, gradients)
-        if count:  # if the rank has no samples, even a NaN gradient counts as 0
+        if count:  # if the rank has no samples, all its gradients count as 0, even NaN
             gradients, skips = self._guarded(paths, gradients)
-            if skips:  # with a NaN weight, all ranks' means are NaN
+            if skips:  # a NaN weight makes the means of all ranks NaN
                 count = np.array(np.nan)
         layout.pack(number, [*gradients, *rest], count, self.timeline.step)
         self.timeline.add("pack", number, start)
 
     def _begin_step(self, traced: BucketLayout, standing: bool) -> None:
-        """Begin a training step; raise InvalidInput if another step has replaced its layout."""
+        """Begin a step; raise InvalidInput if another training step has replaced its layout."""
         if traced is not self._layout:
             raise InvalidInput(
                 "two compiled training steps with different variables share one distributed "
                 "optimizer; give each step an optimizer of its own"
             )
-        if standing:  # another exchange may have changed these settings
+        if standing:  # another exchange may have changed the settings below
             self._set_blocked(True)
             self.communicator.pace(self.schedule.turns)
 
     def _set_blocked(self, standing: bool) -> None:
-        """Let waiting ranks spin while the training step blocks, but sleep while it computes."""
+        """Let waiting ranks spin while their training step blocks, and sleep while it computes."""
         self.communicator.wait_policy.polite = not standing
 
     def _serve(self, number: int) -> None:

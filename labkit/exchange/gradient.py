@@ -20,7 +20,8 @@ class GradientSpec(NamedTuple):
     Attributes:
         name: The name of the variable.
         shape, dtype: The shape and dtype of the variable.
-        rows: Whether ranks send only the changed rows of the gradient, as for an embedding table.
+        rows: Whether ranks send only the changed rows of the gradient, for example for an embedding
+            table.
     """
 
     name: str
@@ -53,7 +54,7 @@ def signature_of(gradients: Sequence[tf.Tensor], names: Sequence[str]) -> Signat
 
 
 def tensors_of(gradient: tf.Tensor | tf.IndexedSlices) -> list[tf.Tensor]:
-    """Return a gradient as input tensors for an operation: for slices, their rows and indices."""
+    """Return the tensors of a gradient as inputs of an operation; for slices, rows and indices."""
     import tensorflow as tf
 
     if isinstance(gradient, tf.IndexedSlices):
@@ -62,7 +63,7 @@ def tensors_of(gradient: tf.Tensor | tf.IndexedSlices) -> list[tf.Tensor]:
 
 
 def from_tensors(tensors: Sequence[tf.Tensor], like: GradientSpec) -> tf.Tensor | tf.IndexedSlices:
-    """Rebuild a mean gradient from an operation's output tensors, and restore its static shape."""
+    """Rebuild a mean gradient from an operation's output tensors, with its static shape."""
     import tensorflow as tf
 
     if not like.rows:
@@ -76,7 +77,7 @@ def from_tensors(tensors: Sequence[tf.Tensor], like: GradientSpec) -> tf.Tensor 
 def sum_repeated_rows(
     gradient: tf.Tensor | tf.IndexedSlices | None,
 ) -> tf.Tensor | tf.IndexedSlices | None:
-    """Sum repeated rows of slices, so that each row occurs once; leave other gradients as is."""
+    """Sum repeated rows of slices, so that each row occurs once; do not change other gradients."""
     import tensorflow as tf
 
     if not isinstance(gradient, tf.IndexedSlices):
@@ -89,11 +90,12 @@ def sum_repeated_rows(
 def weight_by_rows(
     communicator: Communicator, gradients: Sequence[tf.Tensor | None], rows: int | tf.Tensor | None
 ) -> list[tf.Tensor | None]:
-    r"""Scale gradients by \(n b_r / \sum_s b_s\), so that their plain mean weighs ranks by samples.
+    r"""Scale gradients by \(n b_r / \sum_s b_s\), so that their plain mean weights ranks by
+    samples.
 
-    Ranks can then accumulate the gradients of several batches, and exchange the sums once. For each
-    batch, ranks exchange only the numbers of their samples (rows). Gradients of a rank without
-    samples become 0, even if they are NaN.
+    Because the gradients are already weighted, ranks can accumulate several batches, and exchange
+    only the sums. For each batch, ranks then exchange only their numbers of samples (rows).
+    If a rank has no samples, its gradients become 0, even if they are NaN.
 
     Args:
         communicator: The Communicator of the n ranks.
@@ -107,7 +109,7 @@ def weight_by_rows(
         return list(gradients)
 
     def share(count: np.ndarray) -> np.float64:
-        communicator.wait_policy.polite = False  # a spin loop costs nothing while the step blocks
+        communicator.wait_policy.polite = False  # a spin loop is harmless while the step blocks
         total = communicator.total(float(count), "the rows of a batch")
         return np.float64(communicator.size * float(count) / total if total else 0.0)
 
@@ -131,11 +133,11 @@ def validate_agreement(
     Args:
         communicator: The Communicator of the ranks.
         signature: The descriptions of this rank's gradients.
-        options: The options of this rank's exchange as text, by name.
+        options: The options of this rank's exchange: for each option name, its value as text.
 
     Raises:
-        Mismatch: A rank differs from rank 0 in an option, or in the number, shape, dtype or
-            variable of a gradient; the message names the first difference.
+        Mismatch: An option, or the number, shape, dtype or variable of a gradient, differs from
+            that of rank 0; the message names the first difference.
     """
     descriptions = communicator.allgather(
         (options or {}, signature), "the agreement on the gradients"
@@ -174,7 +176,7 @@ def _compare(
 
 
 def renumber_names(names: Sequence[str]) -> list[str]:
-    """Renumber the layers in Keras names, as if a process had created only these layers.
+    """Renumber the layers in Keras names, as if the process had created only these layers.
 
         sequential_3/dense_7/kernel  sequential_3/dense_9/kernel
         -> sequential/dense/kernel   sequential/dense 1/kernel
@@ -195,7 +197,7 @@ def renumber_names(names: Sequence[str]) -> list[str]:
 
 
 def _split(part: str) -> tuple[str, int]:
-    """Split a layer's name into base name and number; the number is -1 if there is none."""
+    """Split a layer's name into base name and number; without a number, return -1 for it."""
     match = re.fullmatch(r"(.+)_(\d+)", part)
     return (match[1], int(match[2])) if match else (part, -1)
 

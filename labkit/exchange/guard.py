@@ -22,7 +22,7 @@ class BadValues(TypedDict):
     Attributes:
         step: The number of the training step.
         rank: The rank whose gradient or loss has these values.
-        layer: The layer of the gradient; "": the values are in the loss.
+        layer: The layer of the gradient; "" if the values are in the loss.
         elements: The number of non-finite elements.
     """
 
@@ -33,15 +33,17 @@ class BadValues(TypedDict):
 
 
 class Guard:
-    """A check of this rank's gradients for non-finite values, in one pass over each gradient.
+    """A check of this rank's gradients for non-finite values, which reads each gradient once.
 
-    The policy "stop" raises an error on this rank, which ends the training of all ranks. With
-    "skip", all ranks skip the training step. With "clip", 0 replaces non-finite values.
+    With the policy "stop", the guard raises an error on this rank, which ends the training of all
+    ranks. With the policy "skip", all ranks skip the training step. With the policy "clip", the
+    guard replaces non-finite values by 0.
 
     Args:
         policy: The reaction to non-finite values: "stop", "skip" or "clip".
         rank: The number of this rank.
-        loss: A function that returns the loss of the current step, or 0 while the loss is unknown.
+        loss: A function that returns the loss of the current step, or 0 if the loss is not known
+            yet.
 
     Attributes:
         step: The number of the current training step.
@@ -60,13 +62,14 @@ class Guard:
         rank: int | None = None,
         loss: float | None = None,
     ) -> tuple[list[np.ndarray], bool]:
-        """Return the gradients after the check, and whether to skip the training step.
+        """Check gradients; return them, and whether to skip the training step.
 
         Args:
             paths: Paths of the variables, in the order of backpropagation.
             arrays: The gradient of each variable.
             rank: The rank that computed the gradients; default: this rank.
-            loss: The value of the loss for these gradients; default: the loss of the current step.
+            loss: The loss for which these gradients were computed; default: the loss of the current
+                step.
 
         Raises:
             BadNumbers: A gradient is not finite, and the policy is "stop".
@@ -91,10 +94,10 @@ class Guard:
         path: str = "",
         loss: float | None = None,
     ) -> None:
-        """Record non-finite values of a gradient or of the loss.
+        """Record non-finite values of a gradient or of the loss; the policy "stop" raises an error.
 
         Args:
-            layer: The layer of the gradient; "": the values are in the loss.
+            layer: The layer of the gradient; "" if the values are in the loss.
             elements: The number of non-finite elements.
             rank: The rank whose gradient or loss has these values; default: this rank.
             path: The path of the gradient's variable, for the error message.
@@ -120,12 +123,12 @@ class Guard:
 
 
 def is_finite(array: np.ndarray) -> bool:
-    """Return whether all elements are finite, in one pass if their squares do not overflow."""
+    """Return whether all elements are finite; one pass is enough if squares do not overflow."""
     flat = array.reshape(-1)
     return bool(np.isfinite(np.dot(flat, flat)) or np.isfinite(flat).all())
 
 
 def layer_of(path: str) -> str:
-    """Return the name of a variable's layer, from its path."""
+    """Return the name of the layer that contains a variable, from the variable's path."""
     parents = path.split("/")[:-1]
     return parents[-1] if parents else path

@@ -5,9 +5,10 @@
         -> update_state of its metrics: updates
         -> optimizer.apply: dense -> whole -> rows -> the optimizer's own
 
-The names in the figure are hooks, except those of Keras methods. To act inside a training step, a
-module of labkit defines a `Hook`, and adds it to the model's `HookManager`. The hook calls the
-method that it wraps. After the removal of the hook, the model has its original method again.
+In this diagram, every name that is not a Keras method is a hook. A module of labkit that acts
+inside a training step defines a `Hook`, and adds it to the model's `HookManager`. Each method of a
+hook calls the model's method that it wraps. When the hook is removed, the model gets its original
+method back.
 """
 
 from __future__ import annotations
@@ -39,26 +40,27 @@ Batch: TypeAlias = "tf.Tensor | tuple[tf.Tensor, ...] | dict[str, tf.Tensor]"
 Logs: TypeAlias = dict[str, tf.Tensor]
 Rows: TypeAlias = "int | tf.Tensor | None"
 Variables: TypeAlias = "list[keras.Variable] | None"
-# An object whose method a hook wraps: the model, an optimizer, a layer, the losses, or a metric.
+# An object with a method that a hook wraps: the model, an optimizer, a layer, the losses, or a
+# metric.
 Holder: TypeAlias = (
     "keras.Model | keras.optimizers.Optimizer | keras.Layer | keras.Loss | keras.metrics.Metric"
 )
 
-# The model's compile configuration, and the function that Keras compiled under it.
+# The model's compile configuration, and the function that Keras compiled with this configuration.
 _Compiled: TypeAlias = "tuple[keras.Model | None, Callable[..., Logs]]"
 
 
 class Hook:
-    """A base class of hooks around a model's training, whose own methods change nothing.
+    """A base class of hooks around a model's training; its own methods change nothing.
 
-    Each method of a hook wraps a method of the model, or of its optimizers, layers, losses or
-    metrics. It must call the wrapped method, which is its argument `inner`. The argument `rows` is
-    the number of samples in the original batch, before outer hooks change the batch; None outside a
-    step.
+    Each method of a hook wraps one method of the model, or of its optimizers, layers, losses or
+    metrics. A hook's method must call the wrapped method, which is its argument `inner`. The
+    argument `rows` is the number of samples in the original batch, before outer hooks changed the
+    batch; outside a step it is None.
 
     Attributes:
-        name: A name of `ORDER`, which sets the position of the hook; a model has at most one hook
-            of each name.
+        name: A name in `ORDER`, which determines the position of the hook; a model has at most one
+            hook of each name.
     """
 
     name: ClassVar[str]
@@ -100,13 +102,13 @@ class Hook:
         return inner(inputs, mask)
 
     def evaluate(self, inner: Callable[..., Logs], rows: Rows, *args: Any, **kwargs: Any) -> Logs:
-        """Wrap a complete `model.evaluate`, which `fit` or a callback has called."""
+        """Wrap a complete call of `model.evaluate` by `fit` or a callback."""
         return inner(*args, **kwargs)
 
     def fit(
         self, inner: Callable[..., keras.callbacks.History], rows: Rows, *args: Any, **kwargs: Any
     ) -> keras.callbacks.History:
-        """Wrap a `model.fit` that a callback of another `fit` has called."""
+        """Wrap a call of `model.fit` that a callback makes during another `fit`."""
         return inner(*args, **kwargs)
 
     def update_state(
@@ -135,13 +137,13 @@ class Hook:
         gradients: list[tf.Tensor],
         variables: Variables = None,
     ) -> tf.Tensor:
-        """Wrap `apply` of one of the model's optimizers; TensorFlow traces this method."""
+        """Wrap `apply` of each optimizer of the model; TensorFlow traces this method."""
         return inner(gradients, variables)
 
 
 _FUNCTIONS = ("train_function", "test_function")
-# For each wrapped method, the names of the compiled functions in which TensorFlow traces the
-# method.
+# For each wrapped method, the table lists the names of the compiled functions in which TensorFlow
+# traces the method.
 _TRACED_IN: dict[str, tuple[str, ...]] = {
     "train_step": ("train_function",),
     "test_step": ("test_function",),
@@ -157,15 +159,15 @@ _TRACED_IN: dict[str, tuple[str, ...]] = {
 
 
 class HookManager:
-    """The manager of one model's hooks, see `hooks_of`.
+    """The manager of one model's hooks, which `hooks_of` returns.
 
-    Hooks are added for one `fit` or permanently. An error within a training step removes the hooks
-    of the current `fit`. The manager reuses functions that Keras has compiled earlier with the same
-    hooks.
+    A hook is added either for one `fit` or permanently. An error in a training step removes all
+    hooks that were added for the current `fit`. The manager reuses functions that Keras has
+    compiled earlier with the same hooks.
 
     Attributes:
-        alike: The ids (Python's `id`) of states that change equally on all ranks in a step,
-            whatever the number of samples on each rank.
+        alike: The ids (Python's `id`) of states that change equally on all ranks in a step, even if
+            ranks have different numbers of samples.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -174,8 +176,8 @@ class HookManager:
         self._fitting: dict[str, Hook] = {}
         self._rows: Rows = None
         self.alike: set[int] = set()
-        # For each replaced method: the object, the method's name, and the instance attribute of
-        # this name before, if any.
+        # For each replaced method, the list contains the object, the method's name, and the
+        # object's previous attribute of this name, or None.
         self._replaced: list[tuple[Holder, str, Callable[..., tf.Tensor] | None]] = []
         self._hooks: tuple[Hook, ...] = ()
         self._compiled: dict[tuple[str, tuple[Hook, ...]], _Compiled] = {}
@@ -187,12 +189,12 @@ class HookManager:
         return tuple(by_name[name] for name in ORDER if name in by_name)
 
     def add_hook(self, hook: Hook, stays: bool = False) -> None:
-        """Add a hook at the position of its name, in place of an earlier hook of this name.
+        """Add a hook at the position of its name; it replaces an earlier hook of the same name.
 
         Args:
             hook: The hook to add.
-            stays: Whether the hook stays until it is removed explicitly; otherwise, an error within
-                a training step removes the hook, too.
+            stays: Whether the hook is permanent, until it is removed explicitly; if false, an error
+                in a training step also removes it.
 
         Raises:
             LabkitError: The name of the hook is not in `ORDER`.
@@ -201,22 +203,22 @@ class HookManager:
             raise LabkitError(
                 f"hook {hook.name!r} has an unknown name; allowed: {', '.join(ORDER)}"
             )
-        # Compiled functions refer to the hook objects with which they were traced. An equal earlier
-        # hook is therefore used again.
+        # Compiled functions refer to the hook objects that existed when they were traced. Therefore
+        # an earlier hook object that equals the new hook is used again.
         compiled = (earlier for _, hooks in self._compiled for earlier in hooks)
         hook = next((earlier for earlier in compiled if earlier == hook), hook)
         (self._staying if stays else self._fitting)[hook.name] = hook
         self._arrange()
 
     def remove_hooks(self, *names: str) -> None:
-        """Remove the hooks of these names that were added for one `fit`, if there are any."""
+        """Remove the hooks of these names that were added for one `fit`; ignore absent hooks."""
         for name in names:
             self._fitting.pop(name, None)
         self._arrange()
 
     @contextmanager
     def replaced(self, hook: Hook) -> Iterator[None]:
-        """Replace the hook of the same name, added for one `fit`, inside a `with` block."""
+        """Replace a hook of the current `fit` by one of the same name, inside a `with` block."""
         before = self._fitting.get(hook.name)
         self.add_hook(hook)
         try:
@@ -228,7 +230,7 @@ class HookManager:
 
     @contextmanager
     def without(self, *names: str) -> Iterator[None]:
-        """Remove hooks of these names, added for one `fit`, inside a `with` block."""
+        """Remove the current `fit`'s hooks of these names inside a `with` block."""
         before = {name: self._fitting.pop(name) for name in names if name in self._fitting}
         self._arrange()
         try:
@@ -241,7 +243,7 @@ class HookManager:
         """Remove all hooks that were added for one `fit`.
 
         Args:
-            staying: Whether to remove permanent hooks, too.
+            staying: Whether to remove permanent hooks as well.
         """
         self._fitting.clear()
         if staying:
@@ -280,8 +282,8 @@ class HookManager:
         original, is_step = getattr(holder, name), method.endswith("_step")
         if method == "apply":
             original = _with_rows(original)
-        # These methods of hooks receive the wrapped object, because a model may have several such
-        # objects.
+        # The hook methods of these names receive the wrapped object as an argument, because a model
+        # may have several losses, layers or metrics.
         part = (holder,) if method in ("compiled_loss", "moments", "update_state") else ()
 
         def call(*args: tf.Tensor, **kwargs: tf.Tensor) -> tf.Tensor:
@@ -299,7 +301,7 @@ class HookManager:
         return call
 
     def _make_guarded(self, force: bool = False) -> None:
-        """Compile the training function as Keras does, and make it remove hooks after an error."""
+        """Compile the training function as Keras does; after an error in it, remove the hooks."""
         type(self._model).make_train_function(self._model, force)
         self._guard()
 
@@ -310,7 +312,8 @@ class HookManager:
 
     def _keep_compiled(self) -> None:
         """Save the functions that Keras has compiled with the current hooks."""
-        version = getattr(self._model, "_compile_config", None)  # a new object for each `compile`
+        # Keras creates a new object in each `compile`.
+        version = getattr(self._model, "_compile_config", None)
         entries = self._compiled.items()
         self._compiled = {key: entry for key, entry in entries if entry[0] is version}
         for name in _FUNCTIONS:
@@ -341,7 +344,7 @@ class _Guarded:
     def __call__(self, batches: tf.data.Iterator) -> Logs:
         try:
             return self.function(batches)
-        except (StopIteration, tf.errors.OutOfRangeError):  # the data have ended
+        except (StopIteration, tf.errors.OutOfRangeError):  # not an error: the end of the data
             raise
         except BaseException:
             self._manager.clear()
@@ -385,17 +388,18 @@ def _holders(model: keras.Model, method: str) -> list[tuple[Holder, str]]:
 
 
 def rows_of(data: Batch) -> int | tf.Tensor:
-    """Return the number of samples in a batch, as a tensor if the static shape does not tell."""
+    """Return the number of samples in a batch; a tensor if the static shape does not contain it."""
     leaf = keras.tree.flatten(data)[0]
     if leaf.shape[0] is not None:
         return leaf.shape[0]
     if isinstance(leaf, tf.RaggedTensor):
         return tf.cast(leaf.nrows(), tf.int32)
-    return tf.cast(tf.shape(leaf)[0], tf.int32)  # the shape of a sparse tensor is int64
+    # Int32, because the shape of a sparse tensor is int64.
+    return tf.cast(tf.shape(leaf)[0], tf.int32)
 
 
 def _with_rows(apply: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    """Return an optimizer's `apply` with an added argument `rows`, ignored if `apply` has none."""
+    """Add an argument `rows` to an optimizer's `apply`; it is ignored if `apply` has none."""
     if "rows" in signature(apply).parameters:
         return apply
 

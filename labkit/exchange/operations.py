@@ -1,4 +1,4 @@
-"""TensorFlow operations of the exchange, which turn gradients into means."""
+"""TensorFlow operations that exchange gradients and return the mean gradients."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Operations:
-    """The operations of a training step for the exchange of one set of gradients.
+    """The TensorFlow operations in a training step that exchange one set of gradients.
 
     Attributes:
-        layout: The layout of these gradients in parcels (buckets and tables).
+        layout: The layout of these gradients in parcels (a parcel is a bucket or a table).
         service: The communication thread, which exchanges parcels during the step.
-        begin: A function of (layout, whether the step blocks), which each step calls first.
+        begin: A function of (layout, whether the step blocks) that is called first in each step.
         pack: A function of (parcel number, gradients, number of samples) that packs a parcel.
-        serve: A function of (parcel number) that exchanges a parcel while the training step blocks.
+        serve: A function of (parcel number) that exchanges a parcel (bucket or table) while the
+            training step blocks.
     """
 
     layout: BucketLayout
@@ -54,25 +55,26 @@ class Operations:
         return [from_tensors(outputs[span], gradient) for span, gradient in pairs]
 
     def one_by_one(self, gradients: list[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
-        """Issue each parcel when its gradients are ready, and then wait for all means."""
+        """Issue each parcel when its gradients are ready; then wait for all mean gradients."""
         import tensorflow as tf
 
-        # A wait blocks a thread of TensorFlow. Therefore all parcels must be issued before the
-        # first wait.
+        # A waiting operation blocks one of TensorFlow's threads. Therefore all parcels (buckets and
+        # tables) must be issued before the first wait.
         with tf.control_dependencies(self.issue(gradients, rows)):
             return self.wait(range(len(gradients)))
 
     def issue(self, gradients: list[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
-        """Return, for each parcel, an operation that hands it to the communication thread."""
+        """Return one operation per parcel, which passes the parcel to the communication thread."""
         numbers = range(len(self.layout.parcels))
         return [self._issue(number, gradients, rows) for number in numbers]
 
     def wait(self, variables: Iterable[int]) -> list[tf.Tensor]:
-        """Return the mean gradients of these variables, each after a wait for its parcels."""
+        """Return the mean gradients of these variables; each waits for the variable's parcels."""
         import tensorflow as tf
 
         chosen = list(variables)
-        first: dict[int, int] = {}  # for each parcel, the variable that waits for it
+        # For each parcel (bucket or table), the variable that waits for it.
+        first: dict[int, int] = {}
         for variable in chosen:
             for number in self.layout.holders(variable):
                 first.setdefault(number, variable)
@@ -107,7 +109,7 @@ class Operations:
         return tf.numpy_function(issue, [rows, *tensors], tf.int64)
 
     def _types(self, variables: Iterable[int]) -> list[str]:
-        """Return the output dtypes of an operation that returns these variables' mean gradients."""
+        """Return the output dtypes of an operation that returns the variables' mean gradients."""
         chosen = [self.layout.signature[variable] for variable in variables]
         return [
             kind for gradient in chosen for kind in [gradient.dtype, "int32"][: 1 + gradient.rows]
@@ -117,7 +119,7 @@ class Operations:
 def _call(
     function: Callable[..., list[np.ndarray]], inputs: list[tf.Tensor], types: list[str]
 ) -> list[tf.Tensor]:
-    """Call a NumPy function in TensorFlow, and return its outputs as a list in all cases."""
+    """Call a NumPy function in TensorFlow; return a list even if it has only one output."""
     import tensorflow as tf
 
     outputs = tf.numpy_function(function, inputs, types)
@@ -125,6 +127,6 @@ def _call(
 
 
 def _spans(tensors: Sequence[Sequence[tf.Tensor]]) -> list[slice]:
-    """Return, for each gradient, the slice of its tensors in the list of all tensors."""
+    """Return, for each gradient, the slice of its tensors in the flat list of all tensors."""
     ends = np.cumsum([len(parts) for parts in tensors]).tolist()
     return [slice(end - len(parts), end) for end, parts in zip(ends, tensors, strict=True)]

@@ -12,7 +12,7 @@ from labkit.common.errors import InvalidInput
 from labkit.exchange.exchange import Exchange
 from labkit.exchange.hooks import Batch, Hook, Logs, Rows, hooks_of
 
-MEASURED_STEPS = 5  # number of measured steps, after which the order of buckets is fixed
+MEASURED_STEPS = 5  # number of measured steps before the order of buckets is fixed
 
 
 class PriorityTraining(keras.callbacks.Callback, Hook):
@@ -21,14 +21,15 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         step k     ... backward: gradients are issued, last layer first
         step k+1   layer 1: wait for its mean, update, forward; layer 2: wait, update, forward; ...
 
-    Each layer is updated before its next use, with the learning rate of the step that computed the
-    gradient. The trained weights therefore equal those of ordinary steps. Pending updates are
-    applied at the end of an epoch, before validation. Large gradients are split into several
-    buckets. Of the ready buckets, the communication thread exchanges those of front layers first.
+    Each layer is updated before its next use, with the learning rate of the step that computed its
+    gradient. Therefore the trained weights equal those of ordinary training steps. At the end of an
+    epoch, pending updates are applied before validation. Large gradients are split into several
+    buckets. Among the ready buckets, the communication thread first exchanges those of front
+    layers.
 
     Args:
         model: The `keras.Sequential` to train.
-        optimizer: A function that returns a new optimizer; each layer gets a separate optimizer.
+        optimizer: A function that returns a new optimizer, because each layer gets a separate one.
         exchange: An exchange with the schedule "priority".
 
     Attributes:
@@ -36,8 +37,8 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         optimizers: For each layer, its optimizer.
 
     Raises:
-        InvalidInput: The model is no `keras.Sequential`, its optimizer needs all gradients at once
-            (global_clipnorm), or the loss is scaled.
+        InvalidInput: The model is not a `keras.Sequential`, or its optimizer needs all gradients at
+            once (global_clipnorm), or the loss is scaled.
     """
 
     name: ClassVar[str] = "priority"
@@ -57,7 +58,7 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         for layer_optimizer, variables in zip(self.optimizers, self.variables, strict=True):
             layer_optimizer.build(variables)
         self._pending = tf.Variable(False, trainable=False)
-        # The learning rate of the step whose updates are pending.
+        # `_rate` stores the learning rate of the step whose updates are pending.
         self._rate = tf.Variable(keras.ops.copy(model.optimizer.learning_rate), trainable=False)
         flat = [variable for variables in self.variables for variable in variables]
         layers = [n for n, variables in enumerate(self.variables) for _ in variables]
@@ -65,12 +66,12 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         exchange.service.reorder_after(MEASURED_STEPS, exchange.by_priority)
 
     def set_model(self, model: keras.Model) -> None:
-        """Replace the model's training step by this one."""
+        """Replace the model's training step by the step of this object."""
         super().set_model(model)
         hooks_of(model).add_hook(self)
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Restore the model's own training step."""
+        """Restore the model's original training step."""
         hooks_of(self.model).remove_hooks(self.name)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
@@ -78,17 +79,17 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         self.update_all()
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
-        """Apply the pending updates, so that validation uses the weights of the last step."""
+        """Apply pending weight updates, so that validation uses the weights after the last step."""
         self.update_all()
 
     def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """Run one training step with priority instead of the model's own step."""
+        """Run one training step with priority, in place of the model's own training step."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
             value = x
             for number, layer in enumerate(self._layers):
-                # The updates run in the order of the layers, because each wait blocks a TensorFlow
-                # thread.
+                # Layers are updated one after another, because each wait for a mean blocks one of
+                # TensorFlow's threads.
                 with tape.stop_recording(), tf.control_dependencies([value]):
                     self._update(number)
                 training = {"training": True} if layer._call_has_training_arg else {}
@@ -106,8 +107,9 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         count = tf.cast(rows, tf.int64)  # samples in the batch, before hooks changed the batch
         self.model._loss_tracker.update_state(loss, sample_weight=count)
-        # A step must issue its gradients after its last wait. This dependency is explicit, because
-        # a gradient need not depend on its layer's weights.
+        # A step must not issue its gradients before its last wait for a mean gradient of the
+        # previous step. The control dependency is explicit, because a gradient may not depend on
+        # the weights of its layer.
         with tf.control_dependencies([value]):
             issued = self._exchange.issue(gradients, count)
         with tf.control_dependencies(issued):
@@ -117,13 +119,13 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         return logs
 
     def update_all(self) -> None:
-        """Apply all pending updates of the last step now."""
+        """Apply all pending weight updates of the last step now."""
         for number in range(len(self._layers)):
             self._update(number)
         self._pending.assign(False)
 
     def _update(self, number: int) -> None:
-        """If updates are pending, wait for a layer's mean gradients, and apply them."""
+        """If updates are pending, wait for the mean gradients of one layer, and apply them."""
         variables = self.variables[number]
         if not variables:
             return

@@ -1,4 +1,4 @@
-"""Reductions of a bucket: the weighted mean over the ranks, plain or through a compressor."""
+"""The weighted mean of a bucket over the ranks, with or without a gradient compressor."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Watcher: TypeAlias = Callable[[int, Sequence[BucketLayer], ReductionRecord], Non
 
 
 class NotFinite(LabkitError):
-    """A gradient or its compressed mean is infinite or NaN, which would spoil the residuals."""
+    """A gradient or its compressed mean is infinite or NaN, which would make the residuals NaN."""
 
 
 class BucketMean(Protocol):
-    """A function that reduces buckets to their means, which are the same on all ranks."""
+    """A function that replaces buckets by their means, which are the same on all ranks."""
 
     def __call__(self, layout: BucketLayout, number: int, first: bool) -> None:
-        """Write the mean of a parcel (bucket or table) into the layout.
+        """Compute the mean of a parcel (bucket or table), and write it into the layout.
 
         Args:
-            layout: The layout, with this rank's gradients and weight.
+            layout: The layout, which contains this rank's gradients and weight.
             number: The number of the parcel.
             first: Whether the parcel is the first one in its training step.
         """
@@ -46,15 +46,15 @@ class Plain:
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
-        self._total: float | None = None  # the sum of all ranks' weights in this step
+        self._total: float | None = None  # sum of the weights of all ranks in this step
 
     def __call__(self, layout: BucketLayout, number: int, first: bool) -> None:
-        """Reduce a parcel (bucket or table), see `BucketMean`."""
+        """Compute the mean of a parcel (bucket or table), see `BucketMean`."""
         weight, choice = layout.weights[number], layout.choice
         parcels = len(layout.parcels)
         what = self.what if parcels == 1 else f"{self.what}, bucket {number} of {parcels}"
-        # Other sums than those in shared memory, where ranks read each other's weights, need the
-        # total of all weights first.
+        # In shared memory, ranks read each other's weights during the sum. Any other sum needs the
+        # total of all weights before it starts.
         if first and (layout.tables or not choice.in_place):
             self._total = self._communicator.total(weight, self.what)
         if layout.is_table(number):
@@ -79,7 +79,7 @@ class Plain:
 
 
 class CompressedReduction:
-    """The mean of compressed gradients, multiplied by each rank's weight before compression.
+    """The mean of compressed gradients; each rank multiplies by its weight before compression.
 
     Args:
         communicator: The Communicator of the ranks.
@@ -89,7 +89,7 @@ class CompressedReduction:
     Attributes:
         mean: The object that runs the compressor.
         watchers: Callbacks that receive the input and the result of each bucket.
-        scaled: Whether the loss is scaled, so that all ranks skip a step after an overflow.
+        scaled: Whether loss scaling is on, in which case all ranks skip a step after an overflow.
     """
 
     what = "the exchange of compressed gradients"
@@ -101,7 +101,7 @@ class CompressedReduction:
         self.scaled = False
 
     def __call__(self, layout: BucketLayout, number: int, first: bool) -> None:
-        """Reduce a parcel (bucket or table), see `BucketMean`.
+        """Compute the compressed mean of a parcel (bucket or table), see `BucketMean`.
 
         Raises:
             NotFinite: A gradient or a compressed mean is not finite, and the step is not skipped.
@@ -109,7 +109,8 @@ class CompressedReduction:
         pieces, layers = layout.layers(number)
         weight = layout.weights[number]
         reports = self._communicator.allgather((weight, _bad_layer(pieces, layers)), self.what)
-        skips = any(np.isnan(weight) for weight, _ in reports)  # a rank's guard skips the step
+        # The guard of a rank has decided to skip the step.
+        skips = any(np.isnan(weight) for weight, _ in reports)
         bad = [f"{name} on rank {rank}" for rank, (_, name) in enumerate(reports) if name]
         if bad or skips:
             self._skip(pieces, bad, skips)
@@ -119,7 +120,7 @@ class CompressedReduction:
         for piece in pieces:
             piece *= piece.dtype.type(share)
         record = self.mean.reduce(number, pieces, layers, layout.choice.algorithm, self.what)
-        # All ranks raise this error, because the mean is the same on all ranks.
+        # All ranks raise this error together, because the mean is the same on all ranks.
         if name := _bad_layer([record.mean[x.start : x.stop] for x in layers], layers):
             raise NotFinite(
                 f"the gradient of {name} is finite, but {self._compressor!r} makes it infinite or "
@@ -127,12 +128,12 @@ class CompressedReduction:
                 "clip gradients (clipnorm), or choose another compressor"
             )
         for watcher in self.watchers:
-            # Watchers get the step in which the bucket was packed, because some ranks may have
-            # begun the next step.
+            # Watchers receive the step in which the bucket was packed, because some ranks may
+            # already be in the next step.
             watcher(number, layers, replace(record, step=layout.steps[number]))
 
     def _skip(self, pieces: Sequence[np.ndarray], bad: Sequence[str], by_guard: bool) -> None:
-        """Set the bucket to NaN, so that every rank skips the step and no residual changes."""
+        """Set the bucket to NaN, so that all ranks skip the step, and no residual changes."""
         if not (self.scaled or by_guard):
             raise NotFinite(
                 f"the gradient of {', '.join(bad)} is infinite or not a number; lower the "
@@ -143,10 +144,10 @@ class CompressedReduction:
 
 
 def _bad_layer(pieces: Sequence[np.ndarray], layers: Sequence[BucketLayer]) -> str:
-    """Return the name of the first layer with a non-finite value; "": no layer has one."""
+    """Return the name of the first layer with a non-finite value; "" if there is no such layer."""
     for piece, layer in zip(pieces, layers, strict=True):
-        # The dot product tests all values in one pass. Because it may overflow, a second test
-        # decides.
+        # The dot product tests all values in one pass. If the dot product is not finite, it may
+        # only have overflowed, so a second test decides.
         if not np.isfinite(np.dot(piece, piece)) and not np.isfinite(piece).all():
             return layer.name
     return ""

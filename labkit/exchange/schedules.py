@@ -1,4 +1,4 @@
-"""The exchange schedules, which set when buckets are exchanged, with their sources."""
+"""The exchange schedules, which decide when buckets are exchanged, and their sources."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """A rule for the times at which the buckets of a training step are exchanged.
+    """A rule that decides when the buckets of a training step are exchanged.
 
-    All schedules compute the exact mean of the gradients.
+    All schedules compute the exact mean of the gradients; only the times of exchange differ.
 
     Attributes:
         name: The name of the schedule, as in `AllReduce(schedule=…)`.
         explanation: The description of the schedule and its source, in the form of a docstring.
         after: Whether the exchange begins after backpropagation and blocks the training step.
-        turns: Whether ranks take turns on links that they share.
+        turns: Whether ranks take turns in using the links that they share.
         into_next: Whether the exchange overlaps with the next step, which needs `PriorityTraining`.
     """
 

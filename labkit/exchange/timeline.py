@@ -9,7 +9,7 @@ from typing import Any
 from labkit.communicator import Clock
 
 KINDS = ("step", "pack", "communicate", "wait")
-MAX_EVENTS = 200_000  # the maximum number of stored events, the last ones of a long run
+MAX_EVENTS = 200_000  # maximum number of stored events; older events of a long run are dropped
 
 Event = tuple[str, int, int, float, float]  # kind, step, bucket, start, stop
 
@@ -17,11 +17,12 @@ Event = tuple[str, int, int, float, float]  # kind, step, bucket, start, stop
 class Timeline:
     """The events of this rank: (kind, step, bucket, start, stop), in seconds of the host's clock.
 
-    An event of kind `step` covers a whole training step. During an event `pack`, the rank copies
-    gradients into a bucket. During `communicate`, the communication thread exchanges a bucket.
-    During `wait`, the training step blocks until a bucket is complete. The rest of a step is
-    computation. Times of ranks on one host are comparable. To record an event takes well under a
-    microsecond.
+    An event with the kind `step` covers a whole training step. During an event with the kind
+    `pack`, the rank copies gradients into a bucket. During an event with the kind `communicate`,
+    the communication thread exchanges a bucket. During an event with the kind `wait`, the training
+    step blocks until a bucket is complete. Outside `pack` and `wait` events, a training step
+    computes. The times of ranks on the same host are comparable, because they use one clock.
+    Recording an event takes much less than a microsecond.
 
     Attributes:
         events: The latest events, at most `MAX_EVENTS`.
@@ -34,7 +35,7 @@ class Timeline:
         self.step = 0
 
     def add(self, kind: str, bucket: int, start: float) -> None:
-        """Append an event of the current step that ends now."""
+        """Append an event that ends now to the events of the current step."""
         self.events.append((kind, self.step, bucket, start, self.clock.now()))
 
     def of_step(self, step: int) -> list[Event]:
@@ -43,7 +44,7 @@ class Timeline:
 
 
 def timeline_rows(timelines: Iterable[Iterable[Event]]) -> list[dict[str, Any]]:
-    """Return the events of all ranks as rows of rank, kind, step, bucket, start, stop.
+    """Return the events of all ranks as rows with rank, kind, step, bucket, start and stop.
 
     Times are in seconds since the start of the first event.
     """

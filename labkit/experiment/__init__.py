@@ -1,4 +1,4 @@
-"""All that defines a run: frozen, validated, and named by its content."""
+"""Everything that defines a run: immutable, validated, and with a name from its content."""
 
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.virtual_clock import VirtualClock

@@ -1,4 +1,4 @@
-"""The batch plan of an experiment: the rows of each rank at each step."""
+"""The batch plan of an experiment: which rows each rank uses in each step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labkit.experiment.experiment import Experiment
 
 
 def owns_rows(experiment: Experiment) -> bool:
-    """Return whether each rank owns a fixed part of the rows, which other ranks do not read."""
+    """Return whether each rank has a fixed part of the rows, which other ranks do not read."""
     return experiment.input_mode == "scatter" or experiment.data_partition != IID
 
 
@@ -20,13 +20,13 @@ def plan_of(
     shares: tuple[float, ...],
     labels: np.ndarray | None = None,
 ) -> BatchPlan:
-    """Return the batch plan of an experiment.
+    """Return the batch plan of an experiment: the rows of each rank in each step.
 
     Args:
         experiment: Experiment with batch size, seed, steps per epoch and data partition.
         rows: Number of rows of the data set.
-        shares: Relative share of each rank in a batch, one number for each rank.
-        labels: Labels of the rows, for a partition by label; None: unknown.
+        shares: For each rank, the relative size of its part of a batch.
+        labels: Labels of the rows, for a partition of the data by label; None: unknown.
     """
     return BatchPlan(
         rows,

@@ -1,4 +1,4 @@
-"""Check of the Keras objects that a model function captures and that ranks receive pickled."""
+"""Check of Keras objects that a model function captures and that are pickled for the ranks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 def refuse_lost_state(function: Callable[..., Any]) -> None:
     """Raise an error if a function captures Keras objects that pickling would change.
 
-    Keras pickles an optimizer, a loss or a metric as its configuration, without further state.
+    Keras pickles only the configuration of an optimizer, a loss or a metric, without any other
+    state.
 
     Raises:
-        ValueError: An object has state beyond its configuration, or Keras cannot restore it.
+        ValueError: A captured object has state that is not in its configuration, or Keras cannot
+            restore it.
     """
     if "keras" not in sys.modules:  # No Keras object can exist before Keras is imported.
         return
@@ -46,13 +48,13 @@ def refuse_lost_state(function: Callable[..., Any]) -> None:
 def _captured_values(
     function: Callable[..., Any], visited: list[FunctionType]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values that a function and its captured functions capture.
+    """Yield names and values that a function captures, also through functions that it captures.
 
-    Captured functions of other modules are not searched.
+    Captured functions from other modules are not searched.
 
     Args:
-        function: The function.
-        visited: Functions that have been searched; extended in place.
+        function: The function whose captured values are searched.
+        visited: Functions that were already searched; the function appends to this list.
     """
     if not isinstance(function, FunctionType) or any(function is other for other in visited):
         return
@@ -64,7 +66,7 @@ def _captured_values(
 
 
 def _saveables(value: object) -> Iterator[Saveable]:
-    """Yield an optimizer, loss or metric itself, or those of a compiled model."""
+    """Yield a value that is an optimizer, loss or metric, or those of a compiled model."""
     import keras
 
     kinds = keras.optimizers.Optimizer, keras.Loss, keras.Metric

@@ -41,14 +41,15 @@ def parse_data(value: Any) -> Any:
 
 
 def check_validation(data: tuple[Any, ...], validation: Any) -> None:
-    """Raise an error if the validation arrays do not have the sample shapes of the training arrays.
+    """Raise an error if validation and training arrays have different sample shapes.
 
     Args:
         data: Training arrays (x, y).
         validation: Validation arrays (x, y); a callable or None is not checked.
 
     Raises:
-        InvalidInput: The number of arrays or the shape of a sample differs.
+        InvalidInput: The number of arrays or the shape of a sample differs between training and
+            validation.
     """
     if not isinstance(validation, tuple):
         return
@@ -63,7 +64,7 @@ def check_validation(data: tuple[Any, ...], validation: Any) -> None:
 
 
 def labels_of(validation: Any) -> Any:
-    """Return the labels of validation arrays; None for a callable, whose labels are unknown."""
+    """Return the labels of validation arrays; None for a callable, as its labels are unknown."""
     return validation[1] if isinstance(validation, tuple) else None
 
 
@@ -84,8 +85,8 @@ def _parse_arrays(label: str, value: Any) -> Any:
         value: An array, or nested tuples, lists and dictionaries of arrays.
 
     Raises:
-        ValueError: A leaf is no array, or has values that are not finite numbers. The features x
-            may have texts, which a layer of the model can look up.
+        ValueError: A leaf is no array, or has values that are not finite numbers. Only the features
+            x may contain texts, because a layer of the model can look up texts.
     """
     if isinstance(value, dict):
         return {key: _parse_arrays(f"{label}[{key!r}]", part) for key, part in value.items()}
@@ -105,7 +106,8 @@ def _validate_callable(function: Callable[..., Any]) -> None:
     """Raise an error if a callable is a generator function or requires arguments.
 
     Raises:
-        ValueError: The definition shows that a call without arguments returns no data set.
+        ValueError: The definition of the callable shows that a call without arguments cannot return
+            a data set.
     """
     name = getattr(function, "__name__", type(function).__name__)
     if inspect.isgeneratorfunction(function):
@@ -119,5 +121,5 @@ def _validate_callable(function: Callable[..., Any]) -> None:
         raise ValueError(
             f"{name} is called without arguments, but requires some: {error}"
         ) from error
-    except ValueError:  # Some functions that are written in C have no signature.
+    except ValueError:  # some functions that are written in C have no signature
         return

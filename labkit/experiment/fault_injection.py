@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def sends_every_message(experiment: Experiment) -> bool:
     """Return whether labkit itself sends every message of an experiment.
 
-    Only then can labkit drop any message, or add a checksum to each.
+    labkit can drop any message, or add a checksum to each message, only if it sends all messages
+    itself.
     """
     strategy = experiment.strategy
     algorithm = getattr(strategy, "scheduled", getattr(strategy, "algorithm", None))
@@ -26,7 +27,8 @@ def sends_every_message(experiment: Experiment) -> bool:
         is_auto = algorithm == "auto" and experiment.network is not None
         return experiment.clock == "wall" and (algorithm in ALLREDUCE or is_auto)
     if isinstance(strategy, Staged):
-        # Several replicas of the stages average their gradients by the MPI library.
+        # If there are several replicas of the pipeline stages, they average their gradients with
+        # the MPI library.
         return strategy.ranks(experiment.workers) == experiment.workers
     if not isinstance(strategy, ProgramStrategy):
         return False
@@ -37,7 +39,7 @@ def check(experiment: Experiment) -> None:
     """Validate the faults, checksums, replica checks and gradient checks of an experiment.
 
     Raises:
-        InvalidInput: The strategy, the clock or the number of steps does not allow an option.
+        InvalidInput: The strategy, the clock or the number of steps does not support an option.
     """
     name = type(experiment.strategy).__name__
     for fault in experiment.faults:
@@ -75,7 +77,7 @@ def _validate_skip(experiment: Experiment, name: str) -> None:
 
 
 def _validate_fault(experiment: Experiment, fault: Fault, name: str) -> None:
-    # In programs, the rank of a fault is the number of a worker.
+    # If a strategy runs a program for each worker, the rank of a fault is the number of a worker.
     ranks = experiment.workers if experiment.uses_programs else experiment.ranks
     if not experiment.strategy.emulated:
         raise InvalidInput(

@@ -25,8 +25,8 @@ LOSSES = _split("""
     MeanSquaredLogarithmicError Poisson SparseCategoricalCrossentropy SquaredHinge Tversky
 """)
 
-# Names of metrics that Keras can construct without arguments. `compile` itself resolves "acc" and
-# "accuracy".
+# Names of metrics that Keras can construct without arguments. "acc" and "accuracy" are also
+# allowed, because `compile` itself resolves them.
 METRICS = _split("""
     acc accuracy auc bce binary_accuracy binary_crossentropy binary_io_u categorical_accuracy
     categorical_crossentropy categorical_hinge concordance_correlation cosine_similarity f1_score
@@ -45,13 +45,13 @@ METRICS = _split("""
     TruePositives
 """)
 
-# Arguments of every optimizer.
+# These arguments are common to all optimizers.
 COMMON_ARGUMENTS = _split("""
     learning_rate weight_decay clipnorm clipvalue global_clipnorm use_ema ema_momentum
     ema_overwrite_frequency loss_scale_factor gradient_accumulation_steps name
 """)
 
-# Further arguments of each optimizer.
+# For each optimizer, these are its arguments in addition to the common ones.
 OPTIMIZER_ARGUMENTS = {
     name: _split(options)
     for name, options in {
@@ -84,18 +84,18 @@ OPTIMIZER_ARGUMENTS = {
 def check_names(
     loss: str | None, metrics: Iterable[str] | None, optimizer: str, options: Mapping[str, object]
 ) -> None:
-    """Raise an error for a loss, a metric or an optimizer argument that Keras does not know.
+    """Raise an error if Keras does not know the loss, a metric or an optimizer argument.
 
     Args:
-        loss: Name of a loss; None: no loss to check.
-        metrics: Names of metrics; None: no metrics to check.
-        optimizer: Name of a known optimizer.
+        loss: Name of a loss; None: no loss is checked.
+        metrics: Names of metrics; None: no metrics are checked.
+        optimizer: Name of an optimizer that labkit supports.
         options: Arguments of the optimizer.
 
     Raises:
         InvalidInput: A name is unknown; the message suggests the nearest known name.
     """
-    # The names are case-sensitive, as in Keras.
+    # Loss names are case-sensitive, as in Keras.
     refuse_unknown("loss", [] if loss is None else [loss], LOSSES)
     refuse_unknown("metrics", metrics or (), METRICS)
     allowed = [*OPTIMIZER_ARGUMENTS[optimizer], *COMMON_ARGUMENTS]

@@ -1,4 +1,4 @@
-"""Short texts and HTML of pydantic records, which show the fields with non-default values."""
+"""Short texts and HTML for pydantic records, which show fields with non-default values."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pydantic import BaseModel
 
 from labkit.common.html import card, folded, line, pairs
 
-MAX_CHARACTERS = 200  # maximum number of characters of a value
+MAX_CHARACTERS = 200  # maximum number of characters of a displayed value
 
 
 def html_of(title: str, record: BaseModel) -> str:
-    """Return HTML with the non-default fields of a record; a click shows all fields."""
+    """Return HTML that shows a record's non-default fields, and after a click all fields."""
     changed = {name: brief(value) for name, value in non_default_fields(record).items()}
     fields = {name: brief(getattr(record, name)) for name in type(record).model_fields}
     return card(
@@ -23,12 +23,12 @@ def html_of(title: str, record: BaseModel) -> str:
 
 
 def non_default_fields(model: BaseModel) -> dict[str, Any]:
-    """Return the fields of a record, by name, whose values are not their defaults."""
+    """Return the fields of a record whose values differ from their defaults, by field name."""
     changed = {}
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         default = field.get_default(call_default_factory=True)
-        # The types are compared first, because arrays compare element by element.
+        # Types are compared before values, because arrays would be compared element by element.
         if type(value) is not type(default) or value != default:
             changed[name] = value
     return changed
@@ -37,7 +37,8 @@ def non_default_fields(model: BaseModel) -> dict[str, Any]:
 def brief(value: Any) -> str:
     """Return a value as one line of at most `MAX_CHARACTERS` characters.
 
-    A record becomes its non-default fields, a callable its name, and an array its shape and dtype.
+    A record is shown by its non-default fields, a callable by its name, and an array by its shape
+    and dtype.
 
     >>> brief({"widths": [64, 64]})
     "{'widths': [64, 64]}"

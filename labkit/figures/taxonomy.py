@@ -24,7 +24,7 @@ COLUMNS: Sequence[str] = tuple(AXES["synchronization"])
 
 
 class MethodInCell(NamedTuple):
-    """A method in one cell of the taxonomy.
+    """A training method in one cell of the taxonomy.
 
     Attributes:
         method: Name of the method.
@@ -40,7 +40,7 @@ class MethodInCell(NamedTuple):
 
     @property
     def row(self) -> Row:
-        """Row of the cell on the map: (architecture, parallelism)."""
+        """The map's row that contains the cell: (architecture, parallelism)."""
         return self.cell.architecture, self.cell.parallelism
 
 
@@ -49,8 +49,8 @@ def grid(
 ) -> Mapping[tuple[Row, str], Mapping[str, list[MethodInCell]]]:
     """Group the methods by cell, and within each cell by name.
 
-    The result also has an empty mapping for each empty cell. Cells are ordered by row, then by
-    column.
+    The result also contains an empty mapping for each cell without a method. Cells of the result
+    are ordered by row, then by column.
     """
     results: dict[tuple[Row, str], dict[str, list[MethodInCell]]] = {
         place: {} for place in product(ROWS, COLUMNS)
@@ -73,14 +73,14 @@ def empty(standings: Iterable[MethodInCell]) -> list[str]:
 
 
 EMPTY = "—"
-# The colour is the sky blue of Okabe and Ito (2008), pale enough for legible text. A cell with a
-# single method is already coloured.
+# The colour is the sky blue of Okabe and Ito (2008), pale enough for legible text. Even a cell with
+# a single method has a visible colour.
 _COLORS: Scale = [
     (0, "rgba(86,180,233,0)"),
     (1e-6, "rgba(86,180,233,0.2)"),
     (1, "rgba(86,180,233,0.55)"),
 ]
-# Heights in pixels: line of a name, padding of a row, and row of numbers.
+# Heights in pixels: line of a method's name, padding of a row, and row of numbers.
 _LINE, _ROOM, _NUMBER = 15, 14, 34
 _SHOWN = 5  # greatest number of notebooks that the hover text names
 
@@ -94,8 +94,8 @@ def taxonomy_map(standings: Iterable[MethodInCell], numbers: bool = False) -> Fi
     A cell without a method has no colour and shows a dash.
 
     Args:
-        standings: Methods in their cells.
-        numbers: Whether cells show the number of methods instead of their names, which suits a
+        standings: Methods, each with its cell of the taxonomy.
+        numbers: Whether cells show the number of methods instead of their names, for example on a
             narrow screen.
     """
     shown = list(standings)
@@ -119,12 +119,12 @@ def taxonomy_map(standings: Iterable[MethodInCell], numbers: bool = False) -> Fi
 
 
 def title(row: Row, column: str) -> str:
-    """Return `collective × data, synchronous`, escaped for Plotly."""
+    """Return the title of a cell, `collective × data, synchronous`, escaped for Plotly."""
     return safe_text(f"{' × '.join(row)}, {column}")
 
 
 def _edges(cells_by_place: Mapping[tuple[Row, str], _CellMethods], numbers: bool) -> np.ndarray:
-    """Return the y positions of row edges in pixels; a row is as high as its fullest cell."""
+    """Return the y positions of row edges in pixels; the fullest cell sets a row's height."""
     most = [max(len(cells_by_place[row, column]) for column in COLUMNS) for row in ROWS]
     heights = [_NUMBER if numbers else _LINE * max(2, count) + _ROOM for count in most]
     return np.cumsum([0, *heights])
@@ -199,7 +199,7 @@ def _hover(row: Row, column: str, methods: _CellMethods) -> str:
 
 
 def method_text(places: Sequence[MethodInCell]) -> str:
-    """Return `AllReduce (Vishnu 2016): none, quantization · sequential, overlap · tour, …`."""
+    """Return the hover text: `AllReduce (Vishnu 2016): none, quantization · sequential, …`."""
     first = places[0]
     details = [
         ", ".join(dict.fromkeys(getattr(standing.cell, axis) for standing in places))

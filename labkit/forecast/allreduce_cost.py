@@ -30,8 +30,8 @@ class CollectiveEstimate(NamedTuple):
 
     Attributes:
         seconds: Seconds until the last rank is done.
-        links: Bytes that cross each link; with many ranks, only the busiest link of each kind.
-        sent: Total bytes that all ranks send.
+        links: Bytes that cross each link; with many ranks, only the busiest link of each type.
+        sent: Total bytes that all ranks together send.
     """
 
     seconds: Spread
@@ -41,14 +41,15 @@ class CollectiveEstimate(NamedTuple):
 
 @dataclass(frozen=True)
 class AllReduceCosts:
-    """The costs of an experiment's allreduces, by one algorithm.
+    """The costs of all allreduces of an experiment, which use a single algorithm.
 
     Args:
         query: Query with the ranks, their network and the calibration.
         algorithm: Name in `labkit.communicator.ALGORITHMS`, or "auto".
         largest: Bytes of the largest buffer, by which "auto" chooses the algorithm.
         dense: Whether buffers are sent uncompressed.
-        turns: Whether messages use a shared link one after the other instead of at the same time.
+        turns: Whether messages use a shared link one after the other (FIFO) instead of at the same
+            time.
     """
 
     query: Query
@@ -68,13 +69,13 @@ class AllReduceCosts:
 
     @cached_property
     def gamma(self) -> float:
-        """Fitted seconds to add one byte; 0 on emulated networks: their overhead includes it."""
+        """Fitted seconds to add one byte; 0 on emulated networks, whose overhead includes it."""
         fit = self.query.fits.get("host")
         return 0.0 if fit is None or self.query.emulated or self.query.virtual else fit.gamma
 
     @cached_property
     def chosen(self) -> str:
-        """The algorithm; for "auto", the choice of `labkit.exchange.autotune`.
+        """The name of the algorithm; for "auto", the choice of `labkit.exchange.autotune`.
 
         Raises:
             InvalidInput: The algorithm cannot run on the emulated network.
@@ -100,7 +101,7 @@ class AllReduceCosts:
 
     @cached_property
     def source(self) -> Provenance:
-        """A description of how the costs were obtained."""
+        """A description of how the costs of the allreduces were obtained."""
         network = self.network
         if self.query.workers == 1:
             return Provenance("sums", "one rank needs no allreduce")
@@ -125,7 +126,7 @@ class AllReduceCosts:
         )
 
     def take(self, load: Load) -> CollectiveEstimate:
-        """Return the estimated cost of one collective that transfers a load.
+        """Return the estimated cost of one collective that transfers the data `load`.
 
         Raises:
             InvalidInput: The collective was not measured.
@@ -148,11 +149,11 @@ class AllReduceCosts:
 
     @property
     def _schedule(self) -> str:
-        """The simulated schedule; a ring stands for the MPI library's unknown algorithm."""
+        """The simulated schedule; a ring replaces the MPI library's unknown algorithm."""
         return "ring" if self.chosen == "mpi" else self.chosen
 
     def _measured(self, name: str, load: Load | float) -> Spread:
-        """Return the measured time; gathers take half as long as allreduces of as many bytes."""
+        """Return the measured time; a gather takes half the time of an allreduce of equal size."""
         if isinstance(load, Load) and load.kind != "sum":
             total = load.total_bytes(self.query.workers)
             return scale_spread(self._measured("mpi" if name in UNMETERED else name, total), 0.5)
@@ -173,7 +174,7 @@ class AllReduceCosts:
         )
 
     def _measurements(self, name: str) -> list[tuple[float, Spread]]:
-        """Return (bytes, seconds) of each measurement of an algorithm with the query's ranks."""
+        """Return (bytes, seconds) of an algorithm's measurements with this number of ranks."""
         key = name, self.query.workers
         return [
             (collective.nbytes, collective.seconds)

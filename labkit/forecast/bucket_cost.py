@@ -1,4 +1,4 @@
-"""The cost of exchanging one gradient bucket: its codec, and the collectives of its compressor."""
+"""The cost of exchanging one gradient bucket: compression, packing and collectives."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class BucketCost:
 
     @property
     def wire(self) -> Spread:
-        """The total time of all collectives, which run one after the other."""
+        """The total time of all collectives of the bucket, which run one after the other."""
         return reduce(add_spreads, (carried.seconds for carried in self.carried), NOTHING)
 
     @property
     def seconds(self) -> float:
-        """The total of the medians of packing, codec and collectives, s."""
+        """The seconds to exchange the bucket: the medians of packing, codec and collectives."""
         return self.pack.median + self.codec.median + self.wire.median
 
 
@@ -49,13 +49,14 @@ def bucket_cost(
 ) -> BucketCost:
     """Return the cost of a bucket's exchange by `labkit.exchange.compressed`, without packing.
 
-    The result of an allreduce is decoded twice: for the mean, and for the error feedback. The
-    result of a gather is decoded once more per rank. On the virtual clock, codecs take no time.
+    After an allreduce, a rank decodes twice: for the mean, and for the error feedback; a compressor
+    that works by layer decodes only once. After a gather, a rank decodes the payloads of all ranks,
+    and its own payload once more. On the virtual clock, encoding and decoding take no time.
 
     Args:
         query: Query with the experiment and the calibration.
         sums: Costs of allreduces.
-        compressor: Compressor of the bucket; None: the bucket is sent uncompressed.
+        compressor: Compressor of the bucket; None if the bucket is sent uncompressed.
         bucket: Bucket to exchange.
         shapes: Shapes of all variables of the model.
 
@@ -86,7 +87,7 @@ def bucket_cost(
 def _turns(
     compressor: Compressor, bucket: Bucket, shapes: Sequence[tuple[int, ...]], payload: float
 ) -> Iterator[list[tuple[type[Request], float]]]:
-    """Yield, round by round, the collectives (type, bytes) that all tensors of a bucket request."""
+    """Yield, per round, the collectives (type, bytes) that all tensors of a bucket request."""
     tensors = [shapes[slot.variable] for slot in bucket.slots]
     if not compressor.by_layer:
         tensors = [(bucket.length,)]

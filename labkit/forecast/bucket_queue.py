@@ -1,4 +1,4 @@
-"""The queue that exchanges gradient buckets one by one, and how long a step waits for it."""
+"""The queue that exchanges gradient buckets one by one, and the wait of a step for the queue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labkit.exchange.bucket import Bucket, holders
 from labkit.exchange.bucket_order import by_priority
 from labkit.exchange.schedules import Schedule
 
-ROUNDS = 8  # number of steps that are simulated until overlapping steps have a constant duration
+ROUNDS = 8  # number of simulated steps, after which overlapping steps take constant time
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class BucketQueue:
     backward: NDArray[np.float64]
 
     def exposed(self, schedule: Schedule, workers: int) -> float:
-        """Return the seconds of a step in which ranks communicate but do not compute."""
+        """Return the seconds of a step in which ranks only communicate and do not compute."""
         if schedule.after or not self.buckets:
             return sum(self.seconds)
         if schedule.into_next and workers > 1:
             return self._into_next()
-        # Buckets are exchanged in their order, and each bucket waits for earlier buckets.
+        # The queue exchanges buckets in their order, so each bucket waits for all earlier buckets.
         finish = self._finish(range(len(self.buckets)), self.ready, 0.0)
         return max(0.0, finish[-1] - float(self.backward.sum()))
 
@@ -52,9 +52,9 @@ class BucketQueue:
         return [float(done[layer]) for layer in first]
 
     def _into_next(self) -> float:
-        """Return a step's total wait for the previous step's buckets, in the steady state, s.
+        """Return how many seconds a steady step waits for the buckets of the previous step.
 
-        Each layer's forward pass waits for the buckets that hold the layer's variables.
+        The forward pass of each layer waits for the buckets that contain the layer's variables.
         """
         ready = self.ready
         urgency = [min(slot.variable for slot in bucket.slots) for bucket in self.buckets]
@@ -74,12 +74,12 @@ class BucketQueue:
         return waited
 
     def _finish(self, order: Iterable[int], ready: Sequence[float], free: float) -> list[float]:
-        """Return the time when each bucket is exchanged.
+        """Return the time when each bucket has been exchanged.
 
         Args:
             order: Order in which the queue exchanges the buckets, by number.
-            ready: Time when each bucket is ready, s.
-            free: Time from which the queue is free, s.
+            ready: Time when each bucket is ready to be exchanged, s.
+            free: Time from which the queue can exchange the first bucket, s.
         """
         finish = [0.0] * len(self.buckets)
         for bucket in order:

@@ -24,15 +24,15 @@ SCHEMA = 2
 LONGEST = 2**26  # maximum size of a calibration file, bytes
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
-SIZES = ("rows", "test_rows")  # data set options that change the number of samples only
+SIZES = ("rows", "test_rows")  # data set options that change only the number of samples
 
 
 class ModelDescription(Protocol):
-    """The fields of an experiment that describe its model, data and training."""
+    """The experiment's fields that describe the model, the data and the training."""
 
     @property
     def model(self) -> Any:
-        """The model or its name; see `labkit.Experiment` for all fields."""
+        """The model or its name; `labkit.Experiment` describes all fields."""
 
     @property
     def model_options(self) -> dict[str, Any]:
@@ -58,7 +58,8 @@ class ModelDescription(Protocol):
 def model_of(experiment: ModelDescription) -> dict[str, JSON]:
     """Return the fields of an experiment that determine a rank's step time, except the batch size.
 
-    The shape and dtype of a sample represent an array; the source code represents a callable.
+    In the result, an array is described by the shape and dtype of a sample, and a callable by its
+    source code.
     """
     data = experiment.dataset
     if isinstance(data, tuple):
@@ -97,12 +98,12 @@ class Spread(Checked):
 
 
 class LayerCost(Checked):
-    """The cost of a layer, or of a block of layers; the order is that of the forward pass.
+    """The measured cost of a layer, or of a block of layers.
 
     Attributes:
         name: Name of the layer.
-        kind: Keras class of the layer; for a block, the common class of its trainable layers, or
-            "Functional".
+        kind: Keras class of the layer. For a block: the common class of its trainable layers, or
+            "Functional" if the classes differ.
         weights: Shapes of the trainable weights.
         forward, backward: Fractions of the time of the model's forward and backward pass.
         out: Bytes of the layer's output for one sample.
@@ -117,13 +118,14 @@ class LayerCost(Checked):
 
 
 class StepCost(Checked):
-    """The cost of a rank's step without communication, while other ranks compute on the machine.
+    """The cost of a rank's step without communication, while the machine's other ranks compute.
 
     Attributes:
         rows: Number of samples in this rank's batch.
         threads: Number of threads of this rank.
         together: Number of ranks that compute on this machine at the same time, including this one.
-        forward, backward, update, other: Seconds; other is the overhead of Keras and Python.
+        forward, backward, update, other: Seconds of each part of the step; other is the overhead of
+            Keras and Python.
     """
 
     rows: int = Field(gt=0)
@@ -136,7 +138,7 @@ class StepCost(Checked):
 
     @property
     def seconds(self) -> float:
-        """The sum of the medians of all four parts, s."""
+        """The sum of the medians of the four parts forward, backward, update and other, s."""
         return sum(
             spread.median for spread in (self.forward, self.backward, self.update, self.other)
         )
@@ -147,11 +149,12 @@ class ModelCost(Checked):
 
     Attributes:
         model: Description of the model, see `model_of`.
-        layers: Costs of the model's layers, in the order of the forward pass.
-        steps: Measured steps; forecasts interpolate between their batch sizes.
-        read: Seconds to read a batch, by number of samples; not included in `steps`.
-        memory: Bytes that a step needs per sample, besides weights, gradients and optimizer.
-        slots: Number of values that the optimizer keeps per weight.
+        layers: Costs of the model's layers, sorted in the order of the forward pass.
+        steps: Measured costs of steps; forecasts interpolate between the batch sizes of these
+            steps.
+        read: Seconds to read a batch, by number of samples; `steps` does not include these seconds.
+        memory: Bytes that a step needs per sample, in addition to weights, gradients and optimizer.
+        slots: Number of values that the optimizer stores per weight.
     """
 
     model: dict[str, Any]
@@ -168,12 +171,12 @@ class ModelCost(Checked):
 
 
 class CodecCost(Checked):
-    """The cost of a compressor for a gradient, while all ranks of the calibration encode.
+    """The cost of a compressor for a gradient, measured while all ranks encode at the same time.
 
     Attributes:
         compressor: Compressor as JSON, see `Compressor.to_json`.
         nbytes: Bytes of the uncompressed gradient in float32.
-        encode, decode: Seconds; if encoding takes several calls, the sum of all calls.
+        encode, decode: Seconds; if encoding needs several calls, the sum of all calls.
         payload: Bytes of the compressed payload.
     """
 
@@ -190,9 +193,9 @@ class CollectiveCost(Checked):
     Attributes:
         level: "memory", "host" (MPI within one host) or "link" (between hosts, or emulated).
         algorithm: Name of the algorithm.
-        network: Name of the emulated network; None: the machine's own network.
+        network: Name of the emulated network; None: the real network of the machine.
         workers: Number of ranks.
-        nbytes: Bytes of the buffer that is summed.
+        nbytes: Bytes of the buffer that the allreduce sums.
         seconds: Seconds of the slowest rank.
     """
 
@@ -205,13 +208,15 @@ class CollectiveCost(Checked):
 
 
 class Overhead(Checked):
-    """An overhead of labkit, besides computation and transfer.
+    """An overhead of labkit, in addition to computation and transfer.
 
-    "meeting" is a barrier. "bucket" is packing a gradient bucket and handing it over, without its
-    allreduce. "overlap" is the same work for each further bucket during backpropagation. "message"
-    is a message between two programs, from its send until it is read. "emulated" is the additional
-    time of a communication round on an emulated network. "replicas" is further work in a step of
-    replicas that exchange gradients.
+    The overhead "meeting" is the time of a barrier. The overhead "bucket" is the time to pack a
+    gradient bucket and pass it to the exchange, without the allreduce. The overhead "overlap" is
+    the time to pack and pass on each further bucket during backpropagation. The overhead "message"
+    is the time from the send of a message between two programs until the receiver reads it.
+    The overhead "emulated" is the additional time of a communication round on an emulated network.
+    The overhead "replicas" is the time of all other work in a step of replicas that exchange
+    gradients.
 
     Attributes:
         what: Name of the overhead.
@@ -227,16 +232,16 @@ class Overhead(Checked):
 
 
 class WayCost(Checked):
-    """Measured whole training steps of a strategy, from separate runs.
+    """Measured times of whole training steps of a strategy, from separate runs.
 
     Attributes:
         model: Description of the model, see `model_of`.
-        strategy: Strategy as JSON, see its `to_json`.
+        strategy: Strategy as JSON, a result of its `to_json`.
         workers: Number of ranks that train.
         threads: Threads per rank.
         batch: Number of samples in the global batch.
         network: Emulated network; None: a single rank.
-        runs: For each run, the seconds of its typical step.
+        runs: Seconds of the typical step, one number per run.
     """
 
     model: dict[str, Any]
@@ -254,14 +259,14 @@ class WayCost(Checked):
 
 
 class Provenance(NamedTuple):
-    """The origin of a figure in a forecast: the figure's name, and how its value was obtained."""
+    """The origin of a number in a forecast: its name, and how its value was obtained."""
 
     what: str
     how: str
 
 
 class Outdated(LabkitError):
-    """The error for a calibration of another labkit version."""
+    """The error for a calibration file of another labkit version."""
 
 
 class Calibration(Checked):
@@ -271,8 +276,9 @@ class Calibration(Checked):
         made: Time of the measurement, ISO 8601, UTC.
         machine: Hardware and software versions, see
             `labkit.forecast.calibration_store.this_machine`.
-        models, codecs, collectives, overheads: Measured costs of the parts of steps.
-        ways: Measured costs of whole steps.
+        models, codecs, collectives, overheads: Measured costs of models, compressors, allreduces
+            and overheads, which are parts of steps.
+        ways: Measured costs of whole steps of strategies.
     """
 
     schema_version: int = SCHEMA
@@ -303,7 +309,7 @@ class Calibration(Checked):
 
         Raises:
             InvalidInput: The file is missing, or is not a calibration.
-            Outdated: Another labkit version wrote the file, in another format.
+            Outdated: Another labkit version wrote the file in another format.
         """
         path = Path(path)
         if not path.is_file():
@@ -325,5 +331,6 @@ class Calibration(Checked):
                 f"{path.name!r} is a calibration of another labkit version; measure again by "
                 "`labkit calibrate`"
             )
-        # Calibrations that contain former class names have the same schema.
+        # Files with this schema may contain former class names, which are replaced by the present
+        # names.
         return cls(**rename_classes({str(name): value for name, value in fields.items()}))

@@ -64,7 +64,7 @@ def earlier(path: Path) -> Calibration | None:
 
 
 def differences(calibration: Calibration) -> list[str]:
-    """Return texts about changes of hardware and software versions since a calibration."""
+    """Return a text per hardware or software version that changed since the calibration."""
     recorded = calibration.machine
     return [
         f"{name} was {recorded.get(name)}, is {now}"
@@ -77,7 +77,7 @@ def merged(old: Calibration, new: Calibration) -> Calibration:
     """Merge two calibrations of the same machine and software; new values replace old values.
 
     Raises:
-        InvalidInput: The machines or their software versions differ.
+        InvalidInput: The calibrations are of different machines or software versions.
     """
     if old.machine != new.machine:
         raise InvalidInput(f"calibrations of two machines or versions cannot be merged; {ANEW}")
@@ -99,7 +99,7 @@ def merged(old: Calibration, new: Calibration) -> Calibration:
 
 
 def _with_steps(old: ModelCost, new: ModelCost) -> ModelCost:
-    """Return the new cost of a model, with the old steps and reads that were not measured again."""
+    """Return a model's new cost, plus the old steps and reads that were not measured again."""
     steps = _last([*old.steps, *new.steps], lambda e: (e.rows, e.threads, e.together))
     return new.model_copy(update={"steps": steps, "read": old.read | new.read})
 
@@ -109,7 +109,7 @@ def _last(
     key: Callable[[T], Hashable],
     join: Callable[[T, T], T] = lambda old, new: new,
 ) -> tuple[T, ...]:
-    """Return the last element of each key; `join` combines it with earlier elements of the key."""
+    """Return the last element per key; `join` merges it with the key's earlier elements."""
     last_by_key: dict[Hashable, T] = {}
     for element in elements:
         name = key(element)

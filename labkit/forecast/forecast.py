@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from labkit.network import Network
 
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-SHOWN = 12  # maximum number of links in a table that is shown unfolded
+SHOWN = 12  # maximum number of links for which a table is shown unfolded
 
 
 class Prices(Checked):
-    """Prices and the length of the training; there are no default prices.
+    """Prices of nodes and bytes, and the length of the training; there are no default prices.
 
     Attributes:
         price_per_node_hour: Price of a node per hour.
@@ -44,7 +44,7 @@ class Prices(Checked):
     target_steps: PositiveInt | None = None
 
     def nodes(self, ranks: int) -> int:
-        """Return the number of nodes for some ranks.
+        """Return the number of nodes that a number of ranks needs.
 
         Raises:
             InvalidInput: The number of ranks per node is unknown.
@@ -60,18 +60,18 @@ class Prices(Checked):
 @refuse_former_attributes
 @dataclass(frozen=True)
 class Forecast:
-    """The forecast of one training step of an experiment, and of the whole training.
+    """The forecast of one training step of an experiment, and of its whole training.
 
     Attributes:
         label: Label of the experiment.
-        where: Network and machine, in words.
+        where: Description of the network and the machine.
         workers: Number of ranks that train.
-        ranks: Number of all ranks, including, for example, ranks that hold only servers.
+        ranks: Number of all ranks, including ranks that do not train, such as parameter servers.
         rows: Number of samples in a global batch.
         step: Step forecast of the strategy, with parts, bytes and memory.
-        alone: Seconds of a step in which a single rank trains on the whole global batch.
-        own: Seconds of a step in which a single rank trains on one worker's part of the batch.
-        prices: Prices, as passed.
+        alone: Seconds of a step if a single rank trains on the whole global batch.
+        own: Seconds of a step if a single rank trains on one worker's part of the global batch.
+        prices: Prices that the caller of `forecast` passed.
         steps: Number of steps of the training; None: unknown.
         calibration: Hash of the calibration, eight hexadecimal digits.
         origin: Machine and date of the calibration.
@@ -97,18 +97,18 @@ class Forecast:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 90% interval of the typical step of a run, s: it holds for nine of ten runs."""
+        """The 90% interval of a run's typical step, s: nine of ten runs are within it."""
         low, high = self.step.spread
         return self.seconds * low, self.seconds * high
 
     @property
     def strong_efficiency(self) -> float:
-        r"""Strong scaling efficiency \(T_1(B) / (n T_n(B))\): n ranks divide a constant batch B."""
+        r"""Strong scaling efficiency \(T_1(B) / (n T_n(B))\) of n ranks with B samples per batch."""
         return self.alone / (self.workers * self.seconds) if self.seconds else 1.0
 
     @property
     def weak_efficiency(self) -> float:
-        r"""Weak scaling efficiency \(T_1(b) / T_n(n b)\): each of n ranks has a constant part b."""
+        r"""Weak scaling efficiency \(T_1(b) / T_n(n b)\): each of n ranks trains on b samples."""
         return self.own / self.seconds if self.seconds else 1.0
 
     @property
@@ -148,11 +148,11 @@ class Forecast:
 
     @property
     def sources(self) -> tuple[Provenance, ...]:
-        """The origin of each figure."""
+        """The origin of each number in the forecast."""
         return (Provenance(f"calibration {self.calibration}", self.origin), *self.step.sources)
 
     def to_json(self) -> dict[str, JSON]:
-        """Return all figures as JSON."""
+        """Return all numbers of the forecast as JSON."""
         step = self.step
         return {
             "label": self.label,
@@ -194,7 +194,7 @@ class Forecast:
         return card(f"Forecast of {self.label}", line(self.where), *parts)
 
     def _shown_figures(self) -> dict[str, str]:
-        """Return the figures that are displayed, as texts by name."""
+        """Return the numbers of the forecast that are displayed, as texts by name."""
         low, high = map(seconds_text, self.interval)
         parts = {name: self.step.parts.get(name, 0.0) for name in PARTS}
         figures = {
@@ -223,7 +223,7 @@ def forecast(
     emulated: bool = False,
     prices: Prices | None = None,
 ) -> Forecast:
-    """Return the forecast of an experiment, based on its strategy's step forecast.
+    """Return the forecast of an experiment, computed from its strategy's forecast of a step.
 
     Args:
         experiment: An `Experiment`.
@@ -233,7 +233,7 @@ def forecast(
         prices: Prices and number of training steps; None: no prices.
 
     Raises:
-        InvalidInput: The strategy has no forecast, or a cost was not measured.
+        InvalidInput: The strategy has no forecast, or the calibration lacks a necessary cost.
     """
     prices = prices or Prices()
     emulated = emulated and network is not None and experiment.clock == "wall"

@@ -1,7 +1,7 @@
 """The step of replicas that exchange gradient buckets, during or after the computation.
 
-Size and order of the buckets are as in `labkit.exchange`. `AllReduceCosts` and the measured codecs
-give the cost of each bucket.
+The size and the order of the buckets are the same as in `labkit.exchange`. The cost of each bucket
+comes from `AllReduceCosts` and the measured costs of compressors.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from labkit.forecast.time_distributions import (
 
 @dataclass(frozen=True)
 class Exchanged:
-    """The step of the strategy `AllReduce`.
+    """The forecast of a training step with the strategy `AllReduce`.
 
     Args:
         query: Query with the experiment and the calibration.
@@ -52,10 +52,10 @@ class Exchanged:
     compressor: Compressor | None = None
 
     def step_forecast(self) -> StepForecast:
-        """Return the forecast of the step.
+        """Return the forecast of a training step: its parts, bytes, memory and sources.
 
         Raises:
-            InvalidInput: A cost was not measured.
+            InvalidInput: The calibration lacks a necessary cost.
         """
         step, groups = self.largest_step, group_ranks(self.query, self.query.rows)
         computing = slowest(groups)
@@ -75,7 +75,8 @@ class Exchanged:
             spreads += spreads_of_part
         computed = reduce(add_spreads, (getattr(step, name) for name in COMPUTED))
         deviation = run_deviation(computing) if any(rank.laws for rank in groups) else 0.0
-        # An error of the network's time affects all buckets equally, so it does not average out.
+        # An error of the predicted network time affects all buckets equally, so it does not average
+        # out.
         network_error = parts["wire"] * (self.query.error or 0.0)
         total = widen(
             reduce(add_spreads, spreads, scale_spread(computed, slowdown)),
@@ -107,18 +108,18 @@ class Exchanged:
 
     @cached_property
     def largest_step(self) -> StepCost:
-        """The step of the rank with the largest batch, without waits for other ranks."""
+        """The step cost of the rank with the largest batch, without waits for other ranks."""
         return self.query.compute_step(max(self.query.rows))
 
     @property
     def _follows_computation(self) -> bool:
-        """Whether the exchange starts after the computation, for example without a free core."""
+        """Whether the exchange follows the computation, for example for lack of a free core."""
         schedule = SCHEDULES[self.schedule]
         return schedule.after or (self.query.fills_host and not schedule.into_next)
 
     @cached_property
     def buckets(self) -> list[Bucket]:
-        """The buckets in the layout of the exchange; empty if there is nothing to exchange."""
+        """The buckets in the layout of the exchange; empty if the ranks exchange nothing."""
         if self.query.workers == 1 and self.compressor is None:
             return []
         schedule = SCHEDULES[self.schedule]
@@ -155,7 +156,7 @@ class Exchanged:
 
     @cached_property
     def served(self) -> list[BucketCost]:
-        """The cost of each bucket."""
+        """The cost of exchanging each bucket."""
         return [self._serve(number, bucket) for number, bucket in enumerate(self.buckets)]
 
     @cached_property
@@ -172,8 +173,8 @@ class Exchanged:
             return served
         pack = query.overhead_cost("bucket", bucket.nbytes)
         if number and not self._follows_computation and query.has_overhead("overlap"):
-            # The overhead "overlap" was measured for a bucket of the smallest size, so the longer
-            # packing of a larger bucket is added.
+            # The overhead "overlap" was measured for a bucket of the smallest size, so the
+            # additional packing time of a larger bucket is added.
             excess = max(0.0, pack.median - query.overhead_cost("bucket").median)
             pack = add_spreads(
                 query.overhead_cost("overlap"),
@@ -181,8 +182,8 @@ class Exchanged:
             )
         if query.workers == 1:
             return replace(served, pack=pack)
-        # A small allreduce adds up the ranks' samples, once per step, or per compressed bucket.
-        # Shared memory does not need it.
+        # A small allreduce sums the numbers of samples of all ranks, once per step or once per
+        # compressed bucket. The algorithm "shared_memory" does not need this allreduce.
         if self.compressor is not None or (number == 0 and self.sums.chosen != "shared_memory"):
             pack = add_spreads(pack, self._barrier)
         if number == 0:
@@ -200,7 +201,7 @@ class Exchanged:
         return add_spreads(measured, Spread(median=seconds, low=seconds, high=seconds))
 
     def _line(self, slowdown: float) -> BucketQueue:
-        """Return the queue of buckets if the computation is slower by a factor."""
+        """Return the queue of buckets for a computation that is slower by `slowdown`."""
         layers = self.query.model.layers
         return BucketQueue(
             self.buckets,

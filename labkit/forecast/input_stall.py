@@ -1,7 +1,7 @@
-"""The wait of a step for its data: the reading time that the previous step does not hide.
+"""The wait of a step for its data: the reading time that exceeds the previous step's time.
 
 Data sets prefetch: a batch is read while ranks train on the previous batch. Calibrated steps use
-batches in memory, so their measured parts contain no reading time.
+batches that are already in memory, so their measured times include no reading.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from labkit.forecast.time_distributions import NOTHING, interpolate, range_note
 
 
 def add_input_stall(query: Query, forecast: StepForecast) -> StepForecast:
-    """Add the part `read` to a forecast: a step takes at least as long as reading its batch."""
+    """Add the wait for data (`read`): a step takes at least as long as reading its batch."""
     if query.virtual:
         return forecast
     reading = read(query, forecast.rows)
@@ -40,7 +40,7 @@ def add_input_stall(query: Query, forecast: StepForecast) -> StepForecast:
 
 
 def seconds_with_input(query: Query, rows: float) -> float:
-    """Return the seconds of a single rank's step on `rows` samples, with waits for data."""
+    """Return the seconds of a single rank's step on `rows` samples, including waits for data."""
     seconds = query.single_rank_seconds(rows)
     return seconds if query.virtual else max(seconds, read(query, rows).median)
 

@@ -1,4 +1,4 @@
-"""The bytes that collectives transfer, and their time on a network, simulated or in closed form."""
+"""The bytes that collectives transfer, and the time on a network, simulated or in closed form."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from labkit.simulate import closed_form, exact_form, simulate
 FEW = 64  # maximum number of ranks for which results list every link
 MANY = 1024  # maximum number of ranks for which long schedules are simulated by default
 SHORT = ("tree", "butterfly", "rabenseifner", "hierarchical")  # schedules with few rounds
-AHEAD = 0.95  # safety factor on closed forms, because messages that share a link may be faster
+# Safety factor on closed forms: messages that share a link may be faster than the form.
+AHEAD = 0.95
 VALUE, INDEX = 4, 4  # bytes per value and per index of a sparse vector
 Kind = Literal["sum", "gather", "sparse"]
 
@@ -31,9 +32,10 @@ class Load:
     """What a collective transfers: a dense buffer, gathered payloads, or merged sparse vectors.
 
     Attributes:
-        kind: "sum" (dense), "gather" or "sparse".
+        kind: Type of the collective: "sum" (dense), "gather" or "sparse".
         nbytes: Bytes of the dense buffer, or of one rank's payload.
-        dense: For "sparse", the bytes of the dense vector: the maximum of a merged vector.
+        dense: For "sparse": bytes of the dense vector, which are the upper bound of a merged
+            vector.
     """
 
     kind: Kind
@@ -41,33 +43,34 @@ class Load:
     dense: float = 0.0
 
     def bytes_of(self, ranks: NDArray[np.float64]) -> NDArray[np.float64]:
-        r"""Return the bytes of a partial result that combines a number of ranks.
+        r"""Return the bytes of a partial result that combines the data of a number of ranks.
 
-        The model assumes that each rank draws its sparse indices independently. If each rank has a
-        fraction \(s\) of all elements, m ranks together have the fraction \(1 - (1 - s)^m\). A
-        result that would be larger than the dense vector is sent dense.
+        The model assumes that each rank draws its sparse indices independently. If the vector of
+        each rank contains a fraction \(s\) of all elements, the merged vector of m ranks contains
+        the fraction \(1 - (1 - s)^m\). A sparse result that would be larger than the dense vector
+        is sent as a dense vector.
         """
         if self.kind == "sum":
             return np.full_like(ranks, self.nbytes)
         if self.kind == "gather":
             return ranks * self.nbytes
-        # Bytes of a sparse vector that contains all elements with their indices.
+        # Bytes of a sparse vector that contains all elements and their indices.
         dense_entry_bytes = (VALUE + INDEX) / VALUE * self.dense
         share = min(1.0, self.nbytes / max(dense_entry_bytes, 1.0))
         return np.minimum(self.dense, dense_entry_bytes * (1 - (1 - share) ** ranks))
 
     def total_bytes(self, size: int) -> float:
-        """Return the bytes of the final result, which combines all `size` ranks."""
+        """Return the bytes of the final result, which combines the data of all `size` ranks."""
         return float(self.bytes_of(np.array([float(size)]))[0])
 
 
 class LoadCost(NamedTuple):
-    """The cost of a collective.
+    """The cost of a collective: its time, and the bytes that it sends.
 
     Attributes:
         seconds: Seconds until the last rank is done.
-        links: Bytes by link; with more than `FEW` ranks, only the busiest link of each kind.
-        sent: Total bytes that all ranks send.
+        links: Bytes by link; with more than `FEW` ranks, only the busiest link of each type.
+        sent: Total bytes that all ranks together send.
         rounds: Bytes of the largest message in each round; empty with more than `FEW` ranks.
     """
 
@@ -78,18 +81,18 @@ class LoadCost(NamedTuple):
 
 
 def load_cost(name: str, size: int, load: Load, network: Network, gamma: float = 0.0) -> LoadCost:
-    """Return the cost of a collective by a named schedule among a number of ranks.
+    """Return the cost of a collective that follows the schedule `name` among `size` ranks.
 
-    With more than `FEW` ranks, the cost is a closed form where `labkit.simulate.exact_form` has an
-    exact one; otherwise the schedule is simulated. With more than `MANY` ranks, each message of
-    sparse or gathered loads counts as the whole result, except on a ring.
+    With more than `FEW` ranks, the cost is the exact closed form of `labkit.simulate.exact_form` if
+    there is one. In all other cases, the schedule is simulated. With more than `MANY` ranks, each
+    message of a sparse or gathered load counts as large as the whole result, except on a ring.
 
     Args:
         name: Name of the schedule.
         size: Number of ranks.
-        load: What the collective transfers.
+        load: Buffer, payloads or sparse vectors that the collective transfers.
         network: Network between the ranks.
-        gamma: Seconds to add one byte of a buffer to another buffer.
+        gamma: Seconds to add one byte of a buffer to another buffer (γ).
     """
     # The cache key is JSON, because a network contains dictionaries, which cannot be hashed.
     return _cached_load_cost(name, size, load, json.dumps(network.model_dump(mode="json")), gamma)
@@ -100,8 +103,9 @@ def candidates(
 ) -> dict[str, float]:
     """Return the seconds to sum a dense buffer, for each schedule that may be the fastest.
 
-    A schedule is left out if its closed form is slower than another schedule's exact time. Long
-    schedules among many ranks are also left out, because their simulation would take minutes.
+    A schedule is omitted if its closed form is slower than the exact time of another schedule. With
+    more than `MANY` ranks, schedules with many rounds are also omitted, because their simulation
+    would take minutes.
     """
     forms = {name: exact_form(name, size, nbytes, network, gamma) for name in names}
     seconds = {name: form for name, form in forms.items() if form is not None}
@@ -146,7 +150,7 @@ def _cached_load_cost(name: str, size: int, load: Load, key: str, gamma: float) 
 def growing_rounds(schedule: Schedule, size: int, load: Load) -> Iterator[Round]:
     """Yield a schedule's rounds with one chunk per byte, so that messages grow as results merge."""
     chunks = count_chunks(schedule(size))
-    # Number of ranks whose data each rank's copy of a chunk combines.
+    # The number of ranks whose data each rank's copy of a chunk combines.
     ranks_in_chunk = np.ones((size, chunks))
     for schedule_round in schedule(size):
         nbytes = np.cumsum(load.bytes_of(ranks_in_chunk) / chunks, axis=1)
@@ -169,9 +173,10 @@ def growing_rounds(schedule: Schedule, size: int, load: Load) -> Iterator[Round]
 
 
 def _on_a_ring(load: Load, size: int) -> Load:
-    """Return a dense load with the same mean bytes per round, for a ring.
+    """Return the dense load that has the same mean bytes per round on a ring.
 
-    In the first half of the rounds, messages of round i combine i ranks; then, all ranks.
+    In the first half of the rounds, the messages of round i combine the data of i ranks. In the
+    second half, messages combine the data of all ranks.
     """
     ranks = np.arange(1.0, size)
     adding, copying = load.bytes_of(ranks).mean(), load.total_bytes(size)
@@ -179,7 +184,7 @@ def _on_a_ring(load: Load, size: int) -> Load:
 
 
 def _busiest(links: dict[str, float]) -> dict[str, float]:
-    """Return the bytes on the busiest link of each kind, such as links out of ranks."""
+    """Return the bytes on the busiest link of each type, such as links out of ranks."""
     busiest: dict[str, float] = {}
     for name, nbytes in links.items():
         kind = "busiest " + re.sub(r" ?\d+", "", name)

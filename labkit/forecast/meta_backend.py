@@ -1,4 +1,4 @@
-"""A backend for forecasts: its gradients and predictions have correct sizes but no values."""
+"""A backend for forecasts: gradients and predictions have correct sizes, but no values."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from labkit.programs.event_log import Row
 
 
 class MetaBackend:
-    """A backend that returns vectors without values, and records when steps end.
+    """A backend that returns vectors without values, and records when each step ends.
 
-    See `labkit.programs.event_log.Backend`.
+    The methods are those of `labkit.programs.event_log.Backend`.
 
     Args:
-        rows: For each worker, the number of samples in its batches.
+        rows: Number of samples in each worker's batches, by worker.
         size, dtype: Number and dtype of the weights.
-        slots: Number of values that the optimizer keeps per weight.
+        slots: Number of values that the optimizer stores per weight.
         soft: Number of output values of the model per sample.
 
     Attributes:
@@ -36,12 +36,12 @@ class MetaBackend:
         self.rows: list[tuple[float, Row]] = []
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
-        """Return the gradient of a worker's next batch."""
+        """Return a gradient without values for a worker's next batch."""
         step, self._steps[worker] = self._steps[worker], self._steps[worker] + 1
         return Gradient(self._vector(self._size), self._rows[worker], 1.0, step)
 
     def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
-        """Return the gradient of a worker's next batch; soft targets do not change its size."""
+        """Return the gradient of a worker's next batch; soft targets do not change the size."""
         return self.gradient(worker, weights)
 
     def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
@@ -50,7 +50,7 @@ class MetaBackend:
         return vector
 
     def curved(self, worker: int, weights: Vector, ends: Sequence[int]) -> Gradient:
-        """Return a vector with the size of all weights for each block."""
+        """Return a vector that contains as many values as all weights, for each block."""
         return Gradient(self._vector(self._size * (len(ends) - 1)), self._rows[worker], 0.0, 0)
 
     def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
@@ -60,11 +60,11 @@ class MetaBackend:
         raise InvalidInput("replicas with model parallelism have no forecast; use whole replicas")
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
-        """Return a vector with the size of the gradient."""
+        """Return a vector without values that has the size of the gradient."""
         return gradient
 
     def states(self, worker: int) -> Vector:
-        """Return a vector with the size of the optimizer's slots."""
+        """Return a vector without values that has the size of the optimizer's slots."""
         vector: Vector = self._vector(self._slots * self._size)
         return vector
 
@@ -73,14 +73,14 @@ class MetaBackend:
         return weights
 
     def forget(self, worker: int) -> None:
-        """Do nothing: there is no state."""
+        """Do nothing: the backend stores no state of a worker."""
 
     def step(self, row: Row) -> None:
-        """Record the history row of a completed step, with the present time."""
+        """Record the history row of a completed step, with the time on the virtual clock."""
         self.rows.append((self.now(), row))
 
     def snapshot(self, epoch: int, holder: int, weights: Vector, now: float) -> None:
-        """Do nothing: a forecast has no evaluation."""
+        """Do nothing: a forecast evaluates no weights."""
 
     def stops(self) -> bool:
         """Return False: a forecast has no early stop."""

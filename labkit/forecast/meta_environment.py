@@ -33,7 +33,7 @@ class AmountLog:
         self._amounts.setdefault(name, []).append((now, amount))
 
     def between(self, begin: float, end: float, prefix: str = "") -> dict[str, float]:
-        """Return sums over [begin, end) of the names that start with a prefix, which is removed."""
+        """Return the sums of amounts in [begin, end) by name, for names with a prefix (removed)."""
         return {
             name.removeprefix(prefix): sum(amount for now, amount in amounts if begin <= now < end)
             for name, amounts in self._amounts.items()
@@ -44,8 +44,9 @@ class AmountLog:
 class _MetaAllReduce(VirtualAllReduce):
     """Allreduces of vectors without values; equal allreduces are simulated only once.
 
-    Few ranks on a network are simulated as on the virtual clock. Otherwise, the collective starts
-    when the last rank has arrived, and `AllReduceCosts` gives the time until all ranks are done.
+    On a network, allreduces among at most `FEW` ranks are simulated as in `VirtualAllReduce`.
+    In all other cases, the collective starts when the last rank has arrived, and `AllReduceCosts`
+    gives the time until all ranks are done.
     """
 
     def __init__(
@@ -118,10 +119,10 @@ class _MetaAllReduce(VirtualAllReduce):
 class MetaRuntime(VirtualRuntime):
     """A virtual runtime for vectors without values: only times and bytes are meaningful.
 
-    Unlike in `VirtualRuntime`, codecs take their measured time.
+    In contrast to `VirtualRuntime`, encoding and decoding take their measured time.
 
     Args:
-        programs, hosts, backend, event_log, network, shapes: See `VirtualRuntime`.
+        programs, hosts, backend, event_log, network, shapes: Arguments of `VirtualRuntime`.
         pace: Timing model of the forecast.
         tally: Record of bytes by link, and of other amounts.
         represented: Number of real ranks whose traffic each simulated rank represents; default: 1.
@@ -175,7 +176,7 @@ class MetaRuntime(VirtualRuntime):
     def _codec_call(
         self, channel: CodecChannel, method_name: str, values: Vector
     ) -> tuple[float, Any]:
-        """Return the seconds of a call of a codec channel, and its result."""
+        """Return the seconds that a call of a codec channel takes, and the call's result."""
         if channel.compressor is None:
             return 0.0, getattr(channel, method_name)(values)
         encode, decode, payload = self._pace.codec(channel.compressor, VALUE * channel.size)
@@ -184,9 +185,9 @@ class MetaRuntime(VirtualRuntime):
         return decode, MetaVector(channel.size, channel.dtype)
 
     def _route(self, source: int, to: int) -> list[tuple[str, float]]:
-        """Return the links between two simulated ranks, and how many ranks each link represents."""
+        """Return the links between two simulated ranks, with the number of real ranks per link."""
         if (source, to) not in self._ways:
-            assert self._links is not None  # for the type checker: only called with a network
+            assert self._links is not None  # for the type checker: the caller has a network
             links_on_route = self._links.way(np.array([source]), np.array([to]))
             ends = [
                 *((departure_link, source) for departure_link in links_on_route.departure),

@@ -1,4 +1,4 @@
-"""Vectors without values, on which operations take no time but give correct sizes and dtypes."""
+"""Vectors without values: operations take no time, but results have correct sizes and dtypes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class MetaVector(NDArrayOperatorsMixin):
 
         (weights - rate * gradient)[2:5].nbytes      as for a real array
 
-    Results of NumPy functions also have no values. Each element reads as 1, each sum is 0, and a
-    conversion to an array gives zeros.
+    Results of NumPy functions on such vectors also have no values. Each element has the value 1
+    when it is read, each sum is 0, and a conversion to an array gives zeros.
 
     Args:
         size: Number of elements.
@@ -31,7 +31,7 @@ class MetaVector(NDArrayOperatorsMixin):
 
     @property
     def nbytes(self) -> int:
-        """The bytes that an array of this size and dtype would have."""
+        """The bytes that a real array of this size and dtype would have."""
         return self.size * self.itemsize
 
     @property
@@ -63,7 +63,7 @@ class MetaVector(NDArrayOperatorsMixin):
         return MetaVector(self.size, self.dtype)
 
     def reshape(self, *shape: Any) -> MetaVector:
-        """Return the vector itself, which stays flat."""
+        """Return the vector itself, because it is always flat."""
         return self
 
     def astype(self, dtype: Any, copy: bool = True) -> MetaVector:

@@ -1,4 +1,4 @@
-"""The cost of communication among some ranks of an experiment: messages, and collectives."""
+"""The cost of communication in a group of ranks of an experiment: messages and collectives."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from labkit.network import Links, Network
 from labkit.schedules import Round, host_groups
 from labkit.simulate import simulate
 
-Message = tuple[int, int, float]  # sender, receiver, bytes
-ENDLESS = 1e15  # bandwidth, bytes/s, for links whose time does not depend on the bytes
+Message = tuple[int, int, float]  # (sender, receiver, bytes)
+ENDLESS = 1e15  # bandwidth, bytes/s, of links on which time does not depend on bytes
 
 
 @dataclass(frozen=True)
 class Group(Query):
-    """A query about some ranks of an experiment, which the group renumbers as 0, 1, …
+    """A query about some ranks of an experiment; the group renumbers these ranks as 0, 1, …
 
     Attributes:
-        ranks: Numbers that the group's ranks have in the experiment.
+        ranks: Numbers of the group's ranks in the whole experiment.
     """
 
     ranks: Sequence[int] = (0,)
 
     @classmethod
     def of(cls, query: Query, ranks: Iterable[int]) -> Group:
-        """Return the group of the given ranks of a query."""
+        """Return the query for a group of ranks, with their part of the network."""
         members, network = tuple(ranks), query.network
         attributes = {field.name: getattr(query, field.name) for field in fields(Query)}
         if network is not None:
@@ -56,7 +56,7 @@ class Group(Query):
         return AllReduceCosts(self, schedule, nbytes).take(load)
 
     def between(self, nbytes: float) -> Network:
-        """Return the network for messages of a given size, with labkit's overhead per message."""
+        """Return the network for messages of `nbytes`, including labkit's overhead per message."""
         first, message_seconds = (
             self.overhead_cost("message", size).median for size in (0.0, nbytes)
         )
@@ -99,7 +99,7 @@ def link_bytes(query: Query, messages: Iterable[Message]) -> dict[str, float]:
 def link_bytes_of_groups(
     query: Query, slices: int, within: Mapping[str, float], across: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return the bytes by link of all groups of ranks, from the bytes of one group of each kind.
+    """Return the bytes by link of all groups of ranks, given those of one group of each type.
 
     Args:
         query: Query with the network and the number of ranks.
@@ -117,7 +117,8 @@ def link_bytes_of_groups(
         *((group, within) for group in replicas),
         *((group, across) for group in rank_groups),
     ):
-        # Link names contain the numbers of ranks and hosts within the group: 0, 1, …
+        # Link names contain the numbers of ranks and hosts within the group, so these are replaced
+        # by the numbers in the experiment.
         hosts = sorted({host_of[rank] for rank in ranks if host_of})
         for name, nbytes in links.items():
             numbers = hosts if name.startswith("host") else ranks
@@ -136,10 +137,10 @@ def typical_interval(
     wire: Spread = NOTHING,
     run_deviation_seconds: float = 0.0,
 ) -> tuple[float, float]:
-    """Return the 90% interval of the typical step of a run, as factors on the sum of its parts.
+    """Return the 90% interval of a run's typical step, as factors on the sum of its parts.
 
     Args:
-        query: Query, which contains the relative error of the network's time.
+        query: Query, which contains the relative error of the predicted network time.
         step: Measured spreads of the computation.
         parts: Seconds of each part of the step.
         wire: Measured spread of the time of messages.

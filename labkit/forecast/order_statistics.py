@@ -18,10 +18,12 @@ from labkit.forecast.time_distributions import add_spreads, scale_spread
 from labkit.network import ComputeTime, Slowdown
 
 Draws: TypeAlias = NDArray[np.float64]
-RUN = 100  # assumed number of steps of a run, over which its mean step is taken
-DRAWS = 401  # number of draws from a distribution; odd, so that the middle draw is the median
-TAIL = NormalDist().inv_cdf(0.95)  # standard deviations from the median to the 95th percentile
-_GRID = np.linspace(-6.0, 6.0, 601)  # standard deviations at which a distribution is tabulated
+RUN = 100  # assumed number of steps in a run, for the deviation of the mean step
+DRAWS = 401  # number of draws from a distribution; an odd number has a middle draw, the median
+# Distance from the median to the 95th percentile, in standard deviations.
+TAIL = NormalDist().inv_cdf(0.95)
+# Standard deviations at which the quantiles of a distribution are tabulated.
+_GRID = np.linspace(-6.0, 6.0, 601)
 _BELOW = np.array([NormalDist().cdf(z) for z in _GRID])
 
 
@@ -43,7 +45,8 @@ class RankGroup:
 def group_ranks(query: Query, rows: Sequence[int]) -> list[RankGroup]:
     """Group ranks by batch size and slowdown.
 
-    Without random factors, ranks on one machine count as one, because the slowest was measured.
+    Without random factors, the ranks of one machine count as a single rank, because the calibration
+    measured the slowest of them.
     """
     compute_time, groups = query.compute_time, []
     count_of = Counter((row, query.slowdowns.get(rank)) for rank, row in enumerate(rows))
@@ -64,21 +67,22 @@ def group_ranks(query: Query, rows: Sequence[int]) -> list[RankGroup]:
 
 
 def expected_maximum(groups: Sequence[RankGroup], draws: Draws) -> float:
-    """Return the mean of the draws if a group has random factors; otherwise their median."""
+    """Return the mean of the draws if a group has random factors, or else their median."""
     return float(np.mean(draws) if any(group.laws for group in groups) else np.median(draws))
 
 
 def run_deviation(draws: Draws) -> float:
-    """Return the distance from the mean to the 95th percentile of a run's mean step, s."""
+    """Return the distance from the mean to the 95th percentile of the mean step of a run, s."""
     return float(TAIL * np.std(draws) / np.sqrt(RUN))
 
 
 def slowest(groups: Sequence[RankGroup]) -> Draws:
-    r"""Return the seconds until the last of all ranks is done, for many steps, shape (`DRAWS`,).
+    r"""Return the compute seconds of the slowest rank in `DRAWS` simulated steps.
 
-    The slowest of m independent ranks takes \(F^{-1}(u^{1/m})\) with u uniform, so one draw serves
-    all ranks of a group. With random factors, each rank draws separately. Draws are stratified with
-    a fixed seed, so the same query has the same result.
+    The slowest of m independent ranks takes \(F^{-1}(u^{1/m})\), where F is their distribution and
+    u is uniform, so one draw represents all ranks of a group. With random factors, each rank has
+    its own draws. The draws are stratified and use a fixed seed, so the same query gives the same
+    result.
     """
     rng = np.random.default_rng(0)
     draws: Draws = np.max([_last(group, rng) for group in groups], axis=0)
@@ -86,7 +90,7 @@ def slowest(groups: Sequence[RankGroup]) -> Draws:
 
 
 def quantiles(spread: Spread, number: Draws) -> Draws:
-    """Return quantiles of a spread, as a lognormal with different σ below and above the median."""
+    """Return quantiles of a spread: a lognormal whose σ differs below and above the median."""
     middle = max(spread.median, 1e-300)
     up = np.log(max(spread.high, middle) / middle) / TAIL
     down = np.log(middle / max(min(spread.low, middle), 1e-300)) / TAIL
@@ -96,7 +100,7 @@ def quantiles(spread: Spread, number: Draws) -> Draws:
 
 
 def stratified_numbers(rng: np.random.Generator) -> Draws:
-    """Return numbers in (0, 1) in random order: the midpoint of each of `DRAWS` equal intervals."""
+    """Return the midpoints of `DRAWS` equal intervals of (0, 1), in random order."""
     return (rng.permutation(DRAWS) + 0.5) / DRAWS
 
 

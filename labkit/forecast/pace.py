@@ -15,24 +15,24 @@ from labkit.network import ComputeTime
 from labkit.programs import Message
 from labkit.programs.timing import TimingModel
 
-WIDEST = 0.3  # maximum σ of drawn times; few repeats on a busy machine would give a larger σ
+WIDEST = 0.3  # maximum σ of drawn times; a few repeats on a busy machine may give a larger σ
 UNLIKE = 0.02  # maximum σ of drawn times for ranks that share a machine
 
 
 @dataclass
 class Pace:
-    """The timing of a forecast: timing models by worker, and overheads of messages.
+    """The timing of a forecast: a timing model per worker, and overheads of messages.
 
     Attributes:
         query: Query whose calibration gives the cost of codecs and messages.
-        laws: Timing models, by worker.
+        laws: Timing models, one per worker.
         shares: Fraction of all weights that each server updates, by program number.
-        hosts: Simulated rank of each program; messages within a rank take no time.
+        hosts: Simulated rank of each program; messages between programs on one rank take no time.
         alone: Factor on the time of a server's update by one gradient.
         mean: Factor on the time of a server's update by the mean of several gradients.
         predictions: Factor on the time of one prediction of soft targets.
         overheads: Whether messages have the measured overhead of this machine.
-        factor: Factor on the next duration; the runtime sets it for each action.
+        factor: Factor on the next duration; the runtime sets the factor for each action.
     """
 
     query: Query
@@ -47,15 +47,15 @@ class Pace:
     _known: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
     def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
-        """Return the end of a computation, see `labkit.programs.virtual_runtime.VirtualTiming`."""
+        """Return the time when a computation ends, as `VirtualTiming.computed` does."""
         return self.laws[worker].computed(worker, step, start, self.factor * share)
 
     def updated(self, holder: int, start: float) -> float:
-        """Return the end of an update, see `VirtualTiming`."""
+        """Return the time when an update of weights ends, as `VirtualTiming.updated` does."""
         return start + self.factor * self.shares.get(holder, 1.0) * self.laws[0].update
 
     def late(self, to: int, message: Message) -> float:
-        """Return the additional delay of a message, see `VirtualTiming`."""
+        """Return the additional delay of a message in seconds, as `VirtualTiming.late` does."""
         delay = self.laws[0].late(to, message)
         if not self.overheads or self.hosts[message.source] == self.hosts[to]:
             return delay
@@ -64,14 +64,14 @@ class Pace:
         )
 
     def overhead_seconds(self, kind: str, nbytes: float) -> float:
-        """Return the median seconds of an overhead, from a cache."""
+        """Return the median seconds of an overhead from a cache, such as that of a message."""
         key = kind, nbytes
         if key not in self._known:
             self._known[key] = self.query.overhead_cost(kind, nbytes).median
         return float(self._known[key])
 
     def codec(self, compressor: Compressor, nbytes: float) -> tuple[float, float, int]:
-        """Return the seconds to encode, the seconds to decode, and the bytes of a payload."""
+        """Return the seconds to encode and to decode a gradient, and the bytes of its payload."""
         key = id(compressor), nbytes
         if key not in self._known:
             cost = self.query.codec(compressor, nbytes)
@@ -82,9 +82,10 @@ class Pace:
 
 
 def measured_distribution(query: Query, compute_time: ComputeTime, spread: Spread) -> ComputeTime:
-    """Return a lognormal distribution with the measured median and middle 90%.
+    """Return a lognormal distribution with the measured median and middle 90% of compute times.
 
-    For ranks on one machine, the slowest rank was measured, so their σ is at most `UNLIKE`.
+    For ranks on one machine, only the slowest rank was measured, so the σ of each rank is limited
+    to `UNLIKE`.
     """
     if compute_time.distribution != "constant" or query.virtual:
         return compute_time

@@ -35,7 +35,7 @@ from labkit.programs.event_log import Row
 from labkit.programs.timing import TimingModel
 from labkit.programs.virtual_runtime import VirtualRuntime
 
-WARM, STEPS = 10, 30  # number of steps per worker before the measurement, and during it
+WARM, STEPS = 10, 30  # number of steps per worker before the measurement, and in the measurement
 
 
 class _MeasurementDone(Exception):
@@ -44,17 +44,17 @@ class _MeasurementDone(Exception):
 
 @dataclass(frozen=True)
 class ProgramRun:
-    """A run of a strategy's programs without values, which includes a measured interval.
+    """A run of a strategy's programs with vectors without values, with a measured interval.
 
     Attributes:
         rows: End time (s) and history row of each step of the workers.
         begin, end: Start and end of the measured interval, s.
         batches: Number of global batches in the measured interval.
         batch_seconds: Seconds of each global batch in the measured interval.
-        tally: Amounts such as bytes, by time, of the whole run.
-        event_log: Events of the whole run.
-        roles: Roles of the programs.
-        overheads: Whether messages had labkit's measured overhead.
+        tally: Amounts such as bytes in the whole run, by time.
+        event_log: Event log of the whole run.
+        roles: Roles of the programs, such as worker and server.
+        overheads: Whether messages took labkit's measured overhead.
     """
 
     rows: Sequence[tuple[float, Row]]
@@ -76,13 +76,13 @@ class ProgramRun:
 def of_program(
     query: Query, strategy: ProgramWorkers, cycle: int = 1, sample: Crowd | None = None
 ) -> StepForecast:
-    """Return the forecast of a strategy that is a program, from a run without values.
+    """Return a strategy's forecast from a run of its programs with vectors without values.
 
     Args:
         query: Query with the experiment and the calibration.
-        strategy: Strategy that creates the program.
+        strategy: Strategy that creates the programs.
         cycle: Number of steps after which a worker's communication pattern repeats.
-        sample: Sample of workers that represents all workers on a network with one switch; None:
+        sample: Sample of workers that represents all workers on a network with one switch; None if
             all workers run.
     """
     single_switch = query.network is None or (query.network.hosts, query.network.links) == (
@@ -128,7 +128,7 @@ def of_program(
 
 
 def run_program(query: Query, cycle: int, sample: Crowd) -> ProgramRun:
-    """Run programs until the time of a global batch is known: only two cycles if cycles repeat."""
+    """Run programs until a global batch's time is known; stop early if two cycles are equal."""
     strategy, workers = sample.strategy, sample.workers
     if strategy.replica_cut != 1:
         raise InvalidInput(
@@ -159,7 +159,8 @@ def run_program(query: Query, cycle: int, sample: Crowd) -> ProgramRun:
     )
     row_limit = (warmup_steps + measured_steps) * workers
 
-    # A steady state that comes later than the usual measurement would save no time.
+    # If the steady state begins after the usual measurement, its detection saves no time, so the
+    # detector gives up by then.
     detector = SteadyStateDetector(workers, cycle, 1 + warmup_steps // cycle)
     active_detector = detector if _is_deterministic(query, strategy, pace) else None
 
@@ -183,9 +184,9 @@ def run_program(query: Query, cycle: int, sample: Crowd) -> ProgramRun:
 
 
 def _is_deterministic(query: Query, strategy: ProgramWorkers, pace: Pace) -> bool:
-    """Return whether the run has no random times, and no steps that take exceptionally long."""
+    """Return whether no times are random, and no steps take exceptionally long."""
     network, even = query.network, all(timing.even for timing in pace.laws)
-    # On a "fifo" link, rounding decides the order of two simultaneous messages.
+    # On a link with sharing "fifo", rounding errors decide the order of two simultaneous messages.
     fair_links = network is None or (not network.jitter and network.sharing == "fair")
     return fair_links and even and strategy.recurs(query.experiment)
 
@@ -226,7 +227,7 @@ def _pace(query: Query, roles: Roles, rows: Sequence[int], sample: Crowd) -> Pac
 
 
 def _memory(query: Query, strategy: ProgramWorkers) -> dict[str, float]:
-    """Return the bytes, by kind, on the fullest rank: a worker with activations, or a server."""
+    """Return the bytes by category on the rank with the most: a worker or a server."""
     worker = query.memory(query.experiment.batch_size / query.workers)
     worker["buffers"] = worker["weights"]
     parts = strategy.parts(shapes_of(query))

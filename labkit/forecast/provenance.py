@@ -1,4 +1,4 @@
-"""The content of a calibration: fitted costs (α, β, γ) by level, and the origin of each figure."""
+"""The content of a calibration: fitted costs (α, β, γ) by level, and the origin of each value."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ LEVELS = ("memory", "host", "link")
 
 
 def fits(calibration: Calibration) -> dict[str, Fit]:
-    r"""Return the fitted latency, seconds per byte and seconds per added byte, by level.
+    r"""Return the fitted latency, seconds per byte and seconds per added byte, for each level.
 
-    The levels are "memory", "host" and "link". `labkit.simulate.calibrate` fits all measured
-    allreduces of a level that have a closed form, by least squares. "link" is the emulated network
-    of the calibration, as measured. Shared memory has no communication rounds; its figures describe
-    a ring with the same time. The MPI library's own algorithm is left out, because it is unknown. A
-    level with fewer than two measurements is also left out.
+    The levels are "memory" (shared memory), "host" (MPI within a host) and "link" (between hosts or
+    emulated). `labkit.simulate.calibrate` fits all measured allreduces of a level that have a
+    closed form, by least squares. The level "link" is the emulated network of the calibration, as
+    it was measured. Shared memory has no communication rounds, so its fitted costs are those of a
+    ring that takes the same time. The MPI library's own algorithm is omitted at the levels "host"
+    and "link", because the algorithm is unknown. A level with fewer than two measurements is
+    omitted.
     """
     fits_by_level = {}
     for level in LEVELS:
@@ -42,7 +44,7 @@ def fits(calibration: Calibration) -> dict[str, Fit]:
 
 
 def sources(calibration: Calibration) -> list[Provenance]:
-    """Return the measured and fitted figures of a calibration, with their origin and settings."""
+    """Return the origin and settings of all measured and fitted values of a calibration."""
     measured_at = origin(calibration)
     rows = []
     for model in calibration.models:
@@ -88,7 +90,7 @@ def sources(calibration: Calibration) -> list[Provenance]:
 
 
 def origin(calibration: Calibration) -> str:
-    """Return where and when a calibration was measured: on this machine or elsewhere."""
+    """Return where and when a calibration was measured, such as `measured here, 2026-01-31`."""
     where = "here"
     if differences(calibration):
         where = f"elsewhere ({calibration.machine.get('cpu', 'an unknown machine')})"

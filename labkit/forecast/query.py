@@ -30,7 +30,7 @@ from labkit.simulate import Fit
 if TYPE_CHECKING:
     from labkit.compression import Compressor
 
-# Ratio of a normal error's 95th percentile to its median magnitude.
+# Ratio of the 95th percentile of a normal error to the median of its absolute value.
 NINE_TENTHS = NormalDist().inv_cdf(0.95) / NormalDist().inv_cdf(0.75)
 COMPUTED = ("forward", "backward", "update", "other")
 PARTS = ("forward", "backward", "update", "other", "pack", "codec", "wire", "wait", "read", "whole")
@@ -41,18 +41,18 @@ class StepForecast:
     """The forecast of one step: the time that all workers together need for a global batch.
 
     Attributes:
-        parts: Seconds of the rank that finishes last, by names of `PARTS`; their sum is the step
-            time. "whole" is the difference between a measured whole step and its parts, see
-            `add_residual`.
+        parts: Seconds of the rank that finishes last, by name of the part (`PARTS`); the sum of all
+            parts is the step time. The part "whole" is the difference between a measured whole step
+            and the sum of its parts, see `add_residual`.
         rows: Number of samples in the largest batch that a rank reads for the step.
         spread: 90% interval of the typical step of a run, as factors on the median.
         nbytes: Bytes that cross each link per step, by link name.
-        memory: Bytes on the rank that needs most memory, by kind: weights, gradients, optimizer,
-            activations, buffers.
-        sources: Origin of each figure.
-        more: Further figures by name. `sent` is the total bytes that all ranks send. `step_low` and
-            `step_high` bound the 90% interval of single steps, s. A strategy may add figures such
-            as staleness or bubble.
+        memory: Bytes on the rank that needs the most memory, by category: weights, gradients,
+            optimizer, activations, buffers.
+        sources: Origin of each number in the forecast.
+        more: Further numbers by name. `sent` is the number of bytes that all ranks together send.
+            `step_low` and `step_high` bound the 90% interval of single steps, s. A strategy may add
+            further numbers, such as staleness or bubble.
     """
 
     parts: Mapping[str, float]
@@ -65,21 +65,22 @@ class StepForecast:
 
     @property
     def seconds(self) -> float:
-        """The total seconds of the step."""
+        """The total seconds of the step: the sum of its parts."""
         return sum(self.parts.values())
 
 
 @dataclass(frozen=True)
 class Query:
-    """An experiment on a network, with a calibration between whose costs the query interpolates.
+    """An experiment on a network; costs are interpolated between those of a calibration.
 
     Attributes:
         experiment: Experiment whose step is forecast.
         calibration: Measured costs.
         network: Network of the ranks, real or emulated; None: all ranks are on the calibrated
             machine.
-        emulated: Whether the ranks run on an emulated network, with its overheads, and share the
-            cores of one machine. Otherwise each rank has a machine of its own.
+        emulated: Whether the ranks run on an emulated network, with the overheads of emulation, and
+            share the cores of one machine. If the network is not emulated, each rank has its own
+            machine.
     """
 
     experiment: Any
@@ -94,7 +95,7 @@ class Query:
 
     @property
     def fills_host(self) -> bool:
-        """Whether all ranks are on one machine, and their threads occupy all cores."""
+        """Whether all ranks are on one machine, and their threads occupy all its cores."""
         cores = self.calibration.machine.get("cores") or float("inf")
         threads: int = self.workers * self.experiment.threads
         return self.network is None and threads >= cores
@@ -130,10 +131,11 @@ class Query:
 
     @property
     def error(self) -> float | None:
-        """The relative error of a network's time (90% interval); None: unknown.
+        """The relative error of the predicted network time (90% interval); None: unknown.
 
-        The error is the error of the fit to measurements on a link, or within a host. A factor
-        converts the median of normally distributed errors to the 90% interval.
+        The error is that of the fit to measured allreduces on a link, or if there are none, within
+        a host. The fit gives the median error. A factor converts it to the 90% interval, because
+        errors are assumed to be normally distributed.
         """
         fit = self.fits.get("link", self.fits.get("host"))
         if self.virtual or self.network is None:
@@ -173,7 +175,7 @@ class Query:
         return bool(self.experiment.clock == "virtual")
 
     def memory(self, rows: float) -> dict[str, float]:
-        """Return a rank's bytes, by kind, for the whole model and a batch of `rows` samples."""
+        """Return a rank's bytes by category, for the whole model and a batch of `rows` samples."""
         weights = float(self.dtype.itemsize * self.model.parameters)
         return {
             "weights": weights,
@@ -185,9 +187,10 @@ class Query:
     def single_rank_seconds(self, rows: float) -> float:
         """Return the seconds of a single rank's step on a batch of `rows` samples.
 
-        A given compute time refers to a worker's part of the batch, whatever its size. A single
-        rank takes this time for each part, and updates once. Strong scaling is relative to the step
-        of a single rank.
+        If the experiment specifies a compute time, this time applies to a worker's part of the
+        batch, whatever its size. A single rank needs the specified compute time for the part of
+        each worker, and updates the weights once. The forecast of strong scaling compares with this
+        step of a single rank.
         """
         compute_time = self.compute_time
         if compute_time is not None and compute_time.mean is not None:
@@ -196,18 +199,18 @@ class Query:
         return self.step(rows, ranks_at_once=1).seconds
 
     def step(self, rows: float, ranks_at_once: int | None = None) -> StepCost:
-        """Return a rank's step on a batch of `rows` samples, interpolated between measured steps.
+        """Return a rank's step cost for `rows` samples, interpolated between measured steps.
 
-        Times are linear between two measured batch sizes. Outside the measured sizes, the two
-        outermost sizes are extrapolated.
+        Times are linear between two measured batch sizes. Outside the measured batch sizes, times
+        are extrapolated from the two outermost sizes.
 
         Args:
             rows: Number of samples in this rank's batch.
             ranks_at_once: Number of ranks that compute on one machine at the same time, including
-                this one; None: as in the experiment.
+                this one; None: the number in the experiment.
 
         Raises:
-            InvalidInput: This number of ranks at once, or of threads, was not measured.
+            InvalidInput: This number of simultaneous ranks, or of threads, was not measured.
         """
         ranks_at_once = self.ranks_per_machine if ranks_at_once is None else ranks_at_once
         threads = self.experiment.threads
@@ -235,9 +238,9 @@ class Query:
         return StepCost(rows=max(1, round(rows)), threads=threads, together=nearest, **spreads)
 
     def compute_step(self, rows: float) -> StepCost:
-        """Return a rank's step with the experiment's compute time; without one, as measured.
+        """Return a rank's step cost with the specified compute time, or else as measured.
 
-        As on the virtual clock, the forward pass takes a third of a given compute time.
+        The forward pass takes a third of a specified compute time, as on the virtual clock.
         """
         compute_time = self.compute_time
         if compute_time is None or compute_time.mean is None:
@@ -283,11 +286,11 @@ class Query:
         )
 
     def has_overhead(self, kind: str) -> bool:
-        """Return whether the calibration contains an overhead of this kind."""
+        """Return whether the calibration contains an overhead with the name `kind`."""
         return any(overhead.what == kind for overhead in self.calibration.overheads)
 
     def overhead_source(self, kind: str, nbytes: float = 0) -> Provenance:
-        """Return the origin of the values of `overhead_cost`."""
+        """Return how `overhead_cost` obtains its values, for display."""
         overheads = [entry for entry in self.calibration.overheads if entry.what == kind]
         if not overheads:
             return Provenance(kind, "not measured: counted as 0 s")
@@ -296,7 +299,7 @@ class Query:
         return Provenance(kind, f"measured{ranks and ranks + ' ranks'}{sizes and sizes + ' bytes'}")
 
     def compute_source(self, rows: float, method: str) -> Provenance:
-        """Return the origin of the values of `step`."""
+        """Return how `step` obtains its values, for display."""
         threads = self.experiment.threads
         measured_rows = (step.rows for step in self.model.steps if step.threads == threads)
         note = range_note(rows, measured_rows)
@@ -305,9 +308,10 @@ class Query:
         )
 
     def overhead_cost(self, kind: str, nbytes: float = 0) -> Spread:
-        """Return an overhead at the nearest measured number of ranks; 0 s if it was not measured.
+        """Return an overhead at the nearest measured number of ranks; 0 s if not measured.
 
-        Values are linear between two measured sizes, and are extrapolated above the largest size.
+        Between two measured sizes, the overhead is interpolated linearly. Above the largest size,
+        it is extrapolated.
         """
         overheads = [overhead for overhead in self.calibration.overheads if overhead.what == kind]
         if not overheads:
@@ -324,7 +328,7 @@ class Query:
 
 
 def network_error_sources(query: Query) -> list[Provenance]:
-    """Return the origin of the network's relative error; an empty list if no error applies."""
+    """Return the origin of the network's relative error, or an empty list if no error applies."""
     if query.network is None or query.virtual or query.workers == 1:
         return []
     method = "no allreduce was measured: the error is ignored, so intervals are too narrow"
@@ -334,7 +338,7 @@ def network_error_sources(query: Query) -> list[Provenance]:
 
 
 def _between(rows: float, steps: list[StepCost], name: str) -> Spread:
-    """Return the spread of one part of a step, interpolated at a batch size of `rows`."""
+    """Return the spread of the part `name` of a step, interpolated to a batch of `rows` samples."""
     if len(steps) == 1:
         return scale_spread(
             getattr(steps[0], name), rows / steps[0].rows if name != "update" else 1.0

@@ -1,7 +1,7 @@
 """Correction of forecasts by the difference between measured whole steps and their parts.
 
-Parts of steps are measured separately, but in a whole step they slow each other down. The
-difference between a measured whole step and the forecast from its parts is therefore added to the
+The parts of a step are measured separately, but they slow each other down in a whole step. The
+difference between a measured whole step and the forecast from its parts is therefore added to
 forecasts of other settings.
 """
 
@@ -19,13 +19,13 @@ from labkit.forecast.calibration import Provenance, WayCost, model_of
 from labkit.forecast.input_stall import read, seconds_with_input
 from labkit.forecast.query import COMPUTED, Query, StepForecast
 
-BEYOND = 0.5  # limit of extrapolation, relative to the distance between the outermost points
+BEYOND = 0.5  # limit of extrapolation, as a fraction of the distance between the outermost points
 NINE_IN_TEN = 0.9
-MOST = 0.5  # maximum reduction of a step, as a fraction of the sum of its parts
+MOST = 0.5  # a correction reduces a step at most by this fraction of the sum of its parts
 Points = Sequence[tuple[float, float]]
 _PART_FORECASTS: dict[
     tuple[str, str, str], StepForecast
-] = {}  # forecasts from parts are cached, because runs of programs are slow
+] = {}  # cache of forecasts from parts, because runs of programs are slow
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Residual:
 
     Attributes:
         seconds: Difference, s, possibly negative.
-        error: Error of the difference at the 90% level, s, without the variation between runs.
+        error: Error of the difference at the 90% level, s. The error does not include the variation
+            between runs.
         how: Description of how the difference was obtained.
     """
 
@@ -44,10 +45,11 @@ class Residual:
 
 
 def add_residual(query: Query, parts_forecast: StepForecast) -> StepForecast:
-    """Correct a forecast from parts by the difference between measured whole steps and their parts.
+    """Correct a forecast by the difference between measured whole steps and their parts.
 
-    If this strategy was not measured, the computation is corrected by the difference of a single
-    rank's step. If single ranks were not measured either, only a note on this fact is added.
+    If this strategy was not measured, the difference of a single rank's step corrects the
+    computation. If the steps of a single rank were not measured either, the forecast only gets a
+    note on this fact.
     """
     if query.virtual or query.compute_time is not None:
         return parts_forecast
@@ -66,7 +68,8 @@ def add_residual(query: Query, parts_forecast: StepForecast) -> StepForecast:
         parts_forecast.spread,
     )
     difference = total - parts_forecast.seconds
-    # The errors of the parts, of the interpolation, and between runs are independent.
+    # The errors of the parts, of the interpolation and between runs are independent, so their
+    # squares are added.
     ratio = _run_ratio(query.calibration.ways)
     below = math.hypot((1 - low) * parts_forecast.seconds, residual.error, (1 - 1 / ratio) * total)
     above = math.hypot((high - 1) * parts_forecast.seconds, residual.error, (ratio - 1) * total)
@@ -91,7 +94,7 @@ def single_rank_seconds(query: Query, rows: float) -> float:
 
 
 def _corrected_seconds(query: Query, rows: float, seconds: float, residual: Residual) -> float:
-    """Return the corrected seconds of a step; at least, the time to read the next batch.
+    """Return a step's corrected seconds, which are at least the time to read the next batch.
 
     Args:
         query: Query with the experiment and the calibration.
@@ -108,7 +111,7 @@ def _seconds_without_stall(taken: StepForecast) -> float:
 
 
 def _single_rank_residual(query: Query, rows: float) -> Residual | None:
-    """Return the difference of a single rank's whole step from its parts, for a batch of `rows`."""
+    """Return by how much a single rank's whole step differs from its parts, for `rows` samples."""
     ways = [way for way in _matching_ways(query) if way.workers == 1]
     if not ways:
         return None
@@ -121,7 +124,7 @@ def _single_rank_residual(query: Query, rows: float) -> Residual | None:
 
 
 def _scaled_residual(query: Query, taken: StepForecast) -> Residual | None:
-    """Return a single rank's difference, scaled to the amount of computation in this step."""
+    """Return a single rank's residual, scaled to the amount of computation in this step."""
     residual = _single_rank_residual(query, taken.rows)
     if residual is None or query.workers == 1:
         return residual
@@ -133,7 +136,7 @@ def _scaled_residual(query: Query, taken: StepForecast) -> Residual | None:
 
 
 def _distributed_residual(query: Query, taken: StepForecast) -> Residual | None:
-    """Return the difference of distributed steps, interpolated over the time on the network."""
+    """Return the residual of distributed steps, interpolated over the time on the network."""
     if not query.emulated or query.workers == 1:
         return None
     strategy_json = query.experiment.strategy.to_json()
@@ -172,12 +175,12 @@ def _matching_ways(query: Query) -> list[WayCost]:
 
 
 def _without_compressor(strategy: dict[str, object]) -> dict[str, object]:
-    """Return a strategy's JSON without its compressor."""
+    """Return the JSON of a strategy without its field `compressor`."""
     return {name: value for name, value in strategy.items() if name != "compressor"}
 
 
 def _forecast_of_parts(query: Query, way: WayCost) -> StepForecast:
-    """Return the forecast from parts for the setting of a measured whole step, from a cache."""
+    """Return the forecast from parts for the setting of a measured whole step (cached)."""
     key = query.calibration.hash8, query.experiment.hash8, way.model_dump_json()
     if key not in _PART_FORECASTS:
         fields = {"strategy": way.strategy, "batch_size": way.batch, "network": way.network}
@@ -190,11 +193,12 @@ def _forecast_of_parts(query: Query, way: WayCost) -> StepForecast:
 
 
 def interpolate_points(points: Points, at: float) -> tuple[float, float]:
-    """Interpolate between points (position, seconds); return the seconds at `at` and their error.
+    """Interpolate points (position, seconds); return the seconds at `at`, and their error.
 
-    Extrapolation is limited by `BEYOND`. The error is half of the difference from the nearest
-    point, plus half of the spread of the values at that point. If all points have one position, the
-    error grows with the relative distance from that position.
+    Extrapolation beyond the outermost points is limited by `BEYOND`. The error is half of the
+    difference from the nearest point's value, plus half of the range of all values at that
+    position. If all points have the same position, the error grows with the relative distance from
+    this position.
     """
     positions, values = np.array(sorted(points), float).T
     unique_positions, indices = np.unique(positions, return_inverse=True)
@@ -218,7 +222,7 @@ def interpolate_points(points: Points, at: float) -> tuple[float, float]:
 
 
 def _run_ratio(ways: Sequence[WayCost]) -> float:
-    """Return the slower-to-faster ratio that one in ten pairs of runs of one setting exceeds."""
+    """Return the slower-to-faster ratio that 10% of the pairs of runs with one setting exceed."""
     pairs = [pair for way in ways for pair in combinations(way.runs, 2)]
     ratios = [max(pair) / min(pair) for pair in pairs]
     return float(np.quantile(ratios, NINE_IN_TEN)) if ratios else 1.0

@@ -14,8 +14,8 @@ from labkit.forecast.order_statistics import expected_maximum, group_ranks, slow
 from labkit.forecast.query import COMPUTED, Query, StepForecast, network_error_sources
 from labkit.schedules.grid import Grid, crossing, owned_boxes
 
-# For each layer class that can be divided: which weight, and which of its dimensions, limits the
-# number of slices.
+# For each layer class that can be divided: the index of the weight that limits the number of
+# slices, and the limiting dimension of this weight.
 DIVIDED = {
     "Dense": (0, -1),
     "Conv2D": (0, -1),
@@ -24,22 +24,24 @@ DIVIDED = {
     "GroupedQueryAttention": (2, 1),
 }
 HEADS = ("MultiHeadAttention", "GroupedQueryAttention")
-# Layers that may be between the two layers of a pair: they treat each unit or channel separately.
+# Layers that may be between the two layers of a pair, because they treat each unit or channel
+# separately.
 WITHIN = (
     *("BatchNormalization", "Activation", "ReLU", "LeakyReLU", "ELU"),
     *("MaxPooling2D", "AveragePooling2D", "ZeroPadding2D", "UpSampling2D"),
 )
-SCORES = 2  # allreduce sums of one number per sample by which slices compute the loss together
+SCORES = 2  # number of allreduces, of one value per sample, in a loss that slices compute together
 
 
 @dataclass(frozen=True)
 class SliceWork:
-    """One rank's slice of a layer: its fraction of the work, and its communication per sample.
+    """One rank's slice of a layer: fraction of the layer's work, and communication per sample.
 
     Attributes:
         share: Fraction of the layer's time and weights.
-        total, gather: Bytes that are summed, or gathered, in the forward pass.
-        back: Bytes that are summed in the backward pass.
+        total, gather: Bytes that an allreduce sums, and bytes that are gathered, in the forward
+            pass.
+        back: Bytes that an allreduce sums in the backward pass.
         sums: Number of allreduces over which `total` is divided.
     """
 
@@ -53,10 +55,11 @@ class SliceWork:
 def sliced(
     layers: Sequence[LayerCost], size: int, shares_scores: bool, value: int = 4
 ) -> list[SliceWork]:
-    """Return one rank's slice of each layer, by the rules of `labkit.model_parallel.tensor`.
+    """Return one rank's slice of each layer, divided as in `labkit.model_parallel.tensor`.
 
-    Two consecutive layers of one class, Dense or Conv2D, form a pair that needs only one sum; an
-    attention layer counts as a pair. A block of several layers of one class counts as one layer.
+    Two consecutive layers of one class, Dense or Conv2D, form a pair that needs only one sum. An
+    attention layer counts as such a pair. A block of several layers of one class counts as one
+    layer.
     """
     slices, share = [SliceWork() for _ in layers], 1 / size
     first = next((number for number, layer in enumerate(layers) if layer.weights), len(layers))
@@ -84,7 +87,7 @@ def sliced(
 
 
 def _divides(layer: LayerCost, size: int) -> bool:
-    """Return whether a layer has at least one unit per slice."""
+    """Return whether a layer can be divided: it has at least one unit per slice."""
     # A frozen layer is not divided, because the calibration lacks the shapes of its weights.
     if layer.kind not in DIVIDED or not layer.weights:
         return False
@@ -93,7 +96,7 @@ def _divides(layer: LayerCost, size: int) -> bool:
 
 
 def _behind(layers: Sequence[LayerCost], number: int) -> int | None:
-    """Return the number of the later layer that forms a pair with this layer; None: none does."""
+    """Return the number of the later layer that forms a pair with this layer, or None."""
     for other in range(number + 1, len(layers)):
         if layers[other].kind not in WITHIN:
             return other if layers[other].kind == layers[number].kind else None
@@ -102,7 +105,7 @@ def _behind(layers: Sequence[LayerCost], number: int) -> int | None:
 
 @dataclass(frozen=True)
 class SliceCost:
-    """The cost of a slice: seconds of both passes and of communication; bytes sent, and by link."""
+    """The cost of a slice: seconds of both passes and of communication, and bytes sent."""
 
     forward: float
     backward: float
@@ -114,7 +117,7 @@ class SliceCost:
 def slice_cost(
     group: Group, layers: Sequence[LayerCost], step: StepCost, rows: float, algorithm: str = ""
 ) -> SliceCost:
-    """Return one rank's cost if a group of ranks divides these layers, for a batch of `rows`."""
+    """Return one rank's cost if a group divides these layers, for a batch of `rows` samples."""
     shares_scores = (
         group.experiment.loss is None and bool(layers) and layers[-1] is group.model.layers[-1]
     )
@@ -252,7 +255,7 @@ def of_grid(query: Query, grid: Grid) -> StepForecast:
 
 
 def _slowest_wait(query: Query, rows: float, parts: Mapping[str, float]) -> float:
-    """Return the additional compute seconds of the slowest rank, for which all ranks wait."""
+    """Return how many seconds all ranks wait for the computation of the slowest rank."""
     groups = group_ranks(query, [max(1, round(rows))] * query.workers)
     compute_seconds = query.compute_step(max(1, round(rows))).seconds
     relative_wait = (
@@ -262,7 +265,7 @@ def _slowest_wait(query: Query, rows: float, parts: Mapping[str, float]) -> floa
 
 
 def _tile_shares(query: Query, grid: Grid) -> Iterator[tuple[float, LayerCost]]:
-    """Yield (fraction, layer): the maximum fraction of the layer's values on one machine."""
+    """Yield, for each layer, the largest fraction of its values on one machine, and the layer."""
     planes = {grid_plane.name: grid_plane for grid_plane in query.experiment.grid_layers}
     for layer in query.model.layers:
         plane, share = planes.get(layer.name), 1 / (grid[0] * grid[1])

@@ -20,7 +20,7 @@ from labkit.schedules.pipeline.partition import balance_costs, explicit_partitio
 from labkit.schedules.pipeline.stage_memory import in_flight, stored_versions
 from labkit.simulate import PipelineSimulation, simulate_pipeline
 
-AHEAD = 8  # number of simulated iterations of a continuous schedule, in addition to one per rank
+AHEAD = 8  # simulated iterations of a continuous schedule, in addition to one for each rank
 
 
 class StagedStrategy(Protocol):
@@ -28,7 +28,7 @@ class StagedStrategy(Protocol):
 
     @property
     def partition(self) -> str | tuple[int, ...]:
-        """The division of the model's blocks into stages: a rule, or the blocks of each stage."""
+        """The division of the model's blocks into stages: a rule, or the numbers of blocks."""
 
     @property
     def tensor_parallel_size(self) -> int:
@@ -41,7 +41,7 @@ class StagedStrategy(Protocol):
         """Return the number of stages of one replica."""
 
     def replicas(self, workers: int) -> int:
-        """Return the number of replicas that share a batch."""
+        """Return the number of replicas among which a batch is divided."""
 
     def rows(self, batch_size: int, workers: int) -> int:
         """Return the number of samples in the largest micro-batch."""
@@ -58,7 +58,8 @@ def of_stages(
     Args:
         query: Query with the experiment and the calibration.
         strategy: Strategy that defines the stages and the schedule.
-        recompute: Whether stages repeat the forward pass before the backward pass.
+        recompute: Whether stages repeat the forward pass before the backward pass, instead of
+            storing activations.
         goes_on: Whether the pipeline continues from step to step without a flush.
     """
     workers, slices = query.workers, strategy.tensor_parallel_size
@@ -67,8 +68,8 @@ def of_stages(
     stages = _cut(query, strategy)
     rows = strategy.rows(query.experiment.batch_size, workers)
     step = query.step(rows)
-    # If a recurrent model's sequence is divided, each section contains all samples of the batch and
-    # takes a fraction of the work.
+    # If the sequence of a recurrent model is divided, each section contains all samples of the
+    # batch, but only a fraction of the work.
     part = 1 / table.microbatches if table.recurrent else 1.0
     costs = [_cost(query, stage, step, rows, slices) for stage in stages]
     forward = part * np.array([cost.forward + cost.wire / 2 for cost in costs])
@@ -125,7 +126,7 @@ def of_stages(
 
 
 def _slow(query: Query, ranks: int, slices: int) -> dict[int, Slowdown]:
-    """Return, for each pipeline rank, the largest slowdown over all replicas, which wait for it.
+    """Return the largest slowdown of each pipeline rank over all replicas, which wait for it.
 
     Raises:
         InvalidInput: A slowdown is random.
@@ -146,7 +147,7 @@ def _slow(query: Query, ranks: int, slices: int) -> dict[int, Slowdown]:
 
 
 def _cut(query: Query, strategy: StagedStrategy) -> list[list[LayerCost]]:
-    """Return the layers of each stage; a layer without weights stays with the preceding layer."""
+    """Return each stage's layers; a layer without weights is in the preceding layer's stage."""
     layers, depth = query.model.layers, strategy.depth(query.workers)
     blocks: list[list[LayerCost]] = []
     for layer in layers:
@@ -205,11 +206,11 @@ def _steady(simulation: PipelineSimulation, ranks: int) -> float:
 def _update(
     query: Query, strategy: StagedStrategy, stages: Sequence[Sequence[LayerCost]]
 ) -> tuple[float, float, float]:
-    """Return figures of an update over all replicas.
+    """Return three numbers on the update of the weights, which averages over all replicas.
 
     Returns:
         The maximum fraction of all weights on one rank, the seconds of the allreduce, and the total
-        bytes that it sends.
+        bytes that the allreduce sends.
     """
     workers, ranks = query.workers, strategy.ranks(query.workers)
     stage_sizes = [sum(map(_size, stage)) for stage in stages]
@@ -245,7 +246,7 @@ def _memory(
     rows: float,
     recompute: bool,
 ) -> dict[str, float]:
-    """Return the bytes, by kind, on the fullest rank, with activations of batches in flight."""
+    """Return bytes by category on the rank with the most, with activations of batches in flight."""
     batches_in_flight, memory_of_model = in_flight(table), query.memory(rows)
     size = max(1.0, sum(_size(layer) for stage in stages for layer in stage))
     out = max(1.0, sum(layer.out for stage in stages for layer in stage))

@@ -16,16 +16,17 @@ COMPARED = (
 
 
 class SteadyStateDetector:
-    """A detector of the steady state in a run that depends only on workers' start times.
+    """A detector of the steady state in a run without random times.
 
-    Suppose that each worker's last two cycles are equal step by step, in time and in traffic. If
-    all cycles have the same duration and no worker is a cycle ahead, all messages in transit were
-    sent in these cycles. Then all later cycles repeat the last cycle and need not be simulated.
+    The detector compares the last two cycles of each worker, step by step, in time and in traffic.
+    If all cycles are equal, and no worker is a cycle ahead, all messages in transit were sent in
+    these two cycles. In this case, all later cycles repeat the last cycle and need not be
+    simulated.
 
     Args:
         workers: Number of simulated workers.
         cycle: Number of steps after which the communication pattern repeats.
-        most: Number of cycles after which the detection gives up.
+        most: Number of cycles after which the detector gives up.
 
     Attributes:
         cycles: Number of cycles from the start of the run to the end of the two compared cycles.
@@ -36,7 +37,7 @@ class SteadyStateDetector:
         self._workers, self._cycle, self._most = workers, cycle, most
 
     def reached(self, rows: Sequence[tuple[float, Row]]) -> bool:
-        """Return whether the steady state is reached, from history rows and their end times (s)."""
+        """Return whether the run is steady, from history rows and their end times (s)."""
         steps = self.cycles * self._cycle
         if self.cycles > self._most or len(rows) < steps * self._workers:
             return False
@@ -51,7 +52,7 @@ class SteadyStateDetector:
         return is_steady
 
     def _equal_cycles(self, compared: Sequence[Sequence[tuple[float, Row]]]) -> bool:
-        """Return whether two cycles are equal, from end times and history rows of all steps."""
+        """Return whether two cycles are equal, given end times and history rows of all steps."""
         shape = self._workers, 2, self._cycle, len(COMPARED)
         values = [
             [row[name] for name in COMPARED] for worker_rows in compared for _, row in worker_rows

@@ -15,8 +15,8 @@ from labkit.forecast.forecast import Forecast, Prices, forecast
 from labkit.forecast.query import Query, StepForecast
 from labkit.network import Network, Slowdown
 
-MOST_RANKS = 10_000  # maximum number of workers in a search
-STEADY = 1e-3  # relative precision of the bandwidth search
+MOST_RANKS = 10_000  # maximum number of workers in a search by `workers_until`
+STEADY = 1e-3  # relative precision of the result of the bandwidth search
 SLOWEST, FASTEST = 1e6 / 8, 1e12 / 8  # bytes/s, limits of the bandwidth search
 
 
@@ -24,7 +24,7 @@ class ForecastStrategy(Protocol):
     """A strategy that can forecast its step."""
 
     def forecast(self, query: Query) -> StepForecast:
-        """Return the forecast of a step for a query's experiment and network."""
+        """Return the forecast of one training step for the query's experiment and network."""
 
 
 class MapPoint(NamedTuple):
@@ -32,9 +32,9 @@ class MapPoint(NamedTuple):
 
     Attributes:
         latency, bandwidth: Latency and bandwidth of links, s and bytes/s.
-        workers: Number of ranks.
-        seconds: Seconds of a global batch, or seconds until a target is reached, by strategy name.
-        bands: Intervals of the seconds to the target over all seeds, by strategy name; None:
+        workers: Number of ranks that train.
+        seconds: By strategy name: seconds of a global batch, or seconds until a target is reached.
+        bands: By strategy name: interval over all seeds of the seconds to the target. None if
             `seconds` are seconds of a global batch.
     """
 
@@ -45,11 +45,11 @@ class MapPoint(NamedTuple):
     bands: dict[str, tuple[float, float]] | None = None
 
     def to_target(self, steps: Mapping[str, Sequence[int]]) -> MapPoint:
-        """Return the point with seconds to a target, for strategies known to reach the target.
+        """Return the point with seconds to a target, for strategies whose steps to it are known.
 
         Args:
-            steps: Number of steps to the target, one per seed, by strategy name. With a single
-                seed, the interval is from 0 to infinity.
+            steps: By strategy name: number of steps until the target is reached, one per seed. With
+                a single seed, the interval over seeds is unknown: from 0 to infinity.
         """
         reaching = {name: s for name, s in self.seconds.items() if name in steps}
         return self._replace(
@@ -65,15 +65,16 @@ class MapPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Study:
-    """A study of an experiment on a network of machines like the calibrated one.
+    """A study of an experiment on several machines that equal the calibrated machine.
 
     Args:
-        experiment: Experiment, whose batch size applies to its number of workers.
+        experiment: Experiment to vary; its batch size is that for its own number of workers.
         calibration: Measured costs.
-        network: Network between machines, a name or a `Network`.
-        weak: Whether to study weak scaling, where each rank keeps its part of the batch and the
-            global batch grows with the ranks. Otherwise, ranks divide the experiment's batch.
-        prices: Prices and the number of steps to the target.
+        network: Network between the machines, as a name or a `Network`.
+        weak: Whether to study weak scaling: each rank has a constant part of the batch, and the
+            global batch grows with the number of ranks. In strong scaling, all ranks together
+            divide the experiment's batch.
+        prices: Prices, and the number of steps of the training.
     """
 
     experiment: Any
@@ -91,10 +92,10 @@ class Study:
     ) -> Forecast:
         """Return the forecast with another number of workers, network or strategy.
 
-        With `slow`, worker 0 computes slower by this factor.
+        The argument `slow` is the factor by which worker 0 computes slower.
 
         Raises:
-            InvalidInput: As for `Experiment.forecast`.
+            InvalidInput: `Experiment.forecast` rejects the experiment.
         """
         experiment = self.experiment
         fields: dict[str, Any] = {} if strategy is None else {"strategy": strategy}
@@ -109,29 +110,29 @@ class Study:
         return forecast(experiment.replace(**fields), self.calibration, world, False, self.prices)
 
     def efficiency(self, result: Forecast) -> float:
-        """Return a forecast's efficiency: weak or strong scaling, as the study requests."""
+        """Return a forecast's efficiency in weak or strong scaling, according to `weak`."""
         return result.weak_efficiency if self.weak else result.strong_efficiency
 
     def workers_until(
         self, efficiency: float, strategy: ForecastStrategy | None = None, most: int = MOST_RANKS
     ) -> int | None:
-        """Return the largest number of workers with at least this efficiency; None: `most` has it.
+        """Return the largest number of workers with at least this efficiency; None if `most` do.
 
-        The search tests powers of two until the efficiency is too low, and then bisects. With even
-        more workers, efficiency may rise again, because some algorithms work best with powers of
-        two.
+        The search tests powers of two until the efficiency is too low, and then bisects the last
+        interval. Beyond the returned number of workers, efficiency may rise again, because some
+        algorithms work best with powers of two.
         """
         return _last(lambda n: self.efficiency(self.at(n, strategy=strategy)) >= efficiency, most)
 
     def servers_needed(
         self, servers: Sequence[ForecastStrategy], workers: int | None = None, within: float = 0.05
     ) -> ForecastStrategy:
-        """Return the first strategy whose step time is close to the fastest strategy's.
+        """Return the first strategy that is at most slightly slower than the fastest strategy.
 
         Args:
             servers: Strategies in increasing order of their number of servers.
-            workers: Number of workers; None: as in the experiment.
-            within: Maximum relative difference from the fastest step.
+            workers: Number of workers; None: the number of the experiment.
+            within: Maximum relative difference of the step time from the fastest step time.
         """
         if not servers:
             raise InvalidInput("no servers to choose from; give strategies with different servers")
@@ -145,18 +146,18 @@ class Study:
     def bandwidth_until(
         self, strategy: ForecastStrategy, than: ForecastStrategy | None = None
     ) -> float | None:
-        """Return the link bandwidth, bytes/s, up to which a strategy is faster than another.
+        """Return the link bandwidth, bytes/s, below which one strategy is faster than another.
 
         Args:
-            strategy: Strategy that sends less, for example with a compressor.
-            than: Strategy to compare with; None: the strategy of the experiment.
+            strategy: Strategy that sends fewer bytes, for example with a compressor.
+            than: Strategy to compare `strategy` with; None: the strategy of the experiment.
 
         Returns:
-            Bandwidth, bytes/s. 0.0: the strategy is never faster. None: the strategy is faster at
-            all bandwidths up to 1 Tb/s.
+            Bandwidth, bytes/s; 0.0 if `strategy` is never faster. The bandwidth is None if
+            `strategy` is faster at all bandwidths up to 1 Tb/s.
         """
         world = Network.parse(self.network)
-        assert world is not None  # for the type checker: a study has one
+        assert world is not None  # for the type checker: a study always has a network
 
         def pays(bandwidth: float) -> bool:
             link = world.model_copy(update={"bandwidth": bandwidth})
@@ -180,7 +181,7 @@ class Study:
         bandwidths: Sequence[float],
         latencies: Sequence[float],
     ) -> Iterator[MapPoint]:
-        """Yield the strategies' step times for each combination of latency, workers and bandwidth.
+        """Yield the strategies' step times per combination of latency, workers and bandwidth.
 
         Args:
             ways: Strategies by name.
@@ -189,7 +190,7 @@ class Study:
             latencies: Link latencies to forecast, s.
         """
         world = Network.parse(self.network)
-        assert world is not None  # for the type checker: a study has one
+        assert world is not None  # for the type checker: a study always has a network
         for latency, count, bandwidth in product(latencies, workers, bandwidths):
             link = world.model_copy(update={"latency": latency, "bandwidth": bandwidth})
             seconds = {name: self.at(count, link, way).seconds for name, way in ways.items()}
@@ -198,17 +199,18 @@ class Study:
     def slow_rank(
         self, factor: float, workers: int | None = None, strategy: ForecastStrategy | None = None
     ) -> float:
-        """Return the relative increase of the step time if one rank computes slower by a factor."""
+        """Return the step time's relative increase if worker 0 computes slower by `factor`."""
         usual = self.at(workers, strategy=strategy).seconds
         return self.at(workers, strategy=strategy, slow=factor).seconds / usual - 1
 
 
 def _last(holds: Callable[[int], bool], most: int) -> int | None:
-    """Return the largest number up to `most` that satisfies a condition; None: `most` does.
+    """Return the largest number below `most` that satisfies a condition; None if `most` does.
 
-    The condition must be true for 1. Powers of two are tested until one fails, then bisected.
+    The number 1 must satisfy the condition. The search tests powers of two until one does not
+    satisfy the condition, and then bisects.
     """
-    low = high = 1  # efficiency is relative to one rank, so 1 always satisfies the condition
+    low = high = 1  # efficiency is relative to one rank, so 1 satisfies each condition
     while low == high:
         if high == most:
             return None

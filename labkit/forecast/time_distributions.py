@@ -28,14 +28,15 @@ def add_spreads(first: Spread, second: Spread) -> Spread:
 
 def percentile_range(seconds: NDArray[np.float64]) -> tuple[float, float]:
     """Return the 5th and the 95th percentile of times."""
-    # The first call of `np.quantile` imports modules, which takes longer than a forecast.
+    # This line replaces `np.quantile`, whose first call imports modules, which takes longer than a
+    # forecast.
     positions = np.linspace(0.0, 1.0, len(seconds))
     low, high = np.interp((0.05, 0.95), positions, np.sort(seconds)).tolist()
     return low, high
 
 
 def widen(spread: Spread, by: float) -> Spread:
-    """Widen a spread by an independent deviation `by`, s, below and above the median."""
+    """Widen a spread by an independent deviation of `by` seconds, below and above the median."""
     middle = spread.median
     low = max(0.0, middle - float(np.hypot(middle - spread.low, by)))
     high = middle + float(np.hypot(spread.high - middle, by))
@@ -43,9 +44,10 @@ def widen(spread: Spread, by: float) -> Spread:
 
 
 def line_through(low: Spread, high: Spread, share: float) -> Spread:
-    """Return a spread on the line through two spreads; 0 is at `low`, 1 at `high`.
+    """Return a spread on the line through two spreads, from share 0 (`low`) to 1 (`high`).
 
-    The median is at least 0 s. The relative bounds are those of the nearer of the two spreads.
+    The median is at least 0 s. The relative bounds of the result are those of the nearer spread,
+    `low` or `high`.
     """
     median = max(0.0, low.median + share * (high.median - low.median))
     nearest = low if share < 0.5 else high
@@ -58,9 +60,9 @@ def line_through(low: Spread, high: Spread, share: float) -> Spread:
 
 
 def interpolate(measured: Iterable[tuple[float, Spread]], nbytes: float) -> Spread:
-    """Interpolate between measured sizes; extrapolate above the largest size.
+    """Interpolate between measured sizes, and extrapolate above the largest of them.
 
-    Below the smallest size, the spread is that of the smallest size.
+    Sizes below the smallest measured size have the spread of the smallest.
     """
     points = sorted(measured, key=lambda point: point[0])
     if len(points) == 1 or nbytes <= points[0][0]:
@@ -71,7 +73,7 @@ def interpolate(measured: Iterable[tuple[float, Spread]], nbytes: float) -> Spre
 
 
 def range_note(value: float, measured: Iterable[float]) -> str:
-    """Return a phrase if a value is outside the measured range; otherwise an empty text."""
+    """Return a phrase if a value is outside the measured range; an empty text if it is inside."""
     values = list(measured)
     if values and value > max(values):
         return f", beyond the largest measured ({max(values):,g})"

@@ -16,36 +16,37 @@ MEET = 512  # maximum number of simulated workers with collective communication
 
 
 class ProgramWorkers(Protocol):
-    """A strategy that is a program; see `labkit.strategies.ProgramStrategy`."""
+    """A strategy that consists of programs; see `labkit.strategies.ProgramStrategy`."""
 
     @property
     def replica_cut(self) -> int | tuple[int, int]:
-        """The number of stages of a worker's model, or its grid; 1: the model is not divided."""
+        """The stages of a worker's model, or its grid; 1 if the model is not divided."""
 
     def copies(self, workers: int) -> Sequence[int]:
-        """Return the numbers of programs that hold their own weights."""
+        """Return the numbers of the programs that store their own copy of the weights."""
 
     def parts(self, shapes: Sequence[tuple[int, ...]]) -> Sequence[ServerPieces]:
-        """Return the part of the weights that each server holds."""
+        """Return the pieces of the weights that each server stores."""
 
     def hosts(self, workers: int) -> Sequence[int]:
         """Return the rank of each program: workers first, then servers, then other programs."""
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
-        """Create the program with this number."""
+        """Create the program with the number `number`."""
 
     def recurs(self, experiment: Any) -> bool:
-        """Return whether all communication cycles are equal if all steps take the same time."""
+        """Return whether communication repeats in equal cycles if all steps take equal time."""
 
 
 class Crowd(NamedTuple):
     """A sample of workers that represents a larger number of workers.
 
     Attributes:
-        strategy: Strategy that the sample runs.
+        strategy: Strategy with which the sample trains.
         workers: Number of simulated workers.
-        servers: Ratio of a server's real traffic to its simulated traffic.
-        everyone: Ratio of a worker's real traffic to its simulated traffic; also for predictions.
+        servers: Factor by which a server's real traffic exceeds its simulated traffic.
+        everyone: Factor by which a worker's real traffic, or number of predictions, exceeds the
+            simulated one.
     """
 
     strategy: ProgramWorkers
@@ -60,7 +61,7 @@ def shapes_of(query: Query) -> list[tuple[int, ...]]:
 
 
 def slowdowns_of(query: Query, workers: int) -> dict[int, Slowdown]:
-    """Return the slowdowns by worker; in a sample, the first workers get the slowdowns."""
+    """Return the slowdowns by worker; in a sample, the first workers have the slowdowns."""
     slow = query.slowdowns
     if workers == query.workers:
         return slow
@@ -68,7 +69,7 @@ def slowdowns_of(query: Query, workers: int) -> dict[int, Slowdown]:
 
 
 def meta_roles(query: Query, strategy: ProgramWorkers, workers: int) -> Roles:
-    """Return the roles for a run in which the weights have a size but no values."""
+    """Return the programs' roles, with weights that have a size but no values."""
     experiment, shapes = query.experiment, shapes_of(query)
     weights: Any = MetaVector(sum(map(math.prod, shapes)), query.dtype)
     sizes = [sum(map(math.prod, layer.weights)) for layer in query.model.layers if layer.weights]
@@ -89,10 +90,11 @@ def meta_roles(query: Query, strategy: ProgramWorkers, workers: int) -> Roles:
 def sample_network(
     query: Query, roles: Roles, crowd: Crowd
 ) -> tuple[Network | None, dict[int, float]]:
-    """Return a network on which few simulated ranks are as slow as with the traffic of all ranks.
+    """Return a network that slows few simulated ranks as much as the traffic of all real ranks.
 
     Returns:
-        The network, with slower transfers, and each simulated rank's factor on transfer times.
+        The network with slower transfers, and the factor on the transfer times of each simulated
+        rank.
     """
     network = query.network
     if network is None:

@@ -1,1 +1,1 @@
-"""Processes in which other frameworks train; a rank starts, controls, monitors and ends them."""
+"""Processes in which other frameworks train; a rank starts, monitors and ends these processes."""

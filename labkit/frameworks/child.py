@@ -23,29 +23,31 @@ from labkit.frameworks import foreign
 if TYPE_CHECKING:
     from labkit.communicator import Communicator
 
-FOREIGN = ("OMPI_", "PMIX_", "PRTE_")  # prefixes of variables that would make the child an MPI rank
-EXIT_TIMEOUT = 5.0  # seconds that `close` waits for the child's end
-MAX_ERROR_LENGTH = 1000  # characters of an error message; TensorFlow's messages are long
+# Prefixes of environment variables that would make the child an MPI rank.
+FOREIGN = ("OMPI_", "PMIX_", "PRTE_")
+EXIT_TIMEOUT = 5.0  # seconds that `close` waits until the child ends
+# Maximum number of characters in an error message, because TensorFlow's messages are long.
+MAX_ERROR_LENGTH = 1000
 
 
 class Child:
     """A child process that runs a Python module and answers requests, one at a time.
 
-    The first message to the child is the task, which the child answers when it is ready. Each later
-    message is the name of a function with its arguments. The child answers with the result. An
-    exception in the child is raised in this process. The child ends when this process ends for any
-    reason.
+    The first message to the child is its task; the child answers this message when it is ready.
+    Each later message to the child consists of a function's name and arguments. The child answers
+    with the function's result. An exception in the child is raised again in this process. The child
+    ends when this process ends for any reason.
 
     Args:
         module: Module to run, which calls `serve`.
-        name: Name of the child's task, such as "worker 1".
+        name: Name of the child's task in error messages, such as "worker 1".
         task: First message to the child.
-        communicator: Communicator of the ranks whose children work together; if one child fails, no
-            rank waits forever.
+        communicator: Communicator of the ranks whose children train together; if one child fails,
+            no rank waits forever.
         threads: Number of compute threads of the child.
-        python: Path of another Python interpreter, in which labkit need not be installed; default:
-            this one.
-        inside: Words before the child's command, such as those that enter a network namespace;
+        python: Path of another Python interpreter, which need not have labkit installed; default:
+            the interpreter of this process.
+        inside: Command prefix of the child, for example to enter a network namespace;
             default: none.
         gpus: True if the child may use this machine's GPUs; default: False.
     """
@@ -76,19 +78,21 @@ class Child:
             stdout=self._output,
             stderr=self._output,
             pass_fds=[other.fileno()],
-            start_new_session=True,  # Ctrl-C in the rank's terminal does not reach the child.
+            start_new_session=True,  # Ctrl-C in the rank's terminal does not interrupt the child.
         )
-        other.close()  # With a second open copy, this process would not notice the child's end.
+        # The pipe's other end is closed here, or this process would not detect the end of the
+        # child.
+        other.close()
         self._send(task)
 
     @property
     def pid(self) -> int:
-        """Process number of the child."""
+        """The process number (PID) of the child."""
         return self._process.pid
 
     @property
     def ended(self) -> bool:
-        """True if the child has ended."""
+        """True if the child process has ended."""
         return self._process.poll() is not None
 
     def ask(
@@ -97,9 +101,10 @@ class Child:
         """Send a request to the child, and return the answer.
 
         Args:
-            request: Name of one of the child's functions.
+            request: Name of the child's function to call.
             arguments: Arguments of the function.
-            while_waiting: Function that is called at every 256th poll while this process waits.
+            while_waiting: Function to call while this process waits, at every 256th poll of the
+                connection.
         """
         self._send((request, *arguments))
         return self.answer(request, while_waiting)
@@ -107,7 +112,7 @@ class Child:
     def answer(
         self, request: str = "start", while_waiting: Callable[[], None] = lambda: None
     ) -> Any:
-        """Return the child's next answer; the first one needs no request and reports readiness."""
+        """Return the child's next answer; the first answer reports that the child is ready."""
         self._patience.name_call(f"{request!r} of {self.name}", collective=False)
         self._patience.start_wait()
         polls = 0
@@ -125,7 +130,7 @@ class Child:
         return answer
 
     def close(self) -> None:
-        """Close the connection, so that the child ends by itself, and kill it after a timeout."""
+        """Close the connection, which ends the child; kill the child after a timeout."""
         self._pipe.close()
         try:
             self._process.wait(EXIT_TIMEOUT)
@@ -143,7 +148,8 @@ class Child:
         return nonempty_lines[-1] if nonempty_lines else f"exit code {self._process.poll()}"
 
     def _send(self, message: object) -> None:
-        import cloudpickle  # The import is local, because child processes may lack this package.
+        # The import is inside the function, because this package may be missing in child processes.
+        import cloudpickle
 
         try:
             self._pipe.send_bytes(cloudpickle.dumps(message))
@@ -152,25 +158,27 @@ class Child:
 
     def _early_end(self) -> LabkitError:
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(EXIT_TIMEOUT)  # The child's output is complete after its end.
+            # The output is complete only after the end of the child.
+            self._process.wait(EXIT_TIMEOUT)
         return LabkitError(f"{self.name} ended early: {self.last_output()}")
 
 
 def serve(calls_of: Callable[[Any], Mapping[str, Callable[..., object]]]) -> None:
-    """Receive a task, report readiness, and answer the parent's requests until the parent ends.
+    """Receive a task, report readiness, and answer requests until the parent process ends.
 
     The child ends immediately when its parent ends, even during a step.
 
     Args:
-        calls_of: Function that returns, for a task, the functions that answer requests, by name.
+        calls_of: Function that gets the task, and returns the functions that answer requests, by
+            name.
     """
-    imports.append_inherited()  # The task may refer to modules next to a notebook.
+    imports.append_inherited()  # The task may refer to modules in the notebook's folder.
     end = Connection(int(sys.argv[2]))
     messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     Thread(target=_receive_messages, args=(end, messages), daemon=True).start()
     try:
         calls = calls_of(pickle.loads(messages.get()))
-    except Exception as error:  # The parent raises this error when it starts the child.
+    except Exception as error:  # The parent process raises this error when it starts the child.
         _answer(end, error)
         raise
     _answer(end, None)
@@ -178,7 +186,8 @@ def serve(calls_of: Callable[[Any], Mapping[str, Callable[..., object]]]) -> Non
         name, *arguments = pickle.loads(messages.get())
         try:
             answer = calls[name](*arguments)
-        except Exception as error:  # The parent raises this error as the result of its request.
+        # The parent process raises this error as the answer to its request.
+        except Exception as error:
             answer = error
         _answer(end, answer)
 
@@ -191,16 +200,16 @@ def _answer(end: Connection, answer: object) -> None:
 
 
 def _receive_messages(end: Connection, messages: queue.SimpleQueue[bytes]) -> None:
-    """Receive messages in a thread, which notices the parent's end even during a step."""
+    """Receive messages in a thread, which detects the parent's end even during a training step."""
     with suppress(EOFError, OSError):
         while True:
             messages.put(end.recv_bytes())
-    os._exit(0)  # A normal exit can hang in TensorFlow's communication threads.
+    os._exit(0)  # A normal exit may hang in TensorFlow's communication threads.
 
 
 def environment(python: str) -> dict[str, str]:
-    """Return the environment variables for a child process with that Python interpreter."""
-    # These variables would make another Python import this Python's packages.
+    """Return the environment variables for a child process with the interpreter `python`."""
+    # PYTHONPATH and PYTHONHOME would make another Python import the packages of this Python.
     python_variables = () if python == sys.executable else ("PYTHONPATH", "PYTHONHOME")
     return {name: value for name, value in os.environ.items() if name not in python_variables}
 
@@ -210,7 +219,8 @@ def computing(threads: int, gpus: bool = False) -> dict[str, str]:
     gpu_variables = {} if gpus else {"CUDA_VISIBLE_DEVICES": "-1"}
     return gpu_variables | {
         "TF_NUM_INTRAOP_THREADS": str(threads),
-        "TF_NUM_INTEROP_THREADS": str(max(threads, 2)),  # one of the threads may wait for a message
+        # At least 2, because one thread may wait for a message.
+        "TF_NUM_INTEROP_THREADS": str(max(threads, 2)),
         "OMP_NUM_THREADS": str(threads),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "no_proxy": "127.0.0.1,localhost",

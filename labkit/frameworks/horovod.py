@@ -31,7 +31,7 @@ class Training:
         self._compiled = tf.function(self._train, reduce_retracing=True)
 
     def open(self) -> int:
-        """Start the rendezvous server, and return its port (on the first worker only)."""
+        """Start the rendezvous server on the first worker, and return its port."""
         self._server = RendezvousServer()
         port: int = self._server.start()
         size = self._exported.size
@@ -39,7 +39,7 @@ class Training:
         return port
 
     def join(self, port: int) -> None:
-        """Join the other workers through Gloo, because MPI would require a start by mpirun."""
+        """Join the other workers through Gloo, because MPI requires a start by mpirun."""
         rank, size = self._exported.rank, self._exported.size
         for scope, (number, count) in {
             "": (rank, size),
@@ -60,7 +60,7 @@ class Training:
         hvd.init()
 
     def step(self) -> float:
-        """Train on the next batch, and return the mean loss of this worker's rows."""
+        """Train on the next batch, and return the mean loss of this worker's samples."""
         x, y, factor = self._batches.next()
         dtype = self._exported.dtype
         return float(
@@ -73,7 +73,7 @@ class Training:
         return weights
 
     def describe(self) -> tuple[str, str]:
-        """Return the names of the training class, and the framework's version."""
+        """Return the name of the training class, and the version of the framework."""
         kind = hvd.DistributedGradientTape
         version = f"Horovod {horovod.__version__}, TensorFlow {tf.__version__}"
         return f"{kind.__module__}.{kind.__qualname__}", version

@@ -1,6 +1,6 @@
-"""Exported models and losses for another Keras: that of an older TensorFlow, or Keras on JAX.
+"""Exported models and losses for another Keras version: that of an older TensorFlow, or on JAX.
 
-This module imports no Keras; callers pass their Keras module.
+This module does not import Keras; callers pass their Keras module.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from labkit.frameworks.exported import Exported
 
 
 def model_of(exported: Exported, weights: list[np.ndarray], keras: Any) -> Any:
-    """Return the exported model, built with the caller's Keras module, with these weights."""
+    """Return the exported model with the given weights, built with the caller's Keras module."""
     layers = [getattr(keras.layers, kind)(**options) for kind, options in exported.layers]
     model = keras.Sequential([keras.Input(exported.shape), *layers])
     model.set_weights(weights)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import socket
 
-# Keras and JAX read these variables on import, or when JAX starts to compute.
+# These variables must be set before the import, because Keras and JAX read them on import or at the
+# first computation.
 os.environ |= {
     "KERAS_BACKEND": "jax",
     "JAX_PLATFORMS": "cpu",
-    "NPROC": os.environ.get("OMP_NUM_THREADS", "1"),  # number of XLA's threads
+    "NPROC": os.environ.get("OMP_NUM_THREADS", "1"),  # number of threads of XLA
 }
 
 import jax
@@ -33,16 +34,17 @@ class Training:
         keras.backend.set_floatx(exported.dtype)
 
     def open(self) -> int:
-        """Return a free port, through which all workers join (on the first worker only)."""
+        """Return a free port of the first worker, through which all workers join."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port: int = free.getsockname()[1]
             return port
 
     def join(self, port: int) -> None:
-        """Join the other workers, and then build the model; JAX must not compute before joining."""
+        """Join the other workers, then build the model; JAX must not compute before the join."""
         exported = self._exported
-        keras.utils.set_random_seed(0)  # Without a seed, workers would exchange one.
+        # Without this seed, the workers would exchange a random one.
+        keras.utils.set_random_seed(0)
         keras.distribution.initialize(f"127.0.0.1:{port}", exported.size, exported.rank)
         self._layout = keras.distribution.DataParallel()
         keras.distribution.set_distribution(self._layout)
@@ -60,8 +62,9 @@ class Training:
         self._compiled = jax.jit(self._train, donate_argnums=0, out_shardings=(shardings, rows))
 
     def step(self) -> float:
-        """Train on the next batch, and return the mean loss of this worker's rows."""
-        x, y, parts = self._batches.next_padded()  # All devices need equally many rows.
+        """Train on the next batch, and return the mean loss of this worker's samples."""
+        # All devices need the same number of rows, so smaller batches are padded.
+        x, y, parts = self._batches.next_padded()
         batch = (x.astype(self._exported.dtype), y, parts.astype(self._exported.dtype))
         self._state, losses = self._compiled(self._state, *map(self._distribute, batch))
         return float(np.asarray(losses.addressable_data(0))[parts > 0].mean())
@@ -71,19 +74,19 @@ class Training:
         return [np.asarray(array) for array in self._state[0]]
 
     def describe(self) -> tuple[str, str]:
-        """Return the names of the class that distributes the model, and the framework's version."""
+        """Return the name of the class that distributes the model, and the framework version."""
         version = f"JAX {jax.__version__}, Keras {keras.__version__}"
         return "keras.distribution.DataParallel", version
 
     def _distribute(self, array: np.ndarray) -> jax.Array:
-        """Return this worker's rows as its shard of the global array of all workers' rows."""
+        """Return this worker's rows as a shard of the global array, which has all rows."""
         layout = self._layout.get_data_layout(array.shape).backend_layout
         return jax.make_array_from_process_local_data(layout, array)
 
     def _train(
         self, state: list[list[jax.Array]], x: jax.Array, y: jax.Array, parts: jax.Array
     ) -> tuple[list[list[jax.Array]], jax.Array]:
-        """Compute one training step of all workers; XLA sums the gradients over all rows."""
+        """Compute a training step of all workers; XLA sums the gradients over all samples."""
         weights, optimizer_state = state
 
         def loss(weights: list[jax.Array]) -> tuple[jax.Array, jax.Array]:

@@ -11,10 +11,10 @@ from contextlib import ExitStack, contextmanager
 
 from labkit.common.errors import LabkitError
 
-ADDRESSES = ("192.0.2.1", "192.0.2.2")  # reserved for examples (RFC 5737)
+ADDRESSES = ("192.0.2.1", "192.0.2.2")  # addresses reserved for examples (RFC 5737)
 MTU = 1500
-FRAME = MTU + 14  # bytes of a frame that a queue counts: with Ethernet header, without preamble
-QUEUE = 2**24  # bytes of a queue; TCP sends less ahead, so that no packet is dropped
+FRAME = MTU + 14  # bytes that a queue counts per frame: with Ethernet header, without preamble
+QUEUE = 2**24  # bytes of a queue: more than TCP sends ahead, so no packet is dropped
 DEVICE = "veth0"
 TOOLS = ("ip", "tc")  # required commands of iproute2
 
@@ -22,8 +22,8 @@ TOOLS = ("ip", "tc")  # required commands of iproute2
 def frames(rate: int) -> int:
     """Return how many frames TCP passes to the queue at once: about 50 µs of link time.
 
-    The number is at least 1. A queue that wakes for every frame (every 12 µs at 1 Gb/s) would be
-    late on a busy machine.
+    The number of frames is at least 1. A queue with a timer event per frame (every 12 µs at 1 Gb/s)
+    would be late on a busy machine.
 
     Args:
         rate: Link rate in bits/s.
@@ -32,19 +32,19 @@ def frames(rate: int) -> int:
 
 
 def burst(rate: int) -> int:
-    """Return the burst size in bytes: what may pass without rate limit after a pause.
+    """Return the burst size: the bytes that pass without rate limit after a pause.
 
-    The size is twice the bytes that TCP passes to the queue at once.
+    The burst size is twice the bytes that TCP passes to the queue at once.
 
-    With a smaller burst, the link idles whenever the kernel's timer wakes the queue late. The tc
-    manual recommends rate/HZ (500 kB at 1 Gb/s and 250 Hz) for kernels without high-resolution
-    timers. So large a burst would let small messages pass without delay.
+    With a smaller burst, the link would be idle whenever the kernel's timer wakes the queue late.
+    For kernels without high-resolution timers, the tc manual recommends a burst of rate/HZ (500 kB
+    at 1 Gb/s and 250 Hz). A burst of 500 kB would let small messages pass without delay.
     """
     return 2 * FRAME * frames(rate)
 
 
 def class_of(flow: int) -> int:
-    """Return the SO_PRIORITY that directs packets to their flow's queue; flows count from 0."""
+    """Return the SO_PRIORITY that directs packets to the queue of a flow (counted from 0)."""
     return 1 << 16 | flow + 1
 
 
@@ -67,14 +67,15 @@ def queues(rate: int, flows: int = 1, device: str = DEVICE) -> list[str]:
 
 @contextmanager
 def rate_limited_link(rate: int, flows: int = 1) -> Iterator[tuple[str, str]]:
-    """Create the link, and yield its two namespaces' names; both are removed at exit and on Ctrl-C.
+    """Create the link and yield the names of its two namespaces; remove both at exit or Ctrl-C.
 
     The devices are created inside the namespaces. No other interface, route or namespace changes,
-    and no packet leaves the two namespaces.
+    and no packet leaves these two namespaces.
 
     Args:
         rate: Link rate in bits/s, for each direction.
-        flows: Number of flows that share the link fairly, each with its own queue, see `class_of`;
+        flows: Number of flows that share the link fairly; each flow has its own queue, see
+            `class_of`;
             default: 1.
 
     Raises:
@@ -101,7 +102,7 @@ def rate_limited_link(rate: int, flows: int = 1) -> Iterator[tuple[str, str]]:
 
 
 def command_prefix(name: str) -> tuple[str, ...]:
-    """Return the words that, put before a command, run the command in a network namespace."""
+    """Return the command prefix that runs a command in a network namespace."""
     return ("ip", "netns", "exec", name)
 
 

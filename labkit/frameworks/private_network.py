@@ -2,10 +2,10 @@
 
     python -m labkit.frameworks.private_network [COMMAND WORD…]
 
-This program enables the loopback interface of its namespace, and then executes the command. Without
-a command, the program keeps the namespace alive until its standard input ends. TensorFlow's servers
-and the rendezvous of PyTorch, JAX and Horovod listen on every interface without authentication.
-Inside a private network namespace, no process from outside reaches these ports.
+This program enables the loopback interface of its namespace, and then executes COMMAND. Without
+COMMAND, the program keeps the namespace until its standard input ends. TensorFlow's servers and the
+rendezvous of PyTorch, JAX and Horovod listen on every interface without authentication. Processes
+outside a private network namespace cannot reach these ports inside it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ READY = "ready"
 
 @contextmanager
 def private_network(label: str, trusted: bool = False) -> Iterator[list[str]]:
-    """Create a private network, and yield the words that, put before a command, run it there.
+    """Create a private network, and yield the command prefix that runs a command in it.
 
     Args:
-        label: Name of the program that listens, for the error message.
-        trusted: True if other processes and machines may reach the program; the prefix is then
-            empty.
+        label: Name of the program that listens on ports, for the error message.
+        trusted: True if other processes and machines may reach the program; the command prefix is
+            then empty.
 
     Raises:
-        LabkitError: The system does not let this user create a namespace.
+        LabkitError: The system does not allow this user to create a namespace.
     """
     if trusted or trusts_network():
         yield []
@@ -49,7 +49,7 @@ def private_network(label: str, trusted: bool = False) -> Iterator[list[str]]:
         )
     except OSError as error:
         raise refusal(label, str(error)) from None
-    with holder:  # Leaving the context closes the holder's input, which ends the holder.
+    with holder:  # At the end of the context, the holder's input is closed, which ends the holder.
         assert holder.stdout is not None  # for the type checker
         if holder.stdout.readline().strip() != READY:
             raise refusal(label, holder.communicate()[1].strip())
@@ -57,14 +57,14 @@ def private_network(label: str, trusted: bool = False) -> Iterator[list[str]]:
 
 
 def isolate(label: str) -> list[str]:
-    """Return the words that, put before a command, run it and its children in a private network.
+    """Return the prefix that runs a command and its children in a private network.
 
     Args:
-        label: Name of the program that listens, for the error message.
+        label: Name of the program that listens on ports, for the error message.
 
     Raises:
-        LabkitError: The system does not let this user create a namespace, and the network is not
-            trusted.
+        LabkitError: The system does not allow this user to create a namespace, and the network is
+            not trusted.
     """
     if trusts_network():
         return []
@@ -83,13 +83,13 @@ def _unshare_command() -> list[str]:
 
 
 def enter_command(pid: int) -> list[str]:
-    """Return the words that, put before a command, run it in the network namespace of a process."""
+    """Return the prefix that runs a command in the network namespace of another process."""
     nsenter = shutil.which("nsenter") or "nsenter"
     return [nsenter, *_as_root("--preserve-credentials"), "--net", "--target", str(pid)]
 
 
 def refusal(label: str, reason: str) -> LabkitError:
-    """Return the error for a system on which no private network can be created."""
+    """Return the error for a system on which labkit cannot create a private network."""
     return LabkitError(
         f"{label} would listen on every interface of this machine, unencrypted and without a key, "
         "and anyone who can reach it may read and change the training: labkit isolates it in a "
@@ -99,12 +99,12 @@ def refusal(label: str, reason: str) -> LabkitError:
 
 
 def _as_root(option: str) -> list[str]:
-    """Return the options that give a user other than root root's rights in the new namespace."""
+    """Return the options by which a user without root rights has them in the new namespace."""
     return [] if os.geteuid() == 0 else ["--user", option]
 
 
 def main(command: list[str]) -> None:
-    """Enable loopback; then execute the command, or keep the namespace until the input ends."""
+    """Enable loopback; then execute the command, or keep the namespace until stdin ends."""
     with socket.socket() as any_socket:
         fcntl.ioctl(any_socket, _FLAGS, struct.pack("16sH22x", b"lo", _UP | _RUNNING))
     if command:

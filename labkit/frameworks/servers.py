@@ -1,4 +1,4 @@
-"""Processes that a rank starts for TensorFlow's own servers, and the code that they run."""
+"""Processes that a rank starts for TensorFlow's servers, and the code that these processes run."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ class ServerProcesses:
     """The processes of the workers and parameter servers that TensorFlow's coordinator uses.
 
     Args:
-        spec: All tasks of the cluster; this class does not start the process of the chief.
+        spec: All tasks of the cluster; the chief's process is not started here.
         communicator: Communicator of the run's ranks.
         threads: Number of compute threads of each process.
-        inside: Words before the command of a process, by the host of its address; default: none.
+        inside: Command prefix of a process, by the host of the process's address; default: none.
 
     Attributes:
-        restarted: Names of the first tasks of processes that were restarted after an early end.
+        restarted: Names of processes that were restarted after an early end; each has the name of
+            its first task.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class ServerProcesses:
                 self._start(tasks)
 
     def tasks(self) -> dict[str, int]:
-        """Return the process number of each task by its name, such as "worker 1"."""
+        """Return the process number (PID) of each task by the task's name, such as "worker 1"."""
         return {
             f"{job} {index}": child.pid
             for name, child in self._children.items()
@@ -61,7 +62,7 @@ class ServerProcesses:
         """Restart worker processes that have ended, as a cluster manager would.
 
         Raises:
-            LabkitError: A parameter server has ended, so that its weights are lost, or a worker
+            LabkitError: A parameter server has ended, which loses its weights, or a worker has
                 ended too often.
         """
         for name, child in list(self._children.items()):
@@ -92,7 +93,7 @@ class ServerProcesses:
         self._children[name] = Child(__name__, name, configs, *self._given, inside=prefix)
 
     def _named(self, name: str) -> list[tuple[str, int]]:
-        """Return all tasks of the process with this name, which is the name of its first task."""
+        """Return all tasks of the process `name`; a process has the name of its first task."""
         processes = {"{} {}".format(*tasks[0]): tasks for tasks in self._spec.processes()}
         return processes[name]
 
@@ -107,7 +108,7 @@ def start(configs: list[dict[str, JSON]]) -> Mapping[str, Callable[..., object]]
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         server_options = (resolver.cluster_spec(), resolver.task_type, resolver.task_id)
         servers.append(tf.distribute.Server(*server_options, protocol="grpc"))
-    # The function below refers to the servers, and so keeps them alive.
+    # The returned function refers to the servers, so that Python does not delete them.
     return {"targets": lambda: [server.target for server in servers]}
 
 

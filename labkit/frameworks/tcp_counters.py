@@ -2,7 +2,7 @@
 
     python -m labkit.frameworks.tcp_counters DESCRIPTOR
 
-This program opens a netlink socket in its network namespace, and passes the socket to the parent
+This program opens a netlink socket in its network namespace. It passes the socket to the parent
 process, which listens at DESCRIPTOR.
 """
 
@@ -22,17 +22,18 @@ from labkit.common.canonical_json import JSON
 
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY, _DUMP = 20, 0x301  # SOCK_DIAG_BY_FAMILY; NLM_F_REQUEST | NLM_F_DUMP
-_ESTABLISHED, _INFO = 1 << 1, 2  # requested state TCP_ESTABLISHED; INET_DIAG_INFO
+_ESTABLISHED, _INFO = 1 << 1, 2  # requested connection state TCP_ESTABLISHED; INET_DIAG_INFO
 _ACKED = 120  # offset in bytes of tcpi_bytes_acked in struct tcp_info
 
 
 class Connection(NamedTuple):
-    """One end of a TCP connection of this host.
+    """One end of a TCP connection on this host.
 
     Attributes:
-        port, other: TCP port of this end, and of the other end.
-        inode: Inode number of the socket, which also appears among a process's open files.
-        sent: Bytes sent from this end that the other end has acknowledged.
+        port, other: TCP port of this end, and of the other end of the connection.
+        inode: Inode number of the socket, which also identifies it among the open files of a
+            process.
+        sent: Bytes that this end has sent and the other end has acknowledged.
     """
 
     port: int
@@ -42,15 +43,15 @@ class Connection(NamedTuple):
 
 
 class ByteCounters:
-    """Counters of bytes between this host's processes, by the names of their tasks; on Linux only.
+    """Counters of bytes between tasks whose processes run on this host; on Linux only.
 
-    A closed connection counts with the last value that `read` has seen.
+    A closed connection counts with the last value that `read` has read for it.
 
     Args:
-        tasks: Process number of each task. Of several tasks in one process, the first one gets all
-            bytes.
-        networks: For each network namespace to read, the words that run a command in it; default:
-            only the present namespace.
+        tasks: Process number (PID) of each task. If a process runs several tasks, all its bytes
+            count for the first of them.
+        networks: For each network namespace to read, the command prefix that runs a command in it;
+            default: only the present namespace.
     """
 
     def __init__(self, tasks: Mapping[str, int], networks: Sequence[Sequence[str]] = ()) -> None:
@@ -61,11 +62,11 @@ class ByteCounters:
         self._sent: dict[int, int] = {}  # inode -> counted bytes
 
     def read(self, senders: Container[str], counts: bool = True) -> int:
-        """Read the counters, and return the total bytes that these tasks sent; 0 without counters.
+        """Read the counters; return the total bytes that `senders` sent, or 0 without counters.
 
         Args:
             senders: Tasks whose sent bytes are summed.
-            counts: True if bytes since the last call are added; False if they are skipped; default:
+            counts: True to count the bytes since the last call; False to skip these bytes; default:
                 True.
         """
         ends = [end for kernel in self._sockets for end in connections(kernel)]
@@ -88,9 +89,9 @@ class ByteCounters:
         self._sent = dict.fromkeys(self._sent, 0)
 
     def matrix(self, senders: Iterable[str]) -> dict[str, JSON]:
-        """Return the bytes sent from each of these tasks to every task; empty without counters."""
-        # Worker processes always have connections, so an empty table means a kernel without
-        # counters.
+        """Return the bytes from each of the senders to every task; empty without counters."""
+        # Worker processes always have connections, so an empty table means that the kernel offers
+        # no counters.
         if not self._task_of:
             return {}
         matrix = {task: dict.fromkeys(self.tasks, 0) for task in senders}
@@ -111,14 +112,14 @@ class ByteCounters:
 
 
 def open_socket(inside: Sequence[str] = ()) -> socket.socket | None:
-    """Return a netlink socket that reports TCP connections, or None if the kernel offers none.
+    """Return a netlink socket that reports TCP connections; None if the kernel has none.
 
-    The socket belongs to the network namespace in which it is opened. For another namespace, a
-    subprocess opens the socket, because a thread of this process cannot enter a namespace of the
-    user.
+    A netlink socket belongs to the network namespace in which it is opened. A subprocess opens the
+    socket of another namespace, because a thread of this process cannot enter a user's namespace.
 
     Args:
-        inside: Words that run a command in the namespace; empty: the present namespace.
+        inside: Command prefix that runs a command in the namespace; empty for the present
+            namespace.
     """
     if not inside:
         with suppress(OSError, AttributeError):
@@ -133,12 +134,12 @@ def open_socket(inside: Sequence[str] = ()) -> socket.socket | None:
 
 
 def connections(kernel: socket.socket | None) -> list[Connection]:
-    """Return the established connections in a netlink socket's namespace; none without a socket."""
+    """Return the established TCP connections in the namespace of a netlink socket."""
     established: list[Connection] = []
     if kernel is None:
         return established
     for family in (socket.AF_INET, socket.AF_INET6):
-        with suppress(OSError):  # The namespace does not support this address family.
+        with suppress(OSError):  # the namespace does not support the address family
             established.extend(_dump(kernel, family))
     return established
 
@@ -146,14 +147,14 @@ def connections(kernel: socket.socket | None) -> list[Connection]:
 def _dump(kernel: socket.socket, family: int) -> Iterator[Connection]:
     """Yield the connections of an address family that the kernel reports, see sock_diag(7)."""
     request = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ESTABLISHED)
-    body = request + bytes(48)  # no addresses, which selects all connections
+    body = request + bytes(48)  # empty addresses in the request select all connections
     kernel.send(struct.pack("=IHHII", 16 + len(body), _BY_FAMILY, _DUMP, 1, 0) + body)
     while True:
         data = kernel.recv(1 << 18)
         offset = 0
         while offset < len(data):
             length, kind = struct.unpack_from("=IH", data, offset)
-            if kind != _BY_FAMILY:  # the end of the list, or an error
+            if kind != _BY_FAMILY:  # the list of connections has ended, or an error occurred
                 return
             yield from _parsed(data[offset + 16 : offset + length])
             offset += (length + 3) & ~3
@@ -172,7 +173,7 @@ def _parsed(message: bytes) -> Iterator[Connection]:
 
 
 def main(descriptor: int) -> None:
-    """Open a netlink socket, and pass it, if there is one, over a socket of the parent process."""
+    """Open a netlink socket, and pass it over the parent process's socket `descriptor`."""
     counters_socket = open_socket()
     with socket.socket(fileno=descriptor) as asker:
         socket.send_fds(asker, [b"!"], [counters_socket.fileno()] if counters_socket else [])

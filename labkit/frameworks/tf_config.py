@@ -16,7 +16,7 @@ from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 
 LOOPBACK_ADDRESS = "127.0.0.1"
-PORT = 2222  # default port in TensorFlow's documentation
+PORT = 2222  # default port in the documentation of TensorFlow
 
 
 @dataclass
@@ -25,8 +25,8 @@ class ClusterSpec:
 
     Attributes:
         jobs: Addresses (host:port) of the tasks of each job: "chief", "worker", "ps", "evaluator".
-        inside: True if parameter servers run in the processes of their host's workers, dealt out in
-            turn.
+        inside: True if parameter servers run in the processes of workers; those of a host are dealt
+            out to its workers in turn.
     """
 
     jobs: dict[str, list[str]] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class ClusterSpec:
         return {"cluster": cluster, "task": {"type": job, "index": index}}
 
     def processes(self) -> list[list[tuple[str, int]]]:
-        """Return, for each process, its tasks as (job, index)."""
+        """Return the tasks of each process, as (job, index)."""
         processes = [
             [(job, index)]
             for job, addresses in self.jobs.items()
@@ -65,22 +65,22 @@ class ClusterSpec:
         return processes
 
     def _on(self, host: str, job: str) -> list[int]:
-        """Return the indices of a job's tasks on a host."""
+        """Return the indices of a job's tasks whose address is on a host."""
         return [k for k in range(len(self.jobs.get(job, ()))) if self.host(job, k) == host]
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback address that are free now."""
+    """Return ports of the loopback address that no process uses now."""
     with ExitStack() as open_sockets:
         sockets = [open_sockets.enter_context(socket()) for _ in range(count)]
         for bound_socket in sockets:
             bound_socket.bind(("127.0.0.1", 0))
-        # All sockets stay open until every port is known, so that no port is returned twice.
+        # All sockets stay open until all ports are chosen, so that no port is returned twice.
         return [bound_socket.getsockname()[1] for bound_socket in sockets]
 
 
 def on_this_host(jobs: Mapping[str, int], inside: bool = False) -> ClusterSpec:
-    """Return a cluster with these numbers of tasks per job, at free ports of this host."""
+    """Return a cluster with the given numbers of tasks per job, at free ports of this host."""
     return at_addresses({job: [LOOPBACK_ADDRESS] * count for job, count in jobs.items()}, inside)
 
 
@@ -99,18 +99,19 @@ def on_hosts(
     evaluator: bool = False,
     port: int = PORT,
 ) -> ClusterSpec:
-    """Return a cluster with tasks on each node; with servers, the first node also runs the chief.
+    """Return a cluster with tasks on each node; with servers, the first node also has the chief.
 
     Args:
         hosts: Names or addresses of the nodes.
         workers, servers: Numbers of workers and of parameter servers per node; default: 1 and 0.
-        inside: True if parameter servers run in the processes of the workers; default: False.
+        inside: True if parameter servers run in the processes of workers; default: False.
         evaluator: True if the last node also runs an evaluator; default: False.
-        port: Port of a node's first task; its other tasks get the following ports; default: 2222.
+        port: Port of the first task on each node; the node's other tasks have the following ports;
+            default: 2222.
 
     Raises:
-        InvalidInput: A host name is invalid or repeated, or servers inside workers outnumber the
-            workers.
+        InvalidInput: A host name is invalid or repeated, or with `inside`, a node has more servers
+            than workers.
     """
     hosts = [names.HOST.validate(host, "hosts") for host in hosts]
     if repeated := {host for host in hosts if hosts.count(host) > 1}:
@@ -153,13 +154,14 @@ def slurm_hosts() -> list[str]:
 
 
 def processes_of_this_task(spec: ClusterSpec) -> list[list[tuple[str, int]]]:
-    """Return the tasks of this Slurm task's process; outside of Slurm steps, of all processes.
+    """Return the tasks of this Slurm task's process, or outside a Slurm step, of all processes.
 
     Raises:
         InvalidInput: The Slurm step does not have one Slurm task per process on each host.
     """
     processes, variables = spec.processes(), os.environ
-    if "SLURM_STEP_NODELIST" not in variables:  # Batch scripts have a task number, too.
+    # The step variable is tested, because Slurm also gives batch scripts a task number.
+    if "SLURM_STEP_NODELIST" not in variables:
         return processes
     host, local_index = variables["SLURMD_NODENAME"], int(variables["SLURM_LOCALID"])
     local_processes = [tasks for tasks in processes if spec.host(*tasks[0]) == host]
@@ -177,7 +179,7 @@ def processes_of_this_task(spec: ClusterSpec) -> list[list[tuple[str, int]]]:
 def export_commands(
     processes: list[list[tuple[str, int]]], spec: ClusterSpec
 ) -> list[tuple[str, str]]:
-    """Return for each process a title (host, tasks), and the shell command that sets TF_CONFIG."""
+    """Return a title (host, tasks) and the shell command that sets TF_CONFIG, for each process."""
     commands = []
     for tasks in processes:
         job, index = tasks[0]

@@ -2,8 +2,8 @@
 
     python foreign.py labkit.frameworks.versions torch
 
-This command works in a Python without labkit. The output is the versions; the command fails if a
-package is missing.
+This command also works in a Python in which labkit is not installed. The command prints the
+versions, and fails if a package is missing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def _version(module: str) -> str:
     try:
         return version(module)
     except PackageNotFoundError:
-        # The distribution may have another name (tensorflow-cpu), or the module is a folder without
-        # one.
+        # A distribution may have another name than its module (tensorflow-cpu), or the module may
+        # be a folder without a distribution.
         names = packages_distributions().get(module)
         return version(names[0]) if names else ""
 

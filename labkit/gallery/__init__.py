@@ -19,7 +19,7 @@ from labkit.report import embed, notebook_page
 from labkit.report.embed import figure_html, policy, scripts
 from labkit.report.jobs import command
 
-RUNS = "runs"  # folder of the notebook jobs within the site
+RUNS = "runs"  # folder of all notebook jobs, inside the site
 
 
 def gallery(
@@ -31,16 +31,16 @@ def gallery(
 ) -> list[JobResult]:
     """Execute notebooks with default parameters and write a site; reuse completed results.
 
-    The site is usable after each executed notebook, includes failed notebooks, and makes no network
-    requests.
+    After each executed notebook, the site is usable. The site includes failed notebooks, and makes
+    no network requests.
 
     Args:
         notebooks: Notebook files (.ipynb).
         site: Folder to which the site is written.
-        jobs: Greatest number of notebooks that run at a time.
-        tell: Function that is called with each progress line.
-        more_notebooks: Further notebooks, which are not executed; the index shows their earlier
-            results.
+        jobs: Greatest number of notebooks that run at the same time.
+        tell: Function that is called with the text of each progress line.
+        more_notebooks: Further notebooks, which are not executed; the index shows the results of
+            their earlier jobs.
 
     Returns:
         The result of each notebook, in the order of `notebooks`.
@@ -59,14 +59,14 @@ def gallery(
 
 
 def select_notebooks(folder: Path, only: str) -> list[Path]:
-    """Return the paths of all notebooks in a folder, or only of the named ones.
+    """Return the paths of all notebooks in a folder, or only of the notebooks named by `only`.
 
     Args:
-        folder: Folder with .ipynb files.
+        folder: Folder with notebook files (.ipynb).
         only: Names of notebooks without file ending, separated by commas; "" selects all.
 
     Raises:
-        InvalidInput: The folder has no notebooks, or no notebook with one of the names.
+        InvalidInput: The folder contains no notebooks, or a name in `only` has no notebook.
     """
     paths = {path.stem: path for path in sorted(folder.glob("*.ipynb"))}
     names = [name.strip() for name in only.split(",") if name.strip()] or list(paths)
@@ -86,10 +86,10 @@ def write_page(result: JobResult, path: Path) -> None:
         about = result.state + (f": {result.cause}" if result.cause else "")
         try:
             notebook_page([executed], path, [command(result.path)], about)
-        except LabkitError as error:  # the index still shows the notebook's answer
+        except LabkitError as error:  # without a page, the index still shows the notebook's answer
             warnings.warn(f"no page of {result.path.name}: {error}", stacklevel=2)
             path.unlink(missing_ok=True)
-    else:  # the job never started; the index states the reason
+    else:  # without an output, the job did not start; the index states the reason
         path.unlink(missing_ok=True)
 
 
@@ -98,7 +98,8 @@ def write_index(ended: Sequence[tuple[Path, JobResult]], site: Path) -> None:
     from jinja2 import ChoiceLoader, Environment, PackageLoader
 
     code = scripts()
-    # The index template includes the HTML head of reports, so both packages provide templates.
+    # The index template includes the HTML head of reports, so the packages `gallery` and `report`
+    # both provide templates.
     places = [PackageLoader(f"labkit.{package}", ".") for package in ("gallery", "report")]
     environment = Environment(loader=ChoiceLoader(places), autoescape=True, trim_blocks=True)
     style = Path(embed.__file__).with_name("page.css").read_text()
@@ -129,8 +130,8 @@ def _entry(notebook: Path, result: JobResult, site: Path) -> dict[str, object]:
 
 
 def _duration(job: Path) -> float | None:
-    """Return the duration of a job in seconds; None if the job's record is unreadable."""
+    """Return the duration of a job in seconds; None if its record is unreadable."""
     try:
         return elapsed(store.read_status(job))
-    except LabkitError:  # `labkit ls` reports the damaged record
+    except LabkitError:  # the command `labkit ls` reports this damaged record
         return None

@@ -18,8 +18,8 @@ from labkit.jobs.parameters import declared, known_values, read_text, read_yaml
 from labkit.records.run import load_runs
 from labkit.records.store import Record
 
-VALUES = "check.yaml"  # file beside the notebooks: sets of small parameter values by notebook
-PLANTED = (0.8, 0.9, 1.1, 1.2)  # factors by which the check's self-test falsifies true numbers
+VALUES = "check.yaml"  # file in the notebooks' folder with sets of small parameter values
+PLANTED = (0.8, 0.9, 1.1, 1.2)  # factors that falsify true numbers, to test the check itself
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class NotebookVerdict:
     """Result of the check of an executed notebook.
 
     Attributes:
-        faults: Description of each statement that does not hold.
+        faults: Descriptions of all statements that do not hold.
         sentences: Number of sentences in the outputs of the notebook.
-        number_count: Number of measured numbers in all sentences together.
-        detected_share: Share (0 to 1) of falsified numbers that the check detects, if they replace
-            the true ones.
+        number_count: Total number of measured numbers in these sentences.
+        detected_share: Share (0 to 1) of falsified numbers that the check detects if they replace
+            the true numbers.
     """
 
     faults: tuple[str, ...]
@@ -50,13 +50,13 @@ class NotebookVerdict:
 
 
 def check_specs(notebooks: list[Path]) -> list[GallerySpec]:
-    """Return a run specification for each notebook and each of its value sets in `check.yaml`.
+    """Return a specification of a notebook job per notebook and value set in `check.yaml`.
 
-    A notebook without sets of parameter values runs with its defaults. Each further set lists only
-    the values that differ from the first set.
+    A notebook without value sets runs with the default values of its parameters. Each further value
+    set lists only the values that differ from the first set.
 
     Raises:
-        InvalidInput: The file is not YAML that maps names of notebooks to lists of value sets.
+        InvalidInput: `check.yaml` does not map names of notebooks to lists of value sets.
     """
     specs = []
     for notebook in notebooks:
@@ -86,10 +86,11 @@ def check_notebook(spec: GallerySpec, job: Path) -> NotebookVerdict:
     3. The conclusion of each sentence follows from the numbers in the sentence (see
        `labkit.gallery.claims`).
 
-    Whole numbers without a unit are counts or names, to which only the third rule applies.
+    Whole numbers without a unit are counts or names; only the third rule applies to them.
     """
     defaults = known_values({n: p.default for n, p in declared(spec.notebook).items()})
-    # The job's record has its parameter values, including the folders that the notebook reads.
+    # The job's record contains its parameter values, including the folders of runs that the
+    # notebook reads.
     started = job / "params.yaml"
     values: Record = {**defaults, **read_yaml(read_text(started), str(started))}
     written = cells.read(spec.notebook)
@@ -111,7 +112,7 @@ def check_notebook(spec: GallerySpec, job: Path) -> NotebookVerdict:
 
 
 def _wrong_numbers(number: Number) -> Iterator[Number]:
-    """Yield falsified numbers that differ from this number in its quoted digits."""
+    """Yield falsified numbers that differ from the true number in its quoted digits."""
     for factor in PLANTED:
         if abs(factor - 1) * number.value > 2 * number.half:
             yield number._replace(value=factor * number.value)

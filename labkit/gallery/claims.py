@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from labkit.gallery.evidence import numbers
 
-# This pattern matches a number with its unit. The function `numbers` converts units, so that values
-# in ms and s are comparable.
+# This pattern matches a number with its unit. The function `numbers` converts each unit to its base
+# unit, so that values in ms and s are comparable.
 _UNIT = r" ?(?:%|x|×|µs|[mn]?s|[KMG]?i?B|samples/s)"
 _N = rf"(?<![\w.,])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?:{_UNIT})?(?![\w])"
 _SPREAD = rf"(?:spread |repeats |p10 to p90 |\d+ seeds, )?({_N}) to ({_N})\)"
@@ -22,7 +22,7 @@ class Claim(NamedTuple):
     Attributes:
         form: Pattern of a sentence with a conclusion; its groups capture numbers.
         holds: Function of the captured numbers that returns whether the conclusion holds.
-        words: Description of the condition, for the message.
+        words: Description of the condition, for error messages.
     """
 
     form: re.Pattern[str]
@@ -34,7 +34,8 @@ def _rule(form: str, holds: Callable[..., bool], words: str) -> Claim:
     return Claim(re.compile(form), holds, words)
 
 
-# The conditions admit equality, because a quoted 1.00 is rounded and may be slightly more or less.
+# The conditions include equality, because a quoted 1.00 is rounded, and its true value may be
+# slightly above or below 1.
 RULES = (
     _rule(
         rf"({_N})[^.;:()\d]{{0,40}} \({_SPREAD}",
@@ -104,7 +105,8 @@ RULES = (
         "the step must not be shorter",
     ),
 )
-# Each claim of a minimum has the pattern of the value in the other lines of the same summary.
+# Each claim of a minimum is checked against the values in the other lines of the summary; the
+# pattern finds these values.
 LEAST = {
     "least memory on a rank": rf"keeps ({_N})",
     "shortest step": rf"a step takes ({_N})",
@@ -136,7 +138,7 @@ def _extremes(reading: str) -> Iterator[str]:
 
 
 def _value(text: str) -> float:
-    """Return a quoted number in base units; NaN, which satisfies no rule, if it is invalid."""
+    """Return a quoted number in base units; NaN, which satisfies no rule, for invalid text."""
     number = next(numbers(text.lstrip("-")), None)
     value = math.nan if number is None else number.value
     return -value if text.startswith("-") else value

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 Values: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
 
-FEW = 40  # greatest number of values in a column whose ratios count as shown
-SHORT = 40  # greatest number of points of a trace that all count; more would match anything
+FEW = 40  # greatest number of values in a column whose ratios may be quoted
+# Greatest number of points of a trace that may all be quoted; more points would match any number.
+SHORT = 40
 
-# Each unit has a quantity and a factor to the base unit. Times are compared with times only.
+# Each unit has a quantity and a factor that converts values to the base unit. A time is only
+# compared with other times.
 UNITS = {
     **{unit: ("time", scale) for unit, scale in (("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))},
     "s": ("time", 1.0),
@@ -43,14 +45,15 @@ _NUMBER = re.compile(
     r"(?<![\w.=])(?<!\d,)(?P<digits>\d{1,3}(?:,\d{3})+|\d+)(?P<decimals>\.\d+)?"
     rf"(?P<power>e[-+]?\d+)?(?:[ \u202f]?(?P<unit>{_UNIT})(?!\w))?(?!\w)"
 )
-_NAMED = (  # pattern of a column's name, quantity, and factor to the base unit
+_NAMED = (  # patterns of column names, with the quantity and the factor to the base unit
     (re.compile(r"(^|[_\s,.])ms\b|_ms(\.|$)"), "time", 1e-3),
     (re.compile(r"seconds|, s$|_s$"), "time", 1.0),
     (re.compile(r"bytes|payload|memory|weights|gradients|optimizer|activations"), "bytes", 1.0),
 )
 
 
-# These words follow a number that compares two values: "1.5x faster", "0.5 of one process".
+# These words follow a number that compares two values, such as "1.5x faster" or "0.5 of one
+# process".
 _FACTOR = re.compile(r" of (one|what|the ideal)\b|\)?:? ?(faster|slower)")
 _SPREAD = re.compile(
     r"(spread|ratio|repeats)( [\d.]+ to)? $|predicted $|co-located have ([\d.]+ on \d+, )*$"
@@ -62,10 +65,10 @@ class Number(NamedTuple):
 
     Attributes:
         text: Quoted text, with the unit.
-        kind: Quantity: "time", "bytes", "rate" or "plain".
-        value: Value in base units.
-        half: Rounding error: half a unit of the last quoted digit, in base units.
-        counts: Whether the number is whole and has no unit, such as a count or a setting.
+        kind: Physical quantity: "time", "bytes", "rate", or "plain" for numbers without one.
+        value: Value of the number in base units.
+        half: Greatest rounding error: half a unit of the last quoted digit, in base units.
+        counts: Whether the number is whole and has no unit, and thus is a count or a setting.
         compares: Whether the text presents the number as a ratio of two values.
     """
 
@@ -77,7 +80,7 @@ class Number(NamedTuple):
     compares: bool
 
     def matches(self, values: Values) -> bool:
-        """Whether any value rounds to this number in its quoted digits; signs are ignored."""
+        """Whether any value is this number after rounding to its quoted digits; ignores signs."""
         return bool((np.abs(np.abs(values) - self.value) <= 1.001 * self.half).any())
 
 
@@ -102,13 +105,13 @@ def numbers(text: str) -> Iterator[Number]:
 
 
 class Evidence:
-    """Numbers in the tables and figures of an executed notebook, and in the records of its runs.
+    """Numbers that an executed notebook may quote: those in its tables, figures and runs.
 
     Args:
         outputs: Outputs of the notebook's cells.
         runs: Runs that the notebook made or read.
-        target: Target accuracy of the notebook's time-to-accuracy comparison; default: for each
-            run, its lowest accuracy over seeds.
+        target: Target accuracy of the notebook's time-to-accuracy comparison; default: the lowest
+            accuracy over seeds of each run.
     """
 
     def __init__(
@@ -132,7 +135,7 @@ class Evidence:
         self._factors = np.unique(np.concatenate([np.zeros(1), *self._ratios()]))
 
     def contains(self, number: Number) -> bool:
-        """Whether an output or a record contains this number in its quoted digits."""
+        """Whether an output or a record contains this number, rounded to its quoted digits."""
         shown = self._shown.get(number.kind, np.zeros(0))
         return number.matches(shown) or (number.compares and number.matches(self._factors))
 
@@ -142,7 +145,7 @@ class Evidence:
                 yield np.unique(np.array(column, float))
 
     def _ratios(self) -> Iterator[Values]:
-        """Yield the ratios of all pairs of values, for each column of costs, such as times."""
+        """Yield the ratios of all pairs of values in each column of costs, such as times."""
         for (name, _), column in self._columns.items():
             values = np.unique(np.array(column, float))
             values = values[values != 0]
@@ -163,8 +166,8 @@ class Evidence:
     def _metrics(self, name: str, value: JSON) -> None:
         if isinstance(value, dict):
             for key, item in value.items():
-                # Median and percentiles of step times form one column, so that their ratios count
-                # as shown.
+                # Median and percentiles of step times form one column, because a text may quote
+                # their ratios.
                 self._metrics(name if name.endswith("step_ms") else f"{name}.{key}", item)
         elif isinstance(value, list):
             for item in value:
@@ -173,7 +176,7 @@ class Evidence:
             self._add(name, [value])
 
     def _history(self, run: Run) -> None:
-        """Add the shares of parts in step time (without the first step), and the mean staleness."""
+        """Add each part's share of step time (without the first step), and the mean staleness."""
         history = run.history
         if "step" in history:
             sums = history[history["step"] > 0].filter(regex="seconds$").sum()
@@ -182,7 +185,7 @@ class Evidence:
             self._add("staleness", [events.loc[events["update"] >= 0, "staleness"].mean()])
 
     def _verdicts(self, runs: Sequence[Run], target: float | None) -> None:
-        """Add the comparison over seeds of each pair of runs, and costs to reach an accuracy."""
+        """Add comparisons over seeds for all pairs of runs, and the costs to reach an accuracy."""
         known = {run.path: values for run in runs if (values := accuracies(run))}
         judged = [run for run in runs if run.path in known]
         for one, other in permutations(judged, 2):
@@ -194,7 +197,8 @@ class Evidence:
                 verdict.mean_low,
                 verdict.mean_high,
             )
-            # Differences are also added in percentage points, because summaries quote both forms.
+            # Differences are also added in percentage points, because summaries quote fractions and
+            # points.
             self._add("verdict", [CONFIDENCE, *ends, *(100 * end for end in ends)])
         targets = (
             {min(values.values()) for values in known.values()} if target is None else {target}
@@ -207,22 +211,22 @@ class Evidence:
                 self._add(f"{run.path.name} arrival {name}", _averages(costs))
 
     def _tables(self, place: str, text: str) -> None:
-        """Add the columns of pandas tables in HTML, and their averages overall and by row group."""
+        """Add columns of pandas tables in HTML, and their averages over all rows and by group."""
         for number, table in enumerate(re.findall(r'(?s)class="dataframe">.*?</table>', text)):
             head, *rows = [_CELL.findall(row) for row in _ROW.findall(table)]
             group, labelled, entries = "", False, []
             for row in rows:
                 body_cells = [html.unescape(words) for kind, words in row if kind == "td"]
-                # The labels in a table's index group its rows; if the index is numeric, text cells
-                # group them.
+                # The labels in a table's index group the rows; with a numeric index, cells with
+                # text group them.
                 labels = [words for kind, words in row if kind == "th"][:1]
                 labels = [words for words in labels if not _PLAIN.fullmatch(words)]
                 self._words(f"{place} {number} label", " ".join(map(html.unescape, labels)))
                 texts = [words for words in body_cells if not _PLAIN.fullmatch(words)]
                 labelled = labelled or bool(labels)
                 group = next(iter(labels if labelled else texts), group)
-                # The header is padded, because its row has fewer cells than the body if columns
-                # have several levels.
+                # The header is padded to the number of columns, because it has fewer cells than the
+                # body if columns have several levels.
                 heads = [""] * len(body_cells) + [html.unescape(words) for _, words in head]
                 names = heads[len(heads) - len(body_cells) :]
                 entries += [
@@ -243,9 +247,9 @@ class Evidence:
             self._add(f"middle of {name}", _averages(values))
 
     def _figure(self, place: str, figure: Record) -> None:
-        """Add numbers in a figure's notes and traces; of long traces, only extremes and averages.
+        """Add the numbers in a figure's notes and traces; only few numbers of a long trace.
 
-        The figure's alternative text does not count, because it may repeat the text of a summary.
+        The alternative text of the figure is ignored, because it may repeat the text of a summary.
         """
         layout = figure.get("layout") or {}
         for note in layout.get("annotations") or []:
@@ -263,7 +267,7 @@ class Evidence:
                     self._words(f"{place} {words}", string)
 
 
-# A text may quote ratios of values in columns whose names match this pattern.
+# A text may quote ratios of two values in a column whose name matches this pattern.
 _COSTS = re.compile(r"per_second|_ms|bytes|memory|speedup|bound|seconds|time")
 _ROW, _CELL = re.compile(r"(?s)<tr.*?</tr>"), re.compile(r"(?s)<(t[hd])[^>]*>(.*?)</\1>")
 _PLAIN = re.compile(r"-?\d+(\.\d+)?(e[-+]?\d+)?")

@@ -18,21 +18,21 @@ ANSWER, PICTURE = "answer", "picture"  # tags of the notebook cells with the ans
 
 @dataclass(frozen=True)
 class Output:
-    """An output of a code cell, with the tags of the cell."""
+    """An output of a code cell, with the tags of this cell."""
 
     tags: tuple[str, ...]
     data: Record
 
     @property
     def text(self) -> str:
-        """Markdown text of the output; empty if the output is not Markdown."""
+        """Markdown text of the output; an empty text if the output is not Markdown."""
         text = self.data.get("text/markdown", "")
         return "".join(map(str, text)) if isinstance(text, list) else str(text)
 
 
 @dataclass(frozen=True)
 class IndexEntry:
-    """A notebook's first line (question), last sentence of its answer, and figure (Plotly JSON)."""
+    """A notebook's question (first line), answer (its last line), and figure (Plotly JSON)."""
 
     question: str
     answer: str = ""
@@ -42,8 +42,9 @@ class IndexEntry:
     def of(cls, notebook: Path, executed: Path) -> IndexEntry:
         """Read the question from a notebook, and the answer and figure from its executed copy.
 
-        The cell with the tag `answer` gives the answer. The cell with the tag `picture` gives the
-        figure. If no cell has this tag, the first figure of the notebook is used.
+        The output of the cell with the tag `answer` contains the answer. The figure is in the
+        output of the cell with the tag `picture`. If no cell has the tag `picture`, the first
+        figure of the notebook is used.
         """
         prose = [cell.source for cell in cells.read(notebook) if cell.kind == "markdown"]
         lines = prose[0].splitlines() if prose else []
@@ -59,7 +60,7 @@ class IndexEntry:
 
 
 def _outputs_of(executed: Path) -> list[Output]:
-    """Return the outputs of an executed notebook; empty if the file is missing or damaged."""
+    """Return an executed notebook's outputs; empty if the file is missing or damaged."""
     try:
         return list(outputs(executed))
     except FileNotFoundError:
@@ -80,7 +81,7 @@ def _static_figure(output: Output) -> Record:
 
 
 def outputs(executed: Path) -> Iterator[Output]:
-    """Yield the outputs of the cells of an executed notebook, in order."""
+    """Yield all outputs of an executed notebook's cells, in order."""
     for cell in read_notebook(executed)["cells"]:
         for output in cell.get("outputs", []):
             yield Output(tuple(cell["metadata"].get("tags", [])), output.get("data", {}))

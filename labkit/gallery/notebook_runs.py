@@ -16,21 +16,21 @@ from labkit.jobs.sweep.plan import SweepMember, SweepPlan
 from labkit.records import store
 from labkit.records.endings import interruption_text
 
-MADE_FROM = "made-from.json"  # file in a job's folder: hash of its code and parameter values
+MADE_FROM = "made-from.json"  # seconds between two checks whether jobs have ended
 LOOK_EVERY = 0.1  # seconds between two checks for ended jobs
-LONGEST = 100  # greatest number of characters of parameter values in a progress line
+LONGEST = 100  # greatest number of characters for parameter values in a progress line
 
 
 @dataclass(frozen=True, eq=False)
 class GallerySpec:
-    """A notebook to execute, and the values of its parameters; default: its own defaults."""
+    """A notebook to execute, and values for its parameters, which replace the defaults."""
 
     notebook: Path
     values: parameters.Values = field(default_factory=dict)
 
     @property
     def reads_runs(self) -> bool:
-        """Whether the notebook reads runs of other notebooks, that is, has a parameter `runs`."""
+        """Whether the notebook reads runs of other notebooks, by a parameter `runs`."""
         return "runs" in parameters.declared(self.notebook)
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class GallerySpec:
         return f"{self.notebook.stem} ({text})" if text else self.notebook.stem
 
     def content_hash(self) -> str:
-        """Return the hash of all that the results depend on: notebook, values, labkit's source."""
+        """Return the hash of all inputs of the results: notebook, values, and labkit's source."""
         return SweepPlan(self.notebook, []).content(SweepMember("", dict(self.values), 0, 1, 1))
 
     def completed_result(self, root: Path) -> JobResult | None:
@@ -56,9 +56,10 @@ class GallerySpec:
         """Start a job that executes the notebook in a separate process.
 
         Raises:
-            InvalidInput: The notebook rejects the values.
+            InvalidInput: The notebook rejects the parameter values.
         """
-        # A notebook that reads runs gets the folder with the runs of all other notebooks.
+        # The parameter `runs` of a notebook that reads runs is the folder with the runs of all
+        # notebooks.
         runs = {"runs": [str(root)]} if self.reads_runs else {}
         values = parameters.validate_values(self.notebook, {**runs, **self.values})
         job = start(self.notebook, values, root, show=False)
@@ -67,7 +68,7 @@ class GallerySpec:
 
 
 def latest_result(notebook: Path, root: Path) -> JobResult | None:
-    """Return the result of a notebook's latest job, even for older code; None without jobs."""
+    """Return the result of a notebook's latest job, with any code version; None without jobs."""
     newest = next(_results_newest_first(notebook, root), None)
     return newest[0] if newest else None
 
@@ -75,7 +76,7 @@ def latest_result(notebook: Path, root: Path) -> JobResult | None:
 def _results_newest_first(notebook: Path, root: Path) -> Iterator[tuple[JobResult, JSON]]:
     """Yield (result, content hash) of all jobs of a notebook, the newest first.
 
-    Jobs with damaged records are skipped with a warning.
+    A job with a damaged record is skipped with a warning.
     """
     folder = root / store.safe_name(notebook.stem)
     for path in sorted(folder.glob(f"*/{MADE_FROM}"), reverse=True):
@@ -91,15 +92,15 @@ def _results_newest_first(notebook: Path, root: Path) -> Iterator[tuple[JobResul
 def execute_all(
     specs: Sequence[GallerySpec], root: Path, jobs: int, tell: Callable[[str], None]
 ) -> Iterator[tuple[GallerySpec, JobResult]]:
-    """Execute notebooks and yield each result as its job ends.
+    """Execute notebooks concurrently, and yield each result when its job ends.
 
-    Notebooks that read runs of other notebooks are executed last, and never reuse results.
+    Notebooks that read runs of other notebooks are executed last, and never reuse earlier results.
 
     Args:
         specs: Notebooks with their parameter values.
         root: Folder of all jobs.
-        jobs: Greatest number of notebooks that run at a time.
-        tell: Function that is called with each progress line.
+        jobs: Greatest number of notebooks that run at the same time.
+        tell: Function that is called with the text of each progress line.
     """
     waiting = []
     for spec in specs:

@@ -12,8 +12,8 @@ from labkit.gallery.evidence import numbers
 from labkit.jobs.cells import NotebookCell
 from labkit.jobs.parameters import Values
 
-# This pattern matches parts of a text that are not prose: code, links, citations with years, and
-# list numbers.
+# This pattern matches text that is not checked: code, links, citations with years, and list
+# numbers.
 _APART = re.compile(
     r"(?s)```.*?```|`[^`]*`|\]\([^)]*\)|\((?:[^()]*\D)?(?:19|20)\d\d[^()]*\)|(?m:^ *\d+\. )"
 )
@@ -22,8 +22,8 @@ _APART = re.compile(
 def measured_numbers(cells: Sequence[NotebookCell]) -> Iterator[str]:
     """Yield a message for each number with a unit in the source of a notebook.
 
-    The function searches the prose and the string constants in the code, because neither changes
-    with the results of a run.
+    The function searches the prose and the text constants in the code, because a run's results do
+    not change them.
     """
     for text in _texts(cells):
         for number in numbers(_APART.sub(" ", text)):
@@ -35,7 +35,7 @@ def measured_numbers(cells: Sequence[NotebookCell]) -> Iterator[str]:
 def outdated_defaults(
     cells: Sequence[NotebookCell], defaults: Values, values: Values
 ) -> Iterator[str]:
-    """Yield a message for each number in prose that equals a default changed by this run."""
+    """Yield a message per number in prose that is the default of a parameter with another value."""
     changed = {name: values[name] for name in values if values[name] != defaults.get(name)}
     for text in _prose(cells):
         for number in numbers(_APART.sub(" ", text)):
@@ -69,5 +69,5 @@ def _plain(value: JSON) -> set[float]:
 
 
 def _line_with(text: str, words: str) -> str:
-    """Return the first line of a text that contains these words, cut to 160 characters."""
+    """Return the first line of a text that contains `words`, cut to 160 characters."""
     return next((line.strip() for line in text.splitlines() if words in line), text.strip())[:160]

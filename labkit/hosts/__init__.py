@@ -1,4 +1,4 @@
-"""A testbed: several virtual hosts on this machine, joined by links of a given rate, with Slurm."""
+"""A testbed: virtual hosts on this machine, joined by links of a given rate, with Slurm."""
 
 from labkit.hosts.testbed import Testbed, testbed
 

@@ -1,4 +1,4 @@
-"""Connections between this machine and hosts: login node, replacement of ssh, and addresses."""
+"""Connections from this machine to hosts: login node, substitute for ssh, and addresses."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from labkit.hosts.scripts import AGENT_VARIABLE, TESTBED
 
 
 def login() -> list[str]:
-    """Return the prefix of commands for the login node, or [] if this machine is a login node.
+    """Return the prefix that runs commands on the login node; [] if this machine is the login node.
 
     The login node belongs to a testbed of this process, or to the testbed that `labkit testbed up`
-    has started.
+    started.
     """
     named = os.environ.get(TESTBED)
     if named == "" or (named is None and "SLURM_CONF" in os.environ):
@@ -28,7 +28,7 @@ def login() -> list[str]:
 
 
 def agent() -> list[str]:
-    """Return the command line of ssh or of the substitute that a variable or a testbed sets."""
+    """Return the command line of ssh, or of its substitute that a variable or a testbed sets."""
     named = os.environ.get("LABKIT_AGENT") or os.environ.get(AGENT_VARIABLE)
     if named:
         return shlex.split(named)
@@ -46,7 +46,7 @@ def addresses(names: Sequence[str]) -> list[str]:
 
 def _address(name: str) -> str:
     words = [*login(), "getent", "ahostsv4", name]
-    if login():  # a testbed's login node has its own /etc/hosts
+    if login():  # a testbed's login node uses another /etc/hosts than this process
         answer = subprocess.run(words, capture_output=True, text=True).stdout.split()
         if answer:
             return answer[0]
@@ -61,17 +61,18 @@ def _address(name: str) -> str:
 
 
 def local_address(towards: Iterable[str]) -> str:
-    """Return the address by which the given hosts reach this machine.
+    """Return the address of this machine for connections from the given hosts.
 
     Args:
-        towards: Addresses of hosts; addresses without a route are ignored.
+        towards: Addresses of the hosts; addresses without a route are ignored.
 
     Raises:
-        LabkitError: No address has a route, or the hosts reach this machine by different addresses.
+        LabkitError: No address has a route, or hosts need different addresses of this machine.
     """
     ways = {address: _source(address) for address in towards}
     sources = {target: source for target, source in ways.items() if source}
-    # This machine may be one of the hosts, under a name that resolves to a loopback address here.
+    # Loopback addresses are ignored, because this machine may be one of the hosts, under a name
+    # that resolves to a loopback address.
     candidates = sorted({source for source in sources.values() if not source.startswith("127.")})
     candidates = candidates or sorted(set(sources.values()))
     if len(candidates) == 1:
@@ -85,7 +86,7 @@ def local_address(towards: Iterable[str]) -> str:
 
 
 def _source(address: str) -> str:
-    """Return this machine's source address on the route to an address, or "" without a route."""
+    """Return this machine's source address on the route to `address`; "" if there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, 9))
@@ -95,7 +96,7 @@ def _source(address: str) -> str:
 
 
 def is_reachable(address: tuple[str, int], seconds: float) -> bool:
-    """Return whether a TCP connection to an address and port succeeds within `seconds`."""
+    """Return whether a TCP connection to an (address, port) succeeds within some seconds."""
     try:
         with socket.create_connection(address, seconds):
             return True

@@ -1,10 +1,11 @@
-"""The first process of a virtual host, which sets the host up and reaps orphaned processes.
+"""The first process of a virtual host, which sets up the host and reaps orphaned processes.
 
     python -m labkit.hosts.host_init SPECIFICATION
 
-The process runs in its own Linux namespaces. When it exits, the kernel kills all other processes in
-these namespaces and then removes the namespaces with their mounts and network devices. The process
-exits when its parent does, because the pipe on its standard input is then closed.
+This first process of the host runs in its own Linux namespaces. When the first process exits, the
+kernel kills all other processes in its namespaces. The kernel then removes these namespaces with
+their mounts and network devices. The first process exits when its parent does, because this closes
+the pipe on its standard input.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ READY = "ready"
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-Binds = Sequence[tuple[str, str]]  # pairs of a source path and the path that it replaces
+Binds = Sequence[tuple[str, str]]  # pairs: a source path, and the path at which it is mounted
 
 
 class Specification(TypedDict):
     """The properties of a virtual host."""
 
     name: str
-    folder: str  # the testbed's folder, which all hosts see
-    private: list[str]  # paths at which each host has a folder of its own
-    shared: list[str]  # folders inside private folders that all hosts share nevertheless
+    folder: str  # the folder of the testbed, which is the same on all hosts
+    private: list[str]  # paths at which each host has its own folder
+    shared: list[str]  # folders that all hosts share although they are inside private folders
     runtime: str  # XDG_RUNTIME_DIR of the host
     binds: Binds
-    tidies: bool  # whether this process removes `folder` after its parent has exited
+    tidies: bool  # whether the host's first process removes `folder` when its parent has exited
 
 
 def prepare(host: Specification) -> None:
-    """Set the host name and mount the host's folders and files, in this process's namespaces."""
+    """Set the host name, and mount the host's folders and files in this process's namespaces."""
     socket.sethostname(host["name"])
     stage = Path(host["folder"]) / f"stage-{host['name']}"
     stage.mkdir()
@@ -59,11 +60,11 @@ def prepare(host: Specification) -> None:
 
 
 def _make_private(place: Path, stage: Path, shared: Sequence[str]) -> None:
-    """Mount an empty folder at `place`, and bind the shared folders into it."""
-    if not place.is_dir():  # the folder lies inside another private folder
+    """Mount an empty folder at `place`, and mount the shared folders inside it."""
+    if not place.is_dir():  # another private folder, mounted before, hides this one
         return
-    # The new folder is filled elsewhere and then moved, because the shared folders lie inside the
-    # old folder.
+    # The new folder is filled at `stage` and then moved, because the shared folders are inside the
+    # folder that it hides.
     _mount("-t", "tmpfs", "-o", "mode=1777", "labkit", stage)
     for path in map(Path, shared):
         if path.is_relative_to(place) and path.is_dir():
@@ -74,9 +75,9 @@ def _make_private(place: Path, stage: Path, shared: Sequence[str]) -> None:
 
 
 def _show_own_devices(stage: Path) -> None:
-    """Remount /sys so that /sys/class/net lists this host's devices; keep the cgroup files."""
+    """Remount /sys, so that /sys/class/net lists the devices of this host only."""
     _mount("-t", "sysfs", "sysfs", stage)
-    if CGROUPS.is_dir():  # slurmd needs the control groups
+    if CGROUPS.is_dir():  # slurmd needs the files of the control groups
         _mount("--rbind", CGROUPS, stage / CGROUPS.relative_to("/sys"))
     _mount("--move", stage, "/sys")
 
@@ -88,7 +89,7 @@ def _mount(*words: str | Path) -> None:
 
 
 def _collect(number: int, frame: FrameType | None) -> None:
-    """Reap all children that have ended, including adopted orphans."""
+    """Reap all children that have ended, including adopted orphan processes."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -97,13 +98,14 @@ def _collect(number: int, frame: FrameType | None) -> None:
 def main(host: Specification) -> None:
     """Run as the first process of a host until the parent exits."""
     folder = Path(host["folder"])
-    # The parent folder is opened before `prepare`, because a mount may hide its path.
+    # The parent folder is opened before `prepare`, because afterwards a mount may hide its path.
     parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
     os.chdir("/")
     prepare(host)
     signal.signal(signal.SIGCHLD, _collect)
     print(READY, flush=True)
-    select.select([sys.stdin], [], [])  # returns when the parent's end of the pipe is closed
+    # `select` returns when the parent's end of the pipe is closed.
+    select.select([sys.stdin], [], [])
     if host["tidies"]:
         shutil.rmtree(folder.name, ignore_errors=True, dir_fd=parent)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from labkit.common.errors import InvalidInput, short
 
-# No host name begins with a dash, because a command would parse it as an option.
+# A host name cannot begin with a dash, because a command would parse the name as an option.
 _NAME = r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)"
 _WORD = re.compile(rf"{_NAME}(?::(?P<slots>[0-9]+))?")
 _LINE = re.compile(rf"{_NAME}(?::(?P<slots>[0-9]+)|\s+slots\s*=\s*(?P<more>[0-9]+))?")
@@ -19,18 +19,18 @@ MOST_SLOTS = 10_000
 
 
 class Host(NamedTuple):
-    """A host and its slots, the maximum number of ranks on it."""
+    """A host, and its number of slots: the maximum number of ranks on the host."""
 
     name: str
     slots: int
 
     def __str__(self) -> str:
-        """Return the host in the syntax of mpiexec's `--host`."""
+        """Return the host in the syntax of the option `--host` of mpiexec."""
         return f"{self.name}:{self.slots}"
 
 
 def hosts_of(source: Sequence[str] | str | Path) -> list[Host]:
-    """Return the hosts in the order of their first mention; the slots of repeated hosts add up.
+    """Return hosts in the order of their first mention; the slots of repeated hosts are added.
 
     >>> hosts_of("a:2,b")
     [Host(name='a', slots=2), Host(name='b', slots=1)]

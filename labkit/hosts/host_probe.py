@@ -1,6 +1,6 @@
 """A check that hosts have the same Python, labkit and MPI library as this machine.
 
-python -m labkit.hosts.host_probe prints these versions of the host where it runs
+python -m labkit.hosts.host_probe prints the versions on the host where it runs
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import NamedTuple
 
 from labkit.common.errors import LabkitError
 
-LIMIT = 15.0  # maximum seconds until a host answers; all hosts are probed at once
-# With these options ssh asks for no password, and a host that is down does not block the probe for
-# minutes.
+LIMIT = 15.0  # maximum seconds until a host answers; all hosts are probed in parallel
+# With these options, ssh does not ask for a password, and does not wait minutes for a host that is
+# down.
 OF_SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
-OF_MPI = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")  # variables by which mpi4py selects the library
-_MARK = "labkit answers: "  # marks the answer, because a login shell may print other lines
-_NOT_REACHED, _NO_COMMAND = 255, (126, 127)  # exit codes of ssh and of shells
+OF_MPI = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")  # variables by which mpi4py selects the MPI library
+_MARK = "labkit answers: "  # prefix of the answer, because a login shell may print other lines
+# Exit code of ssh without a connection, and of shells without the command.
+_NOT_REACHED, _NO_COMMAND = 255, (126, 127)
 
 
 class PythonInfo(NamedTuple):
@@ -47,7 +48,7 @@ class ProbeResult(NamedTuple):
 
     Attributes:
         host: Name of the host.
-        trouble: The problem as a whole sentence; "" if the host is usable.
+        trouble: A problem with the host, as a whole sentence; "" if the host is usable.
     """
 
     host: str
@@ -55,14 +56,14 @@ class ProbeResult(NamedTuple):
 
 
 def probe(names: Sequence[str], agent: Sequence[str]) -> list[ProbeResult]:
-    """Check in parallel that hosts have this Python with the same labkit and the same MPI.
+    """Check in parallel that hosts have this Python, the same labkit and the same MPI library.
 
     Args:
         names: Names of the hosts.
-        agent: Command line of ssh, or of a command that accepts the same arguments.
+        agent: Command line of ssh, or of a command with the same arguments.
 
     Raises:
-        LabkitError: This machine's own Python cannot load labkit or MPI.
+        LabkitError: The Python of this machine cannot load labkit or MPI.
     """
     local = local_python()
     options = OF_SSH if Path(agent[0]).name == "ssh" else ()
@@ -72,10 +73,10 @@ def probe(names: Sequence[str], agent: Sequence[str]) -> list[ProbeResult]:
 
 
 def local_python() -> PythonInfo:
-    """Return the versions of this Python, from a new process, as this process may not load MPI.
+    """Return the versions of this Python; a new process reads them, because it loads MPI.
 
     Raises:
-        LabkitError: mpi4py finds no library, or labkit cannot be imported.
+        LabkitError: mpi4py finds no MPI library, or labkit cannot be imported.
     """
     result = _run_probe([], 4 * LIMIT)
     if (info := _parse(result.stdout)) is None:
@@ -112,7 +113,7 @@ def _run_probe(reach: Sequence[str], limit: float) -> subprocess.CompletedProces
     chosen = [f"{name}={os.environ[name]}" for name in OF_MPI if name in os.environ]
     words = ["env", *chosen, sys.executable, "-P", "-m", "labkit.hosts.host_probe"]
     return subprocess.run(
-        # The words are joined, because ssh passes a single command line to a shell.
+        # The words are joined to one text, because ssh passes a single command line to a shell.
         [*reach, shlex.join(words)] if reach else words,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -133,14 +134,14 @@ def _last(result: subprocess.CompletedProcess[str]) -> str:
 
 
 def _describe_python() -> PythonInfo:
-    """Return the versions that this process uses."""
+    """Return the versions of labkit and MPI that this process uses."""
     import mpi4py
 
     import labkit
     from labkit.common.paths import fingerprint
 
-    # MPI reports its version without initialization, which fails in some libraries outside of a
-    # job.
+    # MPI reports its version without initialization. In some MPI libraries, initialization fails
+    # outside of a job.
     mpi4py.rc.initialize = False
     from mpi4py import MPI
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from labkit.common.errors import InvalidInput, short
 from labkit.common.quantities import bits_of
 
-NAMES = "abcdefgh"  # one letter for each host
+NAMES = "abcdefgh"  # names of the hosts, one letter each
 LOGIN = "login"  # name of this machine, which is the login node
 CONTROL = "control"  # name of the host with slurmctld and the switch
 MOST_CORES = 1024
@@ -45,17 +45,17 @@ class TestbedPlan:
 
     @property
     def rate(self) -> int:
-        """Bandwidth of a link in bits/s."""
+        """The bandwidth of a link in bits/s."""
         return bits_of(self.bandwidth, "bandwidth")
 
 
 def addresses(plan: TestbedPlan, number: int) -> dict[str, str]:
-    """Return the IPv4 addresses, by name, of all hosts, of the control and of the login node.
+    """Return the IPv4 address of each host, of the host `control` and of the login node, by name.
 
     Args:
         plan: Parameters of the testbed.
-        number: Third byte of the network 198.18.N.0/24, 0 to 255; RFC 2544 reserves 198.18.0.0/15
-            for network tests.
+        number: Third byte of the network 198.18.N.0/24, from 0 to 255; RFC 2544 reserves
+            198.18.0.0/15 for network tests.
     """
     places = {name: place for place, name in enumerate(plan.hosts, 1)} | {CONTROL: 253, LOGIN: 254}
     return {name: f"198.18.{number}.{place}" for name, place in places.items()}

@@ -11,11 +11,12 @@ from typing import NamedTuple
 from labkit.common.errors import LabkitError
 from labkit.common.units import plural
 
-# These are Slurm's states of a job that has not ended; all other states but COMPLETING are final.
+# These are Slurm's states of a job that has not ended. Among all other states, only COMPLETING is
+# not final.
 PENDING_STATES = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 ACTIVE_STATES = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING"})
 UNKNOWN = ("", "N/A", "(null)", "None")
-# These texts explain Slurm's states of a job that has ended early.
+# These texts explain Slurm's final states of jobs that ended early.
 CAUSES: Mapping[str, str] = {
     "TIMEOUT": "its time limit was reached",
     "DEADLINE": "its deadline was reached",
@@ -27,7 +28,7 @@ CAUSES: Mapping[str, str] = {
     "CANCELLED": "it was cancelled",
 }
 _UNWELL = re.compile(r"(down|drain|drained|draining|fail|failing|unknown|no_respond)|.*\*")
-ASK_EVERY = 10.0  # seconds between queries, because Slurm's controller serves many users
+ASK_EVERY = 10.0  # seconds between two queries; Slurm's controller serves many users
 LIMIT = 30.0  # maximum seconds until a Slurm command returns
 
 
@@ -37,10 +38,11 @@ class SlurmJob(NamedTuple):
     Attributes:
         number: Job id, such as "12", or "12_3" for an array element.
         state: Slurm's name of the state, such as "PENDING" or "TIMEOUT".
-        reason: Why the job waits or has ended; "" if Slurm gives no reason.
+        reason: Reason why the job waits or has ended; "" if Slurm gives no reason.
         start: Actual or expected start time, such as "2026-01-31T09:00:00"; "" if unknown.
         partition: Name of the job's partition.
-        position: Number of pending jobs before this job in its partition; None unless queried.
+        position: Number of pending jobs before this job in the partition; None if this was not
+            queried.
     """
 
     number: str
@@ -52,17 +54,17 @@ class SlurmJob(NamedTuple):
 
     @property
     def is_pending(self) -> bool:
-        """Whether the job has not started."""
+        """Whether the job has not started yet."""
         return self.state in PENDING_STATES
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job has ended; Slurm may still be cleaning up."""
+        """Whether the job has ended; Slurm may still clean up after the job."""
         return self.state not in PENDING_STATES | ACTIVE_STATES | {"COMPLETING"}
 
     @property
     def summary(self) -> str:
-        """A clause about the job's state, with its queue position and expected start.
+        """A text about the job's state, with its position in the queue and its expected start.
 
         >>> SlurmJob("12", "PENDING", "Resources", "2026-01-31T09:00:00", "all", 2).summary
         'job 12 waits in partition all behind 2 jobs (Resources), to begin at 2026-01-31 09:00:00'
@@ -78,7 +80,7 @@ class SlurmJob(NamedTuple):
 
     @property
     def cause(self) -> str:
-        """Why Slurm ended the job early; "" if the job has not ended or has ended by itself.
+        """The reason why Slurm ended the job early; "" if Slurm has not ended the job.
 
         >>> SlurmJob("12", "TIMEOUT").cause
         'Slurm ended job 12: its time limit was reached'
@@ -93,7 +95,7 @@ class SlurmNode(NamedTuple):
 
     Attributes:
         name: Slurm's name of the node.
-        address: Address that reaches the node.
+        address: Network address of the node.
         state: Slurm's name of the state, such as "idle" or "drained"; a trailing * means that the
             node does not answer.
         reason: Why an administrator or Slurm has taken the node out of service; "" if unknown.
@@ -106,7 +108,7 @@ class SlurmNode(NamedTuple):
 
     @property
     def trouble(self) -> str:
-        """Why the node takes no jobs; "" if it takes jobs.
+        """The reason why the node accepts no jobs; "" if the node accepts jobs.
 
         >>> SlurmNode("b", "10.0.0.2", "completing*", "").trouble
         'node b is completing and does not answer'
@@ -119,31 +121,31 @@ class SlurmNode(NamedTuple):
 
 
 class Queue:
-    """Slurm's queue and job control, by Slurm's commands.
+    """Slurm's queue and control of jobs, by Slurm's command-line programs.
 
     Args:
-        through: Prefix of each Slurm command, such as the command that runs it on a testbed's login
-            node; default: none.
+        through: Prefix of each Slurm command, such as the command that runs it on the login node of
+            a testbed; default: none.
 
     Raises:
-        LabkitError: Slurm is missing, fails or does not answer; each method may raise this error.
+        LabkitError: Slurm is missing, fails or does not answer; every method may raise this error.
     """
 
     def __init__(self, through: Sequence[str] = ()) -> None:
         self._through = [*through]
 
     def jobs(self, **which: str) -> list[SlurmJob]:
-        """Return the selected jobs that Slurm still knows, including jobs that have ended.
+        """Return the selected jobs of which Slurm has a record, including jobs that have ended.
 
-        Each element of a job array is listed as a job.
+        Each element of a job array is a separate job in the list.
 
         Args:
-            which: The selection by ids, `jobs="12,13"`, or by name, `name="…"`.
+            which: The jobs to select, by ids (`jobs="12,13"`) or by name (`name="…"`).
         """
         chosen = [f"--{option}={value}" for option, value in which.items()]
         columns = "--format=%i|%T|%r|%S|%P"
         output = self._run("squeue", "--noheader", "--array", "--states=all", columns, *chosen)
-        if output is None:  # squeue forgets a job some minutes after its end
+        if output is None:  # squeue omits a job some minutes after the job has ended
             return [*self._accounted(which["jobs"])] if "jobs" in which else []
         return [_job(line) for line in output.splitlines()]
 
@@ -161,7 +163,7 @@ class Queue:
 
         Args:
             command: Command and arguments.
-            options: Options of sbatch; with `--hold` the job waits for `release`.
+            options: Options of sbatch; with `--hold`, the job waits until `release` is called.
         """
         wrapped = f"--wrap=exec {shlex.join(command)}"
         return (self._run("sbatch", "--parsable", *options, wrapped) or "").strip().split(";")[0]
@@ -171,16 +173,17 @@ class Queue:
         self._run("scontrol", "release", number)
 
     def cancel(self, **which: str) -> None:
-        """Cancel jobs by `name="…"` or ids, `jobs="12,12_3"`; ended jobs do not change."""
+        """Cancel jobs, given by `name="…"` or by ids (`jobs="12,12_3"`); ignore ended jobs."""
         words = which["jobs"].split(",") if "jobs" in which else [f"--name={which['name']}"]
         self._run("scancel", "--quiet", *words)
 
     def nodes(self, partition: str | None = None, named: str | None = None) -> list[SlurmNode]:
-        """Return the nodes of a partition, or the nodes with given names.
+        """Return the nodes of a partition, or the nodes with the given names.
 
         Args:
             partition: Name of the partition; default: Slurm's default partition.
-            named: Names of nodes in Slurm's syntax, such as "node[01-04]", instead of a partition.
+            named: Names of nodes in Slurm's syntax, such as "node[01-04]"; an alternative to
+                `partition`.
         """
         filters = {"partition": partition, "nodes": named}
         which = [f"--{option}={value}" for option, value in filters.items() if value]
@@ -193,18 +196,18 @@ class Queue:
         ]
 
     def _accounted(self, numbers: str) -> Iterator[SlurmJob]:
-        """Yield the jobs from Slurm's accounting database, if the cluster has one."""
+        """Yield the jobs with these ids from Slurm's accounting database, if there is one."""
         columns = "--format=JobID,State,Reason,Start,Partition"
         options = ("--allocations", "--noheader", "--parsable2", columns, f"--jobs={numbers}")
         try:
             output = self._run("sacct", *options) or ""
-        except LabkitError:  # the cluster has no accounting database
+        except LabkitError:  # the cluster does not have an accounting database
             return
         for line in output.splitlines():
             yield _job(line)
 
     def _run(self, *words: str) -> str | None:
-        """Run a Slurm command and return its output, or None if Slurm does not know the job."""
+        """Run a Slurm command and return its output, or None if Slurm rejects the job id."""
         try:
             result = subprocess.run(
                 [*self._through, *words],
@@ -231,6 +234,6 @@ class Queue:
 
 def _job(line: str) -> SlurmJob:
     number, state, reason, start, partition = line.strip().split("|")
-    # The accounting database appends the user to the state: "CANCELLED by 0".
+    # The state may be followed by a user, as in "CANCELLED by 0", so only its first word is used.
     reason, start = ("" if value in UNKNOWN else value for value in (reason, start))
     return SlurmJob(number, state.split()[0], reason, start, partition)

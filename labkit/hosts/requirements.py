@@ -1,4 +1,4 @@
-"""The commands, libraries and rights that a testbed needs, and errors about missing ones."""
+"""The commands, libraries and rights that a testbed needs, and errors if they are missing."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ COMMANDS = {
     "mount": "mount",
 }
 SLURM = dict.fromkeys(("slurmctld", "slurmd", "srun", "sinfo"), "slurm-wlm")
-PMIX = "libpmix.so.2"  # joins the tasks of `srun --mpi=pmix` in one MPI_COMM_WORLD
-# These system folders are often missing in PATH, even in root's.
+PMIX = "libpmix.so.2"  # library that joins all tasks of `srun --mpi=pmix` in one MPI_COMM_WORLD
+# These system folders are often not in PATH, even for root.
 SYSTEM = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 
@@ -25,7 +25,7 @@ def require(slurm: bool) -> None:
     """Raise an error if this machine cannot run a testbed.
 
     Args:
-        slurm: Whether the testbed has Slurm.
+        slurm: Whether the testbed runs Slurm.
 
     Raises:
         LabkitError: A requirement is missing; the message says what to install or do.
@@ -52,7 +52,7 @@ def require(slurm: bool) -> None:
 
 
 def find_command(command: str) -> str | None:
-    """Return the path of a command in PATH or in the system folders, or None."""
+    """Return the path of a command in PATH or in the system folders; None if it is missing."""
     return shutil.which(command) or shutil.which(command, path=os.pathsep.join(SYSTEM))
 
 
@@ -61,11 +61,11 @@ def _wanted(slurm: bool) -> dict[str, str]:
 
 
 def pmix_folders() -> list[Path]:
-    """Return the folders of Debian's PMIx library, where Debian's Slurm looks for it."""
+    """Return the folders in which Debian's Slurm searches for Debian's PMIx library."""
     return sorted(path.parent for path in Path("/usr/lib").glob(f"*/pmix2/lib/{PMIX}"))
 
 
 def _has_pmix() -> bool:
-    # The library is searched but not loaded, because it would conflict with the PMIx of Open MPI's
+    # The library is found but not loaded, because it would conflict with the PMIx of Open MPI's
     # Python package.
     return bool(pmix_folders()) or ctypes.util.find_library("pmix") == PMIX

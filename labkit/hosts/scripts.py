@@ -1,4 +1,4 @@
-"""Shell scripts of a testbed: `agent` replaces ssh, and `login` runs commands on the login node."""
+"""Shell scripts of a testbed: `agent` replaces ssh; `login` runs commands on the login node."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from labkit.hosts.host_namespaces import enter_command
 from labkit.hosts.requirements import find_command
 from labkit.hosts.switch import DEVICE
 
-# These letters are ssh options that take a value.
+# The options of ssh with these letters have a value.
 VALUED = "BbcDEeFIiJLlmOopQRSWw"
-AGENT_VARIABLE = "PRTE_MCA_plm_ssh_agent"  # environment variable by which mpiexec finds it
-# This environment variable contains the folder of the testbed whose login node runs commands. It is
-# empty on the login node itself.
+# Environment variable with the substitute for ssh that mpiexec uses.
+AGENT_VARIABLE = "PRTE_MCA_plm_ssh_agent"
+# This environment variable contains the folder of a testbed; its login node runs commands such as
+# `srun`. The variable is empty on the login node itself.
 TESTBED = "LABKIT_TESTBED"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -56,15 +57,15 @@ def login(binds: Binds, agent: str, configuration: str | None) -> str:
     """Return the script that runs a command on the login node, which is this machine.
 
     Args:
-        binds: Pairs of a source path and the path that it replaces.
-        agent: Path of the agent script, which is used unless the caller has set another agent.
-        configuration: Path of slurm.conf; None: the testbed has no Slurm.
+        binds: Pairs of a source path and the path at which it is mounted.
+        agent: Path of the agent script, which replaces ssh unless the caller has set another agent.
+        configuration: Path of slurm.conf; None if the testbed has no Slurm.
     """
     mount = shlex.quote(find_command("mount") or "mount")
     mounts = [f"{mount} --bind {shlex.quote(a)} {shlex.quote(b)}" for a, b in binds]
     exports = [
         f"export {TESTBED}=",
-        # `export NAME=${NAME:-…}` is avoided, because some shells split its value at blanks.
+        # `export NAME=${NAME:-…}` is not used, because some shells split its value at blanks.
         f'[ -n "${AGENT_VARIABLE}" ] || {AGENT_VARIABLE}={shlex.quote(agent)}',
         f"export {AGENT_VARIABLE}",
     ]
@@ -81,9 +82,9 @@ def agent(hosts: Mapping[str, int], addresses: Mapping[str, str], runtime: str) 
     """Return the script that replaces ssh on a testbed.
 
     Args:
-        hosts: Id of a process in the namespaces of each host, by name.
-        addresses: IPv4 address of each host, by name.
-        runtime: XDG_RUNTIME_DIR of all hosts.
+        hosts: By host name: id of a process in the host's namespaces.
+        addresses: IPv4 address of each host, by host name.
+        runtime: Value of XDG_RUNTIME_DIR on all hosts.
     """
     cases = [f"    {name} | {addresses[name]}) pid={pid} ;;" for name, pid in hosts.items()]
     home = str(Path.home())

@@ -15,13 +15,14 @@ from labkit.hosts.plan import CONTROL, TestbedPlan
 from labkit.hosts.requirements import PMIX, find_command, pmix_folders
 from labkit.hosts.state import SLURM_CONF
 
-FOLDER = "/tmp/slurm"  # one folder for each host, because each host has its own /tmp
+FOLDER = "/tmp/slurm"  # folder of the Slurm daemons on each host, in the host's own /tmp
 LIMIT = 45.0  # maximum seconds until all nodes are ready
 POLL_INTERVAL = 0.1  # seconds
 
 # Slurm needs no authentication by munge, because only root of this machine reaches the testbed's
-# network. The daemons have no cgroups of their own, hence `linuxproc` and `task/none`.
-# `config_overrides` lets a node have more CPUs than the machine has cores.
+# network. The settings `linuxproc` and `task/none` are necessary, because the daemons have no
+# cgroups of their own. With `config_overrides`, a node may have more CPUs than the machine has
+# cores.
 _CONFIGURATION = """\
 ClusterName=labkit
 SlurmctldHost={control}({address})
@@ -48,7 +49,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def configuration(plan: TestbedPlan, addresses: Mapping[str, str]) -> str:
-    """Return the text of slurm.conf, which is the same for all hosts and for the login node."""
+    """Return the text of slurm.conf, which all hosts and the login node use."""
     nodes = [
         f"NodeName={name} NodeAddr={addresses[name]} CPUs={plan.cores} State=UNKNOWN"
         for name in plan.hosts
@@ -59,16 +60,17 @@ def configuration(plan: TestbedPlan, addresses: Mapping[str, str]) -> str:
 
 
 def pmix(folder: Path) -> list[tuple[str, str]]:
-    """Return the bind mounts by which Slurm finds Debian's PMIx library.
+    """Return the mounts by which Slurm finds Debian's PMIx library.
 
-    Slurm's plugin opens `libpmix.so`, which only the development package contains. The package
-    libpmix2 has only `libpmix.so.2`, so `srun --mpi=pmix` would fail.
+    Slurm's plugin opens the file `libpmix.so`, which only the library's development package
+    contains. The package libpmix2 contains only `libpmix.so.2`, so `srun --mpi=pmix` would fail
+    without these mounts.
 
     Args:
         folder: New folder for copies of the library's folders that also contain `libpmix.so`.
 
     Returns:
-        Pairs of a source path and the path that it replaces.
+        Pairs of a source path and the path at which it is mounted.
     """
     binds = []
     for number, place in enumerate(pmix_folders()):
@@ -86,7 +88,7 @@ class Slurm:
     Args:
         folder: Folder of the testbed, for slurm.conf and the daemons' log.
         plan: Parameters of the testbed.
-        addresses: IPv4 addresses of the hosts and of the control, by name.
+        addresses: IPv4 addresses of the hosts and of the host `control`, by name.
     """
 
     def __init__(self, folder: Path, plan: TestbedPlan, addresses: Mapping[str, str]) -> None:
@@ -96,11 +98,11 @@ class Slurm:
         self.daemons: list[subprocess.Popen[bytes]] = []
 
     def start(self, control: int, hosts: Mapping[str, int]) -> None:
-        """Start one slurmctld, and one slurmd on each host; all daemons end with the testbed.
+        """Start slurmctld on `control`, and slurmd on each host; all end with the testbed.
 
         Args:
-            control: Id of a process in the control's namespaces.
-            hosts: Id of a process in the namespaces of each host, by name.
+            control: Id of a process in the namespaces of the host `control`.
+            hosts: By host name: id of a process in the host's namespaces.
         """
         self._start(control, "slurmctld", "-D")
         for name, pid in hosts.items():
@@ -108,7 +110,7 @@ class Slurm:
 
     def _start(self, pid: int, daemon: str, *options: str) -> None:
         words = [find_command(daemon) or daemon, *options, "-f", str(self.configuration)]
-        # Slurm's folders are created on the host, because they are in the host's own /tmp.
+        # Slurm's folders are created on the host itself, because each host has its own /tmp.
         script = f'mkdir -p {FOLDER}/state {FOLDER}/spool && exec "$@"'
         with self.log.open("ab") as log:
             self.daemons.append(
@@ -124,8 +126,8 @@ class Slurm:
         """Wait until all Slurm nodes are ready for jobs.
 
         Raises:
-            LabkitError: A daemon has ended, or a node is not ready in time; the message contains
-                the last error of the log.
+            LabkitError: A daemon has ended, or a node is not ready within `LIMIT` seconds; the
+                message contains the last error of the log.
         """
         end = time.monotonic() + LIMIT
         while (states := self._states()) != ["idle"] * self.plan.nodes:

@@ -25,40 +25,40 @@ from labkit.records import store
 AGENT, LOGIN_COMMAND = "agent", "login"  # files in a testbed's folder
 SLURM_CONF = "slurm.conf"
 RECORD = "testbed.json"
-LAST = 60.0  # maximum seconds to wait for the end of a testbed
+LAST = 60.0  # maximum seconds until a testbed has ended
 UP = "up"  # name of the testbed that `labkit testbed up` starts
 
 
 class TestbedState(TypedDict):
     """The record of a running testbed, which its supervisor process writes."""
 
-    plan: dict[str, Any]  # the fields of its TestbedPlan
-    control: int  # id of a process in the control's namespaces
-    hosts: dict[str, int]  # by host name: id of a process in the host's namespaces
+    plan: dict[str, Any]  # the fields of the testbed's TestbedPlan
+    control: int  # id of a process in the namespaces of the host `control`
+    hosts: dict[str, int]  # id of a process in each host's namespaces, by host name
     addresses: dict[str, str]
-    home: str  # default working directory of commands
+    home: str  # default working directory of commands on the testbed
     runtime: str  # XDG_RUNTIME_DIR of each host
-    pid: int  # of the supervisor
+    pid: int  # process id of the testbed's supervisor
     process_started: float
     since_boot: float
 
 
 def folder_of(name: str) -> Path:
-    """Return the folder of the testbed with this name."""
+    """Return the folder of the testbed with the name `name`."""
     return runtime_folder("testbed") / name
 
 
 def read_state(folder: Path) -> TestbedState | None:
-    """Return the state of the testbed in this folder, or None if it is not running."""
+    """Return the state of the testbed in `folder`, or None if the testbed is not running."""
     record = _read_record(folder)
     return cast("TestbedState", record) if "hosts" in record and store.is_alive(record) else None
 
 
 def _read_record(folder: Path) -> store.Record:
-    """Return a testbed's record, which contains only the supervisor until the testbed is ready."""
+    """Return a testbed's record; until the testbed is ready, it describes only the supervisor."""
     try:
-        # The schema version is not checked, because any other version of labkit must be able to end
-        # the testbed.
+        # The schema version is not checked, because each version of labkit must be able to end
+        # testbeds of other versions.
         record: store.Record = json.loads((folder / RECORD).read_text())
     except FileNotFoundError:
         return {}
@@ -68,7 +68,7 @@ def _read_record(folder: Path) -> store.Record:
 def start(
     folder: Path, plan: TestbedPlan, parent: bool
 ) -> tuple[TestbedState, subprocess.Popen[str]]:
-    """Start a testbed, wait until it is ready, and return its state and its supervisor process.
+    """Start a testbed and wait until it is ready; return its state and its supervisor process.
 
     Args:
         folder: Folder of the testbed.
@@ -84,13 +84,14 @@ def start(
         try:
             assert supervisor.stdout is not None  # for the type checker: stdout is a pipe
             line = supervisor.stdout.readline()
-        except BaseException:  # such as an interrupt: nothing waits for the testbed any more
+        # For example an interrupt: the caller does not wait for the testbed any more.
+        except BaseException:
             supervisor.terminate()
             supervisor.wait()
             raise
         answer = json.loads(line) if line else {"ready": False, "message": _last_line(errors)}
     if not answer["ready"]:
-        supervisor.wait()  # the supervisor ends after it has removed everything
+        supervisor.wait()  # the supervisor ends after it has removed all files of the testbed
         raise LabkitError(answer["message"])
     record = read_state(folder)
     if record is None:
@@ -103,7 +104,7 @@ def _start_supervisor(
 ) -> subprocess.Popen[str]:
     shape = json.dumps(asdict(plan))
     words = [sys.executable, "-P", "-m", "labkit.hosts.supervisor", str(folder), shape]
-    # A pidfd identifies this process even after its end, when another process may have its pid.
+    # A pidfd identifies this process even after its end, when another process may reuse its id.
     descriptors = [os.pidfd_open(os.getpid())] if parent else []
     try:
         return subprocess.Popen(
@@ -114,7 +115,8 @@ def _start_supervisor(
             text=True,
             env=os.environ | bytecode_variables(),
             pass_fds=descriptors,
-            start_new_session=True,  # Ctrl-C must interrupt only a cell or a command, not the hosts
+            # Ctrl-C must interrupt only a cell or a command, not the testbed.
+            start_new_session=True,
         )
     finally:
         for descriptor in descriptors:
@@ -122,7 +124,7 @@ def _start_supervisor(
 
 
 def claim_folder(folder: Path) -> None:
-    """Create the folder of a testbed atomically, with a record of its owner.
+    """Create the folder of a testbed atomically, with a record of the process that owns it.
 
     Raises:
         LabkitError: Another testbed owns the folder.
@@ -143,15 +145,16 @@ def claim_folder(folder: Path) -> None:
 def _new_folder(name: str, tries: int = 100) -> Path:
     try:
         return Path(tempfile.mkdtemp(dir=runtime_folder(name)))
-    except FileNotFoundError:  # another testbed has removed the empty parent folder at its end
+    except FileNotFoundError:  # another testbed removed the empty parent folder at its own end
         if not tries:
             raise
         return _new_folder(name, tries - 1)
 
 
 def remove(folder: Path) -> None:
-    """Remove the folder of a testbed that has ended, and its parent folders if they are empty."""
-    shutil.rmtree(folder, ignore_errors=True)  # the control may remove the same files
+    """Remove the folder of a testbed that has ended, and empty parent folders."""
+    # The host `control` may remove the same files at the same time.
+    shutil.rmtree(folder, ignore_errors=True)
     for parent in (folder.parent, folder.parent.parent):
         with suppress(OSError):
             parent.rmdir()
@@ -164,7 +167,7 @@ def remove_stale(folder: Path) -> None:
 
 
 def end(folder: Path) -> bool:
-    """End the testbed of this folder, wait for its end, and return whether a testbed existed."""
+    """End the testbed in `folder`, wait for its end, and return whether there was a testbed."""
     record, existed = _read_record(folder), folder.exists()
     if store.is_alive(record):
         with suppress(ProcessLookupError):
@@ -177,7 +180,7 @@ def end(folder: Path) -> bool:
                     f"its supervisor is process {record['pid']}"
                 )
             time.sleep(0.05)
-    remove(folder)  # the folder remains if the supervisor and the control were killed
+    remove(folder)  # the folder still exists if the supervisor and the host `control` were killed
     return existed
 
 

@@ -2,11 +2,11 @@
 
     python -m labkit.hosts.supervisor FOLDER PLAN [PARENT]
 
-The control is a virtual host for Slurm's controller and the network switch. All other hosts are
-inside the control's PID namespace, so all processes of the testbed end when the first process of
-the control ends. The control ends with the supervisor, and the supervisor with its parent process,
-even after a crash. The supervisor removes the testbed's folder; if the supervisor was killed, the
-control removes it.
+The host `control` is a virtual host for Slurm's controller and the network switch. All other hosts
+are inside the PID namespace of the host `control`. All processes of the testbed therefore end with
+the first process of `control`. The host `control` ends with the supervisor, and the supervisor with
+its parent process, even after a crash. The supervisor removes the testbed's folder; if the
+supervisor was killed, the host `control` removes it.
 """
 
 from __future__ import annotations
@@ -43,30 +43,32 @@ from labkit.records.endings import terminate
 
 POLL_INTERVAL = 0.5  # seconds
 ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-USERS = Path("/run/user")  # contains the XDG_RUNTIME_DIR of each user
-# These variables set folders that all hosts share, like a cluster's file system.
+USERS = Path("/run/user")  # folder with the XDG_RUNTIME_DIR of each user
+# These variables contain paths of folders that all hosts share, like the shared file system of a
+# cluster.
 SHARED = ("LABKIT_DATA", "LABKIT_CACHE", "PYTHONPYCACHEPREFIX")
 
 
 class Supervisor:
-    """Creates and ends one testbed.
+    """The object that creates and ends one testbed.
 
     Args:
-        folder: Folder of the testbed, which all hosts see.
+        folder: Folder of the testbed, which is the same on all hosts.
         plan: Parameters of the testbed.
     """
 
     def __init__(self, folder: Path, plan: TestbedPlan) -> None:
         self.folder, self.plan = folder, plan
         self.control: HostNamespaces | None = None
-        self.number: int | None = None  # number of the testbed's network, see `addresses`
+        self.number: int | None = None  # number N of the testbed's network 198.18.N.0/24
         self.slurm: Slurm | None = None
         self._hosts: list[HostNamespaces] = []
         self._binds = [(str(folder / "hosts"), "/etc/hosts")]
 
     def start(self) -> TestbedState:
-        """Create the testbed and return its state."""
-        (self.folder / "hosts").touch()  # mounted at /etc/hosts of all hosts, and filled below
+        """Create the testbed and return a record of its state."""
+        # The file is mounted at /etc/hosts of all hosts; its text is written below.
+        (self.folder / "hosts").touch()
         if self.plan.slurm:
             self._binds += pmix(self.folder / "pmix")
         self.control = HostNamespaces(self._specification(CONTROL))
@@ -100,12 +102,12 @@ class Supervisor:
         )
 
     def wait(self) -> None:
-        """Wait until the control, and thus the testbed, has ended."""
-        assert self.control is not None  # tells the type checker that `start` has set it
+        """Wait until the host `control`, and thus the testbed, has ended."""
+        assert self.control is not None  # for the type checker: `start` has created this host
         while not self.control.has_ended():
             time.sleep(POLL_INTERVAL)
             for daemon in self.slurm.daemons if self.slurm else ():
-                daemon.poll()  # reaps a dead Slurm daemon; its host continues without it
+                daemon.poll()  # reaps an ended Slurm daemon; the daemon's host continues without it
 
     def stop(self) -> None:
         """End every process of the testbed, and remove its links and files."""
@@ -142,7 +144,7 @@ class Supervisor:
 
 
 def _private() -> list[Path]:
-    """Return the paths at which each host has its own folder, because they hold runtime files."""
+    """Return the paths at which each host has its own folder, as they contain runtime files."""
     variables = [os.environ.get(name) for name in ("XDG_RUNTIME_DIR", "LABKIT_RUNTIME")]
     return _folders("/tmp", "/dev/shm", USERS, *filter(None, variables))
 
@@ -153,7 +155,7 @@ def _shared(folder: Path) -> list[Path]:
     variables = [os.environ[name] for name in SHARED if os.environ.get(name)]
     folders = _folders(folder, sys.prefix, sys.base_prefix, repository, Path.cwd(), *variables)
     private = _private()
-    # A working folder that is /tmp itself stays private.
+    # If the working folder is /tmp itself, each host has its own.
     return [path for path in folders if path not in private]
 
 
@@ -163,28 +165,28 @@ def _runtime() -> Path:
 
 
 def _folders(*places: str | Path) -> list[Path]:
-    """Return the existing folders with links resolved, without duplicates."""
+    """Return the folders that exist, with links resolved, and without duplicates."""
     paths = [Path(place).resolve() for place in places]
     return [*dict.fromkeys(path for path in paths if path.is_dir())]
 
 
 def _names(place: dict[str, str]) -> str:
-    """Return the text of /etc/hosts for a testbed with these addresses."""
-    hostname = os.uname().nodename  # ranks connect to mpiexec by this name
+    """Return the text of /etc/hosts with the addresses of a testbed."""
+    hostname = os.uname().nodename  # ranks connect to mpiexec by this host name
     lines = [f"{address} {name}" for name, address in place.items() if name != LOGIN]
     return "\n".join(["127.0.0.1 localhost", *lines, f"{place[LOGIN]} {LOGIN} {hostname}", ""])
 
 
 def _answer_parent(**answer: object) -> None:
-    """Write the line of JSON for which the parent process waits, then discard further output."""
+    """Write the line of JSON that the parent process reads, then discard further output."""
     print(json.dumps(answer), flush=True)
-    # Later output is discarded, because the parent may have closed its end of the pipe.
+    # Later output is discarded, because the parent may have closed the reading end of the pipe.
     for stream in (sys.stdout, sys.stderr):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _end_with_parent(parent: int) -> None:
-    """Terminate this process when its parent has ended, even while hosts start."""
+    """Terminate this process when its parent has ended, even while the hosts are starting."""
     select.select([parent], [], [])
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -195,7 +197,8 @@ def main(folder: Path, plan: TestbedPlan, parent: int | None) -> None:
     Args:
         folder: Folder of the testbed.
         plan: Parameters of the testbed.
-        parent: A pidfd of the parent process; None: the testbed outlives its parent.
+        parent: A pidfd of the parent process; None: the testbed continues after the end of its
+            parent.
     """
     for number in ENDS:
         signal.signal(number, terminate)

@@ -1,4 +1,4 @@
-"""The network of a testbed: one link of a given rate from each host to a non-blocking switch."""
+"""The network of a testbed: a link of a given rate from each host to a non-blocking switch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from labkit.hosts.host_namespaces import enter_command
 from labkit.hosts.plan import CONTROL, LOGIN, TestbedPlan, addresses
 from labkit.hosts.requirements import find_command
 
-DEVICE = "eth0"  # network device of a host
+DEVICE = "eth0"  # name of a host's network device
 SWITCH = "switch"
-NETWORKS = 256  # maximum number of testbeds at a time; each uses one network
+NETWORKS = 256  # maximum number of simultaneous testbeds, each with its own network
 NAME_EXISTS = "File exists"
 
 
 def device_of(number: int) -> str:
-    """Return the name of this machine's network device for the testbed with this number."""
+    """Return the name of this machine's network device for the testbed `number`."""
     return f"labkit-bed{number}"
 
 
@@ -30,13 +30,13 @@ def port(host: str) -> str:
 
 
 def claim_network(control: int) -> int:
-    """Create the link between this machine and the control, and return a free network number.
+    """Link this machine to the host `control`, and return the number of an unused network.
 
     The name of the network device reserves the number, because two devices cannot have the same
     name.
 
     Args:
-        control: Id of a process in the control's namespaces.
+        control: Id of a process in the namespaces of the host `control`.
     """
     for number in range(NETWORKS):
         peer = f"type veth peer name {LOGIN} netns {control}"
@@ -50,21 +50,21 @@ def claim_network(control: int) -> int:
 
 
 def release_network(number: int) -> None:
-    """Remove the link of `claim_network`, which the kernel would remove later than the control."""
+    """Remove the link of `claim_network` now; the kernel would remove it only later."""
     _run_batch([f"link delete {device_of(number)}"])
 
 
 def connect_hosts(plan: TestbedPlan, number: int, control: int, hosts: Mapping[str, int]) -> None:
-    """Connect this machine and all hosts to the switch, and assign their addresses.
+    """Connect this machine and all hosts to the switch, and assign their IP addresses.
 
     Packets from a host wait in a queue of the host's device; packets to a host wait in a queue of
     the switch.
 
     Args:
         plan: Parameters of the testbed.
-        number: Number of the network.
-        control: Id of a process in the control's namespaces.
-        hosts: Id of a process in the namespaces of each host, by name.
+        number: Number N of the testbed's network 198.18.N.0/24.
+        control: Id of a process in the namespaces of the host `control`.
+        hosts: By host name: id of a process in the host's namespaces.
     """
     address_of = addresses(plan, number)
     outside = device_of(number)
@@ -100,7 +100,7 @@ def connect_hosts(plan: TestbedPlan, number: int, control: int, hosts: Mapping[s
 
 
 def set_link(control: int, host: str, up: bool) -> None:
-    """Set the link of a host up or down, as if a network cable were plugged in or pulled out."""
+    """Set the link of a host up or down, like a network cable that is plugged in or pulled out."""
     _configure(control, [f"link set {port(host)} {'up' if up else 'down'}"])
 
 
@@ -113,7 +113,8 @@ def bytes_sent(pid: int) -> int:
     for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
         name, _, counters = line.partition(":")
         if name.strip() == DEVICE:
-            return int(counters.split()[8])  # the first eight columns concern received packets
+            # The first eight columns are counters of received packets.
+            return int(counters.split()[8])
     raise LabkitError(f"the host no longer has the device {DEVICE}")
 
 
@@ -126,7 +127,7 @@ def _configure(pid: int | None, lines: Sequence[str], command: str = "ip") -> No
 def _run_batch(
     lines: Sequence[str], pid: int | None = None, command: str = "ip"
 ) -> subprocess.CompletedProcess[str]:
-    """Run lines of `ip` or `tc` in the network namespace of process `pid`, or in this process's."""
+    """Run lines of `ip` or `tc` in the network namespace of process `pid`, or of this process."""
     inside = enter_command(pid, ["--net"]) if pid else []
     words = [*inside, find_command(command) or command, "-batch", "-"]
     return subprocess.run(words, input="\n".join(lines) + "\n", capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""A testbed: several virtual hosts on this machine, for trying out cluster configurations."""
+"""A testbed: several virtual hosts on this machine, to test cluster configurations."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from labkit.hosts.scripts import TESTBED
 
 # Hosts must not inherit these environment variables, which contain paths of this machine.
 OF_A_HOST = ("TMPDIR", "LABKIT_RUNTIME")
-# With this option of setpriv, the kernel kills a command when its parent process dies.
+# With this option of setpriv, the kernel kills a command when the command's parent process dies.
 DIES_ALONG = ("--pdeathsig", "KILL")
 
 
 class Testbed:
-    """Running hosts and their links, until `close`; created by `testbed`.
+    """Running virtual hosts and their links, which `testbed` creates and `close` ends.
 
     Each host has its own host name, `/etc/hosts`, `/tmp`, `/dev/shm`, XDG_RUNTIME_DIR, processes
-    and network. All hosts share the other files of this machine, like the shared file system of a
-    cluster. If Python's folders, labkit's folder or the working folder are inside `/tmp`, hosts
-    share them, too. This machine is the login node: it has a route to the hosts, and runs `srun`
-    and `mpiexec`.
+    and network. All hosts share all other files of this machine, like the shared file system of a
+    cluster. If Python's folders, labkit's folder or the working folder are inside `/tmp`, all hosts
+    also share these folders. This machine is the login node of the hosts: it has a route to them,
+    and runs `srun` and `mpiexec`.
 
     Attributes:
         hosts: Names of the hosts, "a", "b", …
         plan: Parameters of the testbed.
-        addresses: IPv4 address, by name, of each host, of "control" (runs slurmctld) and of "login"
-            (this machine).
+        addresses: IPv4 address, by name, of each host, of the host "control" (runs slurmctld) and
+            of "login" (this machine).
         agent: Path of a command that replaces ssh.
         network: IP network of the hosts in CIDR notation, for Open MPI's variable
             `OMPI_MCA_btl_tcp_if_include`.
     """
 
-    __test__ = False  # otherwise pytest would take the class for a test because of its name
+    __test__ = False  # without this line, pytest takes the class for a test because of its name
 
     def __init__(self, folder: Path, plan: TestbedPlan) -> None:
-        """Start the hosts and wait until they are ready; `testbed` chooses the folder."""
+        """Start the hosts and wait until they are ready; the caller `testbed` chooses `folder`."""
         self.plan, self.hosts = plan, plan.hosts
         record, supervisor = state.start(folder, plan, parent=True)
         self.addresses, self.agent = record["addresses"], folder / state.AGENT
@@ -56,8 +56,8 @@ class Testbed:
         self._state, self._folder = record, folder
         # The finalizer also runs when the object is garbage collected without `close`.
         self._end = weakref.finalize(self, _end, supervisor, os.getpid())
-        # New clusters of this process use this testbed's login node; `close` restores the login
-        # node of an enclosing testbed.
+        # New clusters of this process use the login node of this testbed. `close` restores the
+        # login node of an enclosing testbed.
         self._outer = os.environ.get(TESTBED)
         os.environ[TESTBED] = str(folder)
 
@@ -81,17 +81,17 @@ class Testbed:
         self.close()
 
     def command(self, host: str, words: Sequence[str | Path]) -> list[str]:
-        """Return a command line of this machine that runs a command on a host or the login node.
+        """Return the command line that runs a command on a host or on the login node.
 
-        The command inherits the environment and starts in the folder where the testbed was created.
-        The command ends when the process that started it ends.
+        The command inherits this process's environment, and starts in the folder in which the
+        testbed was created. The command ends when its parent process ends.
 
         Args:
-            host: Name of the host, or "login".
-            words: Command and arguments.
+            host: Name of the host, or "login" for the login node.
+            words: The command and its arguments.
 
         Raises:
-            InvalidInput: The testbed has no such host.
+            InvalidInput: The testbed has no host with this name.
             LabkitError: The testbed has ended.
         """
         prefix = [find_command("setpriv") or "setpriv", *DIES_ALONG]
@@ -112,11 +112,11 @@ class Testbed:
     def run(
         self, host: str, words: Sequence[str | Path], **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host, wait for its end, and return its exit code and output.
+        """Run a command on a host, wait until it ends, and return its exit code and output.
 
         Args:
-            host: Name of the host, or "login".
-            words: Command and arguments.
+            host: Name of the host, or "login" for the login node.
+            words: The command and its arguments.
             options: Arguments of `subprocess.run`, such as `timeout=60` or `check=True`.
         """
         arguments = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL} | options
@@ -138,11 +138,11 @@ class Testbed:
         return switch.bytes_sent(self._pid(host))
 
     def link_down(self, host: str | None = None) -> None:
-        """Set the link of a host (None: of all hosts) down; no packet passes until `link_up`."""
+        """Set the link of a host, or of all hosts, down: no packet passes until `link_up`."""
         self._set_links(host, up=False)
 
     def link_up(self, host: str | None = None) -> None:
-        """Set the link of a host (None: of all hosts) up again."""
+        """Set the link of a host, or of all hosts, up again."""
         self._set_links(host, up=True)
 
     def _set_links(self, host: str | None, up: bool) -> None:
@@ -159,7 +159,8 @@ class Testbed:
         return self._state["hosts"][host]
 
     def _check_up(self) -> None:
-        # The check runs before each use, because pids may be reused after the testbed's end.
+        # The check runs before each use of a process id, because the system may reuse the ids after
+        # the testbed's end.
         if state.read_state(self._folder) is None:
             raise LabkitError("the testbed has ended; make another one: lk.testbed(…)")
 
@@ -187,12 +188,13 @@ def testbed(
 ) -> Testbed:
     """Start virtual hosts on this machine, joined by links of a given rate, with Slurm.
 
-    The hosts end with the `with` block, or with this process even if it crashes. They leave no
-    files, devices or processes behind.
+    The hosts end with the `with` block, or when this process ends, even by a crash. After their
+    end, the hosts leave no files, devices or processes.
 
     Args:
         nodes: Number of hosts, 2 to 8, named a, b, c, …; default: 2.
-        cores: Number of CPUs of each host for Slurm, which may exceed the cores of the machine;
+        cores: Number of CPUs that each host has in Slurm; this number may exceed the cores of the
+            machine;
             default: 2.
         bandwidth: Rate of each host's link in each direction, such as "100Mb/s"; default: "1Gb/s".
         slurm: Whether the hosts run Slurm; default: True.
@@ -206,7 +208,7 @@ def testbed(
 
 
 def _end(supervisor: subprocess.Popen[str], owner: int) -> None:
-    if os.getpid() != owner:  # a forked copy of the owner must not end the testbed
+    if os.getpid() != owner:  # a forked copy of the process must not end the testbed
         return
     supervisor.terminate()
     supervisor.wait()

@@ -1,1 +1,1 @@
-"""Notebooks that run as jobs: parameters, processes, sweeps, forms and logged runs."""
+"""Notebooks that run as jobs: their parameters, processes, sweeps, forms and logged runs."""

@@ -1,4 +1,4 @@
-"""The type that a parameter's annotation names, read from its syntax without executing code."""
+"""The type that a parameter's annotation names, read from the syntax without executing code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from uuid import UUID
 
 from pydantic import BeforeValidator, PositiveInt
 
-Kind: TypeAlias = Any  # a type, or a special form of typing
+Kind: TypeAlias = Any  # a type, or a special form of the module typing
 
 PLAIN: dict[str, Kind] = {
     kind.__name__: kind for kind in (bool, dict, float, int, list, str, tuple)
@@ -23,15 +23,15 @@ _GENERIC = (
     *("Annotated", "Any", "Dict", "Final", "FrozenSet", "List", "Literal", "Mapping", "Optional"),
     *("Sequence", "Set", "Tuple", "Union"),
 )
-# Values of types without a JSON equivalent are written as texts that the type's constructor or
-# fromisoformat accepts.
+# Values of types without a JSON equivalent are stored as text that the type's constructor or
+# `fromisoformat` accepts.
 _TEXTUAL: dict[str, Kind] = {
     kind.__name__: kind for kind in (Decimal, Fraction, Path, UUID, complex, frozenset, set)
 } | {"timedelta": timedelta}
 
 
 def _temporal(kind: Kind) -> Kind:
-    """Return a date type that parses ISO text; pydantic alone would accept seconds since 1970."""
+    """Return a date type whose text must be ISO; pydantic also reads text as seconds since 1970."""
     return Annotated[
         kind, BeforeValidator(lambda v: kind.fromisoformat(v) if isinstance(v, str) else v)
     ]
@@ -40,19 +40,20 @@ def _temporal(kind: Kind) -> Kind:
 _TEMPORAL: dict[str, Kind] = {kind.__name__: _temporal(kind) for kind in (date, datetime, time)}
 NAMED: dict[str, Kind] = PLAIN | _TEXTUAL | _TEMPORAL | {n: getattr(typing, n) for n in _GENERIC}
 NAMED["PositiveInt"] = PositiveInt
-LONGEST = 1000  # maximum characters of an annotation; also limits the depth of nested brackets
+# Maximum length of an annotation in characters; this limits the depth of nested brackets, too.
+LONGEST = 1000
 
 
 class NoType(ValueError):
-    """The error for an annotation that names a type which parameters may not have."""
+    """The error for an annotation that names a type which no parameter may have."""
 
 
 def read(annotation: str) -> Kind:
     """Return the type of an annotation like `list[int]`, `Literal["a", "b"]`, `float | None`.
 
     Raises:
-        NoType: The annotation names a type that is not in `NAMED`, exceeds 1,000 characters, or is
-            not Python.
+        NoType: The annotation names a type that is not in `NAMED`, has more than 1,000 characters,
+            or is not Python.
     """
     if len(annotation) > LONGEST:
         raise NoType("too long")
@@ -66,11 +67,12 @@ def _kind(node: ast.expr) -> Kind:
     match node:
         case ast.Constant(value=None):
             return None
-        case ast.Constant(value=str() as text):  # an annotation in quotes, as in `list["int"]`
+        case ast.Constant(value=str() as text):  # the annotation is in quotes, as in `list["int"]`
             return read(text)
         case ast.Name(id=name) if name in NAMED:
             return NAMED[name]
-        # The module's name is ignored: `typing.Optional`, `t.Optional`, `datetime.date`.
+        # The name of the module is ignored, as in `typing.Optional`, `t.Optional` or
+        # `datetime.date`.
         case ast.Attribute(value=ast.Name(), attr=name) if name in NAMED:
             return NAMED[name]
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
@@ -82,7 +84,8 @@ def _kind(node: ast.expr) -> Kind:
 
 def _subscript(outer: Kind, inner: ast.expr) -> Kind:
     parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
-    if outer in (Annotated, typing.Final):  # only their first argument is a type
+    # Only the first argument of Annotated or Final is a type.
+    if outer in (Annotated, typing.Final):
         return _kind(parts[0])
     read_argument: Callable[[ast.expr], Kind] = _choice if outer is typing.Literal else _item
     kinds = [read_argument(part) for part in parts]
@@ -98,5 +101,5 @@ def _choice(node: ast.expr) -> str | int | bool | None:
 
 
 def _item(node: ast.expr) -> Kind:
-    """Return a type argument; `tuple[int, ...]` also contains an ellipsis."""
+    """Return an argument of a type; in `tuple[int, ...]`, one argument is an ellipsis."""
     return ... if isinstance(node, ast.Constant) and node.value is ... else _kind(node)

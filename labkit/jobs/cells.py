@@ -1,4 +1,4 @@
-"""The cells of a notebook file; only the parts that labkit reads are validated."""
+"""The cells of a notebook file; only the fields that labkit reads are validated."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from labkit.common.errors import InvalidInput, short
 from labkit.common.safe_json import NotPlain, read_plain_json
 from labkit.records.notebook import notebook_bytes
 
-SCRIPTS = (".py", ".md", ".myst")  # suffixes of notebooks that jupytext reads
+SCRIPTS = (".py", ".md", ".myst")  # suffixes of notebook files that jupytext reads
 _HEAD = re.compile(r"\A---\n(.*\n)*?(jupytext|kernelspec):|^`{3,}\{code-cell\}", re.MULTILINE)
-# Cells cannot contain a match, because JSON escapes quotes inside its strings.
+# The text of a cell cannot match this pattern, because JSON escapes quotes inside strings.
 _OLD_FORMAT = re.compile(r'"nbformat"\s*:\s*[123]\b')
 _COOKIE = re.compile(r"\A(#.*\n)?[ \t\f]*#.*?coding[:=].*\n")
 _PYTHON = ("", "python", "python3")
 
 
 class NotebookCell(NamedTuple):
-    """One cell of a notebook: its kind ("code", "markdown" or another), its source and its tags."""
+    """A notebook cell: its type ("code", "markdown" or another), its source and its tags."""
 
     kind: str
     source: str
@@ -50,7 +50,8 @@ def text(notebook: Path) -> str:
         content = notebook_bytes(notebook)
         if notebook.suffix.lower() in SCRIPTS:
             return _from_script(content, notebook.suffix.lower())
-        # The file may have a byte order mark, or be in UTF-16, as some Windows shells write it.
+        # The file may begin with a byte order mark, or be in UTF-16, which some Windows shells
+        # write.
         decoded = content.decode(json.detect_encoding(content))
         return _upgrade(decoded) if _OLD_FORMAT.search(decoded) else decoded
     except (FileNotFoundError, NotADirectoryError):
@@ -60,8 +61,8 @@ def text(notebook: Path) -> str:
         ) from None
     except NotPlain as error:
         raise InvalidInput(f"{_display_path(notebook)} {error}") from error
-    # A ValueError means a wrong encoding, or a path with NUL. A SyntaxError means an unknown
-    # encoding in the first lines of a script.
+    # A ValueError means a wrong encoding, or a path with a NUL character. A SyntaxError means an
+    # unknown encoding in the first lines of a script.
     except (OSError, ValueError, SyntaxError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InvalidInput(f"{_display_path(notebook)} cannot be read: {reason}") from error
@@ -73,7 +74,8 @@ def _from_script(content: bytes, suffix: str) -> str:
     if suffix == ".py":  # a script may declare its encoding: `# -*- coding: latin-1 -*-`
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
     script = io.StringIO(content.decode(encoding), newline=None).read()
-    if not encoding.startswith("utf-8"):  # jupytext rejects other encodings, even for decoded text
+    # Jupytext rejects declarations of other encodings, even in decoded text.
+    if not encoding.startswith("utf-8"):
         script = _COOKIE.sub(r"\1", script)
     if suffix != ".py" and not _HEAD.search(script):
         raise NotPlain("is a text and not a notebook: jupytext's header (`jupytext:`) is missing")
@@ -82,7 +84,8 @@ def _from_script(content: bytes, suffix: str) -> str:
 
     try:
         return str(jupytext.writes(jupytext.reads(script, fmt=suffix[1:]), fmt="ipynb"))
-    except (yaml.YAMLError, LookupError, TypeError) as error:  # the header is invalid
+    # The header of the notebook is invalid.
+    except (yaml.YAMLError, LookupError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise NotPlain(f"is not a notebook of jupytext: {reason}") from error
 
@@ -95,13 +98,14 @@ def _upgrade(text: str) -> str:
 
 
 def parse(content: str, notebook: Path) -> list[NotebookCell]:
-    """Return the cells of a notebook's text; `notebook` names the file in errors.
+    """Return the cells of the notebook `content`; error messages name the file `notebook`.
 
     Raises:
         InvalidInput: The text is not a notebook of format 4, or its language is not Python 3.
     """
     try:
-        # nbformat is not used, because its import takes longer than all other work here.
+        # nbformat is not used, because its import takes longer than all other work of this
+        # function.
         record = read_plain_json(content.encode(), strict=False)
         cells = [_cell(cell) for cell in _list_of("cells", _field(record, "cells"))]
         metadata = _record(_record(record).get("metadata", {}))
@@ -121,7 +125,7 @@ def parse(content: str, notebook: Path) -> list[NotebookCell]:
 def _validate_language(
     spec: dict[str, JSON], info: dict[str, JSON], old: str, notebook: Path
 ) -> None:
-    """Raise an error if a notebook's language is not Python 3; warn if it names another kernel."""
+    """Raise InvalidInput if a notebook's language is not Python 3; warn about other kernels."""
     name, display = (str(spec.get(key) or "") for key in ("name", "display_name"))
     languages = {str(spec.get("language") or ""), str(info.get("name") or ""), old} - {""}
     if not languages and name not in _PYTHON and "py" not in f"{name} {display}".lower():
@@ -190,6 +194,6 @@ def _text(value: JSON) -> str:
 
 
 def _display_path(path: Path) -> str:
-    """Return a path for an error message; of a very long path, only its end."""
+    """Return a path for an error message; a very long path is cut to its end."""
     text = str(path)
     return text if len(text) <= 200 else f"…{text[-200:]}"

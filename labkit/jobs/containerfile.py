@@ -8,8 +8,9 @@ from labkit import __version__
 
 IMAGE = f"labkit:{__version__}"
 
-# mpiexec starts ranks in other pods over ssh. StrictModes is off, because the mpi-operator mounts
-# the ssh keys with its own file modes. Host keys are not checked, because each pod has new keys.
+# The image needs ssh, because mpiexec uses ssh to start ranks in other pods. The ssh option
+# StrictModes is off, because the mpi-operator mounts the ssh keys with its own file modes. ssh does
+# not check host keys, because each pod has new keys.
 _TEXT = """\
 # A container image of labkit {version}. Build it in the folder of the source:
 #     podman build -t {image} -f FILE .
@@ -33,6 +34,6 @@ WORKDIR /labkit/job
 
 
 def text() -> str:
-    """Return a Containerfile with this version of Python, this labkit and its dependencies."""
+    """Return a Containerfile with this Python version, this labkit version and its dependencies."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return _TEXT.format(version=__version__, image=IMAGE, python=python)

@@ -1,4 +1,4 @@
-"""Elements of a Slurm job array: queries of their states, and records of how they ended."""
+"""Elements of a Slurm job array: queries of their states, and records of their ends."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from labkit.hosts.connection import login
 from labkit.hosts.queue import Queue, SlurmJob
 from labkit.records import registry, store
 
-# Slurm's reason for an element that could not start, for example if a node lacks the folder.
+# Slurm's reason for an element that could not start, for example if the sweep's folder is missing
+# on a node.
 NEVER_BEGAN = "JobLaunchFailure"
 # Seconds until a cancelled element must have ended, and seconds between two queries of Slurm.
 PATIENCE, LOOK_EVERY = 80.0, 2.0
 ELSEWHERE = "was not started by this user on this machine; stop it where it was started"
-# Slurm's states of an element that ended by itself; elements with other states were interrupted.
+# Slurm's final states of an element that failed or ended by itself; elements in other final states
+# were interrupted.
 FAULTS = frozenset({"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "FAILED", "COMPLETED"})
 
 
 class Elements:
-    """A cache of the states that Slurm reports for array elements; each array is queried once.
+    """A cache of Slurm's states of array elements, which queries each array only once.
 
-    If Slurm does not answer, the status in the element's record is returned.
+    If Slurm does not answer, the status in the element's record is used.
     """
 
     def __init__(self) -> None:
         self._jobs_of_array: dict[str, dict[str, SlurmJob] | None] = {}
 
     def present_status(self, status: store.Record) -> store.Record:
-        """Return a recorded status, updated with the present state of its Slurm element."""
+        """Return a recorded status, updated with Slurm's present state of the job array element."""
         number = number_of(status)
         if not number or status["state"] in store.END_STATES:
             return status
@@ -47,19 +49,20 @@ class Elements:
 
 
 def number_of(status: store.Record) -> str:
-    """Return a record's element number (array and index), for example "12_3"; "" without one."""
+    """Return the element number in a record (array and index), such as "12_3"; "" without one."""
     number = str(status.get("element", ""))
-    # The number is validated, because another user may have written it, and squeue receives it.
+    # The number is validated, because another user may have written it, and it becomes an argument
+    # of squeue.
     return number if re.fullmatch(r"[0-9]+_[0-9]+", number) else ""
 
 
 def numbered(jobs: Iterable[SlurmJob]) -> dict[str, SlurmJob]:
-    """Return a mapping from job numbers to Slurm jobs."""
+    """Return Slurm jobs by their job numbers."""
     return {job.number: job for job in jobs}
 
 
 def cause(job: SlurmJob | None) -> str:
-    """Return why a Slurm element ended, for an element whose own record states no cause."""
+    """Return why a Slurm element ended, if the element's own record states no cause."""
     if job is None:
         return "Slurm no longer knows the element"
     reason = f", {job.reason}" if job.reason else ""
@@ -70,12 +73,12 @@ def cause(job: SlurmJob | None) -> str:
 
 
 def open_elements(folders: Iterable[Path]) -> dict[str, Path]:
-    """Return the job folders whose records name an unfinished Slurm element, by its number."""
+    """Return the job folders whose records name an unfinished Slurm element, by element number."""
     elements = {}
     for folder in folders:
         try:
             status = store.read_status(folder)
-        except LabkitError:  # a sweep member without a record has no element
+        except LabkitError:  # a notebook run without a record has no Slurm element
             continue
         if (number := number_of(status)) and status["state"] not in store.END_STATES:
             elements[number] = folder
@@ -83,16 +86,16 @@ def open_elements(folders: Iterable[Path]) -> dict[str, Path]:
 
 
 def check_ended(elements: Mapping[str, Path], jobs: Mapping[str, SlurmJob]) -> None:
-    """Raise an error if an earlier Slurm element of a sweep member has not ended.
+    """Raise an error if an earlier Slurm element of a sweep's notebook run has not ended.
 
-    A running element could still write into the folder of a member that runs again.
+    An element that still runs could write into the folder of a notebook run that starts again.
 
     Args:
-        elements: Folders of the sweep members, by element number.
+        elements: Folders of the sweep's notebook runs, by element number.
         jobs: Jobs that Slurm reports, by element number.
 
     Raises:
-        LabkitError: An element has not ended.
+        LabkitError: An element has not ended yet.
     """
     for number, folder in elements.items():
         if (job := jobs.get(number)) is not None and not job.has_ended:
@@ -104,12 +107,13 @@ def check_ended(elements: Mapping[str, Path], jobs: Mapping[str, SlurmJob]) -> N
 
 
 def settle(folder: Path, job: SlurmJob | None, reason: str = "") -> None:
-    """Record the end of a Slurm element, unless its record already states a more precise end.
+    """Record the end of a Slurm element, unless its record already states how it ended.
 
     Args:
-        folder: Folder of the element's job.
-        job: Job that Slurm reports; None: Slurm no longer knows the job.
-        reason: Reason for the cancellation; "": this process does not know the reason.
+        folder: Job folder of the element.
+        job: Job that Slurm reports for the element; None: Slurm has no record of the job any more.
+        reason: Reason for the cancellation of the element; "": this process does not know the
+            reason.
     """
     status = store.read_status(folder)
     has_cause = bool(job and job.cause)
@@ -117,7 +121,8 @@ def settle(folder: Path, job: SlurmJob | None, reason: str = "") -> None:
         return
     reason = reason if reason and (job is None or job.state == "CANCELLED") else cause(job)
     record = store.fail if job and job.state in FAULTS else store.interrupt
-    # The runs are recorded before the job, because a reader that sees the job's end reads the runs.
+    # The ends of the runs are recorded before that of the job, because readers that see the end of
+    # the job then read its runs.
     for run in store.runs_of(folder):
         if store.read_status(run)["state"] == "running":
             record(run, reason)
@@ -125,23 +130,23 @@ def settle(folder: Path, job: SlurmJob | None, reason: str = "") -> None:
 
 
 def is_ours(job: Path, number: str) -> bool:
-    """Return whether this user submitted the Slurm element that a sweep member's record names."""
+    """Return whether this user submitted the Slurm element `number` of a sweep's notebook run."""
     return number.partition("_")[0] in registry.arrays(job.parent)
 
 
 def queued(jobs: Iterable[Path], say: Callable[[str], None]) -> dict[str, Path]:
-    """Return the folders of jobs whose Slurm elements have not ended, by element number.
+    """Return the job folders whose Slurm elements have not ended, by element number.
 
     Args:
-        jobs: Job folders.
-        say: Function that prints a message about each element that this user did not submit here;
-            such an element is left out.
+        jobs: Folders of the jobs.
+        say: Function that prints a message about each element that this user did not submit on this
+            machine. The result omits such elements.
     """
     slurm, elements = Elements(), {}
     for path in jobs:
         try:
             status = slurm.present_status(store.read_status(path))
-        except LabkitError:  # a damaged record is left out; `labkit ls` reports it
+        except LabkitError:  # a damaged record is omitted; `labkit ls` reports it
             continue
         if not (number := number_of(status)) or status["state"] in store.END_STATES:
             continue
@@ -153,7 +158,7 @@ def queued(jobs: Iterable[Path], say: Callable[[str], None]) -> dict[str, Path]:
 
 
 def cancel(elements: Mapping[str, Path], say: Callable[[str], None]) -> list[Path]:
-    """Cancel Slurm elements, record their ends, and return the folders of elements still running.
+    """Cancel Slurm elements and record their ends; return the folders of elements that still run.
 
     Raises:
         LabkitError: Slurm does not answer.
@@ -177,8 +182,8 @@ def cancel(elements: Mapping[str, Path], say: Callable[[str], None]) -> list[Pat
 
 
 def query_elements(array: str) -> dict[str, SlurmJob] | None:
-    """Return Slurm's jobs of an array, or of elements "12,13"; None if Slurm does not answer."""
+    """Return Slurm's jobs by number, for an array or elements "12,13"; None if Slurm is silent."""
     try:
         return numbered(Queue(login()).jobs(jobs=array))
-    except LabkitError:  # Slurm is missing or silent, so only the records remain
+    except LabkitError:  # Slurm is missing or does not answer, so only the job records are used
         return None

@@ -1,4 +1,4 @@
-"""Estimates before a job starts: its duration from earlier runs, its memory from the ranks."""
+"""Estimates before a job starts: duration from earlier runs, and memory from the ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from labkit.jobs.parameters import Values, declared, largest
 from labkit.records import store
 from labkit.records.scan import scan
 
-# Experiment fields that change a step's duration; epochs and repeats only multiply the duration.
+# Experiment fields that change the duration of a step. Epochs and repeats are not among them,
+# because they only multiply the duration.
 SAME = (
     *("model", "model_options", "dataset", "dataset_options", "workers", "threads", "strategy"),
     *("network", "batch_size", "steps_per_epoch", "precision"),
@@ -22,13 +23,13 @@ SAME = (
 
 
 def of_notebook(notebook: Path, values: Values, root: Path) -> str:
-    """Return one line: the duration of earlier jobs with these parameters, and the memory."""
+    """Return a text: the duration of earlier jobs with equal parameters, and the memory."""
     earlier = _durations(root / store.safe_name(notebook.stem), values)
     return f"{_duration_text(earlier)}; {memory(workers_of(notebook, values))}"
 
 
 def workers_of(notebook: Path, values: Values) -> int:
-    """Return the largest number of ranks that a notebook requests with these parameters."""
+    """Return the greatest number of ranks that a notebook starts with these parameter values."""
     defaults = {name: parameter.default for name, parameter in declared(notebook).items()}
     values_with_defaults = {**defaults, **values}
     # On the virtual clock, one process simulates all workers.
@@ -40,12 +41,12 @@ def workers_of(notebook: Path, values: Values) -> int:
 
 
 def of_experiment(record: store.Record, root: Path, ranks: int | None = None) -> str:
-    """Return one line: the duration estimated from earlier runs with equal work, and the memory.
+    """Return a text: the duration, estimated from runs with equal experiments, and the memory.
 
     Args:
-        record: Record of the experiment.
+        record: Record of the experiment to estimate.
         root: Folder of the runs.
-        ranks: Number of ranks that the experiment starts; None: one per worker.
+        ranks: Number of ranks that the experiment starts; None: one rank per worker.
     """
     # Durations are compared per epoch, so that a short trial predicts a long run.
     epochs = int(record["epochs"]) * int(record["repeats"])
@@ -54,11 +55,11 @@ def of_experiment(record: store.Record, root: Path, ranks: int | None = None) ->
 
 
 def refuse(workers: int, force: bool) -> None:
-    """Raise an error if this machine cannot start so many ranks; remote ranks are not checked.
+    """Raise an error if this machine cannot run so many ranks; ignore ranks on other machines.
 
     Args:
         workers: Number of ranks.
-        force: Whether to allow more ranks than cores, in all processes of this command.
+        force: Whether to allow more ranks than cores, in this process and its child processes.
 
     Raises:
         InvalidInput: The machine has too few cores or too little memory for the ranks.
@@ -70,7 +71,7 @@ def refuse(workers: int, force: bool) -> None:
 
 
 def memory(workers: int) -> str:
-    """Return one line: the minimum memory that the ranks need, and the free memory."""
+    """Return a text with the minimum memory for the ranks, and the free memory."""
     free, need = capacity().free, workers * RANK_GIB
     warning = "; that is too little" if need > free else ""
     return (
@@ -83,13 +84,13 @@ def _duration_text(earlier: list[float]) -> str:
     if not earlier:
         return "duration: no earlier run to estimate from"
     times = "once" if len(earlier) == 1 else f"{len(earlier)} times"
-    # The median ignores a run on a busy machine, or a run that had to compile all functions.
+    # The median ignores single runs on a busy machine, or runs that had to compile all functions.
     typical = duration_text(statistics.median(earlier))
     return f"duration: about {typical}, as measured {times} before"
 
 
 def _durations(folder: Path, values: Values) -> list[float]:
-    """Return the seconds of each completed job in a folder that had the same parameters."""
+    """Return the seconds of each completed job in a folder that had these parameter values."""
     from labkit.records.safe_yaml import read_plain_file
 
     durations = []
@@ -97,7 +98,7 @@ def _durations(folder: Path, values: Values) -> list[float]:
         try:
             status = store.read_status(path.parent)
             same = status["state"] == "completed" and read_plain_file(path) == dict(values)
-        except LabkitError:  # `labkit ls` reports the damaged record
+        except LabkitError:  # the command `labkit ls` reports the damaged record
             continue
         if same:
             durations.append(listing.elapsed(status))
@@ -105,7 +106,7 @@ def _durations(folder: Path, values: Values) -> list[float]:
 
 
 def _seconds_per_epoch(root: Path, experiment_record: store.Record) -> list[float]:
-    """Return the training seconds per epoch of each completed run with equal fields `SAME`."""
+    """Return the seconds per epoch of each completed run whose fields `SAME` are equal."""
     durations = []
     for run in scan(root).usable if root.is_dir() else []:
         same = all(run.experiment.get(key) == experiment_record.get(key) for key in SAME)

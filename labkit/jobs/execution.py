@@ -1,4 +1,4 @@
-"""Execution of a notebook's cells by papermill's engine, and the record of their outputs."""
+"""Execution of a notebook's cells by papermill's engine, and the notebook with their outputs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     from labkit.jobs.parameters import Known, Values
 
-# Maximum seconds until the output of an ended cell has arrived. With papermill's default of 4 s, a
-# notebook whose outputs are still in transit would be aborted. After this limit, the notebook
-# continues with a warning.
+# Maximum seconds until all output of a finished cell has arrived. papermill's default is 4 s; then
+# notebooks whose output is still in transit would be aborted. If output is still missing after this
+# time, the notebook continues with a warning.
 OUTPUT_LIMIT = 120
-MAY_RAISE = "raises-exception"  # nbclient's tag for cells whose error does not end the notebook
+MAY_RAISE = "raises-exception"  # tag of nbclient for cells whose errors do not end the notebook
 _KERNEL: dict[str, str] = {"display_name": "Python 3", "language": "python", "name": "python3"}
 _SCRIPT = re.compile(r"(?is)(<script\b.*?</script\s*>)")
 
@@ -40,15 +40,15 @@ def execute_cells(
     on_cell_error: Callable[..., Any],
     terminal: Sequence[TextIO],
 ) -> None:
-    """Execute a notebook with the parameters in its job folder, and write output.ipynb there.
+    """Execute a notebook with the parameters in its job folder, and write output.ipynb into it.
 
     Args:
-        notebook: Notebook file.
-        job: Job folder.
-        manager: Manager of the kernel.
-        on_cell_error: Hook that nbclient calls after the error of a cell.
-        terminal: Streams, possibly none, that also receive the output of cells; the job's log
-            always receives it.
+        notebook: Path of the notebook file.
+        job: Folder of the job.
+        manager: Manager of the notebook's kernel.
+        on_cell_error: Hook that nbclient calls after an error in a cell.
+        terminal: Streams that also receive the output of cells, possibly none. The log of the job
+            always receives the output.
 
     Raises:
         PapermillExecutionError: A cell without the tag raises-exception failed.
@@ -63,18 +63,19 @@ def execute_cells(
     from labkit.jobs import parameters
 
     source, output = str(_readable(notebook, job)), str(job / "output.ipynb")
-    # The writer is used for this file only; papermill handles all other files in its usual way.
+    # This writer is registered for the output file only; papermill handles all other files in its
+    # usual way.
     papermill_io.register(output, ExecutionRecord())
     make_folder(job / "logs", job)
     logger.addFilter(_is_relevant)
     record = load_notebook_node(source)
     if values := read_plain_file(job / "params.yaml"):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the caller's process has shown these warnings
+            warnings.simplefilter("ignore")  # the calling process has already shown these warnings
             known = parameters.declared(notebook)
         papermill_translators.register("python3", Translator(known))
         record = parameterize_notebook(record, values, kernel_name="python3", language="python")
-    # This interpreter executes the notebook, whatever kernel the notebook names.
+    # The interpreter of this process executes the notebook, whatever kernel the notebook names.
     record.metadata["kernelspec"] = {**_KERNEL}
     record = papermill.prepare_notebook_metadata(record, source, output)
     record = papermill.remove_error_markers(record)
@@ -90,7 +91,7 @@ def execute_cells(
             progress_bar=False,
             stdout_file=Tee(*terminal[:1], log),
             stderr_file=Tee(*terminal[1:], log),
-            # The form and other readers of a running job read the notebook during the execution.
+            # The form and other processes read the output file while the notebook is executed.
             autosave_cell_every=5,
             # papermill passes the remaining arguments on to nbclient.
             km=manager,
@@ -102,10 +103,10 @@ def execute_cells(
 
 
 def _raise_for_errors(record: NotebookNode, output: str) -> None:
-    """Raise the first error of a cell, except in cells with the tag raises-exception.
+    """Raise the first error of a cell, but ignore cells with the tag raises-exception.
 
     Raises:
-        PapermillExecutionError: A cell failed.
+        PapermillExecutionError: A cell without the tag failed.
     """
     from papermill.execute import raise_for_execution_errors
     from papermill.iorw import write_ipynb
@@ -123,19 +124,19 @@ def _raise_for_errors(record: NotebookNode, output: str) -> None:
 
 
 class Translator:
-    """A papermill translator that writes parameters as Python source of the declared types."""
+    """A papermill translator that writes parameters as Python source of their declared types."""
 
     def __init__(self, known: Known) -> None:
         self.known = known
 
     def codify(self, values: Values, comment: str) -> str:
-        """Return the source of the cell that sets the given parameter values."""
+        """Return the source code of the cell that sets the given parameter values."""
         lines = [f"{name} = {self.known[name].source(value)}" for name, value in values.items()]
         return "\n".join([f"# {comment}", *lines]) + "\n"
 
 
 class ExecutionRecord:
-    """A papermill writer that replaces the notebook atomically and removes names of the machine."""
+    """A papermill writer that replaces the notebook atomically and removes this machine's paths."""
 
     def write(self, text: str, path: str) -> None:
         """Write the present state of the executed notebook."""
@@ -157,18 +158,18 @@ class ExecutionRecord:
         )
 
     def pretty_path(self, path: str) -> str:
-        """Return the name of the file in papermill's log."""
+        """Return the path with which papermill's log names the file."""
         return path
 
 
 class Tee:
-    """A stream that copies text to several streams, for example the terminal and a log file."""
+    """A stream that copies text to several streams, such as the terminal and a log file."""
 
     def __init__(self, *streams: TextIO) -> None:
         self._streams = list(streams)
 
     def write(self, text: str) -> None:
-        """Write to all streams that still work: a terminal may close before the job ends."""
+        """Write to all open streams; one may close before the job ends, for example a terminal."""
         for stream in list(self._streams):
             try:
                 stream.write(text)
@@ -177,16 +178,16 @@ class Tee:
                 self._streams.remove(stream)
 
     def flush(self) -> None:
-        """Do nothing, because each write is flushed at once."""
+        """Do nothing, because `write` flushes the streams itself."""
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:
-    """Return False for papermill's warning about slow saving, which is filtered out."""
+    """Return False for papermill's warning about slow saving, which the log omits."""
     return not record.getMessage().startswith("Autosave too slow")
 
 
 def _readable(notebook: Path, job: Path) -> Path:
-    """Return a notebook file of format 4 in UTF-8; if necessary, a copy in the job folder."""
+    """Return a notebook in format 4 and UTF-8: the file itself, or a copy in the job folder."""
     text = cells.text(notebook)
     record = json.loads(text)
     whole = {"metadata": {}, "nbformat": 4, "nbformat_minor": 4} | record
@@ -202,6 +203,6 @@ def _scrubbed(text: str | list[str]) -> str | list[str]:
 
 
 def _scrubbed_html(text: str | list[str]) -> str:
-    """Remove paths of this machine from HTML, except in scripts, whose code may look like paths."""
+    """Remove this machine's paths from HTML, except in scripts, where code may look like a path."""
     parts = _SCRIPT.split("".join(text))
     return "".join(part if _SCRIPT.match(part) else scrub(part) for part in parts)

@@ -1,4 +1,4 @@
-"""Prediction of the cluster that a notebook starts first, from the source of its cells."""
+"""Prediction from a notebook's source how its first cluster starts."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from labkit.cluster.start import Start
 
 SHAPE = ("workers", "threads")
-EARLY = 3  # maximum number of code cells that are read, including the parameters cell
+EARLY = 3  # maximum number of code cells to read, including the cell with the parameters
 
 
 def first_cluster(notebook: Path, values: Values) -> Start | None:
-    """Return how the ranks of a notebook's first cluster start; None if the cells do not show this.
+    """Return how the ranks of a notebook's first cluster start; None if its cells do not show this.
 
-    One of the first cells must call `Cluster` in a separate statement, with no other arguments than
-    `workers` and `threads`. Each argument must be a number or the name of a parameter:
-    `cluster = lk.Cluster(workers=workers)`.
+    A prediction requires that one of the first cells calls `Cluster` in a separate statement, with
+    no other arguments than `workers` and `threads`. Each argument of `Cluster` must be a number or
+    the name of a parameter, as in `cluster = lk.Cluster(workers=workers)`.
 
     Args:
         notebook: Notebook file (.ipynb).
-        values: Validated values of the parameters.
+        values: Validated values of the notebook's parameters.
     """
     from labkit.cluster.start import Start
 
@@ -45,12 +45,12 @@ def first_cluster(notebook: Path, values: Values) -> Start | None:
                 shape = _shape(tree, parameter_values)
                 return None if shape is None else Start.from_options(*shape)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError, InvalidInput):
-        return None  # the cell has a magic, or a value that only the kernel can compute
+        return None  # the cell contains a magic, or a value that only the kernel can compute
     return None
 
 
 def _assigned_names(cell: ast.Module) -> list[str]:
-    """Return the names that a cell assigns; parameters with these names become unknown."""
+    """Return the names that a cell assigns; the values of such parameters are unknown later."""
     names = (node for node in ast.walk(cell) if isinstance(node, ast.Name))
     return [node.id for node in names if isinstance(node.ctx, ast.Store)]
 

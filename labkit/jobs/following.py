@@ -1,4 +1,4 @@
-"""Live export of runs to MLflow and TensorBoard."""
+"""Export of runs to MLflow and TensorBoard while the runs are in progress."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from pathlib import Path
 
 from labkit.common.errors import InvalidInput, LabkitError
 
-Follow = Callable[[Path], None]  # to be called with the folder of the runs once it is known
+# Function to call with the folder of the runs when the folder is known.
+Follow = Callable[[Path], None]
 
 
 @contextmanager
 def following(root: Path, mlflow: str | None, tensorboard: Path | None) -> Iterator[Follow]:
-    """Export runs to MLflow and TensorBoard while they run, in a separate process.
+    """Export runs to MLflow and TensorBoard in a separate process, while the runs are in progress.
 
-    On exit, the context waits until the export process has exported all runs.
+    At the end of the `with` block, the context waits until all runs are exported.
 
     Args:
-        root: Folder of all runs; in TensorBoard, runs are named by their paths below this folder.
-        mlflow: Address of a tracking server, or a SQLite file; None: no export to MLflow.
+        root: Folder of all runs; TensorBoard names runs by their paths below this folder.
+        mlflow: Address of an MLflow tracking server, or a SQLite file; None: no export to MLflow.
         tensorboard: Folder for TensorBoard's files; None: no export to TensorBoard.
 
     Yields:
         Function that receives the folder of the runs to export.
 
     Raises:
-        LabkitError: Before the runs start: MLflow or TensorBoard is unreachable or not installed.
+        LabkitError: MLflow or TensorBoard is unreachable or not installed; this is checked before
+            the runs start.
     """
     if mlflow is None and tensorboard is None:
         yield lambda folder: None
         return
-    # In a separate session, the process does not receive Ctrl-C, so it also exports how the runs
-    # ended.
+    # In its own session, the export process does not receive Ctrl-C, so that it also exports how
+    # the runs ended.
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "labkit.records.export.live", mlflow or "", tensorboard or ""],
         stdin=subprocess.PIPE,
@@ -43,12 +45,12 @@ def following(root: Path, mlflow: str | None, tensorboard: Path | None) -> Itera
         text=True,
         start_new_session=True,
     )
-    assert process.stdin is not None  # for the type checker: the call requests pipes
+    assert process.stdin is not None  # for the type checker: Popen has created pipes
     assert process.stdout is not None
     pipe = process.stdin
 
     def follow(folder: Path) -> None:
-        with suppress(BrokenPipeError):  # the process has printed why it ended
+        with suppress(BrokenPipeError):  # the export process has already printed why it ended
             print(json.dumps({"folder": str(folder), "root": str(root)}), file=pipe, flush=True)
 
     try:
@@ -58,13 +60,13 @@ def following(root: Path, mlflow: str | None, tensorboard: Path | None) -> Itera
         yield follow
     finally:
         with suppress(BrokenPipeError):
-            # A message marks the end, because a forked process may keep this pipe open.
+            # The message "over" marks the end, because a forked process may keep this pipe open.
             print("over", file=pipe, flush=True)
         with suppress(BrokenPipeError):
             pipe.close()
         try:
             process.wait()
-        except KeyboardInterrupt:  # the user does not wait longer for the export
+        except KeyboardInterrupt:  # the user interrupts the wait for the export
             process.terminate()
             raise
         finally:

@@ -1,4 +1,4 @@
-"""Forked processes that inherit all imports of their parent and start without delay."""
+"""Forked processes, which inherit all imports of the parent and thus start without delay."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from collections.abc import Callable
 from typing import ClassVar, NoReturn, TextIO
 from weakref import WeakSet
 
-BROKEN = 70  # exit code after an error in labkit's own code
+BROKEN = 70  # exit code after an error in the code of labkit
 
 
 class Fork:
-    """A forked process with the interface of `Popen`.
+    """A forked process with the same interface as `Popen`.
 
-    The child reads from a pipe whose only writing end, `stdin`, belongs to the parent. When the
-    parent ends for any reason, the pipe closes, so the child notices it.
+    The child reads from a pipe; only the parent has the pipe's writing end, `stdin`. When the
+    parent ends for any reason, the pipe is closed, so that the child detects the end.
 
     Args:
-        act: Function that the child runs. Its argument is the reading end of the pipe; its return
-            value is the exit code.
+        act: Function that the child calls. The argument of `act` is the reading end of the pipe;
+            its return value is the exit code of the child.
     """
 
     stdout = stderr = None
-    # Each child closes its copies of the pipes to earlier children. With open copies, an earlier
-    # child would not notice that the parent closes its pipe.
+    # Each child closes its copies of the writing ends of pipes to earlier children. If a copy
+    # stayed open, an earlier child would not detect that the parent closes its pipe.
     _pipes: ClassVar[WeakSet[TextIO]] = WeakSet()
 
     def __init__(self, act: Callable[[int], int]) -> None:
@@ -36,7 +36,7 @@ class Fork:
         sys.stderr.flush()
         reading, writing = os.pipe()
         self.stdin = os.fdopen(writing, "w")
-        # The set has weak references, so that it does not keep the pipe of a deleted Fork open.
+        # The set has weak references, so that the pipe of a deleted `Fork` is closed.
         self._pipes.add(self.stdin)
         self.returncode: int | None = None
         self.pid = os.fork()
@@ -47,9 +47,10 @@ class Fork:
         os.close(reading)
 
     def poll(self) -> int | None:
-        """Return the exit code; None while the process runs."""
+        """Return the exit code of the process; None while it runs."""
         if self.returncode is None:
-            # After the process has ended, waitpid must not be called again: its id may be reused.
+            # After the end of the process, waitpid must not be called again, because the system may
+            # reuse the process id.
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
@@ -64,7 +65,8 @@ class Fork:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
         if self.poll() is None:
-            # The system does not reuse the process id before `poll` has collected the process.
+            # The system cannot reuse the process id yet, because `poll` has not collected the ended
+            # process.
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
@@ -77,16 +79,16 @@ class Fork:
 
 
 def _run_child(act: Callable[[int], int], reading: int) -> NoReturn:
-    """Run a function and always exit, because the callers on the stack belong to the parent."""
+    """Run a function and exit without returning, because all callers belong to the parent."""
     code = BROKEN
-    # The child must not destroy objects that it inherited. Libraries that have threads in the
-    # parent, such as TensorFlow, abort or hang if the child destroys their objects.
+    # The child must not destroy objects that it inherited from the parent. Libraries that have
+    # threads in the parent, such as TensorFlow, abort or hang if the child destroys their objects.
     gc.freeze()
     try:
-        os.setsid()  # only the parent receives Ctrl-C from the terminal
+        os.setsid()  # in a new session, the child does not receive Ctrl-C from the terminal
 
-        # The child of a sweep inherits handlers that only count these signals
-        # (`labkit.jobs.interrupts`).
+        # A child of a sweep inherits handlers that only count these signals
+        # (`labkit.jobs.interrupts`), so the default handlers are restored.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         code = act(reading)
@@ -99,5 +101,6 @@ def _run_child(act: Callable[[int], int], reading: int) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
-            # sys.exit would run `finally` blocks and atexit functions of the parent.
+            # `os._exit` is used, because sys.exit would run `finally` blocks and atexit functions
+            # of the parent.
             os._exit(code)

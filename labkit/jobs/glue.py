@@ -1,4 +1,4 @@
-"""A run made of the values that a notebook recorded with scrapbook or papermill."""
+"""A run whose values are those that a notebook recorded with scrapbook or papermill."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from labkit.jobs.log import RunLog, experiment, parameters_of_job
 from labkit.records import store
 from labkit.records.notebook import read_notebook
 
-SCRAP = "application/scrapbook.scrap."  # type of outputs of `sb.glue`, with a name and data
-RECORD = "application/papermill.record+json"  # type of outputs of `papermill.record`
+# MIME type of outputs of `sb.glue`, which contain a name and data.
+SCRAP = "application/scrapbook.scrap."
+RECORD = "application/papermill.record+json"  # MIME type of outputs of `papermill.record`
 
 
 def write_glued_run(job: Path) -> None:
-    """Write a run with the values that a job's notebook recorded with scrapbook, if any."""
+    """Write a run with the values that a job's notebook recorded with scrapbook or papermill."""
     cells = read_notebook(job / "output.ipynb")["cells"]
     glued = dict(scraps(output for cell in cells for output in cell.get("outputs", [])))
     if not glued:
@@ -26,7 +27,7 @@ def write_glued_run(job: Path) -> None:
     for name, value in glued.items():
         try:
             log.add({name: value})
-        except InvalidInput as error:  # scrapbook accepts tables, which a run cannot hold
+        except InvalidInput as error:  # scrapbook also records tables, which a run cannot store
             warnings.warn(f"glued value left out: {error}", stacklevel=2)
     log.end()
 

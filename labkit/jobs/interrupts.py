@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM, counted so that none interrupts between a process's start and its record."""
+"""Handlers that count SIGINT and SIGTERM, so that no process starts without a record."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ class Interrupts:
     """A context that counts SIGINT and SIGTERM instead of raising exceptions.
 
     Args:
-        first: Function that is called at the first signal.
+        first: Function that is called when the first signal arrives.
 
     Attributes:
         count: Number of signals received so far.
-        why: Cause of the interruption for a record, from the last signal; "": no signal came.
+        why: Cause of the interruption, for a record; taken from the last signal. "" before a signal
+            arrives.
     """
 
     def __init__(self, first: Callable[[], object]) -> None:

@@ -1,7 +1,7 @@
-"""The process of one notebook: it forks the kernel, executes the cells and records the result.
+"""The process of one notebook, which forks the kernel, executes the cells and records the result.
 
-`labkit run` starts this module as `python -m labkit.jobs.job NOTEBOOK JOB`. A sweep, which has
-already imported the libraries, forks this process instead.
+`labkit run` starts this module as `python -m labkit.jobs.job NOTEBOOK JOB`. A sweep forks this
+process instead, because the sweep has already imported the libraries.
 """
 
 from __future__ import annotations
@@ -32,42 +32,47 @@ if TYPE_CHECKING:
 
     from labkit.jobs.kernel import ForkedKernel
 
-GRACE = 40.0  # seconds that an interrupted cell has to clean up before its kernel is killed
+# Seconds after an interruption in which a cell may clean up before its kernel is killed.
+GRACE = 40.0
 
-# Exit codes of a job. After exit codes other than 0 and CELL_FAILED, ranks may still compute.
+# Exit codes of a job that has not completed. After any exit code other than 0 and CELL_FAILED,
+# ranks of the notebook may still compute.
 CELL_FAILED, KERNEL_ENDED, INTERRUPTED = 1, 3, 130
-LOG = Path("logs/process.log")  # text that a forked process prints outside its notebook's outputs
+# File with the text that a forked job prints outside of its notebook's outputs.
+LOG = Path("logs/process.log")
 
 
 class Kernel:
-    """The IPython kernel of a job, which always uses this Python interpreter."""
+    """The IPython kernel of a job; it always uses the Python interpreter of this process."""
 
     def __init__(self, job: Path) -> None:
         self.job = job
         self.manager: AsyncKernelManager | None = None
         self.rank: int | None = None
         self.error: dict[str, str] = {}  # `ename` and `evalue` of the last cell error
-        self.signal = ""  # name of the signal that ended a process of the notebook's cluster
-        self.interrupted: str | None = None  # cause of the interruption
+        self.signal = ""  # name of the signal that ended a process of the notebook's cluster, or ""
+        self.interrupted: str | None = None  # cause of the interruption, or None
         self._process: ForkedKernel | None = None
 
     def fork(self) -> None:
-        """Fork the future kernel process while this process has no threads or sockets."""
+        """Fork the process of the kernel while this process has no threads or sockets."""
         from labkit.jobs.kernel import Client, ForkedKernel, Provisioner
 
         self._process = embryo = ForkedKernel()
         from jupyter_client.kernelspec import KernelSpecManager
         from jupyter_client.manager import AsyncKernelManager
 
-        # Without folders of kernel specifications, "python3" means the present interpreter.
+        # Without folders of kernel specifications, "python3" means the Python interpreter of this
+        # process.
         self.manager = manager = AsyncKernelManager(
             kernel_name="python3",
             kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
             client_factory=Client,
             # Without encryption, every user of this machine could read the output of cells.
             transport_encryption="required",
-            # jupyter_client kills the kernel after half of this time. The kernel's atexit functions
-            # save records; on a busy machine they take longer than the default of 2.5 s.
+            # jupyter_client kills the kernel after half of the `shutdown_wait_time`. The atexit
+            # functions of the kernel save records. On a busy machine, they take longer than the
+            # default of 2.5 s.
             shutdown_wait_time=GRACE,
         )
         manager.provisioner = Provisioner(
@@ -76,10 +81,11 @@ class Kernel:
         manager.provisioner.embryo = embryo
 
     def interrupt(self, cause: str) -> None:
-        """Interrupt the running cell (without a kernel, this process); kill it after GRACE s."""
+        """Interrupt the running cell, or without a kernel this process; kill it after `GRACE` s."""
         self.interrupted = self.interrupted or cause
         store.write_reason(self.job, self.interrupted)
-        # `_pid` is read for each signal, because a kernel may start or end between the two.
+        # `_pid` is read separately for each signal, because a kernel may start or end between the
+        # two signals.
         _interrupt(self._pid or os.getpid())
         time.sleep(GRACE)
         if self._pid:
@@ -98,25 +104,28 @@ class Kernel:
     async def on_cell_error(
         self, cell: NotebookNode, execute_reply: Mapping[str, Any], **_: object
     ) -> None:
-        """Store the attributes `rank` and `signal` of the exception that has ended a cell.
+        """Store the attributes `rank` and `signal` of the exception that ended a cell.
 
         Raises:
-            KeyboardInterrupt: The job was interrupted in a cell with the tag raises-exception.
+            KeyboardInterrupt: The job was interrupted in a cell with the tag raises-exception,
+                which tolerates other exceptions.
         """
         if self.interrupted and execution.MAY_RAISE in cell.metadata.tags:
             raise KeyboardInterrupt
         content = execute_reply["content"]
         self.error = {name: content[name] for name in ("ename", "evalue") if content.get(name)}
-        self.rank, self.signal = None, ""  # discard the values of an earlier tolerated error
+        # Remove the values of an earlier error that was tolerated.
+        self.rank, self.signal = None, ""
         from jupyter_client.asynchronous import AsyncKernelClient
 
-        # manager.client() would share the identity of papermill's client, and take its replies.
+        # A new client is used, because manager.client() would have the identity of papermill's
+        # client and receive its replies.
         assert self.manager is not None  # for the type checker: the manager exists when a cell runs
         client = AsyncKernelClient()
         client.load_connection_info(self.manager.get_connection_info())
         client.start_channels(iopub=False, stdin=False, hb=False)
         try:
-            # IPython stores an uncaught exception in `last_value`.
+            # IPython stores an uncaught exception in `sys.last_value`.
             error = "__import__('sys').last_value"
             wanted = {"rank": f"int({error}.rank)", "signal": f"str({error}.signal)"}
             reply = await client.execute(
@@ -125,13 +134,13 @@ class Kernel:
             for name, answer in reply["content"].get("user_expressions", {}).items():
                 if answer.get("status") == "ok":
                     setattr(self, name, ast.literal_eval(answer["data"]["text/plain"]))
-        except TimeoutError:  # the kernel is ending, so the record names only the error
+        except TimeoutError:  # the kernel is ending, so only the error itself is recorded
             return
         finally:
             client.stop_channels()
 
     def close(self) -> None:
-        """Shut the kernel down without a kill, so that its atexit functions run."""
+        """Shut down the kernel without killing it, so that its atexit functions run."""
         from jupyter_core.utils import run_sync
 
         if self.manager is not None and self.manager.has_kernel:
@@ -139,16 +148,17 @@ class Kernel:
 
 
 def main(notebook: Path, job: Path, limit: float | None = None, show: bool = True) -> int:
-    """Execute a notebook with the parameters in its job folder, and return the exit code.
+    """Execute a notebook with the parameters in its job folder; return the job's exit code.
 
     Args:
         notebook: Notebook file (.ipynb).
-        job: Job folder.
+        job: Folder of the job.
         limit: Seconds after which the notebook is interrupted; None: no limit.
-        show: Whether the terminal also shows the output.
+        show: Whether the terminal also shows the notebook's output.
     """
     kernel = Kernel(job)
-    # `interrupt` runs in a thread, because it waits before it kills a kernel that ignores it.
+    # `interrupt` runs in a thread, because it waits before it kills a kernel that ignores the
+    # signal.
     stop = partial(kernel.interrupt, "ended by SIGTERM (labkit stop sends it)")
     signal.signal(signal.SIGTERM, lambda *_: _start(stop))
     with registry.registration(job):
@@ -156,7 +166,7 @@ def main(notebook: Path, job: Path, limit: float | None = None, show: bool = Tru
 
 
 def _record(notebook: Path, job: Path, kernel: Kernel, limit: float | None, shown: bool) -> int:
-    """Execute the notebook and record how it ended; the arguments are those of `main`."""
+    """Execute the notebook and record how it ended; the arguments are the same as for `main`."""
     try:
         store.mark_running(job)
         prepare()
@@ -164,33 +174,35 @@ def _record(notebook: Path, job: Path, kernel: Kernel, limit: float | None, show
         _watch(kernel, limit)
         terminal = [sys.stdout, sys.stderr] if shown else []
         execution.execute_cells(notebook, job, kernel.manager, kernel.on_cell_error, terminal)
-        # The kernel ends before the state becomes "completed", because its atexit functions belong
-        # to the job.
+        # The kernel is closed before the state becomes "completed", because the job includes the
+        # kernel's atexit functions.
         kernel.close()
-        # A kernel that ignored the shutdown was killed, but the runs that it logged are complete.
+        # A kernel that ignored the shutdown request was killed, but the runs that it logged are
+        # complete.
         store.end_orphans(job, "", seconds=0.0, record=_complete_logged)
         _record_glued(job)
     except BaseException as error:
         interrupted = kernel.interrupted or isinstance(error, KeyboardInterrupt)
         if interrupted or getattr(error, "ename", "") == "KeyboardInterrupt":
-            # Without a signal to this process, the cell itself raised KeyboardInterrupt.
+            # If this process received no signal, the cell itself raised KeyboardInterrupt.
             by = "interrupted by the user" if isinstance(error, KeyboardInterrupt) else cause(error)
             store.interrupt(job, kernel.interrupted or by)
             return INTERRUPTED
         if getattr(error, "ename", "") == "Pruned":
             why = str(getattr(error, "evalue", ""))
-            # If possible, the kernel's atexit functions record the pruning of its runs.
+            # The kernel's atexit functions, if they can run, record that its runs were pruned.
             kernel.close()
             store.end_orphans(job, why, record=store.prune)
             store.prune(job, why)
             return CELL_FAILED
         from labkit.jobs.log import keep_failed
 
-        # IPython only prints some errors, for example of an unknown magic (`%nosuch`).
+        # For some errors, for example an unknown magic (`%nosuch`), IPython prints the error but
+        # does not report it to papermill.
         if getattr(error, "ename", "") == "CellExecutionError":
             vars(error).update(kernel.error)
-        # A kernel may also have ended because of a shutdown request, so only a signal or a
-        # DeadKernelError shows that the kernel died.
+        # A kernel may also end after a shutdown request, so only a signal or a DeadKernelError
+        # proves that the kernel died.
         if (how := kernel.end()) and (how.signal or type(error).__name__ == "DeadKernelError"):
             keep_failed(job, how.message)
             store.fail(job, how.message)
@@ -201,7 +213,7 @@ def _record(notebook: Path, job: Path, kernel: Kernel, limit: float | None, show
         else:
             keep_failed(job, cause(error), kernel.rank)
             store.fail(job, cause(error), kernel.rank)
-        # Only papermill's error of a cell has an `ename`; any other error is a bug of labkit.
+        # Only papermill's error of a cell has an `ename`; any other error is a bug in labkit.
         return CELL_FAILED if hasattr(error, "ename") else BROKEN
     finally:
         kernel.close()
@@ -217,12 +229,12 @@ def _complete_logged(run: Path, _: str) -> None:
 
 
 def forked(notebook: Path, job: Path, environment: Mapping[str, str], limit: float | None) -> Fork:
-    """Fork the process of a job from this process, which has called `prepare`.
+    """Fork the process of a job from this process, which must have called `prepare`.
 
     Args:
         notebook: Notebook to execute.
-        job: Job folder.
-        environment: Environment variables that are added to those of this process.
+        job: Folder of the job.
+        environment: Environment variables that the job has in addition to those of this process.
         limit: Seconds after which the notebook is interrupted; None: no limit.
     """
 
@@ -230,7 +242,8 @@ def forked(notebook: Path, job: Path, environment: Mapping[str, str], limit: flo
         log = open_file(job / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, job, 0o644)
         for source, target in ((control, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
-        # Python's stream objects still refer to the parent's streams after dup2.
+        # New stream objects are necessary, because Python's old ones still refer to the streams of
+        # the parent.
         sys.stdin = os.fdopen(0)
         sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)
         os.environ.update({**environment, "LABKIT_JOB": str(job.resolve())})
@@ -241,7 +254,7 @@ def forked(notebook: Path, job: Path, environment: Mapping[str, str], limit: flo
 
 
 def cause(error: BaseException) -> str:
-    """Return one line with the cell number in output.ipynb, the exception and its message.
+    """Return the cell's number in output.ipynb, the exception and its message, in one line.
 
     >>> cause(ValueError("no rows"))
     'ValueError: no rows'
@@ -255,8 +268,9 @@ def cause(error: BaseException) -> str:
 
 def prepare() -> None:
     """Import the libraries that execute notebooks and kernels, so that forks inherit them."""
-    # At import, jsonschema compiles a grammar of web addresses, which costs one second per
-    # notebook. Notebooks do not need that check; jsonschema skips it if this module is missing.
+    # At import, jsonschema compiles a grammar of web addresses, which takes one second per
+    # notebook. Notebooks do not need the check of web addresses; jsonschema omits it if this module
+    # is missing.
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     import ipyparallel  # noqa: F401
     import nbformat
@@ -264,14 +278,15 @@ def prepare() -> None:
 
     import labkit.jobs.kernel  # noqa: F401
 
-    nbformat.validate(nbformat.v4.new_notebook())  # compiles nbformat's JSON schema
+    nbformat.validate(nbformat.v4.new_notebook())  # this call compiles the JSON schema of nbformat
 
 
 def _interrupt(pid: int) -> None:
     """Send SIGINT to the main thread of a process, where Python raises KeyboardInterrupt.
 
-    If another signal is pending for that thread, as after Slurm's SIGTERM to all processes, the
-    kernel would deliver SIGINT to another thread. The cell would then continue to sleep.
+    SIGINT is sent to the main thread only, because Linux may deliver it to another thread if a
+    signal is pending for the main thread. Slurm, for example, sends SIGTERM to all processes. If
+    another thread received SIGINT, the cell would continue to sleep.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).tgkill(pid, pid, signal.SIGINT)
@@ -280,14 +295,14 @@ def _interrupt(pid: int) -> None:
 
 
 def _watch(kernel: Kernel, limit: float | None) -> None:
-    """Interrupt the notebook at its time limit, or when the pipe from the starting process closes.
+    """Interrupt the notebook at its time limit, or when the starting process closes the pipe.
 
-    The starting process writes a cause and closes the pipe; if it dies, the pipe closes, too.
-    `labkit stop` sends SIGTERM instead.
+    The starting process writes a cause into the pipe and closes it; if this process dies, the pipe
+    is also closed. The command `labkit stop` sends SIGTERM instead of closing the pipe.
     """
 
     def wait_for_the_end_of_input() -> None:
-        # `read` returns when the last writer has closed the pipe.
+        # `read` returns when all writers have closed the pipe.
         kernel.interrupt(sys.stdin.read() or "interrupted: the command that started it has ended")
 
     def wait_for_the_limit(seconds: float) -> None:
@@ -300,7 +315,7 @@ def _watch(kernel: Kernel, limit: float | None) -> None:
 
 
 def _record_glued(job: Path) -> None:
-    """Write a run of scrapbook's glued values; a text search skips notebooks without them."""
+    """Write a run of values from scrapbook; skip notebooks whose text contains no such values."""
     if "application/scrapbook.scrap" in (text := read_file(job / "output.ipynb").decode()) or (
         "application/papermill.record" in text
     ):

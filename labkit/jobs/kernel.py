@@ -1,8 +1,9 @@
-"""The IPython kernel of jobs: it starts fast, loses no output and handles interrupts safely.
+"""The IPython kernel of jobs: it starts fast, loses no output, and handles interrupts safely.
 
-A new interpreter for each notebook would spend two seconds on the same imports. Instead, a process
-without threads or sockets imports the libraries and forks. The child waits for its arguments and
-becomes the kernel, which shares only unmodified memory pages with other processes.
+A new interpreter for each notebook would import the same libraries for two seconds. To avoid these
+imports, a process without threads or sockets imports the libraries once and forks. The child waits
+for its arguments and becomes the kernel. It shares only unmodified memory pages with other
+processes.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from labkit.jobs.fork import Fork
 from labkit.records.endings import terminate
 from labkit.records.store import ELEMENT
 
-# Jobs are not debugged, and of all imports, debugpy takes longest. ipykernel searches for debugpy
-# once, and must not find it.
+# Jobs are not debugged, and the import of debugpy takes the longest. ipykernel searches for debugpy
+# only once, at this import, and must not find it.
 if "debugpy" not in sys.modules:
     sys.modules["debugpy"] = None  # type: ignore[assignment]
     import ipykernel.debugger  # noqa: F401
@@ -48,25 +49,25 @@ from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 from ipykernel.zmqshell import ZMQInteractiveShell
 
-START_TIMEOUT = 60.0  # seconds in which a kernel must start; papermill's default
+START_TIMEOUT = 60.0  # seconds within which a kernel must start; the value is papermill's default
 
 
 class Shell(ZMQInteractiveShell):
     """An IPython shell that raises KeyboardInterrupt only in a cell, or before the next cell.
 
-    ipykernel itself ignores interrupts between cells. If an interrupt arrives while ipykernel
+    ipykernel itself ignores an interrupt between two cells. If an interrupt arrives while ipykernel
     prepares a cell or the reply to a cell, ipykernel never replies.
 
     Attributes:
-        executing: Whether a statement of a cell is executed now.
-        interrupt_pending: Whether an interrupt will be raised at the next statement.
+        executing: Whether a statement of a cell is being executed.
+        interrupt_pending: Whether the next statement will raise KeyboardInterrupt.
     """
 
     executing = interrupt_pending = False
 
     @classmethod
     def interrupt(cls, number: int, frame: FrameType | None) -> None:
-        """Handle SIGINT: raise in a running statement, or before the next one."""
+        """Handle SIGINT: raise an exception in the running statement or before the next one."""
         if cls.executing:
             raise KeyboardInterrupt
         cls.interrupt_pending = True
@@ -74,8 +75,9 @@ class Shell(ZMQInteractiveShell):
     async def run_code(
         self, code_obj: CodeType, result: Any = None, *, async_: bool = False
     ) -> bool:
-        """Execute statements of a cell, and return whether they failed."""
-        # The flags are class attributes, because a signal may arrive before a shell exists.
+        """Execute statements of a cell, and return whether one of them failed."""
+        # The flags are class attributes, because a signal may arrive before there is a shell
+        # object.
         outer, Shell.executing = Shell.executing, True
         try:
             if Shell.interrupt_pending:
@@ -87,28 +89,30 @@ class Shell(ZMQInteractiveShell):
             Shell.executing = outer
 
     def ask_exit(self) -> None:
-        """End the notebook for `quit()` and `exit(3)`, as `sys.exit` does.
+        """End the notebook if a cell calls `quit()` or `exit(3)`, as `sys.exit` does.
 
-        IPython itself would continue the cell, and end the kernel some time later.
+        Without this method, IPython would continue the cell and end the kernel only some time
+        later.
         """
-        code: Any = self.keepkernel_on_exit  # IPython stores the argument of `exit` here
+        # IPython stores the argument of `exit` in this attribute.
+        code: Any = self.keepkernel_on_exit
         raise SystemExit(code if type(code) in (int, str) else 0)
 
 
 class InterruptibleKernel(IPythonKernel):
-    """An IPython kernel whose `Shell` handles all interrupts."""
+    """An IPython kernel that leaves all interrupts to its `Shell`."""
 
     shell_class = Type(Shell)
 
     def pre_handler_hook(self) -> None:
-        """Install the shell's handler of SIGINT again, because a cell may have replaced it."""
+        """Install the shell's SIGINT handler again, because a cell may have replaced it."""
         signal.signal(signal.SIGINT, Shell.interrupt)
 
     post_handler_hook = pre_handler_hook
 
     @contextmanager
     def _cancel_on_sigint(self, future: Future[Any]) -> Iterator[None]:
-        """Cancel an asynchronous cell; if it succeeds nevertheless, interrupt the next cell."""
+        """Let SIGINT cancel an asynchronous cell; if it succeeds anyway, stop the next cell."""
         struck = False
 
         def strike(number: int, frame: FrameType | None) -> None:
@@ -117,7 +121,8 @@ class InterruptibleKernel(IPythonKernel):
             cancel(number, frame)
 
         with super()._cancel_on_sigint(future):
-            cancel: Any = signal.getsignal(signal.SIGINT)  # the former handler, for `strike`
+            # The handler that `strike` replaces and calls.
+            cancel: Any = signal.getsignal(signal.SIGINT)
             signal.signal(signal.SIGINT, strike)
             yield
         if struck and future.result().success:
@@ -127,11 +132,11 @@ class InterruptibleKernel(IPythonKernel):
 class LosslessKernel(IPKernelApp):
     """An IPython kernel with an unlimited output queue, so that slow readers lose no output.
 
-    By default, ZeroMQ queues 1,000 messages for a subscriber and drops later ones. The lost outputs
-    may include the message that the cell has ended.
+    By default, ZeroMQ queues 1,000 messages for a subscriber, and drops all further messages. The
+    dropped messages may include the message that the cell has ended.
 
-    At exit, the control thread ends before the output thread, because it still sends outputs. In
-    the other order, the control thread would wait 10 s.
+    At exit, the control thread ends before the output thread, because the control thread still
+    sends outputs. If the output thread ended first, the control thread would wait 10 s.
     """
 
     kernel_class = Type(InterruptibleKernel)
@@ -149,10 +154,11 @@ class LosslessKernel(IPKernelApp):
         """Do nothing: `_become_kernel` installed the handler before signals could arrive."""
 
     def init_iopub(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        """Remove the queue limit, then create the output socket and its thread."""
+        """Remove the limit of the output queue, then create the output socket and its thread."""
         context.setsockopt(zmq.SNDHWM, 0)
         super().init_iopub(context)  # type: ignore[no-untyped-call]  # it has no type hints
-        atexit.register(self._end_control)  # runs first, because it is registered last
+        # Atexit calls this function first, because it is registered last.
+        atexit.register(self._end_control)
 
     def _end_control(self) -> None:
         if self.control_thread.is_alive():
@@ -166,21 +172,21 @@ class ForkedKernel(Fork):
     def __init__(self) -> None:
         self._ready_pipe, report_pipe = os.pipe()
         super().__init__(partial(_become_kernel, report_pipe, os.getpid()))
-        # With this copy open, the death of the kernel would not close the pipe.
+        # If this copy stayed open, the end of the kernel would not close the pipe.
         os.close(report_pipe)
 
     def launch(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Send the arguments that turn the process into a kernel."""
-        # Closing the pipe ends the message: the child reads until end of file.
+        """Send the arguments with which the process becomes a kernel."""
+        # Closing the pipe ends the message, because the child reads until the end of the file.
         with self.stdin:
             json.dump([arguments, environment], self.stdin)
 
     async def wait_until_reachable(self) -> None:
-        """Wait until the kernel has bound its sockets, or has ended.
+        """Wait until the kernel has bound its sockets, or until it has ended.
 
         Raises:
-            RuntimeError: After `START_TIMEOUT` seconds, the kernel has neither bound its sockets
-                nor ended.
+            RuntimeError: Within `START_TIMEOUT` seconds, the kernel neither bound its sockets nor
+                ended.
         """
         loop, reachable = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(self._ready_pipe, reachable.set)
@@ -202,22 +208,25 @@ class Provisioner(LocalProvisioner):
     embryo: ForkedKernel
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
-        """Turn the forked process into the kernel."""
-        # Only the arguments are sent: the fork already runs the interpreter and the module.
+        """Turn the forked process into the kernel, and wait until clients can connect."""
+        # Only the arguments are sent, because the forked process already runs the interpreter and
+        # the module.
         self.embryo.launch(cmd[cmd.index("ipykernel_launcher") + 1 :], kwargs["env"])
         self.process = self.embryo
         self.pid = self.pgid = self.embryo.pid
-        # A client that connects earlier would be refused and retry after 100 ms. The client's
-        # source port could also be the very port that the kernel is about to bind.
+        # A client that connects before the kernel is reachable would be refused, and would retry
+        # after 100 ms. Such a client could also use, as its source port, the port that the kernel
+        # is about to bind.
         await self.embryo.wait_until_reachable()
         return self.connection_info
 
 
 class Client(AsyncKernelClient):
-    """A kernel client that is ready at the kernel's first message and drops no output.
+    """A kernel client that is ready at the kernel's first message, and drops no output.
 
-    The client of jupyter_client polls until a message arrives, then waits for 0.2 s of silence.
-    Older kernels need this wait, because they send no welcome message.
+    The client of jupyter_client polls until a message arrives, and then waits until no message
+    arrives for 0.2 s. Kernels of older versions need this wait, because they send no welcome
+    message.
     """
 
     def _context_default(self) -> zmq.asyncio.Context:
@@ -227,7 +236,7 @@ class Client(AsyncKernelClient):
         return context
 
     async def wait_for_ready(self, timeout: float | None = None) -> None:
-        """Wait for the kernel's welcome message; all outputs after this message will arrive.
+        """Wait for the kernel's welcome message, after which no output can be lost.
 
         Raises:
             RuntimeError: The kernel has ended, or has sent no welcome message within `timeout`
@@ -248,8 +257,8 @@ class Client(AsyncKernelClient):
 
 
 def _end_statement(number: int, frame: FrameType | None) -> None:
-    """Handle SIGTERM: let a running statement clean up; if none runs, end the process."""
-    # While an asynchronous cell waits, SIGINT has another handler, and an exception would end the
+    """Handle SIGTERM: let a running statement clean up, or end the process if none runs."""
+    # While an asynchronous cell waits, SIGINT has another handler; an exception would then end the
     # kernel's event loop.
     if Shell.executing and signal.getsignal(signal.SIGINT) == Shell.interrupt:
         terminate(number, frame)
@@ -258,40 +267,44 @@ def _end_statement(number: int, frame: FrameType | None) -> None:
 
 
 def _ignore_signal(number: int, frame: FrameType | None) -> None:
-    """Ignore SIGTERM, because the job's process receives the same signal and handles it."""
+    """Ignore SIGTERM, because the job's process also receives and handles this signal."""
 
 
 def _become_kernel(report_pipe: int, job: int, orders: int) -> int:
-    """Read the arguments from a pipe, run the kernel, and call the atexit functions."""
+    """Read the arguments from a pipe, run the kernel, and then call the atexit functions."""
     with os.fdopen(orders) as pipe:
         text = pipe.read()
-    # If the job has ended already, the kernel would monitor another parent instead.
+    # If the job's process has already ended, the kernel would monitor another parent process.
     if not text or os.getppid() != job:
         return 0
-    # Standard input belongs to the job; a cell that reads from it gets an end of file.
+    # Standard input belongs to the job's process, so a cell that reads from it gets an end of file.
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     arguments, environment = json.loads(text)
-    # The message holds the whole environment, so variables that are not in it must be unset.
+    # The message contains the whole environment, so variables that are missing in it must be unset.
     os.environ.clear()
     os.environ.update(environment)
-    # `prepare` has blocked this module, but a notebook may import it.
+    # `prepare` has blocked the import of this module, but a notebook may import it.
     sys.modules.pop("rfc3987_syntax", None)
     if numpy_random := sys.modules.get("numpy.random"):
-        numpy_random.seed()  # otherwise all notebooks of a sweep would draw the same numbers
+        # Without a new seed, all notebooks of a sweep would draw the same numbers.
+        numpy_random.seed()
 
-    # Slurm signals all processes of an array element at once. The job interrupts the cell, and the
-    # kernel must survive to report the cleanup. The cells' child processes would inherit SIG_IGN.
+    # Slurm sends SIGTERM to all processes of an array element at the same time. The job's process
+    # then interrupts the cell; the kernel must continue, to report the output of the cleanup.
+    # SIG_IGN is not used, because the cells' child processes would inherit it.
     signal.signal(signal.SIGTERM, _ignore_signal if ELEMENT in os.environ else _end_statement)
     signal.signal(signal.SIGINT, Shell.interrupt)
-    warnings.filterwarnings("ignore", "To exit: use")  # IPython warns interactive users
+    # IPython shows this warning for interactive users.
+    warnings.filterwarnings("ignore", "To exit: use")
     sys.argv = ["labkit.jobs.kernel", *arguments]
     imports.append_inherited()
-    # ipykernel reads the parent's id from a variable at import, which is too early here.
+    # The parent's id is passed here, because ipykernel reads it from a variable at import, which is
+    # too early for a fork.
     LosslessKernel.launch_instance(
         arguments, parent_handle=job, report_pipe=report_pipe, ignore_cwd=True
     )
-    # A fork ends by os._exit, which skips atexit functions, for example the one that ends a
+    # A forked process ends by os._exit, which skips atexit functions. One of these functions ends a
     # notebook's cluster.
     atexit._run_exitfuncs()
     return 0

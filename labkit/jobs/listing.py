@@ -22,7 +22,7 @@ CAUSE_WIDTH = 80
 
 
 def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
-    """Return a table row for each sweep, job and run below root, and a line per bad record."""
+    """Return a table row for each sweep, job and run below `root`, and a line per bad record."""
     skipped: list[str] = []
     rows: dict[str, Row] = {}
     all_folders = list(folders(root))
@@ -33,8 +33,8 @@ def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
         skipped += skipped_links(folder, root)
         try:
             if folder.is_run:
-                # Each record is dropped after its row is made: thousands of records would fill the
-                # memory and slow the garbage collector.
+                # Each record is dropped after its table row is created, because thousands of
+                # records would fill the memory and slow down the garbage collector.
                 read_row = partial(_read, folder, name, slurm)
                 row = read_row() if listed is None else listed.row(name, folder, read_row)
                 if isinstance(row, str):
@@ -54,24 +54,24 @@ def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
             skipped.append(f"{name} left out: {error}")
     if listed is not None:
         listed.save()
-    # Rows are sorted by path, so that members follow their sweep and runs follow their job.
+    # Rows are sorted by path, so that each sweep is followed by its jobs, and each job by its runs.
     return [rows[path] for path in sorted(rows, key=lambda path: path.split("/"))], skipped
 
 
 def _read(folder: Folder, name: str, slurm: Elements) -> Row | str:
-    """Return the table row of a run, or the reason why the run has none."""
+    """Return the table row of a run, or the reason why the run has no row."""
     read = read_run(folder)
     return read if isinstance(read, str) else run_row(run_from_records(read), name, slurm)
 
 
 def _name(path: str, root: Path) -> str:
-    """Return a path relative to the root."""
-    # Strings are used, because pathlib would take as long as reading a record.
+    """Return a path relative to the folder `root`."""
+    # Strings are used, because pathlib would take as long as the reading of a record.
     return path[len(str(root)) + 1 :] if path != str(root) else root.name
 
 
 def sweep_rows(path: Path, name: str, slurm: Elements) -> dict[str, Row]:
-    """Return, by path, a sweep's row with counts by state, and rows of members not yet started."""
+    """Return, by path, rows of a sweep (with counts by state) and of its jobs not yet started."""
     status = manifest.read(path)
     states = manifest.states(path, status, slurm.present_status)
     total = sum(states.values())
@@ -88,18 +88,18 @@ def sweep_rows(path: Path, name: str, slurm: Elements) -> dict[str, Row]:
 
 
 def job_row(path: Path, name: str, slurm: Elements) -> Row:
-    """Return the table row of a notebook's job: state, duration and cause, without results."""
+    """Return the table row of a notebook's job: state, duration and cause, but no results."""
     status = slurm.present_status(store.read_status(path))
     return name, status["state"], _duration(status), "", "", "", _cause(status)
 
 
 def run_row(run: Run, name: str, slurm: Elements | None = None) -> Row:
-    """Return a run's row: state, duration, accuracy, samples/s, equivalence verdict and cause."""
+    """Return a run's row: state, duration, accuracy, samples/s, equivalence result and cause."""
     status, metrics = run.status, key_metrics(run)
     status = slurm.present_status(status) if slurm else status
     accuracy = metrics.get("test_accuracy")
     speed = metrics.get("samples_per_second")
-    # A run that failed its equivalence check shows no speed.
+    # For a run that failed its equivalence check, no speed is shown.
     withheld = "withheld" if gate_failed(run) else ""
     return (
         name,
@@ -113,10 +113,10 @@ def run_row(run: Run, name: str, slurm: Elements | None = None) -> Row:
 
 
 def table(rows: Sequence[Sequence[str]], head: Sequence[str] = HEAD) -> str:
-    """Return a table with aligned columns; empty columns are left out."""
+    """Return a table with aligned columns; columns without any text are omitted."""
     columns = [
         (title, *cells)
-        # The first column is never left out, so that even an empty table has a header.
+        # The first column is never omitted, so that even an empty table has a header.
         for title, *cells in zip(head, *rows, strict=True)
         if any(cells) or title == head[0]
     ]
@@ -129,20 +129,20 @@ def table(rows: Sequence[Sequence[str]], head: Sequence[str] = HEAD) -> str:
 
 
 def displayed_path(path: Path) -> str:
-    """Return a path as a user would type it in the present folder."""
+    """Return a path as a user would type it in the current folder."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 
 
 def elapsed(status: store.Record) -> float | None:
-    """Return the seconds from start to end, or until now; None if a time is unknown."""
+    """Return the seconds from start to end, or until now if running; None if a time is unknown."""
     if not status.get("started"):
         return None
     if status.get("ended"):
         end = datetime.fromisoformat(status["ended"])
     elif status["state"] == "running":
-        # Only a running process has a duration: a dead one that recorded no end ended at an unknown
-        # time.
+        # Without a recorded end, only a running process has a duration, because a dead process
+        # ended at an unknown time.
         end = datetime.now(UTC)
     else:
         return None
@@ -150,7 +150,7 @@ def elapsed(status: store.Record) -> float | None:
 
 
 def find(root: Path) -> tuple[set[Path], set[Path]]:
-    """Return the folders of all notebook jobs, and the folders of all sweeps, at and below root.
+    """Return the folders of all notebook jobs and of all sweeps, at and below `root`.
 
     Raises:
         LabkitError: The folder is missing.
@@ -164,8 +164,8 @@ def find(root: Path) -> tuple[set[Path], set[Path]]:
         if manifest.FILE in files:
             sweeps.add(Path(folder))
         if "experiment.json" in files:
-            # The search skips the contents of a run's folder, which holds a model and logs but no
-            # job.
+            # The search skips the contents of a run's folder, which contains a model and logs, but
+            # no job.
             inside.clear()
         inside[:] = [name for name in inside if not name.startswith(".")]
     return jobs, sweeps

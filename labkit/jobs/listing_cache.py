@@ -14,16 +14,16 @@ from labkit.common.paths import cache_folder, fingerprint
 from labkit.records import store
 from labkit.records.scan import Folder
 
-LEAST = 500  # minimum number of runs for the cache; a smaller folder is as fast without it
+LEAST = 500  # minimum number of folders for a cache; fewer are listed as fast without one
 Row = tuple[str, ...]
 
 
 class ListingCache:
-    """The table rows of a folder's ended runs, each with sizes and times of the run's files.
+    """The table rows of all ended runs in a folder, with sizes and times of each run's files.
 
-    The cache is in the user's cache folder, not beside the runs, because another user's folder of
-    runs could contain a forged cache. A cache that is missing, damaged or from another labkit
-    version is rebuilt. If the cache cannot be written, all runs are read each time.
+    The cache is in the user's cache folder, not in the folder of runs, because another user's
+    folder of runs could contain a forged cache. A cache file is rebuilt if it is missing, damaged
+    or from another labkit version. If the cache cannot be written, all runs are read each time.
 
     Args:
         root: Folder whose runs are listed.
@@ -36,7 +36,7 @@ class ListingCache:
         self._now: dict[str, tuple[str, Row]] = {}
 
     def row(self, name: str, folder: Folder, read: Callable[[], Row | str]) -> Row | str:
-        """Return a run's cached row if its files are unchanged; otherwise the row from `read`."""
+        """Return a run's cached row if its files are unchanged, or else the row from `read`."""
         stamp = _stamp(folder)
         cached_stamp, row = self._known.get(name, ("", ()))
         if cached_stamp == stamp:
@@ -48,10 +48,11 @@ class ListingCache:
         return new_row
 
     def save(self) -> None:
-        """Write the present rows to the cache, if they differ from the cached rows."""
+        """Write the present rows to the cache file if they differ from the cached rows."""
         if self._now != self._known:
             text = json.dumps({"made_by": self._made_by, "rows": self._now})
-            with suppress(OSError, LabkitError):  # the listing works without a cache
+            # The listing also works if the cache cannot be written.
+            with suppress(OSError, LabkitError):
                 store.write_atomically(self._file(), text)
 
     def _file(self) -> Path:
@@ -74,7 +75,7 @@ def _stamp(folder: Folder) -> str:
     for name in sorted(folder.files):
         try:
             file = os.stat(f"{folder.path}/{name}", follow_symlinks=False)
-        except OSError:  # another process removes the run at this moment
+        except OSError:  # another process is removing the run
             continue
         entries.append(f"{name} {file.st_mtime_ns} {file.st_size} {file.st_ino}")
     return "\n".join(entries)

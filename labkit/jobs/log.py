@@ -1,4 +1,4 @@
-"""Runs of notebooks with their own training loop, whose values `lk.log` records."""
+"""Runs of notebooks that have their own training loop and record values by `lk.log`."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 
     from labkit.jobs.parameters import Values
 
-WRITE_EVERY = 0.5  # seconds between two writes of growing curves
+WRITE_EVERY = 0.5  # seconds between two writes of growing curves to disk
 
-# Fields of metrics.json that labkit writes itself.
+# Fields of metrics.json that only labkit itself may write.
 RESERVED = FIELDS["metrics.json"].keys() - {"test_accuracy", "test_loss"} | {"logged", "spread"}
-# Metrics that comparisons use, each with the logged names that may supply it, preferred ones first.
+# Metrics that comparisons use; each has a list of logged names that may supply its value, preferred
+# ones first.
 JUDGED = {
     "val_accuracy": ("val_accuracy", "test_accuracy", "accuracy"),
     "val_loss": ("val_loss", "test_loss"),
@@ -51,26 +52,28 @@ def log(
     parameters: Values | None = None,
     **values: Any,
 ) -> Run:
-    """Record values that a notebook has measured as a run: `lk.log(accuracy=0.93)`.
+    """Record the values that a notebook has measured as a run: `lk.log(accuracy=0.93)`.
 
-    A number, a boolean or a text is a result. A list or array of numbers is a curve, whose last
-    value is also a result. With `step`, numbers are points of curves. Further calls add to the same
-    run. The run is "running" until the notebook or script ends; then the run is completed, or
-    failed with the error.
+    A value that is a number, a boolean or a text is a result. A list or an array of numbers is a
+    curve; the curve's last value is also a result. With the argument `step`, each number is a point
+    of a curve. Further calls of `lk.log` add values to the same run. The state of the run is
+    "running" until the notebook or script ends. Then the state is "completed", or "failed" after an
+    error.
 
-    Another run begins if `parameters` differ from the parameters of the run. In an interactive
-    session, another run also begins after a cell that sets a declared parameter, such as the
+    A new run begins if `parameters` differ from those of the present run. In an interactive
+    session, a new run also begins after a cell that sets a declared parameter, such as the
     parameters cell.
 
-    Comparisons use `accuracy` (or val_accuracy, test_accuracy) and val_loss (or test_loss) as
-    metrics on held-out data. The curve `loss` is the training loss. Other names have no special
-    meaning.
+    Comparisons use the values `accuracy` (or val_accuracy, test_accuracy) and val_loss (or
+    test_loss) as metrics on held-out data. The curve `loss` is the training loss. All other names
+    have no special meaning.
 
     Args:
-        label: Label of the run; needed if a notebook logs several runs at the same time.
-        step: Number of the step, from 1, to which the numbers belong as points of curves.
+        label: Label of the run, which is necessary only if a notebook logs several runs at the same
+            time.
+        step: Number of the training step, from 1, to which the points of curves belong.
         parameters: Parameters of the run, in addition to those of the notebook's parameters cell.
-            None: the call adds to the present run.
+            None: the call adds values to the present run.
         values: Measured values, by name.
 
     Raises:
@@ -90,11 +93,11 @@ def log(
 
 
 class RunLog:
-    """A run whose values come from `lk.log`; only this object writes the run's record.
+    """A run whose values come from `lk.log`; only this object writes the record of the run.
 
     Args:
         directory: Folder of the run.
-        experiment: Record of the run's parameters.
+        experiment: Record of the parameters of the run.
         given: Parameters that the caller passed to `lk.log`.
         declared: Names of parameters that the notebook's parameters cell sets.
     """
@@ -107,20 +110,20 @@ class RunLog:
         declared: Iterable[str] = (),
     ) -> None:
         self.run, self.given, self._declared = Run(directory), dict(given or {}), set(declared)
-        self.is_over = False  # True: later values belong to another run
+        self.is_over = False  # True: values logged later belong to another run
         self._results: dict[str, JSON] = {}
         self._curves: dict[str, dict[int, float | None]] = {}
         self._seconds: dict[int, float] = {}  # seconds from the start of the run to each step
         self._seed = experiment.get("seed")
         self._begun, self._written = time.monotonic(), 0.0
         store.start(directory, experiment, machine())
-        self._live = directory / FOLDER  # folder of the live stream of values
+        self._live = directory / FOLDER  # folder to which logged values are streamed
         self._live.mkdir()
         self._writer = StreamWriter(self._live, 0, store.this_process())
 
     @classmethod
     def begin(cls, label: str, parameters: Values) -> RunLog:
-        """Start a run of this process's notebook or script, with the notebook's parameters."""
+        """Start a run of this process's notebook or script, with its parameters."""
         notebook, values = _parameters()
         record = experiment(notebook, values | dict(parameters), label)
         digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:8]
@@ -128,11 +131,11 @@ class RunLog:
         return cls(store.run_directory(f"{name}-{digest}"), record, parameters, values)
 
     def note(self, cell: str) -> None:
-        """Note that a cell is about to run; after a cell that sets parameters, a new run begins."""
+        """Check the next cell: after a cell that sets parameters, a new run begins."""
         self.is_over |= not self._declared.isdisjoint(_assigned_names(cell))
 
     def add(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Add values to the run; a value replaces an earlier value of the same name."""
+        """Add values to the run; a value replaces the earlier value with the same name."""
         for name, value in values.items():
             if name in RESERVED:
                 raise InvalidInput(f"{name} is reserved by labkit: choose another name")
@@ -155,17 +158,17 @@ class RunLog:
                 raise Pruned(f"{self.run.name} pruned after {step} steps")
 
     def write(self) -> None:
-        """Write all values that were added so far to the run's folder."""
+        """Write all values that have been added so far to the folder of the run."""
         metrics = self._metrics()
         if wrong := field_problem("metrics.json", metrics):
             raise InvalidInput(wrong)
         store.write_results(self.run.path, metrics, self._history())
-        self.run.__dict__.pop("_metrics", None)  # a Run caches its metrics and history
+        self.run.__dict__.pop("_metrics", None)  # a `Run` caches its metrics and history
         self.run.__dict__.pop("_history", None)
         self._written = time.monotonic()
 
     def end(self) -> None:
-        """Write all values, and record as the run's state how the notebook or script ended."""
+        """Write all values, and record how the notebook or script ended as the run's state."""
         self.write()
         error = _ended_by()
         if error is None:
@@ -180,11 +183,12 @@ class RunLog:
             store.fail(self.run.path, message)
         else:
             store.fail(self.run.path, f"{type(error).__name__}: {error}")
-        # The folder is removed last, because a search may write its pruning request there.
+        # The folder is removed last, because a hyperparameter search may write its request to prune
+        # the run there.
         shutil.rmtree(self._live, ignore_errors=True)
 
     def _metrics(self) -> dict[str, JSON]:
-        """Return the record for metrics.json."""
+        """Return the content of metrics.json."""
         last = {name: points[max(points)] for name, points in self._curves.items() if points}
         results = {**last, **self._results}
         judged = {
@@ -195,7 +199,7 @@ class RunLog:
         return results | judged | {"logged": list(results), "epochs": self._epochs()}
 
     def _epochs(self) -> list[JSON]:
-        """Return one row per step with the points of all curves."""
+        """Return one row per step that contains the points of all curves."""
         curves = dict(self._curves)
         for name, names in JUDGED.items():
             if present := [candidate for candidate in names if candidate in curves]:
@@ -208,7 +212,7 @@ class RunLog:
         ]
 
     def _history(self) -> list[dict[str, JSON]]:
-        """Return one history row per step of the curve `loss`; unknown byte counts are 0."""
+        """Return one history row per step of the curve `loss`; the unknown byte counts are 0."""
         points = self._curves.get("loss", {})
         empty = dict.fromkeys(store.HISTORY_COLUMNS)
         zero = dict.fromkeys(("epoch", "rank", "payload_bytes", "wire_bytes", "messages"), 0)
@@ -225,14 +229,15 @@ class RunLog:
 
 
 def experiment(notebook: str, values: Values, label: str = "") -> dict[str, JSON]:
-    """Return the record of a logged run's parameters; names of this machine are removed."""
+    """Return the record of a logged run's parameters, without names of this machine."""
     record: dict[str, JSON] = {"notebook": notebook}
     if label:
         record["name"] = label
     for name, value in values.items():
         plain: JSON = scrub(value) if isinstance(value, str) else value
-        # Records store a strategy as a mapping with its name. A value that is not valid for the
-        # Experiment field of its name gets another name.
+        # A record contains a strategy as a mapping with the strategy's name. If a parameter has the
+        # name of an Experiment field but no valid value for the field, its name is changed in the
+        # record.
         if name == "strategy" and isinstance(plain, str):
             plain = dict[str, JSON](name=plain)
         odd = name in record or field_problem("experiment.json", {name: plain})
@@ -241,7 +246,7 @@ def experiment(notebook: str, values: Values, label: str = "") -> dict[str, JSON
 
 
 def parameters_of_job(job: Path) -> tuple[str, dict[str, JSON]]:
-    """Return the name of a job's notebook, and the parameters that are known without its kernel."""
+    """Return the name of a job's notebook, and the parameters that are known without a kernel."""
     job_values = read_plain_file(job / "params.yaml")
     declared = parameters.declared(job / "output.ipynb")
     defaults = parameters.known_values(
@@ -252,7 +257,7 @@ def parameters_of_job(job: Path) -> tuple[str, dict[str, JSON]]:
 
 
 def keep_failed(job: Path, cause: str, rank: int | None = None) -> None:
-    """Record a run for a job that failed before its first run, so that comparisons include it."""
+    """Record a run for a job that failed before its first run, so that comparisons show the job."""
     if not any(job.glob("*/experiment.json")) and (job / "output.ipynb").exists():
         run = store.new_run_directory(job, "failed")
         store.start(run, experiment(*parameters_of_job(job)), machine())
@@ -269,16 +274,16 @@ def _end() -> None:
 
 
 def _parameters() -> tuple[str, dict[str, JSON]]:
-    """Return the name of this process's notebook or script, and its present parameters."""
+    """Return the name of this process's notebook or script, and its current parameters."""
     main = vars(sys.modules["__main__"])
     if job := os.environ.get("LABKIT_JOB"):
         return parameters_of_job(Path(job))
-    # JupyterLab, VS Code and Python name the notebook or script in these variables.
+    # JupyterLab, VS Code and Python store the path of the notebook or script in these variables.
     session = os.environ.get("JPY_SESSION_NAME")
     path = Path(session or main.get("__vsc_ipynb_file__") or main.get("__file__") or "")
     try:
         declared = parameters.declared(path)
-    except LabkitError:  # the file is not saved yet, or does not exist
+    except LabkitError:  # the notebook file is not saved yet, or does not exist
         return path.name, {}
     values = {name: main.get(name, parameter.default) for name, parameter in declared.items()}
     return path.name, {name: value for name, value in values.items() if _is_json(value)}
@@ -296,7 +301,8 @@ def _plain(name: str, value: Any) -> Any:
     """Return a value as a number, a boolean, a text, None, or a list of numbers."""
     if hasattr(value, "numpy") and not hasattr(value, "tolist"):  # a TensorFlow tensor
         value = value.numpy()
-    value = value.tolist() if hasattr(value, "tolist") else value  # of NumPy, PyTorch or pandas
+    # Arrays of NumPy, PyTorch or pandas.
+    value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, tuple | list):
         numbers = [_plain(name, element) for element in value]
         if numbers and all(number is None or is_number(number) for number in numbers):
@@ -309,25 +315,26 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _ended_by() -> BaseException | None:
-    """Return the exception that ended this notebook or script; None: it ended without error.
+    """Return the exception that ended this notebook or script; None if there was no error.
 
-    An interactive session ends without error, because it continues after the error of a cell.
+    An interactive session always ends without error, because it continues after an error in a cell.
     """
     error = getattr(sys, "last_value", None) or _exit
     if _shell() is not None:
-        # An error of a cell ends a job; an interactive session continues.
+        # An error in a cell ends a job, but an interactive session continues after the error.
         error = _last_error if os.environ.get("LABKIT_JOB") else None
     return None if isinstance(error, SystemExit) and not error.code else error
 
 
 _last_error: BaseException | None = None  # error of the last executed cell
-_exit: SystemExit | None = None  # SystemExit of a script; Python drops it before `_end` runs
+# SystemExit of a script, because Python deletes it before `_end` runs.
+_exit: SystemExit | None = None
 
 
 def _register_hooks() -> None:
-    """Register hooks that note the start and end of each cell, or the exit of a script."""
+    """Register hooks for the start and end of each cell, or for the exit of a script."""
     if shell := _shell():
-        if not os.environ.get("LABKIT_JOB"):  # the parameters of a job never change
+        if not os.environ.get("LABKIT_JOB"):  # the parameters of a job do not change
             shell.events.register("pre_run_cell", _note_cell_start)
         shell.events.register("post_run_cell", _note_cell_end)
     elif sys.exit is not _exit_with_record:
@@ -337,7 +344,7 @@ def _register_hooks() -> None:
 def _exit_with_record(
     code: int | str | None = None, /, *, plain: Callable[..., NoReturn] = sys.exit
 ) -> NoReturn:
-    """Store the exit code and call `sys.exit`; Python itself does not keep the code."""
+    """Store the exit code and call `sys.exit`, because Python itself does not store the code."""
     global _exit
     if threading.current_thread() is threading.main_thread():
         _exit = SystemExit(code)
@@ -354,7 +361,7 @@ def _assigned_names(cell: str) -> set[str]:
     shell = _shell()
     try:
         body = ast.parse(shell.transform_cell(cell) if shell else cell).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the kernel reports the error
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the kernel reports this error
         return set()
     targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
     targets += [node.target for node in body if isinstance(node, ast.AnnAssign) and node.value]

@@ -1,4 +1,4 @@
-"""A notebook as a Kubernetes MPIJob for Kubeflow's mpi-operator.
+"""A description of a notebook as a Kubernetes MPIJob, for Kubeflow's mpi-operator.
 
 Schema: https://github.com/kubeflow/mpi-operator, manifests/base/kubeflow.org_mpijobs.yaml.
 """
@@ -21,19 +21,21 @@ from labkit.jobs.parameters import Values
 if TYPE_CHECKING:
     import yaml
 
-HOST_FILE = "/etc/mpi/hostfile"  # written by the operator: one line `name slots=n` per worker pod
+# The operator writes this file, with a line `name slots=n` per worker pod.
+HOST_FILE = "/etc/mpi/hostfile"
 
-# Kubernetes host names are long; by default, Open MPI would cut them at the first dot.
+# By default, Open MPI would cut the long host names of Kubernetes at the first dot.
 VARIABLES = {
     "LABKIT_LAUNCHER": "hosts",
     "LABKIT_HOSTS": HOST_FILE,
     "PRTE_MCA_prte_keep_fqdn_hostnames": "1",
 }
-FOLDER = "/labkit/job"  # working folder of the launcher in its pod
-PATIENCE = 300  # seconds until all workers must be reachable
+FOLDER = "/labkit/job"  # working folder of the launcher, inside its pod
+PATIENCE = 300  # maximum seconds until all workers are reachable
 LARGEST_MAP = 2**20  # maximum size of a ConfigMap, bytes
 
-# Host names appear after the pods start, and sshd starts even later; mpiexec waits for neither.
+# Pods have host names only some time after their start, and sshd starts even later; mpiexec does
+# not wait.
 _AWAIT = """\
 end=$(($(date +%s) + {patience}))
 await() {{
@@ -66,18 +68,18 @@ class MPIJob:
     """The description of an MPIJob that runs a notebook.
 
     Attributes:
-        notebook, values: Notebook to run, and its parameters.
-        workers: Number of pods in addition to the launcher's pod; None: as many as the notebook's
-            ranks need.
+        notebook, values: Notebook to run, and the values of its parameters.
+        workers: Number of pods besides the launcher's pod; None: as many as the ranks of the
+            notebook need.
         slots: Maximum number of ranks per pod.
-        image: Container image of all pods, as `labkit container` describes it.
-        name: Name of the job; "": the notebook's name.
+        image: Container image of all pods, built from the output of `labkit container`.
+        name: Name of the MPIJob; "": the name of the notebook.
         namespace: Kubernetes namespace; "": the default namespace.
-        claim: Name of the volume claim in which the runs are stored; "": the runs are lost with the
-            launcher's pod.
+        claim: Name of the volume claim in which the runs are stored; "": the runs are deleted with
+            the launcher's pod.
 
     Raises:
-        InvalidInput: The operator or the notebook would reject a value.
+        InvalidInput: The mpi-operator or the notebook would reject a value.
     """
 
     notebook: Path
@@ -102,7 +104,7 @@ class MPIJob:
         stem = re.sub(r"[^a-z0-9]+", "-", self.notebook.stem.lower()).strip("-")
         object.__setattr__(self, "workers", pods)
         object.__setattr__(self, "name", self.name or stem or "notebook")
-        # The operator checks the longest name, which is the name of the last worker.
+        # The operator checks the name of the last worker, which is the longest name.
         names.LABEL.validate(f"{self.name}-worker-{pods - 1}", "--name, of the last worker")
         names.IMAGE.validate(self.image, "--image")
         names.KEY.validate(self._file, "the notebook's name")
@@ -117,11 +119,11 @@ class MPIJob:
 
     @property
     def text(self) -> str:
-        """The YAML input of `kubectl apply`: the notebook, and the MPIJob that runs it."""
+        """The YAML input of `kubectl apply`: a ConfigMap with the notebook, and its MPIJob."""
         import yaml
 
         class Readable(yaml.SafeDumper):
-            """A YAML writer that writes a text of several lines as a block of lines."""
+            """A YAML writer that writes a text with several lines as a block of lines."""
 
         Readable.add_representer(str, _represent_text)
         runs_note = _CLAIMED.format(claim=self.claim) if self.claim else _LOST
@@ -151,7 +153,7 @@ class MPIJob:
     def _spec(self) -> dict[str, JSON]:
         return {
             "slotsPerWorker": self.slots,
-            # A failed job is not repeated, because a second attempt would be another run.
+            # A failed job is not repeated, because its second attempt would be another run.
             "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0},
             "mpiReplicaSpecs": {
                 "Launcher": self._replica(1, ["sh", "-euc", self._script()], launcher=True),
@@ -168,7 +170,7 @@ class MPIJob:
     def _replica(
         self, count: int | None, command: list[str], launcher: bool = False
     ) -> dict[str, JSON]:
-        # Ranks of a pod share gradients in /dev/shm, which has only 64 MiB by default.
+        # The ranks of a pod share gradients in /dev/shm, whose default size is only 64 MiB.
         volumes: dict[str, dict[str, JSON]] = {"/dev/shm": {"emptyDir": {"medium": "Memory"}}}
         container: dict[str, JSON] = {"name": "labkit", "image": self.image}
         container |= {"command": [*command]}
@@ -189,11 +191,11 @@ class MPIJob:
 
 
 def waiting(hosts: str, patience: int) -> str:
-    """Return shell code that waits until each host in a file has an address and answers ssh.
+    """Return shell code that waits until all hosts in a file have addresses and answer ssh.
 
     Args:
-        hosts: Path of the host file.
-        patience: Maximum waiting time, s.
+        hosts: Path of the file with the host names.
+        patience: Maximum waiting time in seconds.
     """
     return _AWAIT.format(hosts=hosts, patience=patience)
 

@@ -1,4 +1,4 @@
-"""Execution of one notebook as a job: in a separate process, with validated parameters."""
+"""Execution of one notebook as a job: in its own process, with validated parameters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from labkit.records.endings import describe_exit, interruption_text
 
 @dataclass(frozen=True)
 class JobResult:
-    """The result of a job: its folder, state (store.STATES), cause and first failing rank."""
+    """The result of a job: its folder, state (see `store.STATES`), cause and first failed rank."""
 
     path: Path
     state: str
@@ -39,24 +39,25 @@ def execute(
     on_start: Callable[[Path], None] = lambda path: None,
     resume: bool = False,
 ) -> JobResult:
-    """Execute a notebook with these parameters as a job `<root>/<notebook>/<NNN>_<k=v,…>/`.
+    """Execute a notebook with parameters as a job `<root>/<notebook>/<NNN>_<k=v,…>/`.
 
-    The terminal shows the output as it arrives. The runs are stored in the job's folder
-    (LABKIT_JOB). As with papermill, the working folder is the caller's folder. The notebook file
-    itself never changes. Ctrl-C interrupts the running cell, which can clean up; a second Ctrl-C
-    kills the job.
+    The terminal shows the output of the notebook at once. The runs of the notebook are stored in
+    the job's folder (LABKIT_JOB). The notebook runs in the current folder of the caller, as with
+    papermill. The job does not change the notebook file itself. The first Ctrl-C interrupts the
+    running cell, which can then clean up; a second Ctrl-C kills the job.
 
     Args:
         notebook: Path of an .ipynb file.
-        parameter_values: Parameters by name; texts are converted to the declared types.
+        parameter_values: Parameters by name; text is converted to the declared type of the
+            parameter.
         root: Folder of all runs.
-        on_start: Function that receives the job's folder when the job has started.
-        resume: Whether to continue the newest job with these parameters, if that job was
-            interrupted or failed. Completed runs are not repeated; an incomplete run continues from
+        on_start: Function that is called with the job's folder after the job has started.
+        resume: Whether to continue the newest job with these parameters, if it was interrupted or
+            has failed. Completed runs of the job are not repeated; an incomplete run continues from
             its newest checkpoint.
 
     Raises:
-        InvalidInput: The parameters violate the notebook's declarations; no process was started.
+        InvalidInput: The parameters violate the notebook's declarations, so no process was started.
     """
     notebook = Path(notebook)
     values = parameters.validate_values(notebook, parameter_values or {})
@@ -67,19 +68,20 @@ def execute(
         try:
             return job.result()
         except KeyboardInterrupt as error:
-            # The loop continues, because an interrupted job also writes a record.
+            # The loop continues to wait, because an interrupted job also writes a record.
             job.interrupt(interruption_text(error))
 
 
 class NotebookJob:
-    """A notebook that executes in a separate process.
+    """A notebook that is executed in a separate process.
 
     Args:
         path: Folder of the job.
-        process: Process that executes the notebook; it ends when its standard input closes.
+        process: Process that executes the notebook; the process ends when its standard input is
+            closed.
 
     Attributes:
-        interrupted: Cause of the interruption; None: the job was not interrupted.
+        interrupted: Cause of the interruption; None if the job was not interrupted.
     """
 
     def __init__(self, path: Path, process: subprocess.Popen[bytes] | Fork) -> None:
@@ -87,38 +89,40 @@ class NotebookJob:
         self.interrupted: str | None = None
 
     def done(self) -> bool:
-        """Return whether the job has ended."""
+        """Return whether the process of the job has ended."""
         return self.process.poll() is not None
 
     @property
     def in_order(self) -> bool:
-        """Whether the notebook ended by itself, so that no rank still computes for it."""
+        """Whether the notebook ended by itself, so that none of its ranks still computes."""
         return self.process.poll() in (0, CELL_FAILED)
 
     def interrupt(self, cause: str = "interrupted by the user") -> None:
-        """Interrupt the running cell, which can clean up; a second call kills the process."""
+        """Interrupt the running cell, which may clean up; a second call kills the process."""
         if self.interrupted:
             self.kill(self.interrupted)
         else:
             self.interrupted = cause
-            assert self.process.stdin is not None  # for the type checker: the call requests a pipe
-            with suppress(BrokenPipeError):  # the process has ended at this moment
+            assert self.process.stdin is not None  # for the type checker: Popen has created a pipe
+            with suppress(BrokenPipeError):  # the process ends at the same moment
                 os.write(self.process.stdin.fileno(), cause.encode())
             self._close()
 
     def kill(self, cause: str) -> None:
-        """Kill the process; its kernel detects this and ends."""
+        """Kill the process of the job; its kernel detects the end and exits."""
         self.interrupted = cause
         self.process.kill()
 
     def result(self) -> JobResult:
-        """Wait for the end of the process, and return its recorded result.
+        """Wait until the process has ended, and return the result that it recorded.
 
-        If the process could not record how it ended, this method records what is known.
+        If the process could not record how it ended, this method records the cause and the exit
+        code.
         """
         code = self.process.wait()
         self._close()
-        # The file is read directly: `read_status` would report every dead process as interrupted.
+        # The file is read directly, because `read_status` reports every dead process as
+        # interrupted.
         status = store.read_json(self.path / "status.json")
         is_unfinished = status["state"] in ("queued", "running")
         if is_unfinished and not store.fallback_status(self.path, status):
@@ -126,14 +130,14 @@ class NotebookJob:
                 store.interrupt(self.path, self.interrupted)
             else:
                 store.fail(self.path, describe_exit("the process of the notebook", code).message)
-        if code < 0:  # a killed process has not recorded the ends of its runs
+        if code < 0:  # a killed process could not record the ends of its runs
             store.end_orphans(self.path, store.read_status(self.path)["cause"])
         _clean_log(self.path / LOG)
         status = store.read_status(self.path)
         return JobResult(self.path, status["state"], status["cause"], status["rank"])
 
     def _close(self) -> None:
-        assert self.process.stdin is not None  # for the type checker: the call requests a pipe
+        assert self.process.stdin is not None  # for the type checker: Popen has created a pipe
         self.process.stdin.close()
 
 
@@ -144,26 +148,27 @@ def start(
     show: bool = True,
     resume: bool = False,
 ) -> NotebookJob:
-    """Execute a notebook in a new process, in a new folder below the folder of all runs.
+    """Execute a notebook in a new process, in a new folder inside the folder of all runs.
 
     Args:
         notebook: Path of an .ipynb file.
-        values: Validated parameters.
+        values: Validated values of the parameters.
         root: Folder of all runs.
-        show: Whether the notebook's output also goes to the output of this process.
-        resume: Whether to continue an unfinished job, see `execute`.
+        show: Whether this process's output also contains the output of the notebook.
+        resume: Whether to continue an unfinished job, as in `execute`.
     """
     unfinished = store.unfinished_job(root, notebook, values) if resume else None
     path = unfinished or store.new_job_directory(root, notebook, values)
-    # The output is not a pipe: no process would read it, and a full pipe blocks the notebook.
+    # The output is discarded instead of piped, because no process would read the pipe, and a full
+    # pipe would block the notebook.
     output = None if show else subprocess.DEVNULL
     job_environment = {
         "LABKIT_JOB": str(path.resolve()),
         imports.VARIABLE: imports.notebook_folders(notebook),
     }
-    # With -P, no file in the caller's folder can replace a module. In a separate session, the job
-    # does not receive Ctrl-C; this process receives it and closes the pipe to the job. The pipe
-    # also closes when this process is killed, so that no job remains.
+    # With -P, Python ignores modules in the caller's folder. In its own session, the job does not
+    # receive Ctrl-C; this process receives Ctrl-C and closes the pipe to the job. The pipe is also
+    # closed when this process is killed, so that the job ends, too.
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "labkit.jobs.job", str(notebook), str(path)],
         stdin=subprocess.PIPE,
@@ -176,7 +181,7 @@ def start(
 
 
 def _clean_log(log: Path) -> None:
-    """Remove paths of this machine from the log of a process; delete an empty log."""
+    """Remove this machine's paths from the log of a process; delete an empty log."""
     try:
         text = read_file(log, root=log.parents[1]).decode(errors="replace")
     except FileNotFoundError:

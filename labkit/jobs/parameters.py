@@ -36,11 +36,11 @@ class Unknown:
 
 UNKNOWN = Unknown()
 _LOGS = re.compile(r"\b(lk|labkit)\.log\(|\bimport log\b|\bglue\(")
-# JSON has no infinite numbers, so records hold the text "Infinity" instead.
+# JSON has no infinite numbers, so records contain the text "Infinity" instead.
 _CONFIG = ConfigDict(ser_json_inf_nan="strings")
 _NOT_FINITE = re.compile(r"[-+]?(inf|infinity|nan)", re.IGNORECASE)
 _CELL_MAGIC = re.compile(r"\s*%%(\w+).*\n?")
-_TRANSPARENT = ("capture", "prun", "time")  # cell magics whose cell contains Python
+_TRANSPARENT = ("capture", "prun", "time")  # cell magics whose cells contain Python
 Values: TypeAlias = "Mapping[str, JSON]"
 
 
@@ -48,8 +48,8 @@ Values: TypeAlias = "Mapping[str, JSON]"
 class NotebookParameter:
     """One assignment of a parameters cell: `workers: int = 2  # ranks`.
 
-    `own` is True if the notebook logs its own runs. Parameters such as `model` may then have values
-    that are not valid for an Experiment.
+    `own` states whether the notebook logs its own runs by `lk.log`. In such notebooks, parameters
+    such as `model` may have values that are not valid for an Experiment.
     """
 
     name: str
@@ -61,22 +61,23 @@ class NotebookParameter:
 
     @cached_property
     def type(self) -> TypeAdapter[JSON]:
-        """The pydantic adapter of the declared type; an unreadable type raises InvalidInput."""
+        """The pydantic adapter of the declared type; raises InvalidInput for an unreadable type."""
         try:
             return TypeAdapter(annotation_types.read(self.annotation or "Any"), config=_CONFIG)
-        except (PydanticUserError, TypeError, ValueError) as error:  # NoType is a ValueError
+        # NoType is a subclass of ValueError.
+        except (PydanticUserError, TypeError, ValueError) as error:
             raise InvalidInput(
                 f"the parameters cell declares `{self.declaration}`, but {self.annotation} is not "
                 f"a type made of {', '.join(sorted(annotation_types.NAMED))}"
             ) from error
 
     def convert(self, value: JSON) -> JSON:
-        """Return a value as the declared type; a text is parsed: for bool, "true" is True.
+        """Return a value as the declared type; text is parsed, so for bool, "true" is True.
 
         Raises:
             InvalidInput: The value does not have the declared type.
         """
-        # Recorded values contain texts such as "Infinity" for numbers that JSON lacks.
+        # A recorded value may be a text such as "Infinity" for a number that JSON lacks.
         unparsed = [(value, True), (value, False)]
         readings = _readings(value) if isinstance(value, str) else unparsed
         kind = self.type
@@ -97,18 +98,18 @@ class NotebookParameter:
             )
         for reading, strict in readings:
             try:
-                # Validation follows JSON: a list is valid as a tuple, but True and 2.0 are not
-                # valid as int.
+                # Validation follows the rules of JSON: a list is valid as a tuple, but True and 2.0
+                # are not valid as int.
                 checked = _validate(kind, reading, strict)
                 converted: JSON = json.loads(kind.dump_json(checked))
-                # The recorded value must have the same meaning: `float | str` reads "Infinity" as a
-                # text.
+                # The recorded value must have the same meaning as the given value; for example,
+                # `float | str` would read "Infinity" as a text.
                 same = self.source(converted) == python_source(checked)
                 if same and (strict or isinstance(value, str) or _equal(converted, value)):
                     return converted
             except ValueError:  # pydantic's errors are ValueErrors
                 continue
-        # The declaration lists the choices of a Literal, so the message does not repeat them.
+        # The declaration in the message already lists the choices of a Literal.
         named = "a choice" if "Literal" in self.annotation else self.annotation
         raise InvalidInput(
             f"{self.name} = {short(value)} is not {named}: "
@@ -116,35 +117,36 @@ class NotebookParameter:
         )
 
     def source(self, value: JSON) -> str:
-        """Return Python source of a converted value; a JSON list may become a tuple, `(28, 28)`."""
+        """Return the Python source of a value; for type tuple, a JSON list becomes `(28, 28)`."""
         return python_source(_validate(self.type, value, strict=False))
 
 
 def _equal(value: JSON, other: JSON) -> bool:
-    """Return whether two values are equal in JSON, where True, 1 and 1.0 differ."""
+    """Return whether two values are equal as JSON, where True, 1 and 1.0 are different."""
     return json.dumps(value) == json.dumps(other)
 
 
 def _validate(kind: TypeAdapter[JSON], value: object, strict: bool) -> JSON:
     try:
         text = json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):  # a value without JSON form: a date, a path, an infinite number
+    except (TypeError, ValueError):  # the value is not JSON: a date, a path, or an infinite number
         return kind.validate_python(value, strict=True)
     return kind.validate_json(text, strict=strict)
 
 
-Known: TypeAlias = Mapping[str, NotebookParameter]  # declared parameters, by name
+Known: TypeAlias = Mapping[str, NotebookParameter]  # the declared parameters by name
 
 
 def declared(notebook: Path) -> dict[str, NotebookParameter]:
-    """Return a notebook's parameters: the assignments of its cell tagged `parameters`, in order.
+    """Return a notebook's parameters: the assignments in its cell with the tag `parameters`.
 
     Raises:
         InvalidInput: The notebook is missing, or its parameters cell is not Python.
     """
     all_cells = cells.read(notebook)
     tagged = [cell for cell in all_cells if "parameters" in cell.tags]
-    # papermill inserts the values after the first tagged cell; a later tagged cell would undo them.
+    # papermill inserts the values after the first cell with the tag, so a later cell with the tag
+    # would undo them.
     if len(tagged) > 1 or any(cell.kind != "code" for cell in tagged):
         kinds_found = " and ".join(f"a {cell.kind} cell" for cell in tagged[:3])
         raise InvalidInput(
@@ -156,14 +158,15 @@ def declared(notebook: Path) -> dict[str, NotebookParameter]:
         known = parse(tagged[0].source) if tagged else {}
         return {name: replace(parameter, own=logs_itself) for name, parameter in known.items()}
     except (SyntaxError, ValueError, tokenize.TokenError, RecursionError, MemoryError) as error:
-        reason = str(error) or type(error).__name__  # an error about nesting may have no text
+        # An error about nested brackets may have no text.
+        reason = str(error) or type(error).__name__
         raise InvalidInput(f"the parameters cell of {notebook} is not Python: {reason}") from error
 
 
 def parse(source: str) -> dict[str, NotebookParameter]:
-    """Return a cell's assignments as parameters; only the kernel executes other statements."""
+    """Return the assignments of a cell as parameters, and ignore all other statements."""
     source = _plain_python(source)
-    # Python's parser drops comments, so the tokenizer supplies them, by line number.
+    # Python's parser ignores comments, so the tokenizer finds the comment on each line.
     comments = {
         token.start[0]: token.string.lstrip("# ")
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
@@ -175,16 +178,17 @@ def parse(source: str) -> dict[str, NotebookParameter]:
         value = getattr(node, "value", None)
         if not (isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name)):
             continue
-        if value is None:  # a bare annotation, `workers: int`, has no value
+        if value is None:  # an annotation without a value, such as `workers: int`
             continue
         annotation = _annotation(node) if isinstance(node, ast.AnnAssign) else "Final"
-        if annotation.split(".")[-1] == "Final":  # the type is inferred from the default
+        if annotation.split(".")[-1] == "Final":  # the type is derived from the default value
             annotation = infer(
                 value, {name: parameter.annotation for name, parameter in parameters.items()}
             )
         help = comments.get(node.end_lineno or 0, "")
         text = " ".join((ast.get_source_segment(source, node) or "").split())
-        text = re.sub(r"\[ (.*?),? \]", r"[\1]", text)  # format a list of several lines as one line
+        # Write a list that spans several lines on one line.
+        text = re.sub(r"\[ (.*?),? \]", r"[\1]", text)
         declaration = f"{text}  # {help}" if help else text
         default = _default(value)
         parameters[target.id] = NotebookParameter(target.id, annotation, default, help, declaration)
@@ -192,15 +196,16 @@ def parse(source: str) -> dict[str, NotebookParameter]:
 
 
 def _annotation(node: ast.AnnAssign) -> str:
-    if isinstance(node.annotation, ast.Constant):  # in quotes: `workers: "int" = 2`
+    if isinstance(node.annotation, ast.Constant):  # an annotation in quotes: `workers: "int" = 2`
         return str(node.annotation.value)
     return ast.unparse(node.annotation)
 
 
 def _plain_python(source: str) -> str:
-    """Return a cell as Python: magics and shell lines become calls of IPython's functions."""
+    """Return a cell as Python: magics and shell commands become calls of IPython functions."""
     while match := _CELL_MAGIC.match(source):
-        # Other cell magics contain another language, or run in another process.
+        # A cell with another magic contains another language, or runs in another process, so it
+        # sets no parameters.
         source = source[match.end() :] if match[1] in _TRANSPARENT else ""
     try:
         ast.parse(source)
@@ -212,7 +217,7 @@ def _plain_python(source: str) -> str:
 
 
 def _default(node: ast.expr) -> JSON | Unknown:
-    """Return the value of a literal that JSON can hold; otherwise UNKNOWN."""
+    """Return the value of a literal that JSON can represent, or UNKNOWN for other expressions."""
     try:
         value: JSON = ast.literal_eval(node)
         json.dumps(value, allow_nan=False)
@@ -226,21 +231,24 @@ def validate_values(
 ) -> dict[str, JSON]:
     """Return the given parameters, converted to the types that the notebook declares.
 
-    A parameter with the name of an Experiment field must be valid for that field. If the value is a
-    list, each item must be valid. Literal parameters whose default is not a valid field value are
-    exempt. Thus Experiment alone defines the rules. `declarations` holds the declared parameters;
-    None: they are read from the notebook.
+    A parameter with the name of an Experiment field must be valid for that field. If the value of
+    such a parameter is a list, each item must be valid for the field. A Literal parameter is exempt
+    if its default is not valid for the field. This leaves all rules on fields to Experiment.
+    `declarations` contains the declared parameters;
+    None: the declared parameters are read from the notebook.
 
     Raises:
-        InvalidInput: A name is unknown, a type is wrong, or a value is not allowed.
+        InvalidInput: A parameter name is unknown, a type is wrong, or a value is not allowed.
     """
     if declarations is None:
         declarations, raw_values = declared(notebook), raw_values or _injected_values(notebook)
-    # Python normalizes names, and a keyboard may write an ö as two characters.
+    # Python normalizes names, and some keyboards write an ö as two characters, so names are
+    # normalized here, too.
     raw_values = {unicodedata.normalize("NFKC", name): value for name, value in raw_values.items()}
     check_names(notebook, raw_values, declarations)
     values = {name: declarations[name].convert(value) for name, value in raw_values.items()}
-    # Defaults are checked, too: a given number of workers may not fit the default batch size.
+    # The defaults are also checked, because a given number of workers may not fit the default batch
+    # size.
     defaults = {name: parameter.default for name, parameter in declarations.items()}
     all_values = known_values(defaults) | values
     unchecked = {
@@ -253,9 +261,10 @@ def validate_values(
 
 
 def _injected_values(notebook: Path) -> dict[str, JSON]:
-    """Return the values of an earlier run that papermill has injected into a notebook.
+    """Return parameter values that papermill injected into a notebook in an earlier execution.
 
-    papermill replaces these values if it receives new ones, and otherwise leaves them unchanged.
+    If papermill receives new values, it replaces the injected values; without new values, the
+    injected ones stay unchanged.
     """
     cell = next(
         (
@@ -273,7 +282,7 @@ def _injected_values(notebook: Path) -> dict[str, JSON]:
 
 
 def _has_own_choices(parameter: NotebookParameter) -> bool:
-    """Return whether a Literal parameter has choices unknown to Experiment: `Literal["star"]`."""
+    """Return whether a Literal parameter has choices that Experiment rejects: `Literal["star"]`."""
     from labkit.experiment import Experiment
 
     if "Literal" not in parameter.annotation or parameter.name not in Experiment.model_fields:
@@ -291,13 +300,13 @@ def known_values(values: Mapping[str, JSON | Unknown]) -> dict[str, JSON]:
 
 
 def largest(value: JSON | Unknown) -> int:
-    """Return the largest integer in a value, such as a number of ranks; 1 if it has no integer."""
+    """Return the largest integer in a value, such as a number of ranks; 1 without an integer."""
     numbers = value if isinstance(value, list) else [value]
     return max((number for number in numbers if type(number) is int), default=1)
 
 
 def check_names(notebook: Path, names: Iterable[str], declarations: Known) -> None:
-    """Raise an error for a name that the notebook does not declare, and suggest similar names."""
+    """Raise an error for each name that the notebook does not declare; suggest similar names."""
     for name in names:
         if name not in declarations:
             raise InvalidInput(
@@ -306,9 +315,9 @@ def check_names(notebook: Path, names: Iterable[str], declarations: Known) -> No
 
 
 def check_fields(values: Values) -> None:
-    """Validate values whose names are Experiment fields; each item of a list is tested separately.
+    """Validate values whose names are Experiment fields; test each item of a list separately.
 
-    A missing data set is downloaded now, so that ranks need not wait for it.
+    A missing data set is downloaded here, so that ranks need not wait for the download.
     """
     from labkit import datasets
 
@@ -320,7 +329,7 @@ def check_fields(values: Values) -> None:
 
 
 def check_possible(values: Values) -> dict[str, list[JSON]]:
-    """Validate like `check_fields`, but without a download; return the items of each field."""
+    """Validate values like `check_fields`, but download no data; return the items of each field."""
     from labkit.experiment import Experiment
 
     fields = {
@@ -328,8 +337,9 @@ def check_possible(values: Values) -> dict[str, list[JSON]]:
         for name, value in values.items()
         if name in Experiment.model_fields
     }
-    # Not all combinations are tested: an item is tested with the first items of the other fields.
-    # Otherwise, a sweep of four lists of ten values would build ten thousand experiments.
+    # Not all combinations are tested: each item is tested only with the first items of all other
+    # fields. A test of all combinations would create ten thousand experiments for a sweep of four
+    # lists of ten values.
     first = {name: items[0] for name, items in fields.items() if items}
     for name, items in fields.items():
         for item in items:
@@ -338,7 +348,7 @@ def check_possible(values: Values) -> dict[str, list[JSON]]:
 
 
 def _is_list_field(field: str) -> bool:
-    """Return whether a single value of an Experiment field is a list, unlike for `workers`."""
+    """Return whether one value of an Experiment field is a list itself (false for `workers`)."""
     from labkit.experiment import Experiment
 
     annotation = Experiment.model_fields[field].annotation
@@ -346,7 +356,7 @@ def _is_list_field(field: str) -> bool:
     items = [
         typing.get_args(kind)[0] for kind in annotation_types if typing.get_origin(kind) is tuple
     ]
-    # tuple[Any, ...] stands for arrays, which a parameters cell cannot hold.
+    # Fields of type tuple[Any, ...] contain arrays, which a parameters cell cannot contain.
     return any(item is not typing.Any for item in items)
 
 
@@ -364,10 +374,10 @@ def read_text(path: Path) -> str:
 
 
 def read_yaml(text: str, origin: str) -> dict[str, JSON]:
-    """Return the mapping that a YAML text describes; `origin` names the text in errors.
+    """Return the mapping in a YAML text; error messages name the text `origin`.
 
     Raises:
-        InvalidInput: The text is not YAML, or not a mapping from names to values.
+        InvalidInput: The text is not YAML, or is not a mapping from names to values.
     """
     try:
         record = read_plain(text)
@@ -381,23 +391,24 @@ def read_yaml(text: str, origin: str) -> dict[str, JSON]:
 
 
 def value_of(text: JSON) -> JSON:
-    """Return the value of a command-line text for which no notebook declares a type."""
+    """Return the value of a text from the command line without a declared type."""
     return _readings(text)[0][0] if isinstance(text, str) else text
 
 
 def _readings(text: str) -> list[tuple[JSON, bool]]:
-    """Return possible values of a text, preferred ones first, and whether types must be exact."""
+    """Return possible values of a text, preferred ones first, with whether types must be exact."""
     readings: list[tuple[JSON, bool]] = [(text, False)]
     if text.startswith("("):  # the text is a tuple in Python syntax
         with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             readings.append((ast.literal_eval(text), True))
             return readings
-    for place, source in enumerate((text, f"[{text}]")):  # a declared list may be given as 1,2,4
+    # A list may be given without brackets, as in 1,2,4.
+    for place, source in enumerate((text, f"[{text}]")):
         try:
             value = read_plain(source)
-        except NotPlain:  # a text like "a: b: c" can only be text
+        except NotPlain:  # a text such as "a: b: c" is not YAML, so it stays a text
             continue
-        if not isinstance(value, str):  # a quoted text stays as it is, with its quotes
+        if not isinstance(value, str):  # a text in quotes stays unchanged, including its quotes
             readings.insert(2 * place, (value, True))
-    # As in papermill, an empty text stays a text if the declared type allows texts.
+    # An empty text stays a text if the declared type allows texts, as in papermill.
     return readings if text else sorted(readings, key=lambda reading: reading[0] is None)

@@ -9,7 +9,8 @@ from fractions import Fraction
 from pathlib import PurePath
 from uuid import UUID
 
-# Expressions that rebuild a value from its text. datetime comes before its base class date.
+# Expressions that create a value from its text. datetime precedes its base class date, because the
+# first match is used.
 _CONSTRUCTORS = {
     datetime: "__import__('datetime').datetime.fromisoformat({!r})",
     date: "__import__('datetime').date.fromisoformat({!r})",

@@ -15,15 +15,15 @@ from labkit.jobs.listing import find
 from labkit.jobs.sweep import manifest
 from labkit.records import registry, store
 
-PATIENCE = 80.0  # seconds until processes must end; cells have half of this time to clean up
+PATIENCE = 80.0  # maximum seconds until processes end; cells may clean up for half of this time
 
 
 def stop(root: Path, say: Callable[[str], None]) -> list[Path]:
-    """Stop all running sweeps and jobs at and below root; return folders of those still running.
+    """Stop all running sweeps and jobs at and below `root`; return folders of those still running.
 
-    A sweep's process stops the jobs of the sweep. Runs of a notebook that is open in JupyterLab
-    continue, because the notebook's process executes them. Only processes in this user's registry
-    are stopped; a process that only a record in the folder names continues.
+    The process of a sweep stops the jobs of the sweep. Runs of a notebook that is open in
+    JupyterLab continue, because the process of the notebook executes these runs. Only processes in
+    this user's registry are stopped. A process continues if only a record in the folder names it.
 
     Raises:
         LabkitError: The folder is missing.
@@ -36,7 +36,8 @@ def stop(root: Path, say: Callable[[str], None]) -> list[Path]:
         say(line)
 
     signalled, remaining = _signal_processes(sweeps, manifest.FILE, report)
-    # A sweep would count jobs that receive a signal from here as failed, so they are left out.
+    # A sweep would count a job as failed if this process sent a signal to it, so the jobs of sweeps
+    # are omitted.
     single_jobs = [job for job in jobs if not any(sweep in job.parents for sweep in signalled)]
     elements = queued(single_jobs, report)
     signalled_jobs, refused = _signal_processes(single_jobs, "status.json", report)
@@ -45,7 +46,7 @@ def stop(root: Path, say: Callable[[str], None]) -> list[Path]:
     if elements:
         try:
             remaining += cancel(elements, report)
-        except LabkitError as error:  # Slurm does not answer; local processes are still stopped
+        except LabkitError as error:  # Slurm does not answer, but local processes are still stopped
             report(str(error))
             remaining += elements.values()
     remaining += _wait_for_ends(signalled, report)
@@ -61,17 +62,19 @@ def _signal_processes(
 
     Args:
         paths: Folders of jobs or sweeps.
-        name: Name of the file in each folder that records the state.
-        say: Function that prints a message about each running job or sweep that is not stopped.
+        name: Name of the file that records the state in each folder.
+        say: Function that prints a message about each running job or sweep that cannot be stopped.
 
     Returns:
-        Signalled processes by folder, and folders whose process this user may not end.
+        Processes that received the signal, by folder, and folders whose process this user may not
+        end.
     """
     signalled, refused = {}, []
     for path in sorted(paths):
         process = registry.process(path)
         if process is None:
-            # If no such process runs on this machine, `labkit ls` shows the state "interrupted".
+            # If the recorded process does not run on this machine, `labkit ls` shows the state
+            # "interrupted".
             if (record := _running_record(path / name)) and store.is_alive(record):
                 say(f"{path} {ELSEWHERE}")
             continue
@@ -79,7 +82,7 @@ def _signal_processes(
             continue
         try:
             psutil.Process(process["pid"]).send_signal(signal.SIGTERM)
-        except psutil.NoSuchProcess:  # the process has ended at this moment
+        except psutil.NoSuchProcess:  # the process has just ended
             continue
         except psutil.AccessDenied:
             say(f"{path}: this user has no permission to end process {process['pid']}")
@@ -90,16 +93,16 @@ def _signal_processes(
 
 
 def _running_record(path: Path) -> store.Record | None:
-    """Return the record of a running job or sweep; None if it does not run, or runs in Slurm."""
+    """Return the record of a running job or sweep; None if it has ended, or if it runs in Slurm."""
     try:
         record = store.read_json(path)
-    except LabkitError:  # `labkit ls` reports the damaged record
+    except LabkitError:  # the command `labkit ls` reports the damaged record
         return None
     return record if record.get("state") == "running" and "element" not in record else None
 
 
 def _wait_for_ends(signalled: dict[Path, store.Record], say: Callable[[str], None]) -> list[Path]:
-    """Wait for signalled processes; return the folders of processes that do not end in time."""
+    """Wait until signalled processes end; return the folders of those that do not end in time."""
     end = time.monotonic() + PATIENCE
     while signalled:
         for path, process in list(signalled.items()):
@@ -108,7 +111,8 @@ def _wait_for_ends(signalled: dict[Path, store.Record], say: Callable[[str], Non
                 del signalled[path]
         if time.monotonic() > end:
             break
-        # These are not child processes, so the system does not report their ends.
+        # The processes are polled, because they are not child processes, whose ends the system
+        # would report.
         time.sleep(0.1)
     for path, process in signalled.items():
         say(f"{path} does not end; its process is {process['pid']}")

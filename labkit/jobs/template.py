@@ -1,4 +1,4 @@
-"""The notebook that `labkit new` writes: question, parameters, runs, figures and summary."""
+"""The notebook that `labkit new` writes, with a question, parameters, runs and figures."""
 
 from __future__ import annotations
 
@@ -74,40 +74,44 @@ for a colleague: `labkit report runs -o report.html`. All methods and papers: `l
 
 
 def new(name: str, model: str = "mlp", dataset: str = "digits", strategies: str = "") -> Path:
-    """Write `<name>.ipynb`, which compares strategies on a model and a data set; it is not run.
+    """Write `<name>.ipynb`, which compares strategies on a model and data set; do not run it.
 
     Args:
-        name: Name or path of the notebook, with or without ".ipynb".
-        model: Name in `labkit.models.MODELS`.
-        dataset: Name in `labkit.datasets.DATASETS`.
+        name: Name or path of the new notebook, with or without ".ipynb".
+        model: Name of a model in `labkit.models.MODELS`.
+        dataset: Name of a data set in `labkit.datasets.DATASETS`.
         strategies: Strategies as YAML: `AllReduce, {name: Pipeline, schedule: gpipe}`; default:
             `STRATEGIES`.
 
     Raises:
-        InvalidInput: The file exists, or its folder is missing; a model, data set or strategy is
-            unknown or does not fit the others.
+        InvalidInput: The file exists, or its folder is missing; or a model, data set or strategy is
+            unknown or incompatible with the others.
     """
     path = Path(name) if name.endswith(".ipynb") else Path(f"{name}.ipynb")
     kind = "list[str | dict]"
     declared = NotebookParameter("strategies", kind, None, "", f"strategy: {kind}")
     chosen = declared.convert(strategies or STRATEGIES)
     assert isinstance(chosen, list)  # for the type checker: the declared type is a list
-    # Experiments are built here, so that an invalid strategy raises an error before a file exists.
+    # Experiments are created here, so that an invalid strategy raises an error before the file is
+    # written.
     for strategy in chosen:
         Experiment(model=model, dataset=dataset, workers=2, strategy=strategy)
-    # Notebooks must not contain folder names of this machine.
+    # Only the file name is shown for an absolute path, because notebooks must not contain folder
+    # names of this machine.
     shown = shlex.quote(path.name if path.is_absolute() else str(path))
     notebook = _notebook(list(_cells(shown, model, dataset, chosen)))
-    # The text has Jupyter's format, so that Jupyter changes only edited lines when it saves.
+    # The text has the format in which Jupyter saves, so that Jupyter later changes only edited
+    # lines.
     text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
     try:
-        # Mode "x" never overwrites an existing notebook, even if two commands race.
+        # Mode "x" never overwrites an existing notebook, even if another command creates it at the
+        # same time.
         with path.open("x") as file:
             file.write(text)
     except FileExistsError:
         raise InvalidInput(f"{path} already exists: give another name") from None
     except OSError as error:
-        with suppress(OSError):  # on a read-only disk, there is no partial file to remove
+        with suppress(OSError):  # on a read-only disk, there is no incomplete file to remove
             path.unlink(missing_ok=True)
         raise cannot_write(path, error) from error
     return path
@@ -140,7 +144,7 @@ def _code(text: str, **metadata: JSON) -> dict[str, JSON]:
 
 
 def _cell(kind: str, text: str, metadata: dict[str, JSON]) -> dict[str, JSON]:
-    """Return a notebook cell whose id is a hash of its text; no two cells have the same text."""
+    """Return a notebook cell; its id is a hash of its text, which differs for each cell."""
     name = hashlib.sha256(text.encode()).hexdigest()[:8]
     lines = text.strip("\n").splitlines(keepends=True)
     return {"cell_type": kind, "id": name, "metadata": metadata, "source": lines}

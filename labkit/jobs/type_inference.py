@@ -16,7 +16,7 @@ _TYPES = {
     *("bool", "complex", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple"),
     *("date", "datetime", "time", "timedelta", "Decimal", "Fraction", "Path", "UUID"),
 }
-# Return types of functions and methods, by the last part of their names.
+# Return types of functions and methods, by the last component of their names.
 _RETURNS = {
     "sorted": "list", "len": "int", "cpu_count": "int", "uuid4": "UUID",
     **dict.fromkeys(("capitalize", "format", "getenv", "isoformat", "join", "lower"), "str"),
@@ -27,7 +27,7 @@ _CONSTANTS = {"inf": "float", "nan": "float", "pi": "float", "e": "float", "pare
 
 
 def infer(node: ast.expr, annotations: Mapping[str, str]) -> str:
-    """Return the annotation that fits a parameter's default; UNTYPED if its type is unknown.
+    """Return the annotation that fits a parameter's default; UNTYPED if the type is unknown.
 
     Args:
         node: Syntax tree of the default.
@@ -65,7 +65,7 @@ def _infer_operator(node: ast.expr, known: Mapping[str, str]) -> str:
         case ast.IfExp(body=body, orelse=other):
             return _common(infer(body, known), infer(other, known))
         case ast.BinOp(op=ast.Pow(), right=ast.UnaryOp(op=ast.USub())):
-            return "float"  # a negative exponent gives a float: `10 ** -3`
+            return "float"  # a power with a negative exponent is a float: `10 ** -3`
         case ast.BinOp(left=left, op=op, right=right):
             return _arithmetic(infer(left, known), op, infer(right, known))
     return UNTYPED
@@ -81,13 +81,13 @@ def _arithmetic(left_type: str, op: ast.operator, right_type: str) -> str:
         return "int" if whole else "float"
     if left_type == right_type:
         return "timedelta" if left_type in ("date", "datetime") else left_type
-    # These types determine the result whatever the other operand is: `"%d" % n`, `folder / name`,
+    # If one operand has such a type, the result has this type, too: `"%d" % n`, `folder / name`,
     # `[0] * 3`, `today - days`.
     return next((kind for kind in _DOMINANT if kind in (left_type, right_type)), UNTYPED)
 
 
 def _infer_call(function: ast.expr, arguments: list[ast.expr], known: Mapping[str, str]) -> str:
-    """Return the type of a call's result: `Path("a")`, `Path.home()`, `datetime.date.today()`."""
+    """Return the type of a call, such as `Path("a")`, `Path.home()` or `datetime.date.today()`."""
     name = _last_name(function)
     owner = _last_name(function.value) if isinstance(function, ast.Attribute) else ""
     if owner == "environ" and name == "get":
@@ -95,14 +95,14 @@ def _infer_call(function: ast.expr, arguments: list[ast.expr], known: Mapping[st
     if owner == "time" and name not in _RETURNS:  # functions of the module `time` return floats
         return "float"
     if name == "replace" and isinstance(function, ast.Attribute):
-        return infer(function.value, known)  # `replace` returns the type of its object
+        return infer(function.value, known)  # the method `replace` returns the type of its object
     if name in _TYPES or name in _RETURNS:
         return _RETURNS.get(name, name)
     if name in ("abs", "max", "min") and arguments:
         kind = _common(*(infer(argument, known) for argument in arguments))
         return kind if kind in ("int", "float") else UNTYPED
     if isinstance(function, ast.Attribute) and infer(function.value, known) == "Path":
-        return "Path"  # methods of a Path count as returning a Path: `Path("a").resolve()`
+        return "Path"  # a method of a Path is assumed to return a Path: `Path("a").resolve()`
     return owner if owner in _TYPES else UNTYPED
 
 

@@ -4,9 +4,10 @@
     model.compile(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.1), communicator), ...)
     model.fit(shard(dataset, communicator), callbacks=callbacks(communicator))
 
-Every rank runs these lines. The optimizer averages the gradients over the ranks before it applies
-them, so a custom `train_step` works unchanged. Losses of `compile` have the values of the whole
-batch, see `whole_batch`. A loss that a custom `train_step` computes is treated as a mean over rows.
+Every rank executes these lines. Before the optimizer applies gradients, it averages them over the
+ranks, so a custom `train_step` works unchanged. The losses of `compile` have the same values as for
+the whole batch in one process, see `whole_batch`. A loss that a custom `train_step` computes is
+assumed to be a mean over the rows of the batch.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ __all__ = [
 
 @named_arguments()
 def init(timeout: float | str = 600.0) -> Communicator:
-    """Join the ranks that mpiexec started, and assign one GPU to each local rank if there are GPUs.
+    """Join the ranks that mpiexec started, and assign a GPU to each rank if there are GPUs.
 
     Args:
         timeout: Maximum seconds that a rank waits for another rank before it raises an error;
@@ -79,11 +80,11 @@ def init(timeout: float | str = 600.0) -> Communicator:
 
 
 def use_one_device(communicator: Communicator) -> None:
-    """Make only one GPU visible to TensorFlow on this rank, with memory growth enabled."""
+    """Make only one GPU visible to TensorFlow on this rank, and let its memory use grow."""
     devices = tf.config.list_physical_devices("GPU")
     if not devices:
         return
     device = devices[communicator.local_rank % len(devices)]
-    # Both calls have no effect if TensorFlow already has these settings.
+    # If TensorFlow already has these settings, both calls have no effect.
     tf.config.set_visible_devices(device, "GPU")
     tf.config.experimental.set_memory_growth(device, True)

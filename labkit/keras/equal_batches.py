@@ -1,4 +1,4 @@
-"""A check that all ranks read the same global batches, because each rank trains only a part."""
+"""A check that all ranks read the same global batches, of which each rank trains a part."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from labkit.communicator import Communicator
 from labkit.exchange.hooks import Batch, hooks_of, optimizers
 from labkit.keras.whole_batch import print_on_first_rank
 
-# The signature of a batch has one list per component (x, y, …), with a pair (projection, norm) per
-# tensor.
+# The signature of a batch has a list for each component (x, y, …), and in this list a pair
+# (projection, norm) for each tensor.
 Signature = list[list[tuple[float, float]]]
-KEPT = 16  # maximum number of stored signatures; the oldest are removed
-TOLERANCE = 1e-4  # relative to the norm, because processors round differently
+KEPT = 16  # maximum number of stored batch signatures; the oldest are removed
+TOLERANCE = 1e-4  # tolerance relative to the norm, because processors round differently
 
 ENDLESS: WeakSet[Communicator] = WeakSet()  # communicators whose ranks shard an infinite dataset
 
 
 class _Passes:
-    """Signatures of the first batch that a rank reads in each pass over each dataset."""
+    """The signatures of a rank's first batch in each pass over each dataset."""
 
     def __init__(self) -> None:
         self.datasets = 0
@@ -33,7 +33,7 @@ class _Passes:
         self.signatures: dict[tuple[int, int], Signature] = {}
 
     def begin(self) -> None:
-        """Reset the count of passes, because batches read before training do not count."""
+        """Reset the count of passes; batches that were read before training do not count."""
         self._counts.clear()
         self.signatures.clear()
 
@@ -51,10 +51,10 @@ _PASSES: WeakKeyDictionary[Communicator, _Passes] = WeakKeyDictionary()
 class EqualBatches(keras.callbacks.Callback):
     """A callback that compares the first global batch of each epoch over the ranks.
 
-    The comparison covers training and validation. Ranks read different batches after a shuffle
-    without a seed, from different files, or from different generators. Some rows are then trained
-    twice and others never, which is an error. If only features differ, the cause is probably a
-    random augmentation before `shard`, which causes only a warning.
+    The callback compares training batches and validation batches. Ranks may read different batches
+    because of a shuffle without a seed, different files or different generators. Some rows would
+    then be trained twice and others never, so the callback raises an error. If only the features
+    differ, the cause is probably a random augmentation before `shard`, so the callback only warns.
 
     Args:
         communicator: Communicator of the ranks whose batches are compared.
@@ -66,7 +66,7 @@ class EqualBatches(keras.callbacks.Callback):
         self._batches, self._is_reported = 0, False
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
-        """Reset the count of passes over datasets, and warn if a sharded dataset is infinite."""
+        """Reset the counts of passes over datasets; warn if a sharded dataset is infinite."""
         _passes(self.communicator).begin()
         if self.communicator in ENDLESS and self.params.get("steps") is None:
             text = "the dataset given to shard has no end: pass steps_per_epoch=… to fit"
@@ -77,15 +77,15 @@ class EqualBatches(keras.callbacks.Callback):
         self._batches = 0
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Compare before the second step, because every rank has then read its first batch."""
-        # The comparison is not in on_train_batch_end, because Keras would then fetch every step's
-        # losses.
+        """Compare first batches before the second step; every rank has then read its first."""
+        # The method on_train_batch_end is not used, because Keras would then fetch the losses of
+        # every step.
         self._batches += 1
         if self._batches == 2:
             self._compare()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Compare the first batches read since the last comparison, such as validation batches."""
+        """Compare first batches since the last comparison, for example of validation data."""
         self._compare()
 
     def _compare(self) -> None:
@@ -93,14 +93,14 @@ class EqualBatches(keras.callbacks.Callback):
             return
         for optimizer in optimizers(self.model):
             if (exchange := getattr(optimizer, "exchange", None)) is not None:
-                exchange.service.settle()  # one thread at a time may call MPI
+                exchange.service.settle()  # only one thread at a time may call MPI
         signatures_of_rank = dict(_passes(self.communicator).signatures)
         first, *others = self.communicator.allgather(
             signatures_of_rank, "the comparison of batches"
         )
         for rank, signatures in enumerate(others, start=1):
-            # Only passes that both ranks have recorded are compared, because a rank may prefetch or
-            # read from a cache.
+            # Only passes that both ranks have recorded are compared, because one rank may prefetch
+            # batches or read them from a cache.
             for key in sorted(first.keys() & signatures.keys()):
                 self._compare_batch(rank, first[key], signatures[key])
 
@@ -148,7 +148,7 @@ def _passes(communicator: Communicator) -> _Passes:
 
 
 def _project(leaf: tf.Tensor | tf.SparseTensor | tf.RaggedTensor) -> tf.Tensor:
-    """Return a projection of a tensor, which depends on the row order, and the tensor's norm."""
+    """Return a projection of a tensor, which depends on the order of rows, and its norm."""
     values = leaf
     if isinstance(leaf, tf.RaggedTensor):
         values = leaf.flat_values
@@ -167,6 +167,6 @@ def _numbers(values: tf.Tensor) -> tf.Tensor:
 
 
 def _differ(one: list[tuple[float, float]], other: list[tuple[float, float]]) -> bool:
-    """Return whether a component (such as y) of two batches differs in values or row order."""
+    """Return whether a component (such as y) of two batches differs, in values or row order."""
     pairs = zip(one, other, strict=False)
     return any(abs(a - b) > TOLERANCE * max(n, m) for (a, n), (b, m) in pairs)

@@ -1,4 +1,4 @@
-"""Layers and optimizers for which even exact data parallelism differs from one process."""
+"""Layers and optimizers with which even exact data parallelism differs from one process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from labkit.keras.lars import LARS
 
-# Optimizers whose update of a word's embedding depends only on the sum of the word's gradients.
+# Optimizers whose update of a word's embedding depends only on the sum of all gradients of the
+# word.
 _ADDING = (keras.optimizers.SGD, keras.optimizers.Lion, LARS)
 
 
@@ -18,9 +19,9 @@ class Division:
     """The division of a batch among replicas and micro-batches.
 
     Attributes:
-        replicas: Number of replicas, which train different rows.
-        microbatches: Whether each replica processes its rows in micro-batches.
-        known: Whether the number of rows that a layer processes at once is known.
+        replicas: Number of replicas; each replica trains different rows.
+        microbatches: Whether each replica divides its rows into micro-batches.
+        known: Whether it is known how many rows a layer processes at once.
         synchronizes: Whether layers with synchronized=True normalize over the rows of all replicas.
     """
 
@@ -36,7 +37,7 @@ class Division:
 
 
 def why_not(model: keras.Model, divided: Division) -> str | None:
-    """Return why a model's weights may differ from one process; None if they cannot differ."""
+    """Return why a model's weights may differ from those of one process, or None if not."""
     if type(model).train_step is not keras.Model.train_step:
         return "the model has a custom train_step, which need not be a mean over samples"
     for layer in model._flatten_layers():
@@ -46,10 +47,11 @@ def why_not(model: keras.Model, divided: Division) -> str | None:
 
 
 def embedding_difference(model: keras.Model) -> str | None:
-    """Return why an embedding's weights may differ from plain Keras; None if they are equal.
+    """Return why embedding weights may differ from plain Keras, or None if they are equal.
 
-    Plain Keras passes to the optimizer one gradient row for each occurrence of a word, labkit
-    passes their sum. An optimizer that squares or clips gradients then takes another step.
+    Plain Keras passes one gradient row for each occurrence of a word to the optimizer; labkit
+    passes the sum of these rows. The sum gives another step if the optimizer squares or clips
+    gradients.
     """
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     clips = optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm
@@ -58,11 +60,13 @@ def embedding_difference(model: keras.Model) -> str | None:
     )
     if (
         adds and not clips
-    ) or optimizer.gradient_accumulation_steps:  # accumulated gradients are dense
+        # Accumulated gradients are dense, so occurrences of a word are summed in plain Keras, too.
+    ) or optimizer.gradient_accumulation_steps:
         return None
     for layer in model._flatten_layers(include_self=False):
         if isinstance(layer, keras.layers.Embedding) and layer.trainable:
-            if layer.embeddings_regularizer is not None:  # a regularizer makes gradients dense
+            # A regularizer makes gradients dense, so plain Keras sums them, too.
+            if layer.embeddings_regularizer is not None:
                 continue
             return (
                 f"layer {layer.name!r} (Embedding): if a word occurs several times in a batch, "
@@ -86,7 +90,7 @@ def _of_layer(layer: keras.layers.Layer, divided: Division) -> str | None:
 
 
 def draws_in_step(graph: tf.Graph) -> str | None:
-    """Return why a traced step differs from one process if the step draws random numbers."""
+    """Return why a traced step differs from one process: it draws random numbers. None if not."""
     drawing = ("Random", "TruncatedNormal", "Multinomial")
     for operation in graph.get_operations():
         if any(kind in operation.type for kind in drawing):
@@ -97,13 +101,14 @@ def draws_in_step(graph: tf.Graph) -> str | None:
 def draws(layer: keras.layers.Layer) -> bool:
     """Return whether a layer draws random numbers in training.
 
-    A seed generator alone is no proof, because recurrent cells have one even without dropout.
+    A seed generator alone proves nothing, because recurrent cells have one even without dropout.
     """
     shares = [
         getattr(layer, name)
         for name in ("rate", "stddev", "dropout", "recurrent_dropout")
         if hasattr(layer, name)
     ]
-    # Augmentation layers and custom layers may give their generator any name.
+    # The generator is found by its type, because augmentation layers and custom layers may give it
+    # any name.
     generator = any(isinstance(value, keras.random.SeedGenerator) for value in vars(layer).values())
     return generator and (any(shares) or not shares)

@@ -30,41 +30,44 @@ def evaluate(
     sharded: bool = False,
     **options: JSON,
 ) -> dict[str, float]:
-    """Evaluate a model over the data of all ranks; each rank passes its own part (collective).
+    """Evaluate a model over the data of all ranks; each passes its own part (collective).
 
-    Custom metrics receive the batches of all ranks. With `sharded`, the ranks' parts are joined to
-    one batch; otherwise, the batches come one after the other, first those of rank 0. Losses are
-    averaged over batches, weighted by rows. If a loss is not a mean over rows (sums, masks, sample
-    weights), the result depends on which rows form a batch. With `sharded`, the parts of all ranks
-    form a batch.
+    Metrics other than those of Keras receive the batches of all ranks. With `sharded`, the parts of
+    all ranks are joined to one batch. Without it, metrics receive the batches one after the other,
+    first those of rank 0. Losses are averaged over batches, weighted by rows. If a loss is not a
+    mean over rows (for example with sums, masks or sample weights), its value depends on which rows
+    form a batch. With `sharded`, one batch consists of the parts of all ranks.
 
     Args:
         model: Compiled model, with the same weights on every rank.
-        data: This rank's part of the data, in a form that `model.evaluate` takes; None if the rank
-            has no data.
+        data: This rank's part of the data, in a form that `model.evaluate` accepts; None if the
+            rank has no data.
         communicator: Communicator of the ranks that evaluate.
-        sharded: Whether `data` comes from `shard`, so that all ranks have equally many batches.
+        sharded: Whether `data` is a result of `shard`, so that all ranks have the same number of
+            batches.
         options: Further arguments of `model.evaluate`.
 
     Returns:
-        The value of each metric over all data, by name; the same on every rank.
+        The value of each metric over all data, by name; the values are the same on every rank.
     """
     begin_evaluation(model, communicator)
     ranks_with_data = communicator.allgather(data is not None, "evaluate")
     if not any(ranks_with_data):
         raise InvalidInput("no rank has data to evaluate on")
-    evaluating_ranks = communicator.split(int(data is not None))  # other ranks lack built metrics
+    # Ranks without data have no built metrics.
+    evaluating_ranks = communicator.split(int(data is not None))
     result: dict[str, float] = {}
     if data is not None:
         hooks_of(model).add_hook(IgnoreEmpty(model), stays=True)
-        # Inside a `fit`, these hooks replace the hooks of the `fit` during the evaluation.
+        # During an evaluation inside a `fit`, these hooks replace the hooks of the `fit`.
         together = sharded and communicator.size > 1
         whole = WholeBatch(model, communicator, tests=together)
         seen = None if together else SeenByMetrics.of(model)
         updates = seen or WholeMetrics(model)
         arguments = data if isinstance(data, tuple) else (data,)
         with hooks_of(model).replaced(whole), hooks_of(model).replaced(updates):
-            # The method of the class is called, because inside a `fit`, model.evaluate has a hook.
+            # The method of the class is called, because inside a `fit`, a hook replaces
+            # model.evaluate.
             type(model).evaluate(model, *arguments, verbose=0, **options)
         metrics = global_metrics(model, evaluating_ranks, model.get_metrics_result, seen)
         result = {name: float(value) for name, value in metrics.items()}
@@ -73,7 +76,7 @@ def evaluate(
 
 
 def predict(model: keras.Model, x: Arrays, communicator: Communicator, **options: JSON) -> Arrays:
-    """Predict a part of the rows of x on each rank; return all predictions on all ranks."""
+    """Predict a part of the rows of x on each rank; return all predictions on every rank."""
     ends = cut(len(keras.tree.flatten(x)[0]), [1.0] * communicator.size)
     first, last = ends[communicator.rank], ends[communicator.rank + 1]
     rows = keras.tree.map_structure(lambda leaf: leaf[first:last], x)
@@ -92,11 +95,12 @@ def global_metrics(
     """Return the metrics over the data of all ranks (collective).
 
     Args:
-        model: Compiled model; afterwards its metrics have the states of this rank again.
+        model: Compiled model; when the function returns, its metrics have the states of this rank
+            again.
         communicator: Communicator of the ranks whose metric states are summed.
         result: Function that returns the metrics from the model's metric states.
         counts: Recorded arguments of metrics whose states cannot be summed; None if these metrics
-            received the batches of all ranks.
+            already received the batches of all ranks.
     """
     metrics = metrics_of(model)
     before = [(state, state.numpy()) for metric in metrics for state in metric.variables]
@@ -118,14 +122,14 @@ def global_metrics(
 
 @dataclass(frozen=True)
 class IgnoreEmpty(Hook):
-    """A hook that ignores batches without rows in `model.evaluate`, whose mean would be NaN."""
+    """A hook that ignores batches without rows in `model.evaluate`; their mean would be NaN."""
 
     name: ClassVar[str] = "tests"
 
     model: keras.Model
 
     def test_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """Run a test step in which a batch without rows does not change metrics."""
+        """Run a test step; a batch without rows does not change metrics."""
         return ignore_empty_batch(self.model, inner, data, rows)
 
 
@@ -134,9 +138,9 @@ def ignore_empty_batch(
 ) -> Logs:
     """Run a step so that a batch without rows changes neither metrics nor statistics.
 
-    A row of zeros replaces an empty batch, so that layers never receive an empty batch. The
-    gradient of this row has weight 0. States that change in the same way on all ranks, such as
-    synchronized statistics, still change.
+    A row of zeros replaces an empty batch, because layers may fail for batches without rows. The
+    gradient of this row of zeros has weight 0. States that change equally on all ranks, such as
+    synchronized statistics, change nevertheless.
     """
     empty = tf.equal(rows, 0)
     missing = tf.cast(empty, tf.int32)

@@ -1,4 +1,4 @@
-"""Restart of `fit` after an earlier `fit` has failed on some or all ranks."""
+"""Restart of `fit` after an earlier `fit` has failed on some ranks or on all."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from labkit.exchange.hooks import hooks_of
 from labkit.keras.optimizer import distributed_optimizers
 
 _RESERVES: WeakKeyDictionary[Communicator, RecoveryBarrier] = WeakKeyDictionary()
-_FIT = inspect.unwrap(keras.Model.fit).__code__  # the method of Keras, not of a subclass
-_FITTED: WeakKeyDictionary[Communicator, ref[keras.Model]] = WeakKeyDictionary()  # model in fit
+_FIT = inspect.unwrap(keras.Model.fit).__code__  # the method of Keras itself, not of a subclass
+# Model that is in a `fit`, by communicator.
+_FITTED: WeakKeyDictionary[Communicator, ref[keras.Model]] = WeakKeyDictionary()
 
 
 def prepare_restarts(communicator: Communicator) -> None:
@@ -27,9 +28,9 @@ def prepare_restarts(communicator: Communicator) -> None:
 
 
 def begin_fit(model: keras.Model, communicator: Communicator) -> None:
-    """Wait for all ranks; after a failed `fit`, reset the state that ranks share (collective).
+    """Wait for all ranks; after a failed `fit`, reset their shared state (collective).
 
-    A `fit` inside another `fit`, such as in a callback, does not wait or reset.
+    A `fit` inside another `fit`, for example in a callback, neither waits nor resets.
     """
     fitted = _FITTED.get(communicator)
     exclude_current = fitted is not None and fitted() is model
@@ -39,13 +40,13 @@ def begin_fit(model: keras.Model, communicator: Communicator) -> None:
 
 
 def begin_evaluation(model: keras.Model, communicator: Communicator) -> None:
-    """Wait for all ranks before an evaluation, and reset as `begin_fit` does (collective)."""
+    """Wait for all ranks before an evaluation; reset after a failed `fit` (collective)."""
     if not is_inside_fit(communicator):
         _restart_after_failure(model, communicator)
 
 
 def end_fit(model: keras.Model, communicator: Communicator) -> None:
-    """Record that the `fit` of a model has ended on this rank."""
+    """Record that the `fit` of `model` has ended on this rank."""
     fitted = _FITTED.get(communicator)
     if fitted is not None and fitted() is model:
         del _FITTED[communicator]
@@ -68,18 +69,18 @@ def _restart_after_failure(model: keras.Model, communicator: Communicator) -> No
     outdated = [exchange for exchange in exchanges if exchange.is_outdated]
     for exchange in outdated:
         exchange.reset(1.0)
-    if outdated:  # the compiled function refers to deleted buckets
+    if outdated:  # the compiled function still refers to deleted gradient buckets
         hooks_of(model).discard_compiled()
         model.make_train_function()
 
 
 def is_inside_fit(communicator: Communicator, exclude_current: bool = False) -> bool:
-    """Return whether a `fit` with this communicator is on the call stack.
+    """Return whether the call stack contains a `fit` with this communicator.
 
     Args:
         communicator: Communicator of the ranks that call `fit`.
-        exclude_current: Whether the caller itself runs inside a `fit` of the same model, which then
-            does not count.
+        exclude_current: Whether the caller runs inside a `fit` of the same model that must not
+            count.
     """
     fitted = _FITTED.get(communicator)
     model = None if fitted is None else fitted()

@@ -1,4 +1,4 @@
-"""LARS, an optimizer with a learning rate per layer from the norms of weights and gradient."""
+"""LARS, an optimizer whose learning rate per layer depends on norms of weights and gradients."""
 
 from __future__ import annotations
 
@@ -22,28 +22,31 @@ TRUST_RATIOS = ("paper", "optax")
 class LARS(keras.optimizers.Optimizer):
     r"""LARS: stochastic gradient descent with momentum and a learning rate per layer.
 
-    \(\lambda = \tau \lVert w \rVert / (\lVert g \rVert + \beta \lVert w \rVert)\) is equation 6 of
-    the paper. The library optax uses \(\lambda = \tau \lVert w \rVert / \lVert g + \beta w
-    \rVert\). A step is \(v \leftarrow m v + \eta \lambda (g + \beta w)\), \(w \leftarrow w - v\),
-    for a variable w of any shape with gradient g. If λ is 0 or 0 / 0, λ is set to 1, because
-    otherwise, weights that are all zero would never change.
+    Equation 6 of the paper defines the trust ratio of weights w with gradient g as \(\lambda = \tau
+    \lVert w \rVert / (\lVert g \rVert + \beta \lVert w \rVert)\). The library optax uses \(\lambda
+    = \tau \lVert w \rVert / \lVert g + \beta w \rVert\) instead. A step is \(v \leftarrow m v +
+    \eta \lambda (g + \beta w)\), \(w \leftarrow w - v\), for a variable w of any shape with
+    gradient g and velocity v. If λ is 0 or 0 / 0, the optimizer uses λ = 1. With λ = 0, weights
+    that are all zero would never change.
 
     Args:
         learning_rate: Global learning rate η, a number or a Keras schedule.
         momentum: Momentum m, from 0 to below 1.
-        trust_coefficient: Factor τ of the trust ratio λ, above 0.
-        exclude_1d: Whether biases and normalization parameters take plain steps (λ = 1, β = 0).
-        weight_decay: Weight decay β, which the trust ratio includes; None: 0.
-            `exclude_from_weight_decay` excludes further variables.
-        trust_ratio: "paper", which adds the norms of gradient and decay, or "optax", which takes
-            the norm of their sum.
+        trust_coefficient: Factor τ in the trust ratio λ; above 0.
+        exclude_1d: Whether biases and normalization parameters have plain momentum steps (λ = 1, β
+            = 0).
+        weight_decay: Weight decay β, which is part of the trust ratio; None means 0.
+            The method `exclude_from_weight_decay` excludes further variables.
+        trust_ratio: "paper" adds the norms of gradient and decay; "optax" uses the norm of their
+            sum.
         options: Arguments of every Keras optimizer, such as `clipnorm`.
 
     Raises:
-        InvalidInput: The momentum, trust coefficient or trust ratio is outside its range.
+        InvalidInput: The momentum, the trust coefficient or the trust ratio has an invalid value.
 
     Reference: Y. You, I. Gitman, B. Ginsburg: Large batch training of convolutional networks, 2017,
-    arXiv 1708.03888. In contrast to the paper, one-dimensional variables are excluded by default.
+    arXiv 1708.03888. In contrast to the paper, one-dimensional variables have plain momentum steps
+    by default.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class LARS(keras.optimizers.Optimizer):
         self.exclude_1d, self.trust_ratio = exclude_1d, trust_ratio
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Create a velocity for each variable, with the variable's shape."""
+        """Create a velocity for each variable, with the shape of the variable."""
         if self.built:
             return
         super().build(variables)
@@ -81,7 +84,7 @@ class LARS(keras.optimizers.Optimizer):
         rate = ops.cast(learning_rate, variable.dtype)
         gradient = ops.cast(
             tf.convert_to_tensor(gradient), variable.dtype
-        )  # dense, even from sparse rows
+        )  # a gradient of sparse rows becomes dense
         if not (self.exclude_1d and len(variable.shape) <= 1):
             decay = self.weight_decay or 0.0
             decay *= self._use_weight_decay(variable)

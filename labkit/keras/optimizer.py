@@ -19,7 +19,7 @@ from labkit.keras.optimizer_state import view_of, without_replica_sum
 
 
 class ExchangeOptions(TypedDict, total=False):
-    """The options of a gradient exchange, see `labkit.exchange.Exchange`."""
+    """The options of a gradient exchange: arguments of `labkit.exchange.Exchange`."""
 
     algorithm: str
     schedule: str
@@ -37,34 +37,36 @@ def DistributedOptimizer(  # noqa: N802 - named as a class, for which it stands
 ) -> keras.optimizers.Optimizer:
     """Return an optimizer of the same class that applies the mean gradient of all ranks.
 
-    The new optimizer shares its state with the given optimizer: exclusions from weight decay,
-    moments, attributes, and the learning rate, even if it changes later. Train with only one of
-    these two optimizers.
+    The new optimizer shares all state with the given one: exclusions from weight decay, moments,
+    attributes, and the learning rate, even if it changes later. Use only one of the given and the
+    new optimizer for training.
 
-    Gradients are averaged before Keras removes the loss scale. An overflow on one rank is therefore
-    an overflow on all ranks, so all ranks skip the same step. Training in one process may skip
-    another step. A saved model contains the plain optimizer, and opens without labkit.
+    Gradients are averaged before Keras removes the loss scale. An overflow on one rank therefore
+    makes the mean overflow on all ranks, so that all ranks skip the same step. Training in one
+    process may skip different steps. A saved model contains the plain optimizer, and can be loaded
+    without labkit.
 
-    With `gradient_accumulation_steps=k`, each rank adds up its gradients, and only every k-th step
-    exchanges the sums. In the other steps, ranks exchange only their numbers of rows. (Scaled
-    losses are an exception: every step exchanges gradients, because all ranks must see the same
-    overflow.) Gradients of a large embedding are sent and applied as sparse rows. If a word occurs
-    several times, its row is applied once, as in a dense gradient.
+    With `gradient_accumulation_steps=k`, each rank sums its own gradients, and the ranks exchange
+    the sums only in every k-th step. In the steps between exchanges, ranks exchange only their
+    numbers of rows. (With scaled losses, every step exchanges gradients, because all ranks must
+    detect the same overflow.) Gradients of a large embedding are sent and applied as sparse rows.
+    If a word occurs several times in a batch, its gradient row is applied once, as in a dense
+    gradient.
 
-    `fit` with labkit's callbacks switches XLA off and weights each rank's gradients by its rows.
-    For `train_on_batch`, call `attach(model)` after `compile`, which has the same effects. In a
-    custom loop, set the optimizer's `rows` before `apply`, inside the traced step. Otherwise, all
-    ranks have equal weights.
+    During `fit` with labkit's callbacks, XLA is off, and each rank's gradients are weighted by its
+    number of rows. To have the same effects in `train_on_batch`, call `attach(model)` after
+    `compile`. In a custom training loop, set the optimizer's attribute `rows` before `apply`,
+    inside the traced step. Without `rows`, the gradients of all ranks have equal weights.
 
     Args:
         optimizer: Keras optimizer, or its name.
         communicator: Communicator of the ranks that average their gradients.
-        exchange: Options `algorithm`, `schedule`, `bucket_bytes`, `compressor`, `seed` and `guard`;
-            see `Exchange`.
+        exchange: Options of the exchange: `algorithm`, `schedule`, `bucket_bytes`, `compressor`,
+            `seed` and `guard`; see `Exchange`.
 
     Raises:
-        InvalidInput: The schedule spans two steps, or the optimizer contradicts the guard or
-            compressor.
+        InvalidInput: The schedule spans two steps, or the optimizer is incompatible with the guard
+            or the compressor.
     """
     schedule = SCHEDULES.get(exchange.get("schedule", ""))
     if schedule is not None and schedule.into_next:
@@ -81,14 +83,15 @@ def DistributedOptimizer(  # noqa: N802 - named as a class, for which it stands
         )
     scaled = isinstance(plain, keras.optimizers.LossScaleOptimizer)
     if keras.config.dtype_policy().name == "mixed_float16" and not scaled:
-        # Otherwise, compile() would wrap the distributed optimizer, and Keras would not call it
-        # after an overflow.
+        # The plain optimizer is wrapped here; if compile() wrapped the distributed optimizer, Keras
+        # would not call it after an overflow.
         plain = keras.optimizers.LossScaleOptimizer(plain)
     kind = type(plain)
-    if "exchange" in vars(kind):  # already distributed, but gradients must be exchanged only once
+    # A distributed optimizer, whose gradients must be exchanged only once.
+    if "exchange" in vars(kind):
         kind = kind.__mro__[1]
 
-    # The new class has the name (with the package) under which Keras saves the plain optimizer.
+    # The new class has the name, with the package, under which Keras saves the plain optimizer.
     name = keras.saving.get_registered_name(kind)
     members = _members(kind) | {"exchange": Exchange(communicator, **exchange)}
     distributed = view_of(plain, type(name, (kind,), members))
@@ -100,7 +103,7 @@ def DistributedOptimizer(  # noqa: N802 - named as a class, for which it stands
 def _members(
     kind: type[keras.optimizers.Optimizer],
 ) -> dict[str, Any]:
-    """Return the methods and attributes that make a subclass of an optimizer distributed."""
+    """Return the methods and attributes that a distributed subclass of an optimizer has."""
 
     def apply(
         self: keras.optimizers.Optimizer,
@@ -117,14 +120,14 @@ def _members(
             mean_gradients = weight_by_rows(self.exchange.communicator, grads, row_count)
         else:
             mean_gradients = self.exchange.mean(list(grads), row_count, names, scale)
-        if self.loss_scale_factor is not None:  # Keras cannot scale IndexedSlices
+        if self.loss_scale_factor is not None:  # Keras cannot apply the loss scale to IndexedSlices
             mean_gradients = [
                 gradient if gradient is None else tf.convert_to_tensor(gradient)
                 for gradient in mean_gradients
             ]
         if not self.exchange.may_skip:
-            # If ranks may fail, the weights and the step counter must change together or not at
-            # all.
+            # If ranks may fail, either both the weights and the step counter change, or neither of
+            # them.
             dependencies = mean_gradients if self.exchange.communicator.outlives else []
             with tf.control_dependencies(
                 [gradient for gradient in dependencies if gradient is not None]
@@ -143,7 +146,7 @@ def _members(
         )
 
     def clip(self: keras.optimizers.Optimizer, grads: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Average the accumulated gradients over the ranks in every k-th step, then clip them."""
+        """In every k-th step, average accumulated gradients over the ranks; then clip gradients."""
         if self.gradient_accumulation_steps:
             known = self._trainable_variables
             names = [v.path for v in known] if len(known) == len(grads) else []
@@ -160,7 +163,7 @@ def _members(
 
 
 def _restore_shapes(gradients: list[tf.Tensor], variables: list[keras.Variable]) -> None:
-    """Set the static shapes of gradients, which may be lost after masks and loops in a model."""
+    """Set the static shapes of gradients, which TensorFlow may lose in masks and loops."""
     for gradient, variable in zip(gradients, variables, strict=True):
         if isinstance(gradient, tf.Tensor):
             gradient.set_shape(variable.shape)

@@ -1,4 +1,4 @@
-"""The complete settings of an optimizer: its configuration, and attributes that it omits."""
+"""The complete settings of an optimizer: its configuration, and attributes outside of it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Saveable: TypeAlias = (
     " | keras.optimizers.schedules.LearningRateSchedule"
 )
 
-# Names of attributes that Keras creates again (tracking, caches) or that are compared by value
-# (variables).
+# Names of attributes that Keras creates itself (for tracking or as a cache), or that are compared
+# by value (variables).
 _TRACKING = re.compile(
     r"_self_.*|_lock|_tracker|_variables|_trainable_variables(_indices)?|_metrics|_dtype_policy"
     r"|_distribution_strategy|_exclude_from_weight_decay_cache|built|inner_optimizer"
@@ -34,11 +34,11 @@ _SHARED = (keras.Layer, keras.Loss, keras.Metric, MethodType, tf.distribute.Stra
 def view_of(
     optimizer: keras.optimizers.Optimizer, kind: type[keras.optimizers.Optimizer]
 ) -> keras.optimizers.Optimizer:
-    """Return an object of another class that shares all state with an optimizer.
+    """Return an object of another class that shares all state with the given optimizer.
 
     Args:
-        optimizer: Optimizer of the user.
-        kind: Class of the returned object, a subclass of the optimizer's class.
+        optimizer: The user's optimizer.
+        kind: Class of the new object, which is a subclass of the optimizer's class.
     """
     view = object.__new__(kind)
     object.__setattr__(view, "__dict__", vars(optimizer))
@@ -46,7 +46,7 @@ def view_of(
 
 
 def copy_of(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Return a copy of an optimizer with all its attributes, but with separate variables.
+    """Return a copy of an optimizer with all its attributes, but with variables of its own.
 
     The copy refers to the same model variables, layers and methods as the original.
 
@@ -76,11 +76,11 @@ def _copy(
                 "to a value that copy.deepcopy accepts"
             ) from error
     if (count := len(optimizer._variables)) < len(new._variables):
-        del new._variables[count:]  # tracked lists have registered variables twice
+        del new._variables[count:]  # deepcopy registers the variables in tracked lists twice
     new._tracker.stored_ids["variables"] = set(map(id, new._variables))
     vars(new).pop(
         "_all_reduce_sum_gradients", None
-    )  # this method is bound to the original optimizer
+    )  # this method belongs to the original optimizer
     return without_replica_sum(new)
 
 
@@ -89,7 +89,7 @@ class Recipe(NamedTuple):
 
     Attributes:
         kind: Class of the optimizer.
-        own: Classes of the optimizer and its schedule by name, which need not be registered with
+        own: Classes of the optimizer and of its schedule, by name; they need not be registered with
             Keras.
         settings: Configuration from `get_config`.
         attributes: Values of attributes that the configuration omits, by name.
@@ -102,15 +102,16 @@ class Recipe(NamedTuple):
 
     @classmethod
     def of(cls, optimizer: keras.optimizers.Optimizer) -> Recipe:
-        """Return the description of an optimizer.
+        """Return the picklable description of an optimizer.
 
         Raises:
-            InvalidInput: The optimizer refers to variables of this process, or has taken steps.
+            InvalidInput: The optimizer refers to variables of this process, or has already taken
+                steps.
         """
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         refuse_steps(optimizer)
         refuse_variables(optimizer)
-        # These classes may be custom, such as a learning rate schedule.
+        # Both classes may be custom classes, for example a learning rate schedule of the user.
         custom_classes = {
             known.__name__: known for known in (type(inner), type(inner._learning_rate))
         }
@@ -118,7 +119,7 @@ class Recipe(NamedTuple):
         return cls(type(optimizer), custom_classes, optimizer.get_config(), attributes)
 
     def new(self) -> keras.optimizers.Optimizer:
-        """Create the optimizer, without slots and with zero steps."""
+        """Create the described optimizer, without slots and with zero steps."""
         with keras.saving.custom_object_scope(self.own):
             optimizer = self.kind.from_config(self.settings)
         inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -128,10 +129,10 @@ class Recipe(NamedTuple):
 
 
 def refuse_steps(optimizer: keras.optimizers.Optimizer) -> None:
-    """Raise an error if an optimizer has taken steps, because the run cannot use its moments.
+    """Raise an error if an optimizer has taken steps, as the run cannot use its moments.
 
     Raises:
-        InvalidInput: The optimizer has taken steps.
+        InvalidInput: The optimizer has already taken steps.
     """
     if steps := int(optimizer.iterations):
         raise InvalidInput(
@@ -141,7 +142,7 @@ def refuse_steps(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def refuse_variables(optimizer: keras.optimizers.Optimizer) -> None:
-    """Raise an error if weight decay excludes variables, because the strategy replaces variables.
+    """Raise an error if weight decay excludes variables, as the strategy replaces variables.
 
     Raises:
         InvalidInput: The optimizer excludes variables from weight decay.
@@ -155,7 +156,7 @@ def refuse_variables(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def beyond_configuration(saveable: Saveable) -> dict[str, Any]:
-    """Return the attributes of a Keras object (such as an optimizer) that `get_config` omits."""
+    """Return the attributes that `get_config` of a Keras object omits, such as an optimizer's."""
     kinds = type(saveable), type(getattr(saveable, "_learning_rate", None))
     with keras.saving.custom_object_scope({kind.__name__: kind for kind in kinds}):
         new = type(saveable).from_config(saveable.get_config())
@@ -169,17 +170,18 @@ def beyond_configuration(saveable: Saveable) -> dict[str, Any]:
 
 
 def _same(value: Any, other: Any, known: frozenset[tuple[int, int]] = frozenset()) -> bool:
-    """Return whether two attributes have equal values; None equals an empty set, list or dict.
+    """Return whether two attribute values are equal; None equals an empty set, list or dict.
 
     Args:
-        value, other: Values of the attribute in two objects.
-        known: Identities of the enclosing pairs, whose comparison is in progress.
+        value, other: Values of the same attribute in two objects.
+        known: Identities of the enclosing pairs of values, which are being compared.
     """
     pair = id(value), id(other)
     if pair in known:
         return True
     known |= {pair}
-    if isinstance(value, keras.Layer):  # because a configuration omits weights
+    # Compared by identity, because a configuration omits weights.
+    if isinstance(value, keras.Layer):
         return value is other
     if value is other or (other is None and isinstance(value, set | dict | list) and not value):
         return True
@@ -202,7 +204,8 @@ def _same(value: Any, other: Any, known: frozenset[tuple[int, int]] = frozenset(
         )
         return value.__code__ == other.__code__ and _same(contents, other_contents, known)
     equal = bool(value == other)
-    if not equal and hasattr(value, "__dict__"):  # by default, == compares identities
+    # By default, == compares only identities, so the attributes are compared.
+    if not equal and hasattr(value, "__dict__"):
         return _same(vars(value), vars(other), known)
     return equal
 
@@ -210,8 +213,9 @@ def _same(value: Any, other: Any, known: frozenset[tuple[int, int]] = frozenset(
 def without_replica_sum(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Make an optimizer sum gradients over replicas only inside a tf.distribute strategy.
 
-    Keras's sum has a custom gradient, and TensorFlow keeps the function of a custom gradient until
-    the process ends. This function would keep the graph, the model and the slots in memory.
+    The gradient sum of Keras has a custom gradient, whose function TensorFlow stores until the
+    process ends. This function refers to the graph, the model and the slots, so that they would
+    stay in memory.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     original_sum: Callable[[Pairs], Pairs] = inner._all_reduce_sum_gradients

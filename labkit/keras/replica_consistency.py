@@ -1,4 +1,4 @@
-"""Consistency of replicas: if a callback changes one rank's model, all ranks adopt the change."""
+"""Consistency of replicas: all ranks adopt a change that a callback makes on one rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labkit.communicator import Communicator
 from labkit.keras.optimizer import distributed_optimizers
 from labkit.keras.whole_batch import print_on_first_rank
 
-# Callback methods that all ranks call in the same order, and each call's moment in words.
+# Callback methods that all ranks call in the same order, each with the moment of the call in words.
 _POINTS = {
     "on_train_begin": "at the start of training",
     "on_epoch_begin": "at the start of epoch {}",
@@ -25,20 +25,22 @@ _POINTS = {
     "on_epoch_end": "after epoch {}",
     "on_train_end": "at the end of training",
 }
-_SEED = "seed_generator_state"  # not compared, because each rank draws other random numbers
+# Excluded from comparisons, because each rank draws other random numbers.
+_SEED = "seed_generator_state"
 
 
 class ReplicasDifferError(LabkitError):
-    """Raised if replicas that must be equal differ."""
+    """The error for replicas that differ although they must be equal."""
 
 
 class ReplicaState(NamedTuple):
     """The state of one rank's replica between two steps.
 
     Attributes:
-        trainable: For each weight, whether it is trainable.
-        sums: Checksum of each shared variable, which must be equal on all ranks.
-        scalars: Name of each shared variable, and its value if the variable is a scalar, else None.
+        trainable: Whether each weight is trainable.
+        sums: Checksum of each variable that must be equal on all ranks.
+        scalars: Name and value of each variable that must be equal on all ranks; the value is None
+            unless the variable is a scalar.
         own_sums: Checksums of variables that may differ between ranks, such as moving statistics.
         first_epoch: Number of the epoch at which `fit` begins, from 0.
     """
@@ -51,7 +53,7 @@ class ReplicaState(NamedTuple):
 
     @property
     def shared(self) -> tuple[object, ...]:
-        """The part of a replica's state that must be equal on all ranks."""
+        """The fields of a replica's state that must be equal on all ranks."""
         return self.trainable, self.sums, self.first_epoch
 
     def difference(self, other: ReplicaState, ranks: tuple[int, int]) -> str:
@@ -64,7 +66,8 @@ class ReplicaState(NamedTuple):
         if self.trainable != other.trainable or len(self.sums) != len(other.sums):
             return f"ranks {ranks[0]} and {ranks[1]} train different variables"
         places = [n for n, value in enumerate(self.sums) if value != other.sums[n]]
-        # A scalar, such as the learning rate, takes precedence, because it is the likelier cause.
+        # A differing scalar, such as the learning rate, is named first, because it is more likely
+        # the cause.
         place = next((n for n in places if self.scalars[n][1] is not None), places[0])
         (name, value), (_, another) = self.scalars[place], other.scalars[place]
         if value is None or another is None:
@@ -73,14 +76,15 @@ class ReplicaState(NamedTuple):
 
 
 class ReplicaConsistency:
-    """Compares the replicas after all callbacks of a `fit`; each rank sends 8 bytes.
+    """A comparison of replicas after all callbacks of a `fit`; each rank sends 8 bytes.
 
-    A callback on one rank may change weights, optimizer, first epoch or the end of training. All
-    ranks then adopt the change, because the change would also affect training in one process.
+    A callback on one rank may change the weights, the optimizer, the first epoch or the end of
+    training. All ranks then adopt this change, because the callback would also have this effect in
+    one process.
 
     Args:
         model: Model with distributed optimizers.
-        communicator: Communicator of the ranks that hold the replicas.
+        communicator: Communicator of the ranks, each of which has one replica.
     """
 
     def __init__(self, model: keras.Model, communicator: Communicator) -> None:
@@ -89,18 +93,19 @@ class ReplicaConsistency:
         self._mentioned: set[str] = set()
 
     def attach_to_history(self, history: keras.callbacks.History) -> None:
-        """Wrap the methods of the `fit`'s History callback, which Keras calls after all others."""
+        """Wrap the methods of the History callback, which Keras calls after all other callbacks."""
         for name in _POINTS:
-            # The unwrapped method of the class is used, because a history may serve several fits.
+            # The method of the class is used, which has no wrapper, because a History may serve
+            # several fits.
             inner = getattr(type(history), name).__get__(history)
             setattr(history, name, partial(self._compare_after, history, inner, name))
 
     def record_state(self) -> None:
-        """Record the state of the replica before callbacks run."""
+        """Record the state of the replica before callbacks change it."""
         self._before = self._state()
 
     def compare_now(self, moment: str) -> None:
-        """Compare the replicas at a moment at which no callbacks have run.
+        """Compare the replicas at a moment when no callbacks have run since the last step.
 
         Raises:
             ReplicasDifferError: The replicas differ.
@@ -132,8 +137,8 @@ class ReplicaConsistency:
         for optimizer in distributed_optimizers(self._model):
             optimizer.exchange.service.settle()  # one thread at a time may call MPI
         numbers = self._communicator.allgather_scalar(float(int.from_bytes(number)), call)
-        # This entry ends the comparison; otherwise, other ranks would report that this rank waits
-        # in it.
+        # This entry states that the comparison is over; without the entry, other ranks would report
+        # that this rank waits in the comparison.
         self._communicator.board.enter(f"work after {call}")
         if np.all(numbers == numbers[0]):
             return
@@ -178,7 +183,7 @@ class ReplicaConsistency:
             _changes(*pairs[root]), root, "the changes of a callback"
         )
         self._print_once(f"a callback on rank {root} alone changes {names}: all ranks adopt it")
-        # A callback that restores weights may have built the optimizer on the root only.
+        # A callback that restores weights may have built the optimizer on the rank `root` only.
         if len({len(state.sums) for state in after}) > 1 and not self._model.optimizer.built:
             self._model.optimizer.build(self._model.trainable_variables)
         every = [*self._model.variables, *self._optimizer_variables]
@@ -186,14 +191,14 @@ class ReplicaConsistency:
         self._model._initial_epoch = after[root].first_epoch or None
 
     def _print_once(self, text: str) -> None:
-        """Print a message on rank 0, only once per `fit`."""
+        """Print a message on rank 0, but only once in each `fit`."""
         if text not in self._mentioned:
             self._mentioned.add(text)
             print_on_first_rank(self._communicator, text)
 
     @property
     def _optimizer_variables(self) -> list[keras.Variable]:
-        """Optimizer variables that replicas share, which excludes accumulated gradients."""
+        """The optimizer variables that must be equal on all ranks; not accumulated gradients."""
         variables: list[keras.Variable] = []
         for optimizer in distributed_optimizers(self._model):
             inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -203,7 +208,7 @@ class ReplicaConsistency:
 
     def _state(self) -> ReplicaState:
         layers = self._model._flatten_layers()
-        # These include weights of frozen layers, which Keras does not list as trainable.
+        # The list includes weights of frozen layers, which Keras does not list as trainable.
         weights = [v for layer in layers for v in layer._trainable_variables]
         shared = [*weights, *self._optimizer_variables]
         known = {id(variable) for variable in shared}
@@ -222,7 +227,8 @@ def broadcast(
 ) -> None:
     """Copy the values of variables from rank `root` to all ranks (collective).
 
-    Each rank adds its number to the seeds of random layers, so that each rank draws other numbers.
+    Each rank adds its rank number to the seeds of random layers, so that the ranks draw different
+    numbers.
 
     Args:
         variables: Variables, in the same order on every rank.
@@ -230,8 +236,7 @@ def broadcast(
         root: Rank whose values are copied; default: 0.
 
     Raises:
-        InvalidInput: A rank's variables differ in dtype, shape or number from the variables of rank
-            0.
+        InvalidInput: The variables of a rank differ from those of rank 0 in dtype, shape or number.
     """
     signature = [(str(variable.dtype), tuple(variable.shape)) for variable in variables]
     signatures = communicator.allgather(signature, "the agreement on the variables")
@@ -245,7 +250,8 @@ def broadcast(
             )
     for number, variable in enumerate(variables):
         value = np.array(variable.numpy(), order="C")
-        # Error messages number the variables, because Keras's layer names may differ between ranks.
+        # Error messages contain the number of a variable, because Keras's layer names may differ
+        # between ranks.
         communicator.broadcast(value, root, f"the broadcast of variable {number}")
         if variable.name == "seed_generator_state":
             value[0] += communicator.rank
@@ -253,7 +259,7 @@ def broadcast(
 
 
 def _first_difference(states: Sequence[ReplicaState], ranks: Sequence[int] | None = None) -> str:
-    """Describe the first difference between the states of ranks; "" if there is none."""
+    """Describe the first difference between the states of ranks; return "" if there is none."""
     first, *others = range(len(states)) if ranks is None else ranks
     for rank in others:
         if states[rank].shared != states[first].shared:
@@ -262,7 +268,7 @@ def _first_difference(states: Sequence[ReplicaState], ranks: Sequence[int] | Non
 
 
 def _changes(before: ReplicaState, after: ReplicaState) -> str:
-    """Describe what a rank's callbacks have changed."""
+    """Describe what the callbacks of a rank have changed."""
     places = [n for n, value in enumerate(after.sums) if before.sums[n : n + 1] != (value,)]
     if after.first_epoch != before.first_epoch:
         return f"the first epoch to {after.first_epoch + 1}"

@@ -32,33 +32,34 @@ from labkit.keras.whole_metrics import WholeMetrics
 def callbacks(communicator: Communicator, compare: bool = True) -> list[keras.callbacks.Callback]:
     """Return callbacks for `fit` that keep replicas equal and report metrics over all ranks.
 
-    Place these callbacks before your own callbacks. Your callbacks may change the learning rate,
-    weights, first epoch or end of training on one rank between two steps. All ranks then adopt the
-    change.
+    Place labkit's callbacks before your own callbacks. Your own callbacks may change the learning
+    rate, weights, first epoch or end of training on one rank between two steps. All ranks then
+    adopt a change that a callback makes on one rank.
 
     Args:
         communicator: Communicator of the ranks that train together.
         compare: Whether to compare the replicas by checksums at the start and after each epoch, and
-            the batches that the ranks read. Training ends with an error if replicas differ in a way
-            that ranks cannot adopt.
+            also the batches that the ranks read. If replicas differ in a way that ranks cannot
+            adopt, training ends with an error.
     """
     synchronize = Synchronize(communicator, names=True, compare=compare)
     return [synchronize, EqualBatches(communicator)] if compare else [synchronize]
 
 
 class Synchronize(keras.callbacks.Callback):
-    """A callback that makes weights equal at the start, and reports metrics over all ranks.
+    """A callback that makes weights equal at the start and metrics global during training.
 
-    During training, the gradients of each rank are weighted by the rows of its batch, and a batch
-    without rows changes nothing. `fit` reports metrics of the global data. The states of Keras
-    metrics are summed over the ranks. Other metrics receive whole batches, see `WholeMetrics`.
-    Losses and synchronized normalizations use the global batch, see `WholeBatch`. The moving
-    statistics of other normalizations are averaged over the ranks before validation and after each
-    epoch.
+    During training, each rank's gradients are weighted by the rows of its batch. A batch without
+    rows changes nothing. The metrics that `fit` reports are those of the global data. For the
+    metrics of Keras, the metric states are summed over the ranks. All other metrics receive whole
+    batches, see `WholeMetrics`. Losses and synchronized normalizations are computed over the global
+    batch, see `WholeBatch`. The moving statistics of normalizations that are not synchronized are
+    averaged over the ranks before validation and after each epoch.
 
     Args:
         communicator: Communicator of the ranks that train together.
-        names: Whether to print at the start which layers make training differ from one process.
+        names: Whether to print at the start which layers make training differ from training in one
+            process.
         compare: Whether to compare the replicas after all callbacks of each epoch.
     """
 
@@ -72,17 +73,17 @@ class Synchronize(keras.callbacks.Callback):
         self._batches = 0
 
     def set_model(self, model: keras.Model) -> None:
-        """Install the hooks before Keras builds the training function.
+        """Install the hooks on the model's methods before Keras builds the training function.
 
         Raises:
-            InvalidInput: The model's optimizer does not exchange gradients.
+            InvalidInput: The optimizer of the model does not exchange gradients.
         """
         super().set_model(model)
         self.put_hooks(model)
         self._follow(model)
 
     def put_hooks(self, model: keras.Model) -> None:
-        """Wrap the methods of the model in the hooks that keep replicas consistent."""
+        """Wrap the model's methods in the hooks that keep the replicas on all ranks consistent."""
         _prepare(model)
         hooks_of(model).add_hook(CountRows(model, self.communicator if self._names else None))
         hooks_of(model).add_hook(IgnoreEmpty(model))
@@ -96,14 +97,14 @@ class Synchronize(keras.callbacks.Callback):
             if isinstance(getattr(model, "history", None), keras.callbacks.History):
                 self._consistency.attach_to_history(
                     model.history
-                )  # otherwise, only step 1 is compared
+                )  # without a History, replicas are compared after step 1 only
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
-        """Copy the weights of rank 0 to all ranks, as soon as the weights exist."""
+        """Copy the weights of rank 0 to all ranks as soon as all weights exist."""
         begin_fit(self.model, self.communicator)
         if _lacks_weights(self.model):
-            # The replicas are compared in this state, before the first batch creates the missing
-            # weights.
+            # The existing weights are made equal now, so that replicas can be compared before the
+            # first batch creates the missing weights.
             broadcast(self.model.variables, self.communicator)
             self._record_state()
             self.model.train_function = _FirstBatch(self)
@@ -111,7 +112,7 @@ class Synchronize(keras.callbacks.Callback):
             self.begin()
 
     def begin(self) -> None:
-        """Copy rank 0's weights to all ranks, and print expected differences (collective)."""
+        """Copy rank 0's weights to all ranks; print why training may differ (collective)."""
         states = [
             v for optimizer in distributed_optimizers(self.model) for v in optimizer.variables
         ]
@@ -123,29 +124,29 @@ class Synchronize(keras.callbacks.Callback):
         self._batches = 0
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Compare the replicas once in each fit, after the first step and its callbacks."""
+        """Compare the replicas once in each `fit`, after the first step and its callbacks."""
         self._batches += 1
         if self._batches == 2 and self._consistency is not None:
             self._consistency.compare_now("after the first step")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Record the state of the replica before other callbacks."""
+        """Record the state of the replica before other callbacks change it."""
         self._record_state()
 
     def on_test_begin(self, logs: dict[str, float] | None = None) -> None:
-        """Average the moving statistics over the ranks, so that all ranks validate equally."""
+        """Average moving statistics over the ranks, so that all ranks validate the same model."""
         average_statistics(self.model, self.communicator)
         self._record_state()
 
     def on_test_end(self, logs: dict[str, float] | None = None) -> None:
-        """Record the state of the replica before other callbacks."""
+        """Record the state of the replica before other callbacks change it."""
         self._record_state()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Average moving statistics and the logs of the epoch over the ranks.
+        """Average the moving statistics and the epoch's logs over the ranks.
 
-        A custom `train_step` may report other logs on each rank. Later callbacks receive the means,
-        and therefore make the same decisions on all ranks.
+        Without this mean, the logs of a custom `train_step` may differ between ranks. Later
+        callbacks receive the mean values, and therefore make the same decisions on all ranks.
         """
         average_statistics(self.model, self.communicator)
         self._record_state()
@@ -159,8 +160,9 @@ class Synchronize(keras.callbacks.Callback):
         logs.update(zip(names, (total / self.communicator.size).tolist(), strict=True))
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
-        """Remove the hooks, so that a single rank may evaluate the model afterwards."""
-        if is_inside_fit(self.communicator, exclude_current=True):  # the outer fit needs the hooks
+        """Remove the hooks, so that a single rank can evaluate the model afterwards."""
+        # The outer `fit` still needs the hooks.
+        if is_inside_fit(self.communicator, exclude_current=True):
             self._record_state()
             return
         end_fit(self.model, self.communicator)
@@ -178,10 +180,10 @@ def _print_differences(
     """Print why training may differ from training in one process.
 
     Args:
-        model: Compiled model that is trained.
-        communicator: Communicator of the ranks, of which rank 0 prints.
-        step: Graph of a traced step, which is searched for random operations; None: the layers are
-            checked before the first step.
+        model: Compiled model to be trained.
+        communicator: Communicator of the ranks; only rank 0 prints.
+        step: Graph of a traced step, which is searched for random operations; None: only the layers
+            are checked, before the first step.
     """
     if communicator.size == 1:
         return
@@ -196,7 +198,7 @@ def _print_differences(
 
 
 class _FirstBatch:
-    """A training function that builds the model from its first batch, then restores Keras's own."""
+    """A training function for the first batch: it builds the model, then restores Keras's one."""
 
     def __init__(self, synchronize: Synchronize) -> None:
         self._synchronize = synchronize
@@ -204,10 +206,10 @@ class _FirstBatch:
     def __call__(self, batches: tf.data.Iterator) -> Logs:
         model = self._synchronize.model
         model.train_function = None
-        # Tracing creates all weights without training, even for models without `call`.
+        # Tracing the step creates all weights without training, even if the model has no `call`.
         step = tf.function(model.train_step, autograph=False)
         step.get_concrete_function(batches.element_spec)
-        self._synchronize.put_hooks(model)  # new layers need hooks, too
+        self._synchronize.put_hooks(model)  # layers that tracing has created need hooks, too
         self._synchronize.begin()
         model.make_train_function()
         logs: Logs = model.train_function(batches)
@@ -215,27 +217,27 @@ class _FirstBatch:
 
 
 def _lacks_weights(model: keras.Model) -> bool:
-    """Return whether some layers create their weights only at the first batch."""
+    """Return whether some layers create their weights only when they receive the first batch."""
     makes_own = type(model).build is not keras.Model.build
     layers = model._flatten_layers(include_self=makes_own)
     return not model.variables or not all(layer.built for layer in layers)
 
 
 def _metric_sort_key(name: str) -> tuple[str, int]:
-    """Return a sort key for metric names that gives the same order on all ranks.
+    """Return a sort key with which metric names have the same order on all ranks.
 
-    Keras appends numbers to names: the metrics `auc_9` and `auc_10` of one rank may be `auc_10` and
-    `auc_11` on another rank, which has created more metrics before.
+    Keras appends numbers to names. The metrics `auc_9` and `auc_10` on one rank may be `auc_10` and
+    `auc_11` on a rank that has created more metrics before.
     """
     stem, _, number = name.rpartition("_")
     return (stem, int(number)) if number.isdecimal() else (name, 0)
 
 
 def attach(model: keras.Model) -> None:
-    """Make `train_on_batch` weight each rank's gradients by its rows, and switch XLA off.
+    """Make `train_on_batch` weight each rank's gradients by its rows; switch XLA off.
 
-    The weighting applies to the optimizer of `compile`, and to optimizers that a custom
-    `train_step` keeps in attributes of the model.
+    The weights apply to the optimizer of `compile`, and to optimizers in attributes of the model,
+    which a custom `train_step` may use.
 
     Raises:
         InvalidInput: No optimizer of the model exchanges gradients.
@@ -274,11 +276,11 @@ def _prepare(model: keras.Model) -> None:
 
 @dataclass(frozen=True)
 class CountRows(Hook):
-    """A hook that weights a rank's gradients by its rows, and ignores batches without rows.
+    """A hook that weights a rank's gradients by its number of rows, and ignores empty batches.
 
     Args:
         model: Model with distributed optimizers.
-        naming: Communicator whose rank 0 warns of random numbers in a step; None: no warning.
+        naming: Communicator whose rank 0 warns if a step draws random numbers; None: no warning.
     """
 
     name: ClassVar[str] = "rows"
@@ -288,17 +290,19 @@ class CountRows(Hook):
     traces: list[bool] = field(default_factory=list, compare=False)
 
     def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """Run a training step; an empty batch is replaced by a row of zeros with weight 0."""
+        """Run a training step; a row of zeros with weight 0 replaces an empty batch."""
         if distributed_optimizers(self.model)[0].exchange.communicator.size > 1:
             check_fixed_batch(self.model, rows)
-        makes_weights = _lacks_weights(self.model)  # initializers draw, but rank 0's values count
+        # Initializers draw random numbers, too, but only rank 0's count.
+        makes_weights = _lacks_weights(self.model)
         if tf.get_static_value(rows):
             logs = inner(data)
         else:
             logs = ignore_empty_batch(self.model, inner, data, rows)
         is_first = tf.inside_function() and not (makes_weights or self.traces)
         if self.naming is not None and is_first:
-            self.traces.append(True)  # TensorFlow traces steps more than once
+            # The flag prevents a second warning, as steps are traced more than once.
+            self.traces.append(True)
             _print_differences(self.model, self.naming, tf.compat.v1.get_default_graph())
         return logs
 
@@ -309,7 +313,7 @@ class CountRows(Hook):
         gradients: list[tf.Tensor],
         variables: Variables = None,
     ) -> tf.Tensor:
-        """Pass the number of rows to the exchange, which averages the gradients."""
+        """Pass the number of rows to the gradient exchange, which averages the gradients."""
         return inner(gradients, variables, rows=rows)
 
 
@@ -323,11 +327,11 @@ class GlobalMetrics(Hook):
     communicator: Communicator
 
     def get_metrics_result(self, inner: Callable[[], Logs], rows: Rows) -> Logs:
-        """Return metrics over all ranks; while a step is traced, return metrics of this rank."""
+        """Return metrics over all ranks; during tracing, return the metrics of this rank."""
         if tf.inside_function():
             return inner()
         for optimizer in distributed_optimizers(self.model):
-            optimizer.exchange.service.settle()  # one thread at a time may call MPI
+            optimizer.exchange.service.settle()  # only one thread at a time may call MPI
         stops = ", because a callback has set stop_training" if self.model.stop_training else ""
         self.communicator.wait_policy.name_call("the end of an epoch's steps", detail=stops)
         self.communicator.wait_policy.allgather_scalar()
@@ -336,9 +340,9 @@ class GlobalMetrics(Hook):
     def evaluate(
         self, inner: Callable[..., Logs], rows: Rows, *arguments: Any, **keywords: Any
     ) -> Logs:
-        """Evaluate over all ranks if `fit` validates; evaluate this rank's data in a callback.
+        """Evaluate over all ranks if `fit` validates, but only this rank's data in a callback.
 
-        After an evaluation in a callback, the metric states of the epoch are restored.
+        After an evaluation in a callback, the metric states of the training epoch are restored.
         """
         if isinstance(keywords.get("callbacks"), keras.callbacks.CallbackList):
             return inner(*arguments, **keywords)
@@ -356,16 +360,16 @@ class GlobalMetrics(Hook):
         *arguments: Any,
         **keywords: Any,
     ) -> keras.callbacks.History:
-        """Wait for all ranks before a `fit` inside a callback, which also exchanges gradients."""
+        """Wait for all ranks before a `fit` in a callback, because it exchanges gradients, too."""
         if is_inside_fit(self.communicator):
             self.communicator.barrier("model.fit inside a callback, which every rank must call")
-        else:  # the fit that installed this hook has failed
+        else:  # the `fit` that installed this hook has failed
             hooks_of(self.model).clear()
         return inner(*arguments, **keywords)
 
 
 def average_statistics(model: keras.Model, communicator: Communicator) -> None:
-    """Replace moving statistics by their mean over the ranks, unless they are synchronized."""
+    """Average moving statistics over the ranks, except in synchronized normalizations."""
     layers = model._flatten_layers(include_self=False)
     normalizations = [
         layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)

@@ -14,8 +14,8 @@ import labkit.models.unshared  # noqa: F401  registers a layer that files may co
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import LabkitError
 
-LETTERS = 200  # maximum number of characters of Keras's message in an error
-# Types of exceptions that Keras raises for damaged or forged files.
+LETTERS = 200  # maximum number of characters that an error quotes from Keras's message
+# Types of exceptions that Keras raises if a file is damaged or forged.
 _ODD = (
     *(ArithmeticError, AttributeError, BadZipFile, LookupError, OSError, RuntimeError),
     *(TypeError, ValueError),
@@ -27,7 +27,8 @@ def load_model(path: Path | str, compile: bool = True) -> keras.Model:
 
     Args:
         path: Path of the model file.
-        compile: Whether to compile the model with its saved optimizer, loss and metrics.
+        compile: Whether to compile the model with the optimizer, loss and metrics that the file
+            contains.
 
     Raises:
         LabkitError: The file is damaged, or contains classes that are not registered with Keras.
@@ -38,7 +39,7 @@ def load_model(path: Path | str, compile: bool = True) -> keras.Model:
 
 
 def model_of(config: Mapping[str, JSON], name: str) -> keras.Model:
-    """Create a model from its configuration, which contains no weights.
+    """Create a model from its configuration; the configuration contains no weights.
 
     Args:
         config: Configuration from `keras.saving.serialize_keras_object`.

@@ -25,11 +25,11 @@ def shard(
     communicator: Communicator,
     batch_weights: Sequence[float] | None = None,
 ) -> tf.data.Dataset:
-    """Return a dataset of this rank's part of every global batch.
+    """Return a dataset that contains this rank's part of every global batch.
 
-    All ranks must read the same global batches, so give `shuffle` a seed. `EqualBatches`, one of
-    the `callbacks`, compares the first batch of each epoch between ranks. A rank's part may have no
-    rows, but every rank takes the same number of steps.
+    All ranks must read the same global batches, so pass a seed to `shuffle`. The callback
+    `EqualBatches`, one of the `callbacks`, compares the first batch of each epoch between ranks. A
+    rank's part of a batch may have no rows, but every rank takes the same number of steps.
 
     Args:
         dataset: Dataset of global batches of dense, sparse or ragged tensors.
@@ -38,7 +38,7 @@ def shard(
             equal.
 
     Raises:
-        InvalidInput: Elements of the dataset are not divisible batches, or it shuffles without a
+        InvalidInput: The elements of the dataset are not batches, or the dataset shuffles without a
             seed.
     """
     shares = batch_weights or [1.0] * communicator.size
@@ -67,20 +67,20 @@ def shard(
 def part_of(
     dataset: tf.data.Dataset, number: int, shares: Sequence[float], watch: Watch | None = None
 ) -> tf.data.Dataset:
-    """Return a dataset of one part of every global batch.
+    """Return a dataset that contains one part of every global batch.
 
     Args:
         dataset: Dataset of global batches.
         number: Index of the part in `shares`, from 0.
-        shares: Relative sizes of all parts.
-        watch: Function (batch number, batch) that is traced and called for each global batch; None:
-            none.
+        shares: Relative sizes of all parts of a batch.
+        watch: Traceable function that is called with (batch number, batch) for each global batch;
+            None: no function.
     """
-    # The same arithmetic as in `common.rows.cut` ensures that the boundaries of all ranks agree.
+    # The arithmetic is the same as in `common.rows.cut`, so that the boundaries of all ranks agree.
     cumulative = np.concatenate([[0.0], np.cumsum(shares)]) / np.sum(shares)
 
     def end(rows: int | tf.Tensor, rank: int) -> int | tf.Tensor:
-        if isinstance(rows, int):  # a static size gives static boundaries
+        if isinstance(rows, int):  # a static number of rows gives static boundaries
             return int(np.floor(rows * cumulative[rank] + 1e-9))
         return tf.cast(tf.floor(tf.cast(rows, tf.float64) * cumulative[rank] + 1e-9), tf.int32)
 
@@ -97,7 +97,7 @@ def part_of(
         return dataset.map(plain(cut), num_parallel_calls=1).prefetch(2)
 
     def watch_and_cut(index: tf.Tensor, batch: Batch) -> Batch:
-        parts = batch if type(batch) is tuple else (batch,)  # as `map` unpacks tuples
+        parts = batch if type(batch) is tuple else (batch,)  # `map` unpacks tuples in the same way
         watch(index, parts)
         return cut(*parts)
 
@@ -105,10 +105,11 @@ def part_of(
 
 
 def check_fixed_batch(model: keras.Model, rows: Rows) -> None:
-    """Raise an error if a stateful model's batch size is not the size of this rank's part.
+    """Raise an error if a stateful model's batch size differs from this rank's part of the batch.
 
     Raises:
-        InvalidInput: Layer states have another number of rows than this rank's batches.
+        InvalidInput: The states of a layer have another number of rows than the batches of this
+            rank.
     """
     shapes = []  # shapes of layer states; empty for models that accept any batch size
     for layer in model._flatten_layers(include_self=False):
@@ -125,7 +126,7 @@ def check_fixed_batch(model: keras.Model, rows: Rows) -> None:
 
 
 def _check_batches(dataset: tf.data.Dataset) -> None:
-    """Raise an error if the elements of a dataset are not batches with rows to divide."""
+    """Raise an error if a dataset's elements are not batches whose rows can be divided."""
     specs = keras.tree.flatten(dataset.element_spec)
     kinds = (
         tf.TensorSpec,
@@ -149,7 +150,7 @@ def _check_batches(dataset: tf.data.Dataset) -> None:
 
 
 def _equal_rows(batch: tuple[Batch, ...]) -> int | tf.Tensor:
-    """Return the number of rows, equal in all tensors; an int if any shape is static."""
+    """Return the number of rows, equal in all tensors; an int if one of the shapes is static."""
     counts = [rows_of(leaf) for leaf in keras.tree.flatten(batch) if leaf is not None]
     known = [count for count in counts if isinstance(count, int)]
     rows = known[0] if known else counts[0]
@@ -162,7 +163,7 @@ def _equal_rows(batch: tuple[Batch, ...]) -> int | tf.Tensor:
 
 
 def _slice(leaf: Leaf, first: int | tf.Tensor, last: int | tf.Tensor) -> Leaf:
-    if leaf is None:  # an element such as (x, None)
+    if leaf is None:  # for example the second item of an element (x, None)
         return None
     if not isinstance(leaf, tf.SparseTensor):
         return leaf[first:last]
@@ -175,13 +176,13 @@ def _slice(leaf: Leaf, first: int | tf.Tensor, last: int | tf.Tensor) -> Leaf:
 
 
 def _sources(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """Yield a dataset and, recursively, all datasets from which it reads."""
+    """Yield a dataset and all datasets from which it reads, directly or indirectly."""
     yield dataset
     for source in dataset._inputs():
         yield from _sources(source)
 
 
 def _is_unseeded(dataset: tf.data.Dataset) -> bool:
-    """Return whether a dataset draws random numbers without a seed, stored as seeds 0 and 0."""
+    """Return whether a dataset draws random numbers without a seed; its seeds are then 0 and 0."""
     seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
     return all(seed is not None and tf.get_static_value(seed) == 0 for seed in seeds)

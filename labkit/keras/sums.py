@@ -16,35 +16,36 @@ from labkit.keras.optimizer import distributed_optimizers
 
 
 class ReplicaSums:
-    """Collective sums over ranks inside a step, before the step's gradients are exchanged.
+    """Collective sums over the ranks inside a step, before the ranks exchange gradients.
 
-    TensorFlow runs operations in any order that their data allow, but all ranks must communicate in
-    the same order. Each sum therefore waits for the sum that was traced before, and the gradient
-    exchange waits for the last sum.
+    TensorFlow executes operations in any order that their data dependencies allow, but all ranks
+    must communicate in the same order. Each sum therefore waits for the previously traced sum, and
+    the gradient exchange waits for the last sum.
 
     Args:
         model: Model with a distributed optimizer.
         communicator: Communicator of the ranks over which values are summed.
 
     Attributes:
-        within: Whether the step that is being traced has a part of a global batch.
-        named: Names of losses about which the user has been warned.
+        within: Whether the batch of the step that is being traced is part of a global batch.
+        named: Names of losses about which the user has already been warned.
     """
 
     def __init__(self, model: keras.Model, communicator: Communicator) -> None:
         self._model, self._communicator = model, communicator
-        self._last: tf.Tensor | None = None  # result of the last traced sum
+        self._last: tf.Tensor | None = None  # result of the sum that was traced last
         self._number = 0  # number of collective calls in the traced step
-        self._updated: list[keras.Variable] = []  # variables updated since the last call
+        # Variables that were updated since the last collective call.
+        self._updated: list[keras.Variable] = []
         self._gathered: dict[
             int, tuple[tf.Tensor, tf.Tensor]
-        ] = {}  # local and joined tensor, by id
+        ] = {}  # by tensor id: the local tensor, and the joined tensor of all ranks
         self.within = False
         self.named: set[str] = set()
 
     @contextmanager
     def step(self, is_part: bool) -> Iterator[None]:
-        """Open the context of a traced step, whose batch is part of a global batch if `is_part`."""
+        """Open the context of a traced step; `is_part`: its batch is part of a global batch."""
         self._last, self._number, self.within = None, 0, is_part
         self._updated, self._gathered = [], {}
         try:
@@ -54,7 +55,7 @@ class ReplicaSums:
             self._gathered = {}
 
     def dependencies(self) -> list[tf.Tensor]:
-        """Return the last sum, for which the next collective call must wait; [] without sums."""
+        """Return the last sum, for which the next collective call must wait, or []."""
         if self._last is None or not tf.inside_function():
             return []
         if self._last.graph is not tf.compat.v1.get_default_graph():
@@ -66,16 +67,16 @@ class ReplicaSums:
         return [self._last]
 
     def wait_for_updates(self, variables: Sequence[keras.Variable]) -> None:
-        """Make the next collective call wait until variables are updated."""
+        """Make the next collective call wait until these variables are updated."""
         self._updated += variables
 
     def total(self, values: tf.Tensor, label: str) -> tf.Tensor:
-        r"""Return the sum \(\sum_s v_s\) over the ranks; no gradient flows through it.
+        r"""Return the sum \(\sum_s v_s\) of the values of all ranks s, without gradients.
 
         Args:
-            values: A vector of the same length on all ranks.
-            label: Name of the sum in timeout messages; it must not contain Keras layer names,
-                because the numbers in layer names may differ between ranks.
+            values: A vector; its length is the same on all ranks.
+            label: Name of the sum in timeout messages. It must not contain names of Keras layers,
+                because the numbers in these names may differ between ranks.
         """
 
         def add_up(call: str, local: np.ndarray) -> list[np.ndarray]:
@@ -85,7 +86,7 @@ class ReplicaSums:
         return tf.ensure_shape(total, values.shape)
 
     def mean(self, numbers: Sequence[tf.Tensor], rows: Rows, label: str) -> list[tf.Tensor]:
-        """Return the mean over the ranks of each number, weighted by the ranks' rows."""
+        """Return each number's mean over the ranks, weighted by the number of rows per rank."""
         row_count = tf.cast(rows, tf.float64)
         parts = [
             tf.math.multiply_no_nan(tf.cast(number, tf.float64), row_count) for number in numbers
@@ -95,13 +96,13 @@ class ReplicaSums:
         return [tf.cast(mean, number.dtype) for mean, number in zip(means, numbers, strict=True)]
 
     def gather(self, values: Sequence[tf.Tensor], rows: Rows, label: str) -> list[tf.Tensor]:
-        """Return the rows of all ranks in rank order; a step sends the same tensor only once.
+        """Return the rows of all ranks in rank order; a step sends each tensor only once.
 
         Args:
-            values: Tensors with the rows of this rank, or with a row of zeros if the rank has no
-                rows.
+            values: Tensors with the rows of this rank, or with a single row of zeros if the rank
+                has no rows.
             rows: Number of rows of this rank.
-            label: Name of the call in timeout messages, see `total`.
+            label: Name of the call in timeout messages, as for `total`.
         """
 
         def join(call: str, count: np.ndarray, *local: np.ndarray) -> list[np.ndarray]:
@@ -124,40 +125,41 @@ class ReplicaSums:
         what: str,
         like: Sequence[tf.Tensor] = (),
     ) -> list[tf.Tensor]:
-        """Call a collective function on values; results have the dtypes of `like` or `values`."""
+        """Call a collective function; the results have the dtypes of `like`, or of `values`."""
         self._number += 1
         call = f"collective call {self._number} of the step: {what}"
 
         def call_in_order(*local: np.ndarray) -> list[np.ndarray]:
             for optimizer in distributed_optimizers(self._model):
-                optimizer.exchange.service.settle()  # one thread at a time may call MPI
-            self._communicator.wait_policy.polite = False  # spinning is harmless: the step waits
+                optimizer.exchange.service.settle()  # only one thread at a time may call MPI
+            # Busy waiting does no harm, because the step waits anyway.
+            self._communicator.wait_policy.polite = False
             return collective(call, *local)
 
-        # Earlier updates of variables in the step must precede this call, wherever they were
-        # traced.
+        # All earlier updates of variables in this step must precede the collective call, wherever
+        # the updates were traced.
         updates = [tf.convert_to_tensor(tensor) for tensor in self._updated]
         with tf.control_dependencies([*self.dependencies(), *updates]):
             types = [tensor.dtype for tensor in like or values]
             result = tf.numpy_function(call_in_order, values, types)
         results = (
             [result] if tf.is_tensor(result) else list(result)
-        )  # eagerly, a single result is no list
+        )  # in eager mode, a single result is not in a list
         self._last, self._updated = results[0], []
         return results
 
     def differentiable(self, values: tf.Tensor, rows: tf.Tensor, label: str) -> tf.Tensor:
-        r"""Return the sum \(\sum_s v_s\) over the ranks, through which gradients flow.
+        r"""Return the sum \(\sum_s v_s\) of the values of all ranks s, with gradients.
 
-        The gradient exchange computes \(\sum_s b_s g_s / \sum_s b_s\), where \(b_s\) is the number
-        of rows of rank s. For the gradient of the mean loss of all ranks, the gradient of rank r
-        through this sum is therefore \(\sum_s b_s u_s / b_r\), where \(u_s\) is the upstream
-        gradient on rank s.
+        The gradient exchange computes \(\sum_s b_s g_s / \sum_s b_s\), where rank s has \(b_s\)
+        rows and the gradient \(g_s\). The gradient on rank r through this sum must then be \(\sum_s
+        b_s u_s / b_r\), where \(u_s\) is the upstream gradient on rank s. With it, the exchange
+        gives the gradient of the mean loss of all ranks.
 
         Args:
-            values: A vector of the same length on all ranks.
-            rows: Scalar, the number of samples \(b_r\) in this rank's batch.
-            label: Name of the sum in timeout messages, see `total`.
+            values: A vector; its length is the same on all ranks.
+            rows: Scalar: the number of rows \(b_r\) in the batch of this rank r.
+            label: Name of the sum in timeout messages, as for `total`.
         """
         weight = tf.cast(rows, values.dtype)
 

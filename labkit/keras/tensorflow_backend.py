@@ -1,4 +1,4 @@
-"""Check that Keras uses TensorFlow, run before the import of Keras, which fixes the backend."""
+"""Check that Keras uses TensorFlow; runs before Keras is imported and selects its backend."""
 
 from labkit.common.keras_settings import refuse_other_backend
 

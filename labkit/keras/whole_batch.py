@@ -18,13 +18,13 @@ from labkit.model_parallel.losses import Divisor, build_losses, with_loss_functi
 
 
 class _Shared(NamedTuple):
-    """A metric that counts a batch of unknown size with this rank's share of the rows."""
+    """A metric wrapper that weights each update by this rank's fraction of the batch rows."""
 
     metric: keras.metrics.Metric
     share: tf.Tensor
 
     def update_state(self, value: tf.Tensor, sample_weight: int | None = None) -> None:
-        """Update the metric with the share, because Keras would use weight 1 for unknown sizes."""
+        """Update the metric; the default weight is this rank's fraction of the rows, not 1."""
         weight = self.share if sample_weight is None else sample_weight
         self.metric.update_state(value, sample_weight=weight)
 
@@ -33,14 +33,16 @@ class _Shared(NamedTuple):
 class WholeBatch(Hook):
     r"""A hook that makes losses and synchronized normalizations use the whole batch of all ranks.
 
-    A Keras loss is \(N/D\), where D is the number of unmasked values, the sum of their weights, or
-    1. Gradients are averaged with the rows \(b_r\) of rank r as weights, \(\sum_r b_r g_r / B\).
-    Each rank therefore multiplies the loss \(N_r/D_r\) of its part by \((D_r/D)(B/b_r)\), so that
-    the mean loss and gradient are those of the whole batch. If D is proportional to the rows, as in
-    a plain mean, the factor is 1, and ranks need not communicate.
+    A Keras loss is \(N/D\). N is the sum of the weighted values, and D is the number of unmasked
+    values, the sum of their weights, or 1. Gradients \(g_r\) of ranks r are averaged as \(\sum_r
+    b_r g_r / B\). Here \(b_r\) is the number of rows of rank r, and B their sum. Rank r therefore
+    multiplies its loss \(N_r/D_r\) by \((D_r/D)(B/b_r)\), where B is the sum of the row counts
+    \(b_r\). The mean loss and gradient are then those of the whole batch. If the loss divisor D is
+    proportional to the number of rows, as in a mean over rows, the factor is 1, and ranks need not
+    communicate.
 
-    `BatchNormalization(synchronized=True)` normalizes by the moments of the whole batch, and its
-    gradient includes the moments of all ranks.
+    `BatchNormalization(synchronized=True)` normalizes by the mean and variance of the whole batch.
+    Its gradient also flows through the statistics of all ranks.
 
     Args:
         model: Compiled model with a distributed optimizer.
@@ -75,7 +77,7 @@ class WholeBatch(Hook):
         gradients: list[tf.Tensor],
         variables: Variables = None,
     ) -> tf.Tensor:
-        """Apply gradients after the step's sums, because ranks must communicate in one order."""
+        """Apply gradients after the sums over ranks, so that all ranks communicate in one order."""
         with tf.control_dependencies(self.sums.dependencies()):
             result = inner(gradients, variables)
         self.sums.wait_for_updates(variables or self.model.trainable_variables)
@@ -90,7 +92,7 @@ class WholeBatch(Hook):
         predicted: Nest,
         weight: Nest = None,
     ) -> tf.Tensor:
-        """Return the loss of this rank's part, with each component scaled to the whole batch."""
+        """Return this rank's loss, scaled so that the mean over ranks is the whole batch's loss."""
         if not self.sums.within:
             return inner(y, predicted, weight)
         build_losses(compiled, lambda: inner(y, predicted, weight))
@@ -106,7 +108,7 @@ class WholeBatch(Hook):
         finally:
             compiled.metrics[:] = loss_metrics
         for name in {divisor.name for divisor in divisors if divisor.of_batch} - self.sums.named:
-            self.sums.named.add(name)  # TensorFlow traces steps more than once
+            self.sums.named.add(name)  # TensorFlow may trace a step again; warn only once per loss
             text = f"loss {name!r} needs the whole batch: losses of parts are averaged by rows"
             print_on_first_rank(self.communicator, text)
         local_rows = rows_of(y) if rows is None else rows
@@ -128,7 +130,7 @@ class WholeBatch(Hook):
     def _factors(
         self, divisors: list[Divisor], rows: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Return this rank's share of the rows, and the factor on its part of each loss."""
+        """Return this rank's fraction of the rows, and the factors that scale its losses."""
         local_divisors = [tf.cast(divisor.value, tf.float64) for divisor in divisors]
         has_rows = tf.cast(rows > 0, tf.float64)  # 0 if a row of zeros replaces the batch
         values = tf.stack([rows, *local_divisors]) * has_rows
@@ -160,7 +162,7 @@ class WholeBatch(Hook):
         weights = tf.ones_like(inputs)
         if mask is not None:
             weights *= tf.cast(mask, inputs.dtype)[..., tf.newaxis]
-        # If the batch is empty, the row of zeros that replaces it has weight 0.
+        # An empty batch is replaced by a row of zeros, and this row must have weight 0.
         weights *= tf.cast(row_count > 0, inputs.dtype)
 
         def mean(values: tf.Tensor, what: str) -> tf.Tensor:
@@ -168,7 +170,8 @@ class WholeBatch(Hook):
             return self.sums.differentiable(total, row_count, what) / number
 
         number = self.sums.total(tf.reduce_sum(weights, axes), "the samples of a normalization")
-        number += 0.0 if mask is None else keras.config.epsilon()  # as in Keras
+        # Keras also adds epsilon to the divisor if there is a mask.
+        number += 0.0 if mask is None else keras.config.epsilon()
         center = mean(inputs, "the mean of a normalization")
         return center, mean(tf.square(inputs - center), "the variance of a normalization")
 

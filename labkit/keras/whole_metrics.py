@@ -1,4 +1,4 @@
-"""Metrics whose states cannot be summed over ranks, so they receive the batches of all ranks."""
+"""Metrics whose states cannot be summed over ranks, so each rank updates them with all batches."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from labkit.keras.sums import ReplicaSums
 from labkit.keras.whole_batch import WholeBatch
 from labkit.model_parallel.functional import attach_mask, is_masked, mask_of
 
-# A metric's number, its positional and keyword arguments, and the masks of tensors by number.
+# One recorded update: the metric's number, its positional and keyword arguments, and the masks of
+# its tensors by tensor number.
 Seen: TypeAlias = "tuple[int, tuple[tuple[Any, ...], dict[str, Any]], dict[int, np.ndarray]]"
 
 
 def adds_up(model: keras.Model, metric: keras.metrics.Metric) -> bool:
     """Return whether a metric's states over parts of the data sum to its state over all data.
 
-    The states of Keras metric classes from `compile` and of mean losses can be summed. A metric
-    function may return one number per batch, and a custom class or `train_step` may use arguments
-    in any way.
+    The states of Keras's own metric classes and of mean losses can be summed if they come from
+    `compile`. A metric function may return one number per batch, and a custom metric class or
+    `train_step` may compute anything. Such states cannot be summed.
     """
     kind = type(metric)
     if kind is keras.metrics.Sum:
@@ -49,7 +50,7 @@ def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
 
 @dataclass(frozen=True)
 class _Updates(Hook):
-    """A hook that wraps the updates of metrics whose states cannot be summed over ranks."""
+    """A hook that intercepts updates of metrics whose states cannot be summed over ranks."""
 
     name: ClassVar[str] = "updates"
 
@@ -78,7 +79,7 @@ class _Updates(Hook):
             member
             for member in metric.metrics
             if not adds_up(self.model, member) and "update_state" not in vars(member)
-        ]  # a metric that is also an attribute of the model has its hook already
+        ]  # metrics that are also attributes of the model are already wrapped
         for member in others:
             member.update_state = partial(self.update_metric, member.update_state, rows, member)
         try:
@@ -95,19 +96,19 @@ class _Updates(Hook):
         *arguments: tf.Tensor,
         **named: tf.Tensor,
     ) -> None:
-        """Update a metric with the arguments of a batch, while the step is traced."""
+        """Update a metric with a batch's arguments; called while TensorFlow traces the step."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class WholeMetrics(_Updates):
-    """Passes the batches of all ranks, in rank order, to metrics; all ranks get equal states.
+    """Update metrics with the batches of all ranks in rank order, so that all states are equal.
 
     A scalar argument, such as a loss from a custom `train_step`, is treated as the mean over this
     rank's rows, and averaged over the ranks.
 
     Args:
-        model: Model that also has a `WholeBatch` hook, which provides sums over ranks.
+        model: Keras model that also has a `WholeBatch` hook, which computes sums over the ranks.
     """
 
     @property
@@ -117,11 +118,11 @@ class WholeMetrics(_Updates):
         return whole.sums
 
     def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """Average over the ranks the scalars in the logs that are not results of metrics."""
+        """Run a training step; average over ranks the logged scalars that are no metric results."""
         return self._logs(inner(data), rows)
 
     def test_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """Average over the ranks the scalars in the logs that are not results of metrics."""
+        """Run a test step; average over the ranks the logged scalars that are no metric results."""
         return self._logs(inner(data), rows)
 
     def _logs(self, logs: Logs, rows: Rows) -> Logs:
@@ -132,8 +133,8 @@ class WholeMetrics(_Updates):
             for name, value in logs.items()
         }
         numbers = {name: value for name, value in logs.items() if _is_number(value)}
-        # If the logs have exactly the names of the metrics, Keras computes them again from the
-        # states.
+        # If the names in the logs are exactly those of the metrics, Keras recomputes the logged
+        # values from the metric states.
         if not (sums.within and numbers) or logs.keys() == self.model.get_metrics_result().keys():
             return logs
         means = sums.mean(list(numbers.values()), rows, "logs")
@@ -147,7 +148,7 @@ class WholeMetrics(_Updates):
         *arguments: tf.Tensor,
         **named: tf.Tensor,
     ) -> None:
-        """Update a metric with the rows of all ranks, and with the means of scalars."""
+        """Update a metric with the rows of all ranks; average scalar arguments over the ranks."""
         sums = self.sums
         if not sums.within or rows is None:
             inner(*arguments, **named)
@@ -171,16 +172,17 @@ class WholeMetrics(_Updates):
 
 @dataclass(frozen=True, eq=False)
 class SeenByMetrics(_Updates):
-    """Records the arguments of metric updates on this rank, to repeat the updates on all ranks.
+    """Record the arguments of metric updates on this rank, to repeat these updates on all ranks.
 
-    Each model has only one recorder, because the compiled test function refers to this object.
+    Each model has only one recorder (`SeenByMetrics`), because the model's compiled test function
+    refers to this recorder.
     """
 
     log: list[Seen] = field(default_factory=list)
 
     @classmethod
     def of(cls, model: keras.Model) -> SeenByMetrics:
-        """Return the recorder of a model; the first call creates the recorder."""
+        """Return the recorder (`SeenByMetrics`) of a model, and create it at the first call."""
         recorder: SeenByMetrics | None = vars(model).get("_labkit_seen")
         if recorder is None:
             recorder = model._labkit_seen = cls(model)
@@ -194,7 +196,7 @@ class SeenByMetrics(_Updates):
         *arguments: tf.Tensor,
         **named: tf.Tensor,
     ) -> None:
-        """Record the arguments, and update the metric, because the first update may build it."""
+        """Record the arguments; also update the metric, because the first update may build it."""
         inner(*arguments, **named)
         leaves = keras.tree.flatten((arguments, named))
         _refuse_sparse(metric, leaves)

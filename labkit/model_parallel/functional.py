@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Nested structures that `keras.tree` can traverse.
 Nest: TypeAlias = "tf.Tensor | Sequence[Nest] | Mapping[str, Nest] | None"
 
-# Activations that act on each unit separately, so they can run on a part of the units.
+# Activations that act on each unit separately, so a rank can apply them to its subset of the units.
 ELEMENTWISE = (
     *("linear", "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish"),
     *("tanh", "sigmoid", "hard_sigmoid", "hard_silu", "softplus", "softsign", "exponential"),
@@ -29,7 +29,7 @@ def functional_of(model: keras.Model) -> Functional:
     """Return the functional model behind a Keras model, which holds the graph of its layers.
 
     Raises:
-        InvalidInput: If the model has no layer graph, like subclassed and unbuilt models.
+        InvalidInput: If the model has no layer graph, as a subclassed or unbuilt model.
     """
     functional = model._functional if isinstance(model, keras.Sequential) else model
     if not hasattr(functional, "_nodes_by_depth"):
@@ -60,21 +60,22 @@ def mask_of(tensor: tf.Tensor | keras.KerasTensor) -> tf.Tensor | keras.KerasTen
 
 
 def attach_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-    """Attach this mask to the tensor as Keras does, and return the tensor; None removes a mask."""
+    """Attach a mask to a tensor as Keras does, or remove it if None; return the tensor."""
     tensor._keras_mask = mask
     return tensor
 
 
 def is_masked(tensor: keras.KerasTensor) -> bool:
-    """Whether the tensor carries a mask."""
+    """Return whether Keras has attached a mask to the tensor."""
     return mask_of(tensor) is not None
 
 
 def reject_lost_masks(functional: Functional) -> None:
-    """Raise an error for attention layers that read masks, because the graph loses these masks.
+    """Raise an error if an attention layer reads a mask, because later layers would lose the mask.
 
-    When called, Keras's MultiHeadAttention removes the masks from its input tensors. Layers that
-    read the same tensors later find no mask, but the model's graph does not show the removal.
+    When Keras's MultiHeadAttention is called, it removes the masks from its input tensors. Layers
+    that read the same tensors after the attention layer find no mask, but the model's graph does
+    not show this.
 
     Raises:
         InvalidInput: If an attention layer reads a tensor with a mask.
@@ -91,7 +92,7 @@ def reject_lost_masks(functional: Functional) -> None:
 
 
 def weight_modification(layer: keras.Layer) -> str:
-    """Describe Keras's modification of a layer's weights; "" if the weights are as built.
+    """Describe how Keras has modified a layer's weights (LoRA, quantization); "" if it has not.
 
     Low-rank weights and quantized weights cannot be divided into slices.
     """
@@ -104,8 +105,9 @@ def weight_modification(layer: keras.Layer) -> str:
 
 
 def is_plain(layer: keras.Layer) -> bool:
-    """Whether no regularizer and no constraint reads all weights of the layer at once."""
-    # Attention layers store these fields under private names.
+    """Return whether the layer has no regularizer or constraint that needs its whole weights."""
+    # Attention layers store regularizers and constraints in private attributes, whose names begin
+    # with an underscore.
     prefixes = [f"{lead}{of}_" for of in _REGULAR for lead in ("", "_")]
     names = [f"{of}{what}" for of in prefixes for what in ("regularizer", "constraint")]
     return all(getattr(layer, name, None) is None for name in names)

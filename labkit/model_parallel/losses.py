@@ -1,4 +1,4 @@
-"""The losses of a compiled model on parts of a batch, with the weighting of Keras."""
+"""The losses of a compiled model for parts of a batch, weighted so that they sum to Keras's."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from keras.src.models.functional import Functional
 
 Counts: TypeAlias = "npt.NDArray[np.float64] | None"
-Weighted: TypeAlias = "tuple[Nest, tf.Tensor | None]"  # sample weights and `Counts`
+Weighted: TypeAlias = "tuple[Nest, tf.Tensor | None]"  # sample weights and, per loss, `Counts`
 # A function of a loss, targets, predictions and sample weights that returns a scalar.
 LossCall: TypeAlias = Callable[[keras.Loss, tf.Tensor, tf.Tensor, tf.Tensor | None], tf.Tensor]
 _MEANS = ("sum_over_batch_size", "mean")
-_OF_BATCH = (keras.losses.Circle,)  # each sample's value depends on pairs of the whole batch
+_OF_BATCH = (keras.losses.Circle,)  # a sample's loss depends on pairs of samples in the batch
 
 
 class LossTargets(NamedTuple):
-    """Targets, sample weights (or None) and prediction masks of the same rows.
+    """Targets, sample weights (or None) and prediction masks of some rows of a batch.
 
-    If the rows contain only some time steps, `steps` is the number of these steps.
+    If the rows are restricted to some time steps, `steps` is the number of these steps.
     """
 
     y: Nest
@@ -49,19 +49,22 @@ class LossTargets(NamedTuple):
 class Losses:
     r"""The loss of a batch as the sum of the losses of its parts.
 
-    A Keras loss is \(L = \frac{1}{D} \sum_k w_k l_k\) over all unmasked values k. Depending on the
-    reduction, D is the number of values, the sum of their weights, or 1. For parts i,
-    \(L = \sum_i \frac{D_i}{D} L_i\). If \(D_i\) is proportional to the number of rows in part i,
-    this number alone determines the part's weight. Otherwise D is summed over all parts before the
-    first part runs. This sum needs targets, sample weights, and masks computed from the inputs.
+    A Keras loss is \(L = \frac{1}{D} \sum_k w_k l_k\) over all unmasked values k, with weights
+    \(w_k\) and divisor D. The divisor D of a Keras loss is the number of values, the sum of their
+    weights, or 1, depending on the reduction. If the batch is divided into parts i with losses
+    \(L_i\) and divisors \(D_i\), then \(L = \sum_i \frac{D_i}{D} L_i\). If the divisor \(D_i\) is
+    proportional to the number of rows in part i, this number determines the part's weight.
+    If not, the divisors of all parts are summed to D before the first part runs. The sum of the
+    divisors depends on targets, sample weights, and masks; the masks are computed from the inputs.
 
     Args:
-        model: The whole model, compiled.
-        readers: Communicator of the ranks that divide the batch; a loss covers all their rows.
-        parts: Number of parts into which each reader divides its rows.
+        model: The whole model, after `compile`.
+        readers: Communicator of the ranks that divide the batch; the loss is that of the rows of
+            all these ranks.
+        parts: Number of parts into which each rank divides its rows.
 
     Raises:
-        InvalidInput: If a loss is not a scalar, or if a mask depends on weights.
+        InvalidInput: If a loss function returns no scalar, or if a mask depends on weights.
     """
 
     def __init__(self, model: keras.Model, readers: Communicator, parts: int) -> None:
@@ -71,8 +74,8 @@ class Losses:
         loss = model._compile_loss
         kind, weights = type(loss), loss._user_loss_weights
         self._compiled = kind(loss._user_loss, weights, output_names=loss.output_names)
-        self._by_rows: bool | None = None  # None until the first batch
-        self._sums: list[bool] = []  # for each loss: whether it is a plain sum
+        self._by_rows: bool | None = None  # whether by rows; None before the first batch
+        self._sums: list[bool] = []  # for each loss: whether it is a sum without a divisor
         self._masking = None if self._single_part else _masking(self._graph)
 
     def __call__(self, y: Nest, predicted: Nest, weight: Weighted) -> tf.Tensor:
@@ -80,8 +83,8 @@ class Losses:
 
         Args:
             y: Targets.
-            predicted: Outputs of the model, with their masks.
-            weight: Sample weights, and the result of `counts` for this part.
+            predicted: Outputs of the model for this part of the batch, with their masks.
+            weight: Pair of sample weights and the result of `counts` for this part of the batch.
         """
         samples, counts = weight
 
@@ -97,13 +100,13 @@ class Losses:
         return [next(masks, None) if is_masked(output) else None for output in self._graph.outputs]
 
     def counts(self, parts: Sequence[LossTargets], shares: Sequence[float]) -> list[Counts]:
-        """Return each part's weight in each loss, divided by the part's share (collective call).
+        """Return each part's weight in each loss, divided by the entry of `shares` (collective).
 
         A weight of None means that the number of rows determines the part's weight.
 
         Args:
-            parts: Parts of this rank's rows.
-            shares: Factors by which the caller multiplies the losses of the parts.
+            parts: `LossTargets` of the parts into which this rank's rows are divided.
+            shares: Factors, one per part, by which the caller multiplies the losses of the parts.
         """
         if self._by_rows is None:
             divisors = self._divisors(parts[0], 1)
@@ -117,14 +120,15 @@ class Losses:
             np.array([rows, *local.sum(axis=0)]), "a loss's parts"
         )
         divisor = np.where(np.logical_or(self._sums, np.array(totals) <= 0), 1.0, totals)
-        # The readers' gradients are averaged later, weighted by rows; `total / rows` undoes that.
+        # The ranks' gradients are later averaged with their row counts as weights. The factor
+        # `total / rows` cancels this weighting.
         units = total / max(rows, 1) / divisor
         return [
             row * units / share if share else None for row, share in zip(local, shares, strict=True)
         ]
 
     def _divisors(self, part: LossTargets, rows: int | None = None) -> list[Divisor]:
-        """Return the divisor of each loss for a part, or for the first `rows` rows of the part."""
+        """Return each loss's divisor for a part, or only for the first `rows` rows of the part."""
         divisors: list[Divisor] = []
 
         def record(number: int, loss: keras.Loss, *arguments: tf.Tensor | None) -> tf.Tensor:
@@ -147,23 +151,24 @@ class Losses:
     def _total(
         self, each: LossCall, y: Nest, predicted: Nest, samples: tf.Tensor | None
     ) -> tf.Tensor:
-        """Return Keras's sum of losses, with the function `each` in place of each loss."""
+        """Return Keras's sum of losses, with each loss function replaced by `each`."""
         compiled = self._compiled
         if not compiled.built:
             compiled(y, predicted, samples)
-            compiled.metrics[:] = [None] * len(compiled.metrics)  # Keras's mean metrics are unused
+            compiled.metrics[:] = [None] * len(compiled.metrics)  # no updates of Keras's metrics
         return with_loss_function(compiled, each, lambda: compiled(y, predicted, samples))
 
 
 def with_loss_function(
     compiled: keras.Loss, loss_function: LossCall, call: Callable[[], tf.Tensor]
 ) -> tf.Tensor:
-    """Return Keras's sum of losses with another function in place of each loss.
+    """Return Keras's sum of losses, with each loss function replaced by `loss_function`.
 
     Args:
-        compiled: Keras's object for the sum of a model's losses.
-        loss_function: Function (number, loss, targets, predictions, sample weights) -> value.
-        call: Function that calls `compiled`, and whose result is returned.
+        compiled: Keras object that sums the losses of a compiled model.
+        loss_function: Function of (number, loss, targets, predictions, sample weights) that returns
+            the value of one loss.
+        call: Function without arguments that calls `compiled` and returns the result.
     """
     original = compiled._flat_losses
     compiled._flat_losses = [
@@ -177,8 +182,8 @@ def with_loss_function(
 
 
 def build_losses(compiled: keras.Loss, call: Callable[[], tf.Tensor]) -> None:
-    """Let Keras map losses to outputs with a traced call that does not update the metrics."""
-    if not compiled.built:  # the traced graph never runs, because metrics count each call
+    """Build Keras's map from losses to outputs in a traced call that updates no metrics."""
+    if not compiled.built:  # only traced: a real call would update the metrics
         tf.function(call, autograph=False).get_concrete_function()
 
 
@@ -186,7 +191,8 @@ class WholeLosses:
     """The mean loss over batches whose rows are divided among several ranks."""
 
     def __init__(self) -> None:
-        # An array per batch number: the rows, then the numerator and the divisor of each loss.
+        # For each batch number, one array: the number of rows, then the numerator and the divisor
+        # of each loss.
         self._parts: dict[int, np.ndarray] = {}
         self._weights: list[float] = []
 
@@ -197,9 +203,10 @@ class WholeLosses:
 
         Args:
             batch: Number of the batch, equal on all ranks.
-            compiled: Keras's object for the sum of a model's losses.
-            y, predicted, weight: Targets, predictions and sample weights, as for Keras.
-            rows: Number of rows in the part.
+            compiled: Keras object that sums the losses of a compiled model.
+            y, predicted, weight: Targets, predictions and sample weights of this part, as Keras
+                expects them.
+            rows: Number of rows in this part of the batch.
         """
         sums: list[float] = [rows]
 
@@ -225,7 +232,8 @@ class WholeLosses:
         rows = np.array([part[0] for part in batches.values()])
         numerators = np.array([part[1::2] for part in batches.values()])
         divisors = np.array([part[2::2] for part in batches.values()])
-        losses = numerators / np.where(divisors == 0, 1.0, divisors)  # a plain sum has no divisor
+        # The divisor of a loss that is a sum is recorded as 0 and replaced by 1 here.
+        losses = numerators / np.where(divisors == 0, 1.0, divisors)
         return float(rows @ losses @ weights / rows.sum())
 
 
@@ -239,19 +247,19 @@ def nested(graph: Functional, outputs: Sequence[tf.Tensor]) -> Nest:
 
 
 class Divisor(keras.losses.Loss):
-    """The divisor of a loss: Keras's sum with every value replaced by 1.
+    """The divisor of a Keras loss: the loss computed as a sum with every value replaced by 1.
 
     Args:
         loss: A Keras loss.
-        y, predicted, weight: Targets, predictions and sample weights of some rows; of the
-            predictions only shape and mask matter.
+        y, predicted, weight: Targets, predictions and sample weights of some rows; only the shape
+            and the mask of the predictions matter.
 
     Attributes:
-        value: The divisor; 1 for a plain sum.
-        sums: Whether the loss is a plain sum.
+        value: Divisor of the loss; 1 if the loss is a sum.
+        sums: Whether the loss is a sum without a divisor.
         by_rows: Whether the divisor is proportional to the number of rows.
-        of_batch: Whether the loss is defined only for the whole batch; such a loss counts as a mean
-            over rows.
+        of_batch: Whether the loss is defined only for a whole batch; such a loss is treated as a
+            mean over rows.
 
     Raises:
         InvalidInput: If the loss returns a value for each sample.
@@ -276,7 +284,7 @@ class Divisor(keras.losses.Loss):
         self.value = tf.ones_like(divisor) if self.sums else divisor
 
     def call(self, y: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
-        """Return 1 for each value of the loss, with the mask that it derives from the targets."""
+        """Return 1 for each value of the loss, with the mask that the loss derives from targets."""
         rows = tf.shape(keras.tree.flatten(y)[0])[:1]
         if self.of_batch:
             return tf.ones(rows, self.dtype)
@@ -288,10 +296,10 @@ class Divisor(keras.losses.Loss):
 
 
 def _masking(graph: Functional) -> Callable[[list[Nest]], list[tf.Tensor]] | None:
-    """Return a function from inputs to output masks, or None if no output has a mask.
+    """Return a function that computes output masks from inputs, or None if no output has a mask.
 
     Raises:
-        InvalidInput: If the masks depend on weights.
+        InvalidInput: If the masks of the outputs depend on weights.
     """
     output_masks = [mask_of(output) for output in graph.outputs if is_masked(output)]
     if not output_masks:
@@ -324,6 +332,6 @@ def _rows(part: LossTargets) -> int:
 
 
 def _zeros(spec: keras.KerasTensor, like: tf.Tensor, steps: int | None) -> tf.Tensor:
-    """Return zeros in the shape of the predictions; open dimensions have the targets' lengths."""
+    """Return zeros in the predictions' shape, with the targets' lengths for unknown dimensions."""
     rows, *shape = [like.shape[n] if axis is None else axis for n, axis in enumerate(spec.shape)]
     return tf.zeros([rows, *shape] if steps is None else [rows, steps, *shape[1:]], spec.dtype)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     import keras
 
-Bytes: TypeAlias = dict[str, int | None]  # bytes by kind; None: unknown
+Bytes: TypeAlias = dict[str, int | None]  # bytes by kind of memory; None if unknown
 
 _CLEAR = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
@@ -24,10 +24,10 @@ class Memory:
     """The bytes that a rank stores during training, by kind (see `stages.footprint.KINDS`).
 
     Attributes:
-        stages: Numbers of the rank's stages; [0] for a model without stages.
-        whole: Bytes of all weights of the model, which a rank stores before and after training.
-        measured: Bytes of real tensors.
-        predicted: Bytes predicted from shapes and the schedule.
+        stages: Numbers of the pipeline stages on this rank; [0] for a model without stages.
+        whole: Bytes of all weights of the model, which every rank stores before and after training.
+        measured: Bytes by kind, measured on real tensors.
+        predicted: Bytes by kind, predicted from tensor shapes and the pipeline schedule.
     """
 
     stages: list[int]
@@ -44,7 +44,7 @@ class Memory:
 
 def reset_peak() -> None:
     """Reset the peak memory of this process (Linux only; elsewhere the peak is never reset)."""
-    with suppress(OSError):  # missing on macOS, read-only in some containers
+    with suppress(OSError):  # the file is missing on macOS, read-only in some containers
         _CLEAR.write_text("5")
 
 
@@ -66,20 +66,23 @@ def by_kind(
     look: bool,
     bytes_per_row: int | None = None,
 ) -> Memory:
-    """Return the memory of a rank that trains a whole model, or a part of each layer.
+    """Return the memory of a rank that trains a whole model, or a slice of each layer.
 
     Measured values come from real tensors: variables of the model and the optimizer, one gradient
-    per trained variable, and the activations of a separate pass (`stages.kept_bytes`). Gradients
-    exist only while they are applied. Predicted values come from shapes (`stages.footprint`).
+    per trained variable, and activations. The activations are those of a separate pass
+    (`stages.kept_bytes`). Gradients occupy memory only until they are applied. Predicted values are
+    computed from tensor shapes (`stages.footprint`).
 
     Args:
-        model: The whole model.
-        part: The part of the model that this rank trains.
-        used: The optimizer that trains `part`, with its state.
+        model: The whole Keras model.
+        part: The whole model or the slice of it that this rank trains.
+        used: The optimizer that trains `part`, with its current state.
         plain: A new optimizer with the same settings, whose state is predicted.
-        rows: Batch rows of this rank per step; 0: unknown, and activations are None.
-        look: Whether to measure activations in a traced pass; if not, the measured value is None.
-        bytes_per_row: Predicted bytes of activations per row; None:
+        rows: Batch rows of this rank per step; 0 means that the number is unknown, and activations
+            are then None.
+        look: Whether to measure activations in a separate traced pass; if false, their measured
+            bytes are None.
+        bytes_per_row: Predicted bytes of activations per row; if None,
             `labkit.model_parallel.stages.footprint.activations` predicts them.
     """
     from labkit.model_parallel.stages import footprint, kept_bytes
@@ -108,7 +111,7 @@ def by_kind(
 
 
 def _takes_one_tensor(model: keras.Model) -> bool:
-    """Whether the model has one numeric input whose shape is known except for the rows."""
+    """Return whether a model has one numeric input with a known shape except for the rows."""
     # The graph of a keras.Sequential is None before the model is built.
     graph = getattr(model, "_functional", model)
     inputs = getattr(graph, "inputs", None) or []
@@ -124,5 +127,5 @@ def nbytes(variables: Iterable[keras.Variable]) -> int:
 
 
 def unique_nbytes(*variables: Iterable[keras.Variable]) -> int:
-    """Return the total bytes of these Keras variables; each variable counts once."""
+    """Return the total bytes of Keras variables, counting each distinct variable once."""
     return nbytes({id(variable): variable for group in variables for variable in group}.values())

@@ -1,4 +1,4 @@
-"""Messages inside a model as TensorFlow operations, with counters of their bytes."""
+"""Messages between the ranks of one layer as TensorFlow operations, with byte counters."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ WithGradient: TypeAlias = tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]
 
 
 class LayerRow(TypedDict):
-    """A rank's part of a layer, and the bytes that the layer sends per step.
+    """One rank's report about a layer: how it is divided, and the bytes that it sends per step.
 
     `slices` describes how the layer is divided; `why` gives the reason if it is not divided.
-    `kernels_bytes` counts the bytes of gradient sums of shared kernels (only on a machine grid).
+    `kernels_bytes` counts the bytes sent to sum the gradients of shared kernels (only for models on
+    a grid of machines).
     """
 
     layer: str
@@ -40,9 +41,10 @@ class Meter:
     """Byte counters of the messages of one layer.
 
     Attributes:
-        communicator: Communicator of the ranks that share the layer.
-        payload: Total bytes that this rank gave to the communicator, for "forward", "backward".
-        wire: Total bytes that have left this rank, for "forward" and "backward".
+        communicator: Communicator of the ranks among which the layer is divided.
+        payload: Total bytes that this rank passed to the communicator, with keys "forward" and
+            "backward".
+        wire: Total bytes of the messages that left this rank, with keys "forward" and "backward".
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -53,10 +55,10 @@ class Meter:
     def run_counted(
         self, call: Callable[[Batch], Batch], x: tf.Tensor, way: Way, shape: Sequence[int | None]
     ) -> tf.Tensor:
-        """Return the result of a communicating call, of this shape, as a TensorFlow operation.
+        """Run a communicating function as a TensorFlow operation; return its result of this shape.
 
-        TensorFlow runs these operations in trace order, which is equal on all ranks. Therefore all
-        ranks send and receive messages in the same order, without deadlock.
+        TensorFlow runs communicating operations in trace order, which is equal on all ranks.
+        All ranks send and receive messages in trace order, so no deadlock can arise.
         """
 
         def counted(value: Batch) -> Batch:
@@ -67,7 +69,8 @@ class Meter:
             self.wire[way] += spent.wire_bytes
             return result
 
-        # The operation has no gradient; callers define one with `tf.custom_gradient`.
+        # The operation made by `tf.numpy_function` has no gradient; callers define one with
+        # `tf.custom_gradient`.
         y = tf.numpy_function(counted, [x], x.dtype)
         y.set_shape(shape)
         return y
@@ -75,7 +78,7 @@ class Meter:
 
 @contextmanager
 def uncounted(meters: Iterable[Meter]) -> Iterator[None]:
-    """Context manager that discards the byte counts of its body."""
+    """Context manager that discards the bytes that the meters count inside its body."""
     before = [(meter, dict(meter.payload), dict(meter.wire)) for meter in meters]
     try:
         yield
@@ -96,12 +99,12 @@ def layer_row(
     """Return the `LayerRow` of a layer, with message bytes as the mean per step.
 
     Args:
-        layer, slices: Name of the layer, and how it is divided.
-        reason: Field `why` of `LayerRow`.
-        meter: Byte counters of the layer; None: the layer sends nothing.
+        layer, slices: Name of the layer, and a description of how it is divided.
+        reason: Why the layer is not divided, the field `why` of `LayerRow`.
+        meter: Byte counters of the layer; None if the layer sends nothing.
         steps: Number of training steps so far.
-        local_bytes: Bytes of this rank's weights of the layer.
-        total_bytes: Bytes of all weights of the layer.
+        local_bytes: Bytes of the layer's weights on this rank.
+        total_bytes: Bytes of the weights of the whole, undivided layer.
     """
     payload, wire = (meter.payload, meter.wire) if meter else ({}, {})
     return LayerRow(

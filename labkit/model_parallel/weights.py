@@ -1,7 +1,7 @@
-"""The weights of a whole model on ranks that each train some of them.
+"""The weights of a whole model whose training is divided, so that each rank trains only some.
 
-During training, each rank frees the weights that it does not train. Before code reads the whole
-model, all ranks update its weights.
+During training, each rank frees the weights that it does not train. All ranks update the whole
+model's weights before other code reads them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-Place: TypeAlias = tuple[slice | EllipsisType, ...]  # an index into a whole weight
+Place: TypeAlias = tuple[slice | EllipsisType, ...]  # an index of a part within a whole weight
 
 
 class WeightShard(NamedTuple):
-    """A weight of the whole model, this rank's part of the weight, and the position of the part."""
+    """A weight of the whole model, this rank's part of it, and the part's index in the whole."""
 
     whole: keras.Variable
     local: keras.Variable
@@ -39,7 +39,7 @@ class WeightShard(NamedTuple):
 
     @property
     def corner(self) -> tuple[int, ...]:
-        """Start index of this rank's part in the whole weight."""
+        """The index in the whole weight at which this rank's part starts."""
         place, axes = list(self.place), len(self.whole.shape)
         at = place.index(...) if ... in place else len(place)
         place[at : at + 1] = [slice(None)] * (axes - len(place) + (at < len(place)))
@@ -47,17 +47,18 @@ class WeightShard(NamedTuple):
 
 
 class Share:
-    """A rank's part of each layer of a model, with separate variables for the part.
+    """A rank's part of each layer of a model, with separate variables for the weights.
 
-    The whole weights belong to the model: `release` frees them during training, and `collect`
-    restores them.
+    During training, `release` frees the weights of the whole model, and `collect` restores them
+    afterwards.
 
     Args:
         communicator: Communicator of the ranks of one replica.
 
     Attributes:
-        model: The callable part, with variables, trainable_variables and losses like a Keras model.
-        first: Whether this is the first rank of its replica, which has the loss and the
+        model: This rank's part as a callable, with the attributes variables, trainable_variables
+            and losses of a Keras model.
+        first: Whether this is the first rank of its replica, which computes the loss and the
             predictions.
     """
 
@@ -68,35 +69,35 @@ class Share:
         self._released = False
 
     def predict(self, x: Nest) -> tf.Tensor:
-        """Return the whole model's outputs for x, at least on rank 0 (collective call)."""
+        """Return the whole model's outputs for x, at least on the first rank (collective call)."""
         raise NotImplementedError(f"{type(self).__name__} does not define predict()")
 
     def describe(self, steps: int = 1) -> list[LayerRow]:
-        """Return one row per layer, with message bytes divided by this number of steps."""
+        """Return one row per layer, with message bytes per step (`steps` is their divisor)."""
         raise NotImplementedError(f"{type(self).__name__} does not define describe()")
 
     def pairs(self) -> Iterable[WeightShard]:
-        """Return each divided weight with this rank's part of it."""
+        """Return each weight of the divided layers, with this rank's part of the weight."""
         raise NotImplementedError(f"{type(self).__name__} does not define pairs()")
 
     def meters(self) -> Iterable[Meter]:
-        """Return the counters of the bytes that ranks send each other."""
+        """Return the byte counters of the messages between the ranks."""
         raise NotImplementedError(f"{type(self).__name__} does not define meters()")
 
     def uncounted(self) -> AbstractContextManager[None]:
-        """Return a context manager in which messages between ranks are not counted."""
+        """Return a context manager that excludes its messages from the byte counters."""
         return uncounted(self.meters())
 
     def release(self, look: bool = True) -> None:
-        """Free the whole weights of divided layers until `collect`, after copying newly set values.
+        """Free the whole weights of divided layers; first copy those set since the last call.
 
         Args:
-            look: Whether to look for whole weights that were set since they were freed.
+            look: Whether to search for whole weights that were set after they were freed.
         """
         if self._released and not look:
             return
-        # A callback may set a weight of the whole model between two steps; the weight then has a
-        # value again, which training must use.
+        # Between two steps, a callback may set a weight of the whole model that was freed. Training
+        # must then use the new value.
         for pair in self.pairs():
             if has_value(pair.whole):
                 pair.copy_from_whole()
@@ -106,7 +107,7 @@ class Share:
     def collect(self) -> None:
         """Update the whole model's weights on all ranks of the replica (collective call)."""
         if self._released:
-            self.release()  # copies weights that were set since they were freed
+            self.release()  # also copies weights that were set after they were freed
         for whole, local, place in self.pairs():
             values = local.numpy()
             value = np.empty(whole.shape, values.dtype)
@@ -117,14 +118,15 @@ class Share:
 
 
 class WholeWeights:
-    """Storage of all weights before and after training, and of only this rank's weights during it.
+    """Management of a model's weights: during training, each rank stores only those it trains.
 
     Args:
         model: The whole model, built.
-        parts: Models of the layers, by the rank that owns their weights.
-        own: The rank that owns the weights of this rank's parts; it may be another rank.
-        everyone: Communicator of all ranks.
-        shares: This rank's `Share` objects, each of which has a part of every layer of a model.
+        parts: For each rank, the models of layers whose weights the rank owns.
+        own: The rank that owns the weights of this rank's parts; in replicas, it may be another
+            rank.
+        everyone: Communicator of all ranks of the training.
+        shares: This rank's `Share` objects, each with a part of every layer of a model.
     """
 
     def __init__(
@@ -146,10 +148,10 @@ class WholeWeights:
         self._others = [v for v in self._variables if self._owner(v, own) != own]
 
     def release(self, look: bool = True) -> None:
-        """Free the weights that this rank does not train, until `collect`.
+        """Free the weights that this rank does not train; `collect` restores them.
 
         Args:
-            look: Whether to look for weights that were set since they were freed.
+            look: Whether to search for weights that were set after they were freed.
         """
         for share in self._shares:
             share.release(look)
@@ -164,7 +166,8 @@ class WholeWeights:
         """Distribute all weights to all ranks (collective call)."""
         for share in self._shares:
             share.collect()
-        # Broadcasts are collective, so all ranks follow the order of the model's variables.
+        # Broadcasts are collective calls, so all ranks make them in the order of the model's
+        # variables.
         for variable in self._variables:
             owner = self._owner(variable, 0)
             value = np.empty(variable.shape, tf.as_dtype(variable.dtype).as_numpy_dtype)
@@ -179,21 +182,21 @@ class WholeWeights:
 
 
 def free(variable: keras.Variable) -> None:
-    """Free the value of a variable until it is set again, by `put` or otherwise.
+    """Free the memory of a variable's value until the variable is set again, for example by `put`.
 
-    No computation may use the variable in between.
+    While the value is freed, no computation may use the variable.
     """
-    variable.value._validate_shape = False  # otherwise TensorFlow rejects values of another shape
+    variable.value._validate_shape = False  # or TensorFlow rejects a value of another shape
     put(variable, tf.zeros([0], variable.dtype))
 
 
 def put(variable: keras.Variable, value: npt.ArrayLike | tf.Tensor) -> None:
     """Set a variable to a value of any shape; existing references to the variable stay valid."""
     value = tf.convert_to_tensor(value, variable.dtype)
-    # `assign` would compare the shape with the variable's original shape.
+    # `assign` would reject a value whose shape differs from the variable's original shape.
     tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=value)
 
 
 def has_value(variable: keras.Variable) -> bool:
-    """Whether a variable has a value, including one that was set after it was freed."""
+    """Return whether a variable has a value that is not freed; it may be set after `free`."""
     return tuple(variable.value.value().shape) == tuple(variable.shape)

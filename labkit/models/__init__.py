@@ -1,4 +1,4 @@
-"""Named models: notebooks check their options without TensorFlow; ranks build them uncompiled."""
+"""Named models, whose options a notebook can check without TensorFlow before ranks build them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All architectures of `keras.applications`, by name in snake case, without trained weights."""
+"""All architectures of `keras.applications` as named models, without trained weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def smallest(name: str) -> int:
 def class_of(name: str) -> Callable[..., keras.Model]:
     """Return the Keras function that creates an architecture.
 
-    The function's name has capitals and no underscores:
+    The function's name has capitals and no underscores, for example:
 
         efficientnet_v2_b0  ->  keras.applications.EfficientNetV2B0
     """
@@ -49,12 +49,12 @@ def class_of(name: str) -> Callable[..., keras.Model]:
 
 
 def application(name: str, options: Options, shapes: Shapes) -> keras.Model:
-    """Return the architecture with random weights, outputs without softmax, and no rescaling."""
+    """Return an architecture with random weights, without a final softmax and without rescaling."""
 
     create = class_of(name)
-    # Some architectures rescale pixels from 0…255, but labkit's pixels are 0…1. EfficientNet B0 to
-    # B7 have no option against rescaling; their batch normalisation after the first convolution
-    # compensates for the scale.
+    # Some architectures rescale pixels from 0…255, but the pixels of labkit's data sets are 0…1.
+    # EfficientNet B0 to B7 have no option to omit rescaling, but the batch normalisation after
+    # their first convolution compensates for the rescaling.
     preprocessing = {"include_preprocessing": False}
     if "include_preprocessing" not in inspect.signature(create).parameters:
         preprocessing = {}

@@ -1,4 +1,4 @@
-"""The table of named models, with functions that check models against data and build them."""
+"""The table of named models, with functions that build models and check them against data."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ class ModelSpec:
 
     Attributes:
         build: Function of (options, shapes) that returns the uncompiled model.
-        options: The class of the model's options.
-        pixels: The minimum height and width of an image, in pixels; 0: the options define it.
+        options: The class of the model's options, derived from `ModelOptions`.
+        pixels: The minimum height and width of an image, in pixels; 0 if the options define the
+            minimum.
     """
 
     build: Callable[[Any, Shapes], keras.Model]
@@ -46,7 +47,7 @@ class ModelSpec:
     pixels: int = 0
 
 
-# To add a model, define its options and builder in a file, and add a line here.
+# To add a named model, define its options and builder in a file, and add an entry to this table.
 MODELS: dict[str, ModelSpec] = {
     "linear": ModelSpec(linear, LinearOptions),
     "mlp": ModelSpec(mlp, MlpOptions),
@@ -63,8 +64,9 @@ def check(
 ) -> ModelOptions:
     """Return the validated options of a model, without importing TensorFlow.
 
-    With `data` (a data set, or its shapes) the model must also fit the data. Raises InvalidInput
-    for an unknown model, an unknown option, an invalid value, or data that do not fit.
+    With `data` (a data set, or its shapes), the function also checks that the model fits the data.
+    Raises InvalidInput for an unknown model, an unknown option, an invalid value, or data that do
+    not fit.
     """
     spec = lookup(MODELS, name, "model")
     parsed = parse(spec.options, f"model {name!r}", options)
@@ -74,7 +76,7 @@ def check(
 
 
 def build(name: str, data: Dataset | Shapes, **options: Any) -> keras.Model:
-    """Return an uncompiled model that fits the data; its outputs are scores (logits).
+    """Return an uncompiled named model that fits the data; it returns scores (logits).
 
     Call `keras.utils.set_random_seed` first for reproducible weights. Raises InvalidInput in the
     same cases as `check`.
@@ -84,7 +86,7 @@ def build(name: str, data: Dataset | Shapes, **options: Any) -> keras.Model:
 
 
 def blocks(name: str, options: Mapping[str, object]) -> int | None:
-    """Return the number of pipeline blocks of a model; None if only ranks know the number.
+    """Return the number of pipeline blocks of a model; None if it is unknown before the build.
 
     Raises InvalidInput in the same cases as `check`.
     """
@@ -92,7 +94,7 @@ def blocks(name: str, options: Mapping[str, object]) -> int | None:
 
 
 def max_slices(name: str, options: Mapping[str, object], data: Dataset | Shapes) -> int | None:
-    """Return the largest number of slices of any layer; None if only ranks know the number.
+    """Return the most slices of any layer of a model; None if it is unknown before the build.
 
     Raises InvalidInput in the same cases as `check`.
     """
@@ -100,14 +102,14 @@ def max_slices(name: str, options: Mapping[str, object], data: Dataset | Shapes)
 
 
 def grid_layers(name: str, options: Mapping[str, object], shapes: Shapes) -> list[GridLayer]:
-    """Return a model's layers from input to loss, as a grid of machines would divide them.
+    """Return a model's layers, from input to loss, for its division over a grid of machines.
 
     Raises InvalidInput for a model with a layer that a grid cannot divide, and in the same cases as
     `check`.
     """
     layers = check(name, options, shapes).hidden([first_plane(shapes)])
     if layers is None:
-        # Models that a grid can divide override `hidden`.
+        # A model that a grid can divide has an options class that overrides `hidden`.
         allowed = [
             model
             for model, spec in MODELS.items()
@@ -121,7 +123,7 @@ def grid_layers(name: str, options: Mapping[str, object], shapes: Shapes) -> lis
 
 
 def check_recurrent(name: str) -> None:
-    """Raise InvalidInput for a model without recurrent layers."""
+    """Raise InvalidInput if the named model has no recurrent layers."""
     if not lookup(MODELS, name, "model").options.recurrent:
         allowed = ", ".join(model for model, spec in MODELS.items() if spec.options.recurrent)
         raise InvalidInput(
@@ -140,7 +142,7 @@ def task_loss(task: str) -> keras.losses.Loss:
 
 
 def task_metrics(task: str) -> list[keras.metrics.Metric]:
-    """Return the metrics of a task: `mean_absolute_error` for a regression, else `accuracy`."""
+    """Return a task's metrics: `mean_absolute_error` for regression, `accuracy` for other tasks."""
     import keras
 
     if task == "regression":

@@ -22,19 +22,19 @@ Activation = Annotated[
 
 
 class LinearOptions(ModelOptions):
-    """The options of the model `linear`, which has none."""
+    """The options of the model `linear`, which has no options."""
 
     @property
     def blocks(self) -> int:
-        """The number of layers: a Flatten, and the Dense layer of scores."""
+        """The number of layers: a Flatten layer, and the Dense layer that returns the scores."""
         return 2
 
     def max_slices(self, shapes: Shapes) -> int:
-        """Return the number of scores, the units of the only Dense layer."""
+        """Return the number of scores, which is the number of units of the only Dense layer."""
         return shapes.outputs
 
     def hidden(self, layers: list[GridLayer]) -> list[GridLayer]:
-        """Return the given layers, because the model has no hidden layers."""
+        """Return the list `layers` unchanged, because the model has no hidden layers."""
         return layers
 
 
@@ -49,25 +49,27 @@ class MlpOptions(ModelOptions):
 
     @property
     def blocks(self) -> int:
-        """The number of layers: a Flatten, the hidden layers with dropout, and the scores."""
-        # A Dropout counts as a layer, because a pipeline may cut the model before and after it.
+        """The number of layers: Flatten, hidden layers with their Dropouts, and the scores."""
+        # A Dropout counts as a separate layer, because a pipeline may cut the model before and
+        # after it.
         return len(self.widths) * (2 if self.dropout else 1) + 2
 
     def max_slices(self, shapes: Shapes) -> int:
-        """Return the units of the widest hidden layer, or the number of scores."""
-        # The argument 1 gives `max` two arguments in a model without hidden layers.
+        """Return the largest number of units of a hidden layer, or the number of scores."""
+        # If the model has no hidden layers, `max` needs the argument 1, because it expects at least
+        # two arguments.
         return max(*self.widths, shapes.outputs, 1)
 
     def hidden(self, layers: list[GridLayer]) -> list[GridLayer]:
-        """Return the given layers, followed by one Dense layer per width."""
+        """Return the list `layers`, extended by one Dense layer per hidden layer."""
         if self.dropout:
             raise InvalidInput(
                 f"dropout={self.dropout}: the machines of a grid would drop different units; "
                 "use dropout=0"
             )
         for width in self.widths:
-            # Each layer is added before the next one is made, because names depend on earlier
-            # layers.
+            # Each layer is appended before the next layer is created, because its Keras name
+            # depends on earlier layers.
             layers = [*layers, dense_plane(layers, width)]
         return layers
 
@@ -84,9 +86,9 @@ class CnnOptions(ModelOptions):
 
     @property
     def smallest(self) -> int:
-        """The minimum height and width of an image, in pixels, for a non-empty pooled image."""
-        # Each convolution without padding removes a row and a column at each side; pooling needs
-        # two rows and columns.
+        """The minimum height and width of an image in pixels, so that pooling has an output."""
+        # Each 3x3 convolution without padding removes two rows and two columns, and the pooling
+        # needs two of each.
         return 2 * len(self.filters) + 2
 
     @property
@@ -99,7 +101,7 @@ class CnnOptions(ModelOptions):
         return max(*self.filters, self.dense, shapes.outputs)
 
     def hidden(self, layers: list[GridLayer]) -> list[GridLayer]:
-        """Return the given layers, then convolutions, pooling and the hidden layer (no Flatten)."""
+        """Return `layers`, extended by the convolutions, the pooling and the hidden Dense layer."""
         for filters in self.filters:
             layers = [*layers, window_plane("conv2d", layers, filters, 3, 1)]
         channels = self.filters[-1]
@@ -129,7 +131,7 @@ class RnnOptions(ModelOptions):
 
 
 class LocallyConnectedOptions(ModelOptions):
-    """The options of the model `locally_connected`: convolutions without shared weights."""
+    """The options of the model `locally_connected`: convolutions with unshared kernels."""
 
     filters: tuple[Count, ...] = Field(
         (8, 8),
@@ -149,16 +151,16 @@ class LocallyConnectedOptions(ModelOptions):
 
     @property
     def blocks(self) -> int:
-        """The number of layers: hidden layers, Flatten, and scores."""
+        """The number of layers: locally connected layers, Flatten, and scores."""
         return len(self.filters) + 2
 
     @property
     def smallest(self) -> int:
-        """The minimum height and width of an image, in pixels: the last layer has one position."""
+        """The minimum height and width of an image in pixels, for one output of the last layer."""
         size = 1
         for _ in self.filters:
-            # The loop goes back from one output position of the last layer to the size of the first
-            # layer's input.
+            # The loop starts with one output position of the last layer, and computes each layer's
+            # input size back to the first layer.
             size = (size - 1) * self.stride + self.kernel
         return size
 
@@ -167,7 +169,7 @@ class LocallyConnectedOptions(ModelOptions):
         return shapes.outputs
 
     def hidden(self, layers: list[GridLayer]) -> list[GridLayer]:
-        """Return the given layers, then one locally connected layer per entry of `filters`."""
+        """Return `layers`, extended by one locally connected layer per entry of `filters`."""
         kind = "locally_connected2d"
         for filters in self.filters:
             layer = window_plane(kind, layers, filters, self.kernel, self.stride)
@@ -176,12 +178,12 @@ class LocallyConnectedOptions(ModelOptions):
 
 
 def linear(options: LinearOptions, shapes: Shapes) -> keras.Model:
-    """Return the model x W + b: a softmax regression or a linear regression."""
+    """Return the linear model x W + b with weights W and bias b: softmax or linear regression."""
     return _sequential("linear", shapes, [], flat=True)
 
 
 def mlp(options: MlpOptions, shapes: Shapes) -> keras.Model:
-    """Return a model of Dense layers of the given widths, with Dropout if the rate is positive."""
+    """Return a model of Dense layers, each followed by Dropout if the dropout rate is positive."""
     from keras import layers
 
     hidden: list[keras.Layer] = []
@@ -193,10 +195,10 @@ def mlp(options: MlpOptions, shapes: Shapes) -> keras.Model:
 
 
 def cnn(options: CnnOptions, shapes: Shapes) -> keras.Model:
-    """Return a model of 3x3 convolutions without padding, one 2x2 max-pooling, one dense layer.
+    """Return a model of 3x3 convolutions without padding, a 2x2 max-pooling and a dense layer.
 
-    With default options on (28, 28, 1) the model has 1,199,882 parameters and equals the CNN of
-    Keras's MNIST example.
+    With default options and (28, 28, 1) images, the model has 1,199,882 parameters and equals the
+    CNN of Keras's MNIST example.
     """
     from keras import layers
 
@@ -209,9 +211,9 @@ def cnn(options: CnnOptions, shapes: Shapes) -> keras.Model:
 def rnn(options: RnnOptions, shapes: Shapes) -> keras.Model:
     """Return a model that is a chain of recurrent layers over time steps.
 
-    For text, characters are embedded, and the model returns scores at every step (steps, outputs).
-    For other data the first axis is time (rows of an image, columns of a table), and the model
-    returns scores at the last step only.
+    For text, the model embeds the characters and returns scores at every step: (steps, outputs).
+    For other data, the first axis is time (rows of an image, columns of a table). The model then
+    returns scores only at the last step.
     """
     from keras import layers
 
@@ -221,18 +223,18 @@ def rnn(options: RnnOptions, shapes: Shapes) -> keras.Model:
         hidden = [layers.Embedding(shapes.outputs, options.embedding)]
     else:
         hidden = [layers.Reshape((shapes.input_shape[0], -1))]
-    # All recurrent layers except the last one return their outputs at every step.
+    # Every recurrent layer before the last one must return its outputs at every step.
     hidden += [cell(options.units, return_sequences=True) for _ in range(options.layers - 1)]
     hidden += [cell(options.units, return_sequences=is_text)]
     return _sequential("rnn", shapes, hidden)
 
 
 def locally_connected(options: LocallyConnectedOptions, shapes: Shapes) -> keras.Model:
-    """Return a model of locally connected layers without padding, then a Dense layer of scores.
+    """Return a model of locally connected layers without padding, and a Dense layer of scores.
 
-    Source: J. Dean et al.: Large scale distributed deep networks, NIPS 2012; its Figure 1 shows
-    layers of this kind on four machines. Differs from it: no pooling or normalisation between
-    layers.
+    Source: J. Source: Dean et al., Large scale distributed deep networks, NIPS 2012, whose Figure 1
+        divides locally connected layers among four machines. Unlike the source, this model has no
+        pooling or normalisation between layers.
     """
     from keras import layers
 
@@ -251,7 +253,7 @@ def _sequential(
     import keras
 
     codes = shapes.task == "next_character"
-    # Character codes are integers, because an embedding looks them up.
+    # Character codes are integers, because an Embedding layer uses them as indices.
     first: list[keras.KerasTensor | keras.Layer] = [
         keras.Input(shapes.input_shape, dtype="int32" if codes else None)
     ]

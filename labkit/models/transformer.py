@@ -1,4 +1,4 @@
-"""A small transformer that returns, at each character, scores of the next character."""
+"""A small transformer that returns, for each character, scores of the next character."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class TransformerOptions(ModelOptions):
 
     @property
     def blocks(self) -> int:
-        """The number of pipeline blocks: embedding, two per layer, last norm, and scores."""
+        """The number of pipeline blocks: embedding, two per layer, final norm, and scores."""
         return 2 * self.layers + 3
 
     def max_slices(self, shapes: Shapes) -> int:
-        """Return the largest of the numbers of words, positions, hidden units and heads."""
+        """Return the largest number of words, positions, hidden units or heads in any layer."""
         return max(shapes.outputs, *shapes.input_shape, self.feed_forward, self.width, self.heads)
 
     @field_validator("heads")
@@ -50,14 +50,14 @@ class TransformerOptions(ModelOptions):
 
 
 def transformer(options: TransformerOptions, shapes: Shapes) -> keras.Model:
-    r"""Return a model of causal self-attention and feed-forward blocks: scores (steps, outputs).
+    r"""Return a transformer of causal self-attention and feed-forward blocks for text.
 
         codes ─ words + positions ─┬─ norm ─ attention ─ add ─┬─ norm ─ dense ─ dense ─ add ─ …
                                    └──────────────────────┘   └───────────────────────┘
 
-    Each half of a block is \(x + f(\mathrm{norm}(x))\); the model ends with a norm and a dense
-    layer of scores. Positions have learned embeddings. Each character attends to itself and to
-    earlier characters.
+    Each half of a block computes \(x + f(\mathrm{norm}(x))\), where f is attention or two Dense
+    layers. The model ends with a norm and a Dense layer of scores. The positions of the characters
+    have learned embeddings. Each character attends to itself and to earlier characters.
 
     Source: A. Vaswani et al., 2017, arXiv 1706.03762; norms first as in R. Xiong et al., 2020,
     arXiv 2002.04745.
@@ -67,8 +67,8 @@ def transformer(options: TransformerOptions, shapes: Shapes) -> keras.Model:
 
     steps = shapes.input_shape[0]
     codes = keras.Input(shapes.input_shape, dtype="int32", name="codes")
-    # All rows of a batch share one row of positions. Standard Keras operations make this row, so
-    # that the saved model opens without labkit.
+    # All rows of a batch use the same row of position numbers. Standard Keras operations compute
+    # the position numbers, so that a saved model can be opened without labkit.
     places = keras.ops.cumsum(keras.ops.ones_like(codes[:1, :]), axis=1) - 1
     words = layers.Embedding(shapes.outputs, options.width, name="words")(codes)
     x = words + layers.Embedding(steps, options.width, name="positions")(places)
@@ -82,7 +82,8 @@ def _block(options: TransformerOptions, x: keras.KerasTensor, number: int) -> ke
     from keras import layers
 
     def add(half: str, y: keras.KerasTensor) -> keras.KerasTensor:
-        # A dropout rate of 0 adds no layer, because each layer would count as a pipeline block.
+        # With a dropout rate of 0, no Dropout layer is added, because each layer would count as a
+        # pipeline block.
         y = layers.Dropout(options.dropout)(y) if options.dropout else y
         return layers.Add(name=f"{half}_add_{number}")([x, y])
 

@@ -1,4 +1,4 @@
-"""The properties of a named model that its options determine before Keras builds the model."""
+"""The properties of a named model that follow from its options, before Keras builds the model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from labkit.schedules.grid import GridLayer, Shape, window
 
 
 class ModelOptions(Options):
-    """The options of a named model, and the model's properties that follow from the options.
+    """The options of a named model, with the model's properties that follow from the options.
 
-    The options class of each model overrides the properties that are known before the build.
+    Each model's options class overrides the properties that can be determined before the model is
+    built.
 
     Attributes:
         sequences: Whether the model can return predictions at every step of a sequence.
@@ -28,23 +29,23 @@ class ModelOptions(Options):
 
     @property
     def smallest(self) -> int:
-        """The minimum height and width of an image, in pixels; 0: examples need not be images."""
+        """The minimum height and width of an image, in pixels; 0 if examples need not be images."""
         return 0
 
     @property
     def blocks(self) -> int | None:
-        """The number of pipeline blocks of the built model; None: unknown before the build."""
+        """The number of pipeline blocks of the model; None if it is unknown before the build."""
         return None
 
     def max_slices(self, shapes: Shapes) -> int | None:
-        """Return the largest number of units, filters, words or heads of a layer; None: unknown."""
+        """Return the most units, filters, words or heads of any layer; None if unknown."""
         return None
 
     def hidden(self, layers: list[GridLayer]) -> list[GridLayer] | None:
-        """Return the layers that a grid of machines divides, up to the last one before the scores.
+        """Return the layers that a grid of machines divides, up to the last hidden layer.
 
         Args:
-            layers: A list with the input layer, to which the hidden layers are added.
+            layers: A list that contains only the input layer; the hidden layers are appended.
 
         Returns:
             The input and hidden layers, or None if a grid cannot divide one of them.
@@ -53,7 +54,7 @@ class ModelOptions(Options):
 
 
 def first_plane(shapes: Shapes) -> GridLayer:
-    """Return the input layer, as a grid of machines would divide it."""
+    """Return the description of the input layer for a grid of machines."""
     input_shape = shapes.input_shape
     shape: Shape = (
         (input_shape[0], input_shape[1], input_shape[2])
@@ -66,16 +67,16 @@ def first_plane(shapes: Shapes) -> GridLayer:
 def window_plane(
     kind: str, layers: Sequence[GridLayer], channels: int, k: int, s: int, trains: bool = True
 ) -> GridLayer:
-    """Return a layer that follows the given layers, with k × k kernels and strides s."""
+    """Return the description of a layer with k × k kernels and strides s after `layers`."""
     return window(_keras_name(kind, layers), layers[-1].shape, channels, (k, k), (s, s), trains)
 
 
 def dense_plane(layers: Sequence[GridLayer], units: int) -> GridLayer:
-    """Return a Dense layer that follows the given layers."""
+    """Return the description of a Dense layer after `layers`."""
     return GridLayer(_keras_name("dense", layers), "units", (1, 1, units))
 
 
 def _keras_name(kind: str, layers: Sequence[GridLayer]) -> str:
-    """Return the name that Keras gives the layer in a process's first model: dense, dense_1, …"""
+    """Return the name that Keras would give the layer in a process's first model, like dense_1."""
     count = sum(layer.name.startswith(kind) for layer in layers)
     return f"{kind}_{count}" if count else kind

@@ -14,28 +14,29 @@ if TYPE_CHECKING:
 
     from labkit.common.canonical_json import JSON
 
-Shape: TypeAlias = tuple[int, ...]  # the first axis is the batch (None)
+Shape: TypeAlias = tuple[int, ...]  # the first axis is the batch, of length None
 
 
 @keras.saving.register_keras_serializable(package="labkit")
 class LocallyConnected2D(keras.layers.Layer):
-    r"""Unshared convolution: \(y_{ij} = f(K_{ij} \cdot x_{ij} + b_{ij})\).
+    r"""A convolution with unshared kernels: \(y_{ij} = f(K_{ij} \cdot x_{ij} + b_{ij})\).
 
-    \(x_{ij}\) is the part of the image under the kernel of output position (i, j), which starts at
-    row i s and column j s for strides s. Images are (batch, rows, columns, channels), without
-    padding. Each output position has weights: `kernel` (rows, columns, k k channels, filters) and
-    `bias` (rows, columns, filters). Kernels are initialised by Glorot's uniform rule, with the
-    inputs and filters of one position.
+    Here \(x_{ij}\) is the part of the image under the kernel \(K_{ij}\) of output position (i, j).
+    This part starts at row i s and column j s, where s is the stride. Images have shape (batch,
+    rows, columns, channels), and there is no padding. With kernels of k × k pixels, the weights of
+    all output positions are `kernel` (rows, columns, k k channels, filters) and `bias` (rows,
+    columns, filters). Kernels are initialised by Glorot's uniform rule, with the numbers of inputs
+    and filters at one position.
 
     Args:
         filters: The number of outputs at each position.
-        kernel_size, strides: The rows and columns of a kernel, and of the distance between kernels;
-            one number stands for both.
-        activation: The activation function, as in `keras.layers.Dense`.
+        kernel_size, strides: The rows and columns of a kernel, and of the distance between adjacent
+            kernels; a single number is used for both axes.
+        activation: The activation function f, as in `keras.layers.Dense`.
         use_bias: Whether each output adds a bias, which is initially zero.
 
     Raises:
-        InvalidInput: One of the sizes is below 1, or a kernel is larger than the image.
+        InvalidInput: A size is below 1, or a kernel is larger than the image.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class LocallyConnected2D(keras.layers.Layer):
                 f"{tuple(input_shape[1:3])}"
             )
         inputs = self.kernel_size[0] * self.kernel_size[1] * input_shape[-1]
-        # Glorot's limit with the fan-in of one position; Keras's initializer would count the inputs
+        # Glorot's limit for the inputs of one position; Keras's initializer would count the inputs
         # of all positions.
         limit = (6 / (inputs + filters)) ** 0.5
         self.kernel = self.add_weight(
@@ -85,7 +86,7 @@ class LocallyConnected2D(keras.layers.Layer):
             self.bias = self.add_weight(shape=shape, initializer="zeros", name="bias")
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
-        """Return the outputs (batch, rows, columns, filters)."""
+        """Return the outputs (batch, rows, columns, filters) of a batch of images."""
         rows, columns = self.kernel.shape[:2]
         down, across = self.strides
         parts = [
@@ -93,7 +94,7 @@ class LocallyConnected2D(keras.layers.Layer):
             for i in range(self.kernel_size[0])
             for j in range(self.kernel_size[1])
         ]
-        stacked = keras.ops.stack(parts, axis=3)  # the gradient of a stack stores no tensors
+        stacked = keras.ops.stack(parts, axis=3)  # stack, because its gradient stores no tensors
         patches = keras.ops.reshape(stacked, (-1, rows, columns, self.kernel.shape[2]))
         y = keras.ops.einsum("bijp,ijpf->bijf", patches, self.kernel)
         return self.activation(y if self.bias is None else y + self.bias)

@@ -1,4 +1,4 @@
-"""Message transport in a discrete-event simulation, in which messages may start at any time."""
+"""Message transport in a discrete-event simulation, where messages may start at any time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from labkit.network.model import Network
 
 
 class Delivery(NamedTuple):
-    """A message whose delivery time is known.
+    """A message of the simulation whose delivery time has been computed.
 
     Attributes:
-        number: The number of the message.
-        start: The time in s at which the message's first byte left.
-        delivery: The time in s at which the message's last byte arrives.
+        number: The number by which the simulation identifies the message.
+        start: The time in s at which the message's first byte leaves the sender.
+        delivery: The time in s at which the message's last byte arrives at the receiver.
     """
 
     number: int
@@ -30,39 +30,40 @@ class Delivery(NamedTuple):
 class Carrier(Protocol):
     """The interface of message transport in a simulation.
 
-    The simulation must process the carrier's events and all other events in order of time.
+    The simulation must process the events of the message transport and all other events in order of
+    time.
     """
 
     @property
     def next(self) -> float:
-        """The time of the carrier's next event, in s; infinite without messages in flight."""
+        """The time of the next transport event, in s; infinite if no message is in flight."""
 
     def start(self, number: int, source: int, destination: int, nbytes: float, now: float) -> None:
         """Start the transport of a message.
 
         Args:
-            number: The number of the message.
+            number: The number by which the simulation identifies the message.
             source, destination: The ranks of sender and receiver.
             nbytes: Bytes of the message.
-            now: The current time, in s.
+            now: The current simulated time, in s.
         """
 
     def step(self) -> list[Delivery]:
-        """Process the carrier's next event; return messages whose delivery time is now known."""
+        """Process the next transport event; return messages whose delivery time is now computed."""
 
 
 def carrier(network: Network, size: int) -> Carrier:
-    """Return a carrier of messages among `size` ranks, with the network's model of sharing."""
+    """Return a message transport among `size` ranks, with links as in `network.sharing`."""
     return _Fifo(network, size) if network.sharing == "fifo" else _Fair(network, size)
 
 
 class _Fair:
-    """A carrier with max-min fair flows (`Flows`), whose events are the ends of flows."""
+    """Message transport with max-min fair flows (`Flows`), whose events are the ends of flows."""
 
     def __init__(self, network: Network, size: int) -> None:
         self._links = Links(network, size)
         self._flows = Flows(self._links.bandwidth, self._links.hops)
-        self._sent: dict[int, tuple[float, float]] = {}  # start and latency, by message number
+        self._sent: dict[int, tuple[float, float]] = {}  # by message number: start, latency in s
 
     @property
     def next(self) -> float:
@@ -85,7 +86,7 @@ class _Fair:
 
 
 class _Fifo:
-    """A carrier with FIFO links (`FifoLinks`), whose events are departures of first bytes."""
+    """Message transport with FIFO links (`FifoLinks`); its events are departures of messages."""
 
     def __init__(self, network: Network, size: int) -> None:
         self._queues = FifoLinks(network, size)
@@ -98,7 +99,7 @@ class _Fifo:
 
     def start(self, number: int, source: int, destination: int, nbytes: float, now: float) -> None:
         first_byte = self._queues.depart(source, destination, nbytes, now)
-        # Of messages that depart at equal times, the one that was started first comes first.
+        # If messages depart at equal times, the message that was started first is processed first.
         message = number, source, destination, nbytes
         heapq.heappush(self._departures, (first_byte, self._count, message))
         self._count += 1

@@ -1,4 +1,4 @@
-"""The compute time of a worker's steps on the virtual clock: constant, random, or from a trace."""
+"""The compute time of a worker's steps on the virtual clock: constant, random or from a trace."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from labkit.network.random_streams import uniform_scalar
 
 
 class ComputeTime(Checked):
-    r"""The seconds that each worker needs for the gradient of each step, on the virtual clock.
+    r"""The seconds that each worker computes the gradient of each step, on the virtual clock.
 
-    A random time depends only on the seed, the worker and the step. Neither the strategy nor the
-    speed of other workers changes the time.
+    A random compute time depends only on the seed, the worker and the step. Neither the strategy
+    nor the speed of other workers changes a worker's random compute times.
 
     Args:
-        seconds: Mean seconds per step; None (default): the process that simulates all workers
-            measures the time once, while idle.
-        distribution: "constant", "exponential", or "lognormal": the mean times
-            \(e^{\sigma z - \sigma^2 / 2}\) with a standard normal \(z\); default: "constant".
-        sigma: σ of the lognormal distribution; default: 0.5.
-        trace: Seconds of successive steps, repeated cyclically, instead of `seconds` and a
-            distribution. A sequence of sequences has one trace for each worker.
-        update: Seconds of a parameter server's update; None (default): measured if `seconds` is
-            None, else 0.
+        seconds: Mean seconds per step. If None (default), the process that simulates all workers
+            measures the time once, while no other work runs.
+        distribution: "constant" (default), "exponential", or "lognormal". Lognormal times are the
+            mean times \(e^{\sigma z - \sigma^2 / 2}\), where \(z\) is a standard normal number.
+        sigma: Parameter σ of the lognormal distribution; default: 0.5.
+        trace: Seconds of successive steps, repeated cyclically, which replace `seconds` and
+            `distribution`. A trace may also be a sequence of sequences, one for each worker.
+        update: Seconds of a parameter server's update. If None (default), the time is measured if
+            `seconds` is None, and 0 if not.
     """
 
     seconds: Seconds | None = Field(default=None, kw_only=False)
@@ -45,7 +45,7 @@ class ComputeTime(Checked):
 
     @classmethod
     def parse(cls, value: Any) -> Any:
-        """Convert a number, text, sequence or mapping; return values of other types unchanged.
+        """Convert a number, text, sequence or mapping to a `ComputeTime`; return others unchanged.
 
         Args:
             value: A number or a text such as "5ms" for a constant time, a sequence for a trace, or
@@ -59,12 +59,12 @@ class ComputeTime(Checked):
 
     @property
     def mean(self) -> float | None:
-        """The mean seconds per step; None if they are measured."""
+        """The mean seconds per step; None if the seconds are to be measured."""
         return self.seconds if self.trace is None else float(np.mean(self.trace))
 
     @property
     def even(self) -> bool:
-        """Whether all steps of all workers take the same time."""
+        """Whether all steps of all workers have the same compute time."""
         constant = self.distribution == "constant" or (
             self.distribution == "lognormal" and not self.sigma
         )
@@ -86,10 +86,10 @@ class ComputeTime(Checked):
         return self.quantile(number, measured)
 
     def quantile(self, number: float, measured: float) -> float:
-        """Return the quantile of the distribution in seconds, for inverse transform sampling.
+        """Return a quantile of the compute time in seconds, to draw random times by inversion.
 
         Args:
-            number: The probability, in [0, 1).
+            number: The probability of the quantile, in [0, 1).
             measured: Measured mean seconds per step, used if `seconds` is None.
         """
         mean = measured if self.seconds is None else self.seconds

@@ -1,4 +1,4 @@
-"""Faults that labkit injects into a training: the kind of failure, the rank and the step."""
+"""Faults that labkit injects into a training run: the kind of failure, the rank and the step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from labkit.common.quantity_fields import PositiveSeconds
 from labkit.common.validated import Checked
 
-# The fields that apply to each kind of fault, with their defaults.
+# For each kind of fault, the fields that apply to it, with their defaults.
 KINDS: dict[str, dict[str, Any]] = {
     "kill": {},
     "pause": {"seconds": 1.0},
@@ -25,23 +25,25 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Fault(Checked):
-    """One injected fault of one rank, in one step.
+    """An injected fault of one rank in a given step.
 
     Args:
-        kind: "kill": the process dies at the start of the step; "pause": the process stops at the
-            start of the step for `seconds`; "slow": computation takes `factor` times as long for
-            `steps` steps; "drop": a message of the step is not sent; "corrupt": one bit of a sent
-            message flips; "nan" and "inf": an element of the gradient becomes NaN or infinite.
-        rank: The rank with the fault; on the virtual clock and in programs, the worker.
-        step: The number of the step, counted from 0 across all epochs.
-        seconds: Seconds for which a "pause" lasts; default: 1.
-        factor: The factor on compute times of a "slow" fault, at least 1; default: 2.
+        kind: With "kill", the process dies at the start of the step. With "pause", the process
+            stops at the start of the step for `seconds`. With "slow", computation takes `factor`
+            times as long for `steps` steps. With "drop", a message of the step is not sent. With
+            "corrupt", one bit of a sent message flips. With "nan" and "inf", an element of the
+            gradient becomes NaN or infinite.
+        rank: The rank that has the fault; on the virtual clock and in programs, the number of the
+            worker.
+        step: The number of the step with the fault, counted from 0 across all epochs.
+        seconds: Seconds for which a "pause" fault stops the process; default: 1.
+        factor: The factor by which a "slow" fault multiplies compute times, at least 1; default: 2.
         steps: The number of steps for which a "slow" fault lasts; default: 1.
-        message: The number of the dropped or corrupted message, among the rank's messages with
-            values in this step; default: 0.
-        offset, bit: The index of the affected element, and of the flipped bit in it; default of
-            "corrupt": drawn from the seed.
-        layer: The name of the layer whose gradient becomes NaN or infinite; default: the layer
+        message: The number of the dropped or corrupted message, counted among the messages with
+            values that the rank sends in this step; default: 0.
+        offset, bit: The index of the affected element, and of the flipped bit in it; for "corrupt",
+            both are drawn from the seed by default.
+        layer: The name of the layer whose gradient becomes NaN or infinite; by default the layer
             whose gradient is sent first.
     """
 
@@ -79,11 +81,11 @@ class Fault(Checked):
         return {name: value for name, value in fields.items() if value is not None}
 
     def hits(self, step: int) -> bool:
-        """Return whether the fault is active in a step."""
+        """Return whether the fault is active in the step with this number."""
         return self.step <= step < self.step + (self.steps or 1)
 
     def flipped(self, data: np.ndarray, seed: int) -> np.ndarray:
-        """Return a copy of an array in which one bit is flipped."""
+        """Return a copy of a message's array in which one bit is flipped."""
         copy = data.copy()
         random = np.random.default_rng([seed, self.rank, self.step])
         element = int(random.integers(copy.size)) if self.offset is None else self.offset
@@ -94,7 +96,7 @@ class Fault(Checked):
         return copy
 
     def poisoned(self, gradient: np.ndarray) -> np.ndarray:
-        """Return a copy of a gradient with one element set to NaN or infinity."""
+        """Return a copy of a gradient in which one element is NaN or infinite."""
         copy = gradient.copy()
         copy.reshape(-1)[(self.offset or 0) % copy.size] = (
             math.inf if self.kind == "inf" else math.nan
@@ -111,11 +113,11 @@ class Fault(Checked):
 
 
 def remaining_faults(faults: Sequence[Fault], ranks: Sequence[int]) -> list[Fault]:
-    """Return the faults that remain after a restart: all but the first "kill" of each dead rank.
+    """Return the faults left after a restart: all except the first "kill" of each dead rank.
 
     Args:
-        faults: The faults that were to be injected before the restart.
-        ranks: The ranks that died.
+        faults: The faults that were scheduled before the restart.
+        ranks: The numbers of the ranks that died.
     """
     kills = sorted((f for f in faults if f.kind == "kill"), key=lambda f: f.step)
     happened = [next((f for f in kills if f.rank == rank), None) for rank in ranks]

@@ -1,11 +1,11 @@
-"""FIFO links, which carry one message at a time: `Network(sharing="fifo")`.
+"""FIFO links, each of which transfers one message at a time: `Network(sharing="fifo")`.
 
-A message of n bytes occupies each link of its route for n / bandwidth of that link. The message
-starts on a link when the link is free and the message has started on the previous link
-(cut-through; switches never block). A message moves at the speed of the slowest link of its route,
-and arrives `latency` after the departure of its last byte. If k senders each have links with 1/k of
-an uplink's bandwidth, this model occupies the uplink for too long. Real messages share the uplink
-(`Flows`).
+A message of n bytes occupies each link of its route for n / bandwidth seconds, where bandwidth is
+that of the link. A message starts on a link when the link is free and the message has started on
+the previous link (cut-through; switches never block). A message moves at the speed of the slowest
+link of its route, and arrives `latency` seconds after its last byte leaves. If k senders each have
+a link with 1/k of an uplink's bandwidth, FIFO links occupy the uplink for too long. Real messages
+share an uplink at the same time, as `Flows` models it.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from labkit.schedules.round import Integers
 
 
 class FifoLinks(Links):
-    """FIFO links, each with the time until which it is busy.
+    """FIFO links, each with the time until which it is busy with earlier messages.
 
-    `send` carries all messages of a round in one call. `depart` and `arrive` are the two halves of
-    `send` for one message. `depart` needs only the state of the sender's links, and `arrive` only
-    the state of the receiver's links. Ranks in different processes can therefore have separate
-    `FifoLinks`, except that emulated hosts with uplinks need a shared `busy`. `depart` and `arrive`
-    give the same times as `send`, if they are called in the order in which the links serve
-    messages.
+    `send` delivers all messages of a round in one call. `depart` and `arrive` do the same as `send`
+    for one message, in two steps. `depart` needs only the state of the sender's links, and `arrive`
+    only the state of the receiver's links. Ranks in different processes can therefore have separate
+    `FifoLinks`. Only emulated hosts with uplinks need a `busy` array in shared memory. `depart` and
+    `arrive` return the same times as `send` if they are called in the order in which the links
+    serve messages.
 
     Args:
-        network: The network whose links are modelled.
+        network: The network whose links are modelled, with its bandwidths and latency.
         size: The number of ranks.
         switches: The number of switches that take part in collectives; default: 0.
 
     Attributes:
-        busy: The time in s at which each link's last message ends, shape (links,). An array in
-            shared memory may replace this array.
+        busy: For each link, the time in s at which its last message ends, shape (links,). The array
+            `busy` may be replaced by an array in shared memory.
 
     Raises:
-        InvalidInput: Hosts, links or slow ranks do not fit the number of ranks.
+        InvalidInput: The network's hosts, links or slow ranks do not fit the number of ranks.
     """
 
     def __init__(self, network: Network, size: int, switches: int = 0) -> None:
@@ -54,14 +54,14 @@ class FifoLinks(Links):
         ready: Seconds,
         shared: bool = True,
     ) -> Transfers:
-        """Deliver the messages of a round; a link serves them by readiness, then by row.
+        """Deliver the messages of a round; each link serves them by ready time, then by row.
 
         Args:
             source, destination: The sending and the receiving rank of each message.
             nbytes: Bytes of each message.
-            ready: The time when the source hands over each message, in s.
-            shared: Ignored. The argument exists to match `Uncontended.send`; here, messages on one
-                link always queue.
+            ready: For each message, the time in s at which the source hands it to the network.
+            shared: Ignored. The argument only exists because `Uncontended.send` has it; messages on
+                a FIFO link always queue.
         """
         way = self.way(source, destination)
         slowest = np.zeros(len(source))
@@ -81,7 +81,7 @@ class FifoLinks(Links):
         return Transfers(first_byte, start + slowest + way.latency, hops)
 
     def depart(self, source: int, destination: int, nbytes: float, now: float) -> float:
-        """Return the time in s at which a message's first byte has passed the sender's links."""
+        """Return the time in s at which a message's first byte leaves the sender's links."""
         start = now
         for link in self._way(source, destination)[0]:
             start = max(start, float(self.busy[link]))
@@ -106,7 +106,7 @@ class FifoLinks(Links):
         return start + nbytes / bandwidth + latency
 
     def _way(self, source: int, destination: int) -> tuple[list[int], list[int], float, float]:
-        """Return a route's departure links and arrival links, lowest bandwidth, and latency."""
+        """Return a route's departure links, arrival links, lowest bandwidth, and latency."""
         key = (source, destination)
         if key not in self._ways:
             way = self.way(np.array([source]), np.array([destination]))
@@ -117,7 +117,7 @@ class FifoLinks(Links):
         return self._ways[key]
 
     def _serve(self, link: Integers, ready: Seconds, nbytes: Seconds, slowest: Seconds) -> Seconds:
-        """Book one link for each message; return the start times, and update `slowest` in place."""
+        """Book a link for each message; return start times, and update `slowest` (durations)."""
         exists = link >= 0
         if not exists.all():
             start = ready.copy()
@@ -142,7 +142,7 @@ class FifoLinks(Links):
 
 
 def _turns(link: Integers, ready: Seconds) -> list[Integers]:
-    """Split the rows of messages into turns: those that are first on their links, second, …."""
+    """Return groups of row numbers: rows that are the first on their links, the second, …."""
     order = np.lexsort((ready, link))
     position = positions(link[order])
     by_turn = order[np.argsort(position, kind="stable")]

@@ -1,4 +1,4 @@
-"""Flows (messages in transfer) that share links max-min fairly: rates, bytes and end times."""
+"""Flows (messages in transfer) that share links with max-min fair rates, until they end."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from numpy.typing import ArrayLike
 from labkit.network.topology import Seconds
 from labkit.schedules.round import Booleans, Integers
 
-FREE = -1  # turn number of a flow that waits for no other flow
+FREE = -1  # turn of a flow that need not wait for other flows
 NO_NUMBERS: Integers = np.empty(0, np.int64)
 NO_TIMES: Seconds = np.empty(0)
-SAME_TIME = 1e-12  # relative rounding error of end times; flows within it end together
+SAME_TIME = 1e-12  # relative rounding error; flows that end within it end together
 
 
 class Segment(NamedTuple):
-    """The flows, in columns, during an interval in which their rates are constant.
+    """An interval in which all rates are constant, with arrays that describe the flows.
 
     Attributes:
-        number: The number of each flow.
-        way: The links of each flow, shape (flows, hops), filled with -1 after a shorter route.
-        rate: The rate of each flow, in bytes/s.
-        start, stop: The interval, in s.
+        number: The number that identifies each flow.
+        way: The link numbers of each flow's route, shape (flows, hops), filled with -1 after a
+            shorter route.
+        rate: The transfer rate of each flow, in bytes/s.
+        start, stop: The start and the end of the interval, in s.
     """
 
     number: Integers
@@ -34,27 +35,28 @@ class Segment(NamedTuple):
 
 
 class Flows:
-    """The active flows, in columns, with max-min fair rates between two events (`max_min`).
+    """The active flows, as arrays, with max-min fair rates between two events (`max_min`).
 
-    A flow occupies its rate on all links of its route at once, from its start to its end. Flows may
-    have a turn, a number that orders the rounds of a rank. Of the flows with turns on a rank's
-    outgoing link, only those with the lowest turn move.
+    From its start to its end, a flow uses its rate on all links of its route at the same time.
+    A flow may have a turn, which is a number that orders the rounds of a rank. Among the flows on a
+    rank's outgoing link that have turns, only those with the lowest turn transfer bytes.
 
     Args:
         bandwidth: The bandwidth of each link, in bytes/s.
         hops: The number of links of the longest route.
-        now: The time at the start, in s; default: 0.
-        log: Whether to record `segments`; default: False.
+        now: The simulated time at the start, in s; default: 0.
+        log: Whether to record the rates in `segments`; default: False.
 
     Attributes:
-        now: The current time, in s.
-        number: The number of each flow, chosen by its sender.
-        way: The links of each flow, shape (flows, hops), filled with -1 after a shorter route.
-        turn: The turn of each flow, or `FREE`.
-        remaining: The remaining bytes of each flow.
-        rate: The rate of each flow, in bytes/s; None if flows have changed since the last
-            computation.
-        segments: The rates in each interval between events, if `log` is true.
+        now: The current simulated time, in s.
+        number: The number that identifies each flow, chosen by the caller of `start`.
+        way: The link numbers of each flow's route, shape (flows, hops), filled with -1 after a
+            shorter route.
+        turn: The turn number of each flow; `FREE` if the flow need not wait.
+        remaining: The bytes of each flow that are not yet transferred.
+        rate: The rate of each flow, in bytes/s; None after flows have started or ended, until the
+            rates are computed again.
+        segments: A `Segment` for each interval between events, if `log` is true.
     """
 
     def __init__(self, bandwidth: Seconds, hops: int, now: float = 0.0, log: bool = False) -> None:
@@ -76,9 +78,10 @@ class Flows:
         """Start flows at the current time.
 
         Args:
-            number: The number of each flow.
-            way: The links of each flow, shape (flows, hops), filled with -1 after a shorter route.
-            turn: The turn of each flow, or `FREE`.
+            number: The number that identifies each flow.
+            way: The link numbers of each flow's route, shape (flows, hops), filled with -1 after a
+                shorter route.
+            turn: The turn number of each flow; `FREE` if the flow need not wait.
             nbytes: Bytes of each flow.
         """
         self.number = np.concatenate([self.number, number])
@@ -89,14 +92,14 @@ class Flows:
 
     @property
     def next(self) -> float:
-        """The time of the next end of a flow if no flow starts before; infinite without flows."""
+        """The time of the next end of a flow, if no flow starts before; infinite without flows."""
         return self.now + float(self._remaining().min(initial=np.inf))
 
     def run(self, until: float) -> tuple[Integers, Seconds]:
-        """Advance the time; return the numbers and end times of the flows that end until then.
+        """Advance the time to `until`; return numbers and end times of the flows that have ended.
 
         Args:
-            until: The new time, in s.
+            until: The new simulated time, in s.
         """
         numbers, times = NO_NUMBERS, NO_TIMES
         while len(self):
@@ -111,7 +114,7 @@ class Flows:
             self._select(stay)
         if self.now < until < np.inf:
             self._advance(until - self.now)
-            self.now = until  # The sum may differ from `until` by rounding.
+            self.now = until  # rounding may make the sum differ from `until`
         return numbers, times
 
     def _select(self, stay: Booleans) -> None:
@@ -138,7 +141,7 @@ class Flows:
         return self._wait
 
     def find_rates(self) -> Seconds:
-        """Return the current rate of each flow, in bytes/s; 0 for a flow that waits its turn."""
+        """Return the rate of each flow, in bytes/s; 0 for a flow that waits for a lower turn."""
         if self.rate is None:
             flowing = self._flowing()
             self.rate = np.zeros(len(self))
@@ -146,7 +149,7 @@ class Flows:
         return self.rate
 
     def _flowing(self) -> Integers:
-        """Return the positions of the flows that now transfer bytes."""
+        """Return the indices of the flows that transfer bytes at the current time."""
         queued = self.turn != FREE
         if len(self) == 1 or not queued.any():
             return np.arange(len(self))
@@ -159,10 +162,11 @@ class Flows:
 def finish_times(
     way: ArrayLike, nbytes: ArrayLike, start: ArrayLike, bandwidth: ArrayLike
 ) -> Seconds:
-    """Return the end time in s of each flow, from start times that are all known in advance.
+    """Return the end time in s of each flow, if all start times are given in advance.
 
     Args:
-        way: The links of each flow, shape (flows, hops), filled with -1 after a shorter route.
+        way: The link numbers of each flow's route, shape (flows, hops), filled with -1 after a
+            shorter route.
         nbytes: Bytes of each flow.
         start: The start time of each flow, in s.
         bandwidth: The bandwidth of each link, in bytes/s.
@@ -182,19 +186,21 @@ def finish_times(
 def max_min(way: Integers, bandwidth: Seconds) -> Seconds:
     r"""Return the max-min fair rates of flows, in bytes/s.
 
-    Feasible rates \(x\) satisfy \(\sum_{f \ni l} x_f \le c_l\) on each link l. Such rates are
-    max-min fair if no rate can increase without a decrease of another rate that is as small or
-    smaller. Equivalently, every flow has a bottleneck: a full link of its route on which no flow is
-    faster.
+    Rates \(x_f\) of flows f are feasible if \(\sum_{f \ni l} x_f \le c_l\) on each link l with
+    bandwidth \(c_l\). Feasible rates are max-min fair if no rate can increase without a decrease of
+    another rate that is at most as large. Equivalently, every flow has a bottleneck link on its
+    route. A bottleneck is fully used, and no other flow on it is faster.
 
-    The algorithm is progressive filling: all rates rise together, and the rates of flows on a full
-    link stop. The rate at which a link would fill is its remaining capacity divided by the number
-    of its rising flows. A link's rate never falls during the filling. A link is therefore a
-    bottleneck if its rate is the lowest along the routes of all its flows. One iteration closes all
-    such links.
+    The algorithm is progressive filling: the rates of all flows rise together, and a flow's rate
+    stops when a link of its route is full. The rate at which a link becomes full is its remaining
+    capacity divided by the number of its flows with rising rates. The rate at which a link becomes
+    full never falls during progressive filling. If this rate is the lowest along the routes of all
+    the link's flows, the link is therefore a bottleneck. One iteration finds all such bottleneck
+    links and fixes the rates of their flows.
 
     Args:
-        way: The links of each flow, shape (flows, hops), filled with -1 after a shorter route.
+        way: The link numbers of each flow's route, shape (flows, hops), filled with -1 after a
+            shorter route.
         bandwidth: The bandwidth of each link, in bytes/s, shape (links,).
 
     Source: Bertsekas and Gallager 1992, *Data Networks*, section 6.5.2. As the model of TCP on a
@@ -206,7 +212,8 @@ def max_min(way: Integers, bandwidth: Seconds) -> Seconds:
     if len(way) == 1:
         alone: Seconds = bandwidth[way[way >= 0]].min(keepdims=True)
         return alone
-    way = np.where(way < 0, links, way)  # -1 becomes a link of infinite bandwidth
+    # The index -1 becomes the number of an added link of infinite bandwidth.
+    way = np.where(way < 0, links, way)
     capacity = np.append(bandwidth, np.inf)
     rate: Seconds = np.zeros(len(way))
     rising = np.arange(len(way))
@@ -215,11 +222,12 @@ def max_min(way: Integers, bandwidth: Seconds) -> Seconds:
         count = np.bincount(crossed.ravel(), minlength=links + 1)
         share = capacity / np.maximum(count, 1)
         lowest = share[crossed].min(axis=1)
-        # If no link is shared, or all flows get the same rate, every flow has its bottleneck.
+        # If no two flows share a link, or all flows have the same lowest rate, the rates are final
+        # after one iteration.
         if count[:links].max(initial=0) <= 1 or lowest.min() == lowest.max():
             rate[rising] = lowest
             break
-        along = np.full(links + 1, np.inf)  # by link: lowest share on its flows' routes
+        along = np.full(links + 1, np.inf)  # by link: lowest rate along the routes of its flows
         np.minimum.at(along, crossed.ravel(), np.repeat(lowest, crossed.shape[1]))
         full = (along[crossed] >= share[crossed]).any(axis=1)
         rate[rising[full]] = lowest[full]

@@ -1,4 +1,4 @@
-"""The links of a network for a number of ranks: bandwidths, and the route of each message."""
+"""The links between a number of ranks: their bandwidths, and the route of each message."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from labkit.schedules.round import Integers
 
 
 class Transfers(NamedTuple):
-    """The times of a round's messages, in columns, one row per message.
+    """The times of the messages of a round, as arrays with one element per message.
 
     Attributes:
         start: The time in s at which a message's first byte leaves.
-        delivery: The time in s at which a message's last byte has arrived.
-        hops: For the first, second, … link of the routes: the columns link, start in s, stop in s,
-            and fraction of the link's bandwidth. Link -1 follows a shorter route.
+        delivery: The time in s at which a message's last byte arrives.
+        hops: For the first, second, … link of all routes, the arrays link number, start in s, stop
+            in s, and fraction of the link's bandwidth. In `hops`, the link number -1 means that a
+            route is shorter and has no further link.
     """
 
     start: Seconds
@@ -30,10 +31,10 @@ class Transfers(NamedTuple):
 
 
 class Links:
-    """The links of a network among `size` ranks, with a counter of each rank's messages.
+    """The links of a network among `size` ranks, with the number of messages each rank has sent.
 
     Args:
-        network: The network whose links are modelled.
+        network: The network whose links are modelled, with its bandwidths and latency.
         size: The number of ranks.
         switches: The number of switches that take part in collectives, numbered after the ranks;
             default: 0.
@@ -43,10 +44,11 @@ class Links:
         names: The names of the links, for figures.
         bandwidth: The bandwidth of each link, in bytes/s, shape (links,).
         hops: The number of links of the longest route.
-        numbers: The number of messages that each node has sent, on which their jitter depends.
+        numbers: The number of messages that each node has sent, which determines the random delay
+            (jitter) of its next message.
 
     Raises:
-        InvalidInput: Hosts, links or slow ranks do not fit the number of ranks.
+        InvalidInput: The network's hosts, links or slow ranks do not fit the number of ranks.
     """
 
     def __init__(self, network: Network, size: int, switches: int = 0) -> None:
@@ -64,7 +66,7 @@ class Links:
         self.numbers: Integers = np.zeros(self.nodes, np.int64)
 
     def way(self, source: Integers, destination: Integers) -> Route:
-        """Return the links of each message; a repeated call returns the same object."""
+        """Return each message's links; if the arguments are repeated, return the same object."""
         if not (
             np.array_equal(self._ends[0], source) and np.array_equal(self._ends[1], destination)
         ):
@@ -73,11 +75,11 @@ class Links:
         return self._between
 
     def route(self, source: Integers, destination: Integers) -> tuple[Integers, Seconds]:
-        """Return the links of each message as one array, and its latency without jitter.
+        """Return the links of each message as one array, and the latencies without jitter.
 
         Returns:
             links: Link numbers, shape (messages, hops), filled with -1 after a shorter route.
-            latency: Seconds from departure to arrival, shape (messages,).
+            latency: Seconds from a byte's departure to its arrival, shape (messages,).
         """
         way = self.way(source, destination)
         columns = [*way.departure, *way.arrival]
@@ -88,7 +90,8 @@ class Links:
     def jitters(self, source: Integers) -> Seconds:
         """Return a random delay for the next message of each source, in s.
 
-        The delay depends on the seed, the source, and how many messages the source sent before.
+        The delay depends on the seed, the source, and the number of messages that the source has
+        sent before.
         """
         if not self.network.jitter:
             return np.zeros(len(source))
@@ -100,22 +103,23 @@ class Links:
 
 
 def positions(groups: Integers) -> Integers:
-    """Return the position of each row in its group of adjacent rows: [5, 5, 7] -> [0, 1, 0]."""
+    """Return each row's index within its group of equal adjacent rows: [5, 5, 7] -> [0, 1, 0]."""
     index = np.arange(len(groups))
     first = np.concatenate([[True], groups[1:] != groups[:-1]])
     return index - np.maximum.accumulate(np.where(first, index, 0))
 
 
 class Uncontended(Links):
-    """A fast model of links, valid while each link carries messages of only one round at a time.
+    """A fast model of links for the case that no link has messages of two rounds at a time.
 
     Raises:
-        InvalidInput: Hosts, links or slow ranks do not fit the number of ranks.
+        InvalidInput: The network's hosts, links or slow ranks do not fit the number of ranks.
     """
 
     def __init__(self, network: Network, size: int, switches: int = 0) -> None:
         super().__init__(network, size, switches)
-        # The last element stands for no link; the index -1 after a shorter route selects it.
+        # Routes are filled with the link number -1, which selects this last element, an infinite
+        # bandwidth.
         self._speed = np.append(self.bandwidth, np.inf)
         self._free: Seconds = np.zeros(len(self._speed))
         self._known: tuple[Route | None, bool, Seconds] = None, False, self._speed
@@ -130,17 +134,17 @@ class Uncontended(Links):
         ready: Seconds,
         shared: bool = True,
     ) -> Transfers | None:
-        """Deliver the messages of a round; return None if they contend with another round.
+        """Deliver a round's messages; return None if they compete with another round for a link.
 
         A message leaves when all earlier messages of its source have left the source's link.
 
         Args:
             source, destination: The sending and the receiving rank of each message.
             nbytes: Bytes of each message.
-            ready: The time in s at which the source hands over each message.
-            shared: Whether messages of the round may share links; default: True. Bandwidth
-                fractions in `hops` are meaningless for shared links. If False, shared links also
-                give None.
+            ready: For each message, the time in s at which the source hands it to the network.
+            shared: Whether messages of the round may share links; default: True. If messages share
+                links, the bandwidth fractions in `hops` have no meaning. If `shared` is False and
+                messages share links, the result is None.
         """
         way = self.way(source, destination)
         links = [*way.departure, *way.arrival]
@@ -164,7 +168,7 @@ class Uncontended(Links):
         return Transfers(start, stop + way.latency + self.jitters(source), hops)
 
     def _shared(self, way: Route, nbytes: Seconds, start: Seconds) -> Seconds:
-        """Return the end times of messages that share links; repeated rounds reuse the result."""
+        """Return the end times of messages that share links; reuse them if a round is repeated."""
         first = float(start.min())
         known, size, wait, duration = self._latest
         if not (

@@ -1,4 +1,4 @@
-"""Counter-based random numbers: functions of a seed and of keys, equal in every process."""
+"""Counter-based random numbers: functions of a seed and of keys, equal in all processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST = 2**64 - 1
 def uniform(seed: int, *keys: int | NDArray[np.int64]) -> NDArray[np.float64]:
     """Return random numbers in [0, 1) that depend only on the seed and the keys.
 
-    Source: splitmix64, Steele et al. 2014.
+    Source: the generator splitmix64, Steele et al. 2014.
     """
     state = np.array([seed % 2**64], np.uint64)
     for key in keys:

@@ -1,4 +1,4 @@
-"""Network links whose state lies in shared memory, which several processes update in turn."""
+"""Network links whose state is in shared memory, where several processes update it in turn."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from labkit.network.model import Network
 from labkit.network.topology import Seconds
 from labkit.schedules.round import Integers
 
-Message: TypeAlias = tuple[float, int, int, int]  # ticket, source, destination, bytes
+Message: TypeAlias = tuple[float, int, int, int]  # (ticket, source, destination, bytes)
 
-MAX_FLOWS = 4096  # maximum number of stored flows, active and ended ones together
-HEAD = 4  # floats: time in s, number of the next flow, active flows, whether rates are known
+MAX_FLOWS = 4096  # maximum number of stored flows, active or ended
+HEAD = 4  # stored numbers: time in s, next flow number, active flows, whether rates are valid
 
 
 class SharedLinks(Protocol):
-    """The interface of sending and receiving processes to shared links.
+    """The interface through which sending and receiving processes use shared links.
 
     All times are in seconds of a clock that all processes share.
 
     Attributes:
-        length: Number of floats of the shared memory, all of which are zero at first.
-        version: A number that changes when delivery times that were returned earlier become
-            invalid.
+        length: Number of floats of the shared memory; all floats must initially be zero.
+        version: A number that changes when earlier returned delivery times become invalid.
     """
 
     length: int
 
     def attach(self, memory: Seconds) -> None:
-        """Store the state in this memory, shape (length,)."""
+        """Use this shared memory, an array of shape (length,), to store the state of the links."""
 
     @property
     def version(self) -> float: ...
@@ -45,8 +44,8 @@ class SharedLinks(Protocol):
         Args:
             source, destination: The ranks of sender and receiver.
             nbytes: Bytes of the message.
-            turn: The turn number of the message; the lowest turn on a link goes first. With `FREE`,
-                the message waits for no other message.
+            turn: The turn number of the message; on each link, messages with the lowest turn are
+                sent first. With the turn `FREE`, a message need not wait for other messages.
             now: The current time, in s.
         """
 
@@ -54,26 +53,26 @@ class SharedLinks(Protocol):
         """Return the time at which the links can accept another message."""
 
     def leaves(self, ticket: float, now: float) -> float:
-        """Return the time at which the first byte of this process's last message leaves."""
+        """Return the time at which the first byte leaves of this process's last message."""
 
     def arrive(self, messages: Sequence[Message], now: float) -> float:
-        """Return the time at which a round's last message arrives, if no other message starts."""
+        """Return the time at which the last of the messages arrives if no other one starts."""
 
 
 def shared_links(network: Network, size: int) -> SharedLinks:
-    """Return the links among `size` ranks, with fair or FIFO links as in the network."""
+    """Return shared links among `size` ranks, either fair or FIFO as in `network.sharing`."""
     return _Fifo(network, size) if network.sharing == "fifo" else FlowTable(network, size)
 
 
 class FlowTable:
-    """The active flows of all processes in shared memory, and the end times of the latest flows.
+    """A table in shared memory of all processes' active flows, and of the last flows' end times.
 
-    A flow's ticket is its number. Each access first advances all flows to the current time at their
-    rates (`Flows`). The state therefore does not depend on which process accesses the table, nor
-    how often.
+    The ticket of a flow, which identifies it for the receiver, is its number. Each access to the
+    table first advances all flows to the current time at their current rates (`Flows`). The state
+    of the table therefore does not depend on which processes access it or how often.
 
     Raises:
-        InvalidInput: Hosts, links or slow ranks do not fit the number of ranks.
+        InvalidInput: The network's hosts, links or slow ranks do not fit the number of ranks.
     """
 
     def __init__(self, network: Network, size: int) -> None:
@@ -81,17 +80,18 @@ class FlowTable:
         self._columns = 6 + self._links.hops
         self._routes: dict[tuple[int, int], tuple[Integers, float]] = {}
         self.length = HEAD + MAX_FLOWS * self._columns
-        # This process's last two flows on each outgoing link, and the link of its last flow.
+        # `_last_flows` contains this process's last two flows on each outgoing link, and `_latest`
+        # is the link of its last flow.
         self._last_flows: dict[int, tuple[int, int]] = {}
         self._latest = -1
 
     def attach(self, memory: Seconds) -> None:
-        """Store the state in this memory, shape (length,)."""
+        """Use this shared memory, an array of shape (length,), to store the state of the flows."""
         self._head = memory[:HEAD]
         columns = memory[HEAD:].reshape(self._columns, MAX_FLOWS)
         self._ends, self._latency = columns[:2]  # indexed by flow number modulo MAX_FLOWS
-        self._number, self._turn, self._remaining, self._rate = columns[2:6]  # of active flows
-        self._way = columns[6:]  # of active flows
+        self._number, self._turn, self._remaining, self._rate = columns[2:6]  # of the active flows
+        self._way = columns[6:]  # of the active flows
 
     @property
     def version(self) -> float:
@@ -99,7 +99,7 @@ class FlowTable:
         return float(self._head[1])
 
     def depart(self, source: int, destination: int, nbytes: int, turn: int, now: float) -> float:
-        """Start a flow, see `SharedLinks.depart`."""
+        """Start a flow for a message, see `SharedLinks.depart`."""
         flows = self._flows(now)
         number = int(self._head[1])
         way, latency = self._route(source, destination)
@@ -121,22 +121,22 @@ class FlowTable:
         return way, constant + float(self._links.jitters(np.array([source]))[0])
 
     def room(self, now: float) -> float:
-        """Return the end time of the flow whose table row the next flow reuses."""
+        """Return the end time of the flow whose table column the next flow will reuse."""
         return self._end_times([int(self._head[1]) - MAX_FLOWS], now)[0]
 
     def leaves(self, ticket: float, now: float) -> float:
-        """Return the end time of the flow before this process's last one on the same first link."""
+        """Return the end time of this process's previous flow on its last flow's first link."""
         return self._end_times([self._last_flows[self._latest][0]], now)[0]
 
     def arrive(self, messages: Sequence[Message], now: float) -> float:
-        """Return the delivery time of the last message, see `SharedLinks.arrive`."""
+        """Return the time at which the last of the messages arrives, see `SharedLinks.arrive`."""
         numbers = [int(ticket) for ticket, *_ in messages]
         times = self._end_times(numbers, now)
         latencies = [float(self._latency[number % MAX_FLOWS]) for number in numbers]
         return max((sum(both) for both in zip(times, latencies, strict=True)), default=0.0)
 
     def _end_times(self, numbers: Sequence[int], now: float) -> list[float]:
-        """Return the end time of each flow; 0.0 for flows whose table row is reused."""
+        """Return the end time of each flow; 0.0 for flows whose table column was reused."""
         known = [number for number in numbers if number >= max(0, self._head[1] - MAX_FLOWS)]
         ends = dict.fromkeys(numbers, 0.0)
         ends |= {number: float(self._ends[number % MAX_FLOWS]) for number in known}
@@ -152,7 +152,7 @@ class FlowTable:
         return [ends[number] for number in numbers]
 
     def _flows(self, now: float) -> Flows:
-        """Advance all flows to now, store end times, and return the flows that remain active."""
+        """Advance all flows to `now`, store their end times, and return the active flows."""
         count = int(self._head[2])
         flows = Flows(self._links.bandwidth, self._links.hops, float(self._head[0]))
         flows.start(
@@ -179,9 +179,9 @@ class FlowTable:
 
 
 class _Fifo:
-    """FIFO links in shared memory, where each link has the time until which it is busy.
+    """FIFO links whose state, the time until which each link is busy, is in shared memory.
 
-    A message's ticket is the time at which its first byte leaves.
+    The ticket of a message, which the receiver needs, is the time at which its first byte leaves.
     """
 
     version = 0.0  # constant, because later messages never change a delivery time

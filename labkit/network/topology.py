@@ -1,4 +1,4 @@
-"""Topologies, which map messages to links: one switch, hosts behind uplinks, or any graph."""
+"""Topologies, which map messages to links: one switch, hosts with uplinks, or any graph."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ Seconds: TypeAlias = NDArray[np.float64]
 
 
 class Route(NamedTuple):
-    """The routes of messages, in columns: link numbers, with -1 for no link.
+    """The routes of messages as arrays of link numbers, where -1 means no link.
 
-    The first link is the source's outgoing link. On FIFO links, the sending process books the
-    departure links, and the receiving process books the arrival links.
+    The first link of a route is the outgoing link of the source. On FIFO links, the sending process
+    reserves the departure links of a route, and the receiving process reserves the arrival links.
 
     Attributes:
-        departure: One column for each link of the routes' first half.
-        arrival: One column for each link of the routes' second half.
-        latency: Seconds of latency, of each message or of all messages.
+        departure: For each link in the first half of the routes, an array with one link number per
+            message.
+        arrival: For each link in the second half of the routes, an array with one link number per
+            message.
+        latency: Latency in seconds, either an array with one value per message or one value for all
+            messages.
     """
 
     departure: list[Integers]
@@ -35,7 +38,7 @@ class Route(NamedTuple):
 
 
 def topology(network: Network, size: int, switches: int = 0) -> _Switch | _Graph | _Adding:
-    """Return the topology of a network among `size` ranks and switches that add up gradients."""
+    """Return a network's topology of `size` ranks, and of `switches` that add up gradients."""
     if switches:
         return _Adding(network, size)
     if network.links is not None:
@@ -46,7 +49,7 @@ def topology(network: Network, size: int, switches: int = 0) -> _Switch | _Graph
 
 
 class _Switch:
-    """A single switch, where each rank r has an outgoing link r and an incoming link size + r."""
+    """A single switch; rank r has the outgoing link r and the incoming link size + r."""
 
     def __init__(self, network: Network, size: int, bandwidth: float) -> None:
         factors = [network.transfer_factor(rank) for rank in range(size)]
@@ -63,10 +66,10 @@ class _Switch:
 
 
 class _Hosts(_Switch):
-    """Hosts with uplinks: the links of a host's ranks end in the host's switch.
+    """Hosts with uplinks: the links of a host's ranks lead to the switch of the host.
 
-    Link numbers start with the links of the ranks. The hosts' outgoing links and then their
-    incoming links follow.
+    The links of the ranks have the lowest link numbers. The outgoing links of the hosts follow, and
+    then the incoming links of the hosts.
     """
 
     def __init__(self, network: Network, size: int, hosts: int | Iterable[Iterable[int]]) -> None:
@@ -100,8 +103,8 @@ class _Hosts(_Switch):
 class _Adding:
     """A tree of switches that add up messages (`schedules.in_network`), with two links per node.
 
-    The link from a node to its parent has the node's number. The links down to the nodes follow in
-    the same order.
+    The link from a node up to its parent has the same number as the node. The links from the
+    parents down to the nodes follow, in the order of the nodes.
     """
 
     hops = 1
@@ -132,7 +135,7 @@ class _Adding:
 
 
 class _Graph:
-    """A graph of directed links between ranks; a message takes a route of the fewest hops."""
+    """A graph of directed links between ranks; a message uses a route with the fewest links."""
 
     def __init__(self, network: Network, size: int, links: Mapping[tuple[int, int], float]) -> None:
         self.network, self.size = network, size
@@ -177,14 +180,14 @@ class _Graph:
 
 
 def _padded(routes: list[list[int]]) -> list[Integers]:
-    """Return one column for the routes' first links, second links, …, with -1 after their ends."""
+    """Return arrays of the routes' first links, second links, …; -1 where a route has ended."""
     longest = max(map(len, routes))
     table = np.array([route + [-1] * (longest - len(route)) for route in routes], np.int64)
     return list(table.reshape(len(routes), longest).T)
 
 
 def _search(neighbours: Mapping[int, Iterable[int]], source: int) -> dict[int, int]:
-    """Return the predecessor of each rank on its route from the source (breadth-first search)."""
+    """Return the predecessor of each rank on the shortest route from a source (breadth first)."""
     previous = {source: source}
     queue = deque([source])
     while queue:

@@ -1,9 +1,9 @@
-"""The actions of programs: a program yields an action, and receives its answer on completion.
+"""The actions that a program yields; the runtime executes each one and sends back an answer.
 
-A program is a generator, one per worker and per server. Two runtimes execute the same generators:
-MPI ranks on the wall clock (`labkit.programs.mpi_runtime`), and one process on the virtual clock
-(`labkit.programs.virtual_runtime`). A program never reads the time; therefore both runtimes give
-the same behaviour.
+A program is a Python generator; each worker and each server has one. The same generators run in two
+runtimes: on MPI ranks with the wall clock (`labkit.programs.mpi_runtime`), and in one process with
+a virtual clock (`labkit.programs.virtual_runtime`). A program never reads the time, so it behaves
+the same in both runtimes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from labkit.common.state import record
 if TYPE_CHECKING:
     from labkit.compression import Compressor
 
-# A flat vector of the weights' dtype; programs never modify a vector in place.
+# A flat vector with the dtype of the weights; programs never modify a vector in place.
 Vector: TypeAlias = NDArray[Any]
 
 
@@ -30,11 +30,13 @@ class Gradient:
 
     Attributes:
         values: Gradient with respect to all weights, as one flat vector.
-        rows: Number of samples in the batch; for an empty batch, 0, and `values` are 0.
-        loss: Loss of the batch at the weights of the request.
-        step: Number of batches that the worker computed before this one.
+        rows: Number of samples in the batch. For an empty batch, `rows` is 0 and all `values` are
+            0.
+        loss: Loss of the batch at the weights at which the gradient was requested.
+        step: Number of batches whose gradients the worker computed before this one.
         last: Whether training ends after this gradient.
-        before: Gradients of the inputs of a backward pass, one per member that sent an input.
+        before: For a backward pass, the gradients of its inputs, one for each member that sent an
+            input.
     """
 
     values: Vector
@@ -46,13 +48,14 @@ class Gradient:
 
 
 class Place(NamedTuple):
-    """The part of a model-parallel replica that one member of the replica computes.
+    """One pass of one member (a stage, or a machine of a grid) of a model-parallel replica.
 
     Attributes:
-        worker: Number of the replica.
-        member: Number of the member in the replica, from 0: a stage, or a machine of a grid.
-        turn: Number of the member's pass over the batch, from 0.
-        share: Fraction of the replica's computation that this pass takes.
+        worker: Number of the replica, which is the number of its worker.
+        member: Number of the member in the replica, counted from 0; a member is a stage, or a
+            machine of a grid.
+        turn: Number of the member's pass over the batch, counted from 0.
+        share: Fraction of the replica's total computation that belongs to this pass.
     """
 
     worker: int
@@ -64,11 +67,11 @@ class Place(NamedTuple):
 @record()
 @dataclass(frozen=True)
 class Passed:
-    """The outputs of a replica member for the replica's next batch.
+    """The outputs of a replica member's forward pass over the replica's next batch.
 
     Attributes:
         values: Outputs as flat vectors, one per receiving member.
-        step: Number of batches that the replica computed before this one.
+        step: Number of batches that the replica processed before this one.
     """
 
     values: tuple[Vector, ...]
@@ -81,16 +84,17 @@ class Message:
     """A message from one program to another.
 
     Attributes:
-        source: Number of the sender: workers are 0, 1, …; servers follow.
+        source: Program number of the sender: workers are 0, 1, …; the servers' numbers follow.
         values: Payload as a flat vector; None for a message without payload.
-        version: Version of the weights, as the number of updates that they have received.
+        version: Version of the weights, which is the number of updates applied to them.
         rows: Number of samples from which a gradient was computed.
-        step: Step of the worker that sends or receives the message.
-        ends: In a gradient: training ends. In an answer: no work is left. In a message without
-            values that wants no answer: the worker has failed.
+        step: Number of the step of the worker that sends or receives the message.
+        ends: In a message with a gradient: whether training ends. In an answer, `ends` means that
+            no work is left. In a message without values that expects no answer, `ends` means that
+            the worker has failed.
         wants: Whether the sender expects an answer.
-        sent, delivered: Times of the send and of the delivery, s.
-        held: In an answer: seconds from the delivery of the request to the send of this answer.
+        sent, delivered: Times when the message was sent and when it was delivered, s.
+        held: In an answer: seconds from the delivery of the request to the sending of the answer.
     """
 
     source: int
@@ -107,14 +111,14 @@ class Message:
 
 @dataclass(frozen=True)
 class Compute:
-    """Compute the gradient of this worker's next batch at given weights, as a `Gradient`.
+    """Compute the gradient of a worker's next batch at given weights; the answer is a `Gradient`.
 
     Attributes:
         weights: Weights at which the gradient is computed, as a flat vector.
-        soft: Soft targets in addition to the labels, as a flat vector; see `Predict`.
-        share: Coefficient of the soft targets' term in the loss.
-        penalty: Value of loss terms whose gradient is computed elsewhere. The value is added to the
-            recorded loss.
+        soft: Soft targets that are added to the labels, as a flat vector; see `Predict`.
+        share: Coefficient of the soft targets' loss in the total loss.
+        penalty: Value of loss terms whose gradient is computed elsewhere, for example by the
+            server. The penalty is added only to the recorded loss.
     """
 
     weights: Vector
@@ -125,14 +129,15 @@ class Compute:
 
 @dataclass(frozen=True)
 class Curvature:
-    """Compute the curvature of the loss of this worker's first batch, along blocks of the weights.
+    """Compute the curvature of the loss of a worker's first batch along blocks of weights.
 
-    The answer is a `Gradient` whose values are one row per block, flat. Each row is the Hessian
-    times a vector that is ±1 on the block and 0 elsewhere.
+    The answer is a `Gradient` whose values contain one row per block, flattened. Each row is the
+    Hessian times a vector that is ±1 in the block and 0 elsewhere.
 
     Attributes:
         weights: Weights at which the curvature is computed, as a flat vector.
-        ends: Indices into the flat weights that bound the blocks: one more than there are blocks.
+        ends: Indices into the flat weights that bound the blocks, one more than the number of
+            blocks.
     """
 
     weights: Vector
@@ -144,9 +149,9 @@ class Predict:
     """Predict soft targets for a batch of any worker; the answer is a flat vector for `Compute`.
 
     Attributes:
-        worker: Number of the worker whose batch is predicted.
-        step: Number of the batch.
-        weights: Weights for the prediction, as a flat vector.
+        worker: Number of the worker whose batch is the input of the prediction.
+        step: Number of the batch, counted per worker.
+        weights: Weights of the model that predicts, as a flat vector.
     """
 
     worker: int
@@ -159,7 +164,7 @@ class Forward:
     """Run a replica member's forward pass over the next batch; the answer is a `Passed`.
 
     Attributes:
-        place: Replica, member, and number of the member's pass.
+        place: The replica, the member, and the number of the member's pass.
         weights: Weights of the replica member, as a flat vector.
         values: Outputs of other members that the pass reads, see `labkit.programs.passes.Pass`.
     """
@@ -173,11 +178,11 @@ class Forward:
 class Backward:
     """Run the backward pass of a completed forward pass; the answer is a `Gradient`.
 
-    The answer to a member's last backward pass holds the gradient of the member's weights, the
+    The answer to a member's last backward pass contains the gradient of the member's weights, the
     number of samples and the loss.
 
     Attributes:
-        place: Replica, member, and number of the member's pass.
+        place: The replica, the member, and the number of the member's pass.
         values: Gradients of the member's outputs, one per member that received an output.
     """
 
@@ -187,14 +192,14 @@ class Backward:
 
 @dataclass(frozen=True)
 class Update:
-    """Apply a gradient with the optimizer to the weights that this program holds.
+    """Apply a gradient with the optimizer to the weights that this program stores.
 
-    The answer holds the new weights as a flat vector.
+    The answer is the new weights as a flat vector.
 
     Attributes:
-        gradient: Gradient of the weights that this program holds, as a flat vector.
-        of: Messages that contributed to the gradient, for the event log.
-        rate: Factor on the optimizer's learning rate in this update.
+        gradient: Gradient of the weights that this program stores, as a flat vector.
+        of: Messages whose gradients are part of this update, for the event log.
+        rate: Factor by which the optimizer's learning rate is multiplied in this update.
     """
 
     gradient: Vector
@@ -211,19 +216,19 @@ class Code:
 
 @dataclass(frozen=True)
 class Drop:
-    """Record a gradient that a server does not apply: it is too late, or its batch is empty."""
+    """Record a gradient that a server ignores, because it is too late or its batch is empty."""
 
     message: Message
 
 
 @dataclass(frozen=True)
 class Send:
-    """Send a message; the program continues at once.
+    """Send a message to another program; the sender continues without waiting for delivery.
 
     Attributes:
         to: Number of the receiving program.
         message: Message to send.
-        answers: Earlier message that `message` answers; None: `message` is no answer.
+        answers: Earlier message that `message` answers; None if `message` is not an answer.
     """
 
     to: int
@@ -234,7 +239,7 @@ class Send:
 @record()
 @dataclass(frozen=True)
 class Receive:
-    """Receive the next message, from one source or from any source."""
+    """Receive the next message from one program or, if `source` is None, from any program."""
 
     source: int | None = None
 
@@ -245,11 +250,11 @@ class AllReduceAction:
     """Average the workers' gradients, weighted by their samples; the answer is a `Gradient`.
 
     Attributes:
-        gradient: Gradient of this worker, or another vector to average.
+        gradient: Gradient of this worker, or another vector to be averaged.
         algorithm: Name of the allreduce algorithm in `labkit.schedules.ALLREDUCE`.
-        compressor: Compressor of the payload; None: the payload is sent uncompressed.
-        fragment: Number of the fragment of the weights that the vector covers. Each fragment has
-            its own error feedback.
+        compressor: Compressor of the payload; None if the payload is sent uncompressed.
+        fragment: Number of the fragment of the weights to which the vector belongs. Each fragment
+            of the weights has its own error feedback.
     """
 
     gradient: Gradient
@@ -260,28 +265,28 @@ class AllReduceAction:
 
 @dataclass(frozen=True)
 class Begin:
-    """Start an allreduce that runs while this worker computes; at most one allreduce may run."""
+    """Start an allreduce that runs during this worker's computation; only one may be running."""
 
     allreduce: AllReduceAction
 
 
 @dataclass(frozen=True)
 class Join:
-    """Wait for the allreduce that `Begin` has started; the answer is the mean gradient."""
+    """Wait for the allreduce that `Begin` started; the answer is the mean gradient."""
 
 
 @dataclass(frozen=True)
 class States:
-    """Return this worker's optimizer slots and layers' moving statistics as one flat vector."""
+    """Return the worker's optimizer slots and its layers' moving statistics as one flat vector."""
 
 
 @dataclass(frozen=True)
 class Adopt:
-    """Replace the weights that this worker holds; the answer holds the new weights.
+    """Replace the weights that this worker stores; the answer is the new weights.
 
     Attributes:
         weights: New weights, as a flat vector.
-        states: New optimizer slots and statistics, see `States`; None: they stay unchanged.
+        states: New optimizer slots and statistics, see `States`; None if they stay unchanged.
     """
 
     weights: Vector = field(repr=False)
@@ -290,15 +295,16 @@ class Adopt:
 
 @dataclass(frozen=True)
 class Forget:
-    """Reset this worker's optimizer: its slots, and its count of steps."""
+    """Reset this worker's optimizer: its slots and its step counter."""
 
 
 @dataclass(frozen=True)
 class RestartPoint:
-    """Mark a point where this program can restart after a checkpoint is loaded.
+    """Mark a point at which this program can restart after a checkpoint is loaded.
 
     Attributes:
-        state: Variables of the program, without its `Roles`, from which the program restarts.
+        state: Values of the program's variables (except its `Roles`) from which the program
+            restarts.
     """
 
     state: Any = field(repr=False)

@@ -1,4 +1,4 @@
-"""Transport of messages between simulated ranks on the virtual clock."""
+"""Transport of messages between simulated ranks, timed on the virtual clock."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ from labkit.schedules.round import Integers
 
 @record()
 class Event(NamedTuple):
-    """A future event as data: the name of a runtime's method, and the method's arguments."""
+    """A future event as data: the name and the arguments of the runtime method to be called."""
 
     what: str
     given: tuple[Any, ...]
 
 
-# Objects that a restart creates again, with the names of attributes that a checkpoint restores.
+# Objects that exist again after a restart, each with the names of the attributes that a checkpoint
+# restores.
 StateAttributes: TypeAlias = Sequence[tuple[object, Sequence[str]]]
-Schedule: TypeAlias = Callable[[float, Event], None]  # schedules an event at a time, s
+Schedule: TypeAlias = Callable[[float, Event], None]  # adds an event to the runtime at a time in s
 
 
 class MessageCarrier(Protocol):
-    """A transport of messages between simulated ranks."""
+    """A transport of messages between simulated ranks, which determines when they arrive."""
 
     @property
     def next(self) -> float:
-        """The time of the next event on the links, s; infinity: no event is pending."""
+        """The time of the next event on the links, s; infinity if no event is pending."""
 
     def run(self, until: float) -> Sequence[tuple[float, Event]]:
-        """Advance the time to `until`, s; return (time, event) of each transferred message."""
+        """Advance the time to `until`, s; return (arrival time, event) for each sent message."""
 
     def start(self, ends: tuple[int, int], nbytes: int, now: float, arrive: Event) -> None:
-        """Start the transfer of a message between two ranks; `arrive` is the event at its end."""
+        """Start the transfer of a message between two ranks; at its arrival, `arrive` happens."""
 
     @property
     def state_attributes(self) -> StateAttributes:
-        """The objects and attributes that change during transfers."""
+        """The objects, with their attributes, that change while messages are transferred."""
 
 
 def carrier(network: Network | None, places: int, schedule: Schedule) -> MessageCarrier:
-    """Return the transport for a network among ranks; `schedule` adds an event to the runtime."""
+    """Return a message transport for a network, or without delays if the network is None."""
     if network is None:
         return _Free(schedule)
     return (
@@ -53,7 +54,7 @@ def carrier(network: Network | None, places: int, schedule: Schedule) -> Message
 
 
 class _Free:
-    """A transport without a network: messages arrive at once."""
+    """A message transport without a network, in which each message arrives at once."""
 
     next = np.inf
     state_attributes: StateAttributes = ()
@@ -69,7 +70,7 @@ class _Free:
 
 
 class _Queued(_Free):
-    """A transport over links that transfer one message at a time, first in, first out."""
+    """A message transport over FIFO links, each of which transfers one message at a time."""
 
     def __init__(self, network: Network, places: int, schedule: Schedule) -> None:
         super().__init__(schedule)
@@ -82,17 +83,18 @@ class _Queued(_Free):
 
 
 class _Fair:
-    """A transport over links whose bandwidth concurrent messages share."""
+    """A message transport over links whose bandwidth is shared by concurrent messages."""
 
     def __init__(self, network: Network, places: int) -> None:
         self._links = Links(network, places)
         self._flows = Flows(self._links.bandwidth, self._links.hops)
         self._ways: dict[tuple[int, int], tuple[Integers, float]] = {}
-        # Messages with the same start time start together, so their rates are computed only once.
+        # Messages that start at the same time are added together, so that the rates are computed
+        # only once.
         self._handed: list[tuple[int, Integers, float]] = []
         self._under_way: dict[int, tuple[float, Event]] = {}
         self._drained: list[tuple[float, Event]] = []
-        self._number = 0  # number of the next message
+        self._number = 0  # number of the next message to be sent
 
     @property
     def state_attributes(self) -> StateAttributes:

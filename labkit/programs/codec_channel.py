@@ -1,4 +1,4 @@
-"""The messages between a worker and a server, uncompressed or compressed."""
+"""The payloads between a worker and a server, with or without compression."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from labkit.compression import Compressor, Decoder, Encoder
 from labkit.programs.actions import Vector
 from labkit.programs.roles import Roles
 
-TENSORS = 1_000  # number of seeds per receiving program; each tensor has its own seed
+TENSORS = 1_000  # seeds per receiving program; each tensor has its own seed
 
 
 @record(
@@ -17,29 +17,30 @@ TENSORS = 1_000  # number of seeds per receiving program; each tensor has its ow
     *("_pushes", "_heard", "_answers", "_told"),
 )
 class CodecChannel:
-    r"""One end of the channel between a worker and a server; each of the two has such an object.
+    r"""One end of the channel between a worker and a server; each end has one such object.
 
-    A worker compresses its gradient, with error feedback if the compressor has a memory: the
-    residual stays at the worker. A server sends the compressed difference between its weights w and
-    the worker's copy, \(\tilde w \leftarrow \tilde w + D(E(w - \tilde w))\). E encodes, and D
-    decodes. Both ends hold the copy \(\tilde w\) with identical bits. The compression error of one
-    answer is part of the next difference.
+    A worker sends its compressed gradient. If the compressor has a memory, the worker stores the
+    compression error and adds it to the next gradient. A server with weights w sends the compressed
+    difference to the worker's copy \(\tilde w\) of the weights. Both then update the copy: \(\tilde
+    w \leftarrow \tilde w + D(E(w - \tilde w))\). In this formula, E is encoding and D is decoding.
+    Worker and server store bitwise identical copies \(\tilde w\) of the weights. The compression
+    error of an answer is thus part of the next difference.
 
-    Without a compressor, messages are unchanged.
+    Without a compressor, payloads are sent unchanged.
 
     Args:
-        compressor: Compressor for both directions; None: messages are uncompressed.
-        roles: Roles of all programs, with the servers' parts and the initial weights.
-        worker, server: Program numbers of the two ends.
+        compressor: Compressor for both directions; None if payloads are not compressed.
+        roles: Roles of all programs, including the servers' parts and the initial weights.
+        worker, server: Program numbers of the worker and the server.
 
     Attributes:
-        compressor: Compressor, as passed.
+        compressor: The compressor that was passed as argument.
         size, dtype: Number of elements and dtype of an uncompressed message.
 
     References: H. Tang, C. Yu, X. Lian, T. Zhang, J. Liu, DoubleSqueeze, 2019, arXiv 1905.05957,
-    which compresses both directions with error feedback at both ends. Difference: answers carry
-    weights, not mean gradients, because each worker of an asynchronous server has different
-    weights.
+    which compresses both directions with error feedback at both ends. Difference from
+    DoubleSqueeze: answers contain weights instead of mean gradients, because each worker of an
+    asynchronous server has different weights.
     """
 
     def __init__(
@@ -50,19 +51,19 @@ class CodecChannel:
         part = roles.part(server)
         self._shapes, self.size = part.shapes, part.size
         self._followed: Vector = roles.weights[:0]
-        if compressor is not None:  # without a compressor, no copy is needed
-            self._followed = part.take(roles.weights)  # the weights that the worker holds
+        if compressor is not None:  # no copy is needed without a compressor
+            self._followed = part.take(roles.weights)  # copy of the weights at the worker
 
     def push(self, gradient: Vector) -> Vector:
-        """Return the payload that a worker sends for its gradient of the server's weights."""
+        """Return the payload that a worker sends for a gradient of the server's weights."""
         return gradient if self.compressor is None else self._pushes.encode(gradient)
 
     def pushed(self, payload: Vector) -> Vector:
-        """Return the gradient that the server decodes from a payload."""
+        """Return the gradient that a server decodes from a worker's payload."""
         return payload if self.compressor is None else self._heard.decode(payload)
 
     def answer(self, weights: Vector) -> Vector:
-        """Return the payload with which the server sends its weights."""
+        """Return the payload that a server sends to answer with its weights."""
         if self.compressor is None:
             return weights
         payload = self._answers.encode(weights - self._followed)
@@ -70,18 +71,18 @@ class CodecChannel:
         return payload
 
     def has(self, payload: Vector) -> Vector:
-        """Return the worker's copy of the weights after the server's answer."""
+        """Return the worker's copy of the weights after the server has sent this answer."""
         return payload if self.compressor is None else self._followed
 
     def answered(self, payload: Vector) -> Vector:
-        """Return the weights that the worker holds after it decodes the server's answer."""
+        """Return the weights that a worker stores after it has decoded the server's answer."""
         if self.compressor is None:
             return payload
         self._followed = self._followed + self._told.decode(payload)
         return self._followed
 
-    # Each end encodes one direction and decodes the other, so only half of these objects are
-    # created.
+    # A worker or server encodes one direction and decodes the other, so it uses only two of the
+    # four codec objects below.
 
     @cached_property
     def _pushes(self) -> Encoder:

@@ -1,4 +1,4 @@
-"""Programs of model-parallel replicas: members compute together, and servers see one worker."""
+"""Programs of model-parallel replicas: several members compute, but servers see one worker."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from labkit.programs.actions import (
 )
 from labkit.programs.roles import Roles
 
-# Creates a program from the state of its restart point; None: from its beginning.
+# A function that creates a program from its state at a restart point, or from its beginning if the
+# state is None.
 ProgramFactory: TypeAlias = Callable[[Any], Program]
 
 
 def passing(create: ProgramFactory, roles: Roles, number: int, mark: Any = None) -> Program:
-    """Run a worker's program on one member of a replica; all members compute each gradient.
+    """Run a worker's program on one member of a model-parallel replica.
 
-    The diagram shows forward (F) and backward (B) passes over time:
+    The diagram shows the forward (F) and backward (B) passes of two members over time:
 
         stages    first  F         B push ·····      forward: outputs go to the next stage,
                   last      F B push ·····           backward: their gradients come back
@@ -40,20 +41,20 @@ def passing(create: ProgramFactory, roles: Roles, number: int, mark: Any = None)
         grid      one    F ⇄ F ⇄ F B ⇄ B ⇄ B push    before each layer, members exchange the values
                   other  F ⇄ F ⇄ F B ⇄ B ⇄ B push    that others read; their gradients come back
 
-    Each member executes all other actions alone, with its part of the weights.
+    Except for passes, each member executes all actions alone, with its part of the weights.
 
     Args:
-        create: Function that creates a worker's program for the member's weights, see
+        create: Function that creates a worker's program for the weights of the member, see
             `Roles.of_member`.
         roles: Roles of all programs.
         number: Program number of the member.
-        mark: State of the restart point; None: the program runs from its beginning.
+        mark: State at the restart point; None if the program runs from its beginning.
     """
     inner, latest_messages = mark or (None, {})
     member, program = _Member(roles, number, latest_messages), create(inner)
     answer: Any = None
     while (action := _next(program, answer)) is not None:
-        answer = None  # drop the answer, to free its memory during a wait
+        answer = None  # frees the answer's memory while the program waits
         if isinstance(action, Compute):
             answer = yield from member.gradient(action.weights)
         elif isinstance(action, RestartPoint):
@@ -65,19 +66,19 @@ def passing(create: ProgramFactory, roles: Roles, number: int, mark: Any = None)
 def whole_replica_program(
     create: ProgramFactory, roles: Roles, number: int, mark: Any = None
 ) -> Program:
-    """Run a server's program, which receives one joined message from all members of a replica.
+    """Run a server's program, which sees all members of a replica as one worker.
 
-    An answer is divided among the members by the weights that they hold. A gradient is thus applied
-    only when all its parts have arrived.
+    The server's answer is divided among the members, so that each receives the weights that it
+    stores. The server thus applies a gradient only after the messages of all members have arrived.
 
     Args:
-        create: Function that creates the server's program.
+        create: Function that creates the server's original program.
         roles: Roles of all programs.
         number: Program number of the server.
-        mark: State of the restart point; None: the program runs from its beginning.
+        mark: State at the restart point; None if the program runs from its beginning.
 
-    Difference from Dean 2012: there, a server applies the part of one machine without waiting for
-    the other parts.
+    Difference from Dean 2012: there, a server applies one machine's part of a gradient without
+    waiting for the other machines' parts.
     """
     pieces = _PieceBuffer(roles, number)
     inner = None
@@ -101,7 +102,7 @@ def whole_replica_program(
 
 
 class _Member:
-    """A member of a replica, which computes gradients with the other members, pass by pass."""
+    """A replica member that computes each gradient with the other members in several passes."""
 
     def __init__(self, roles: Roles, number: int, latest_messages: dict[int, Message]) -> None:
         place = roles.place(number)
@@ -110,7 +111,8 @@ class _Member:
             (place._replace(turn=turn, share=each_pass.share), each_pass)
             for turn, each_pass in enumerate(roles.passes[place.member])
         ]
-        # The latest message from each member; the next message to that member answers it.
+        # `heard` contains the latest message from each member, which the next message to that
+        # member answers.
         self.heard = latest_messages
 
     def gradient(self, weights: Vector) -> Generator[Action, Any, Gradient]:
@@ -135,7 +137,7 @@ class _Member:
         for source in sources:
             message = yield Receive(self._members[source])
             values.append(message.values)
-            self.heard[source] = replace(message, values=None)  # drops the activations
+            self.heard[source] = replace(message, values=None)  # frees the memory of activations
         return tuple(values)
 
     def _sent(
@@ -147,7 +149,7 @@ class _Member:
 
 
 class _PieceBuffer:
-    """A buffer that keeps members' messages until all members of their replica have sent one."""
+    """A buffer that stores members' messages until all members of a replica have sent one."""
 
     def __init__(self, roles: Roles, number: int) -> None:
         self._roles, self._own = roles, roles.part(number)
@@ -158,7 +160,7 @@ class _PieceBuffer:
         self.latest: dict[int, list[Message]] = {}
 
     def add(self, piece: Message) -> Message | None:
-        """Add a member's message; once every member has sent one, return the joined message."""
+        """Add a member's message; return the joined message if every member has sent one."""
         worker, member, *_ = self._roles.place(piece.source)
         queues = self.here[worker]
         queues[member].append(piece)
@@ -166,7 +168,8 @@ class _PieceBuffer:
             return None
         messages = self.latest[worker] = [queue.popleft() for queue in queues]
         delivered = max(message.delivered for message in messages)
-        # If the replica has failed, some members' gradients lack the other members' parts.
+        # If a member has failed, its message is used, because the gradients of the other members
+        # are incomplete.
         last = next((message for message in messages if _lost(message)), messages[-1])
         values = None if last.values is None else self._joined(messages)
         return replace(last, source=worker, values=values, delivered=delivered)
@@ -174,7 +177,7 @@ class _PieceBuffer:
     def divided(
         self, worker: int, values: Vector | None
     ) -> list[tuple[int, Vector | None, Message]]:
-        """Divide an answer; return (member, its values, message that it answers) per member."""
+        """Divide an answer's values: (member number, its values, the message it answers) each."""
         parts = [None if values is None else part.take(values) for part in self._shared]
         return list(zip(self._roles.members(worker), parts, self.latest[worker], strict=True))
 
@@ -191,7 +194,7 @@ def _lost(message: Message) -> bool:
 
 
 def _next(program: Program, answer: Any) -> Action | None:
-    """Send an answer to a program, and return its next action; None if it has ended."""
+    """Resume a program with an answer, and return its next action; None if it has ended."""
     try:
         return program.send(answer)
     except StopIteration:

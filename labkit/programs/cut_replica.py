@@ -1,4 +1,4 @@
-"""A model-parallel replica whose stages run forward and backward passes at given weights."""
+"""A model-parallel replica whose stages run forward and backward at given weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from labkit.programs.replica import Batches, Replica, Triple
 
 
 class _PendingBatch(NamedTuple):
-    """A batch after its forward pass: batch number, samples, loss, and shape of the output."""
+    """What a stage stores after a forward pass: batch number, samples, loss, and output shape."""
 
     step: int
     rows: int
@@ -30,11 +30,11 @@ class _PendingBatch(NamedTuple):
 
 
 class ReplicaMember(Protocol):
-    """The computation of one member for all replicas, each of which has one pending batch."""
+    """The computation of one member for all replicas; a replica has at most one pending batch."""
 
     @property
     def paths(self) -> list[str]:
-        """The Keras paths of the member's variables."""
+        """The paths of the member's variables in the Keras model."""
 
     def pieces(self, flat: Vector) -> list[Vector]:
         """Split the flat weights, or their gradient, into one flat vector per variable."""
@@ -43,23 +43,23 @@ class ReplicaMember(Protocol):
         """Run one forward pass of the replica member at given weights."""
 
     def backward(self, place: Place, values: Sequence[Vector]) -> Gradient:
-        """Run the backward pass of the replica's pending batch."""
+        """Run a backward pass of the batch whose forward passes the replica has completed."""
 
     def states(self, worker: int) -> list[np.ndarray]:
-        """Return the values of the layers' non-trainable variables for a worker."""
+        """Return the values of the non-trainable layer variables for a worker's replica."""
 
     def finish(self, weights: Vector, states: Sequence[np.ndarray]) -> None:
         """Store weights in the whole model, and values in its non-trainable variables."""
 
 
 class CutReplicas(NamedTuple):
-    """The members of replicas whose model is divided.
+    """The result of dividing a model: the members of each replica, their weights and passes.
 
     Attributes:
         members: Computation of each replica member.
-        parts: For each member, its part of the flat weights.
-        passes: Passes of each member, with the members that exchange messages before and after.
-        described: Description of the boundaries between stages, for the record of the run.
+        parts: For each member, the part of the flat weights that it stores.
+        passes: For each member, its passes, with the members that it exchanges messages with.
+        described: Description of the cuts between stages, for the record of the run.
     """
 
     members: Sequence[ReplicaMember]
@@ -69,14 +69,16 @@ class CutReplicas(NamedTuple):
 
 
 class CutReplica(Replica):
-    """The computation of one stage for all replicas; each replica has one pending batch.
+    """The computation of one stage for all replicas; each replica has at most one pending batch.
 
     Args:
         model: Model of the stage, which shares its layers with the whole model.
-        batches: Function that returns a replica's batch.
+        batches: Function of (worker, batch number) that returns a batch.
         variables: Weights of the stage, in the order of the whole model.
-        read: For the first stage, function from a batch to the stage's inputs; None elsewhere.
-        loss: For the last stage, loss of (y, predictions, sample weights); None elsewhere.
+        read: At the first stage, function that returns the stage's inputs from those of the model;
+            None at other stages.
+        loss: At the last stage, loss function of (y, predictions, sample weights); None at other
+            stages.
     """
 
     def __init__(
@@ -118,7 +120,7 @@ class CutReplica(Replica):
         return Passed(() if last else (output.reshape(-1),), number)
 
     def backward(self, place: Place, values: Sequence[Vector]) -> Gradient:
-        """Compute the gradient of the pending batch; the last stage adds samples and loss."""
+        """Compute the pending batch's gradient; the last stage also returns samples and loss."""
         step, rows, loss, shape = self._pending.pop(place.worker)
         last = self._loss is not None
         facts = (rows, loss, step) if last else (0, np.nan, step)
@@ -135,7 +137,7 @@ class CutReplica(Replica):
     def _batch(
         self, worker: int, number: int, values: Sequence[Vector]
     ) -> tuple[list[tf.Tensor], tf.Tensor | None, tf.Tensor | None]:
-        """Return the stage's inputs, and for the last stage also targets and sample weights."""
+        """Return a stage's inputs; at the last stage, also the targets and sample weights."""
         x, y, weight = None, None, None
         if self._read is not None or self._loss is not None:
             x, y, weight = self._batches(worker, number)
@@ -145,11 +147,11 @@ class CutReplica(Replica):
 
 
 def cut(model: keras.Model, batches: Batches, stages: int) -> CutReplicas:
-    """Divide a model into stages, and return the members of its replicas.
+    """Divide a model into stages, and return the members of a replica with their weights.
 
     Raises:
-        InvalidInput: The model cannot be divided into so many stages that have weights and pass one
-            tensor to the next stage.
+        InvalidInput: The model cannot be divided into this number of stages, each with trainable
+            weights and with one tensor as input from the previous stage.
     """
     blocks = Blocks(model)
     if stages > len(blocks):
@@ -189,7 +191,7 @@ def cut(model: keras.Model, batches: Batches, stages: int) -> CutReplicas:
 
 
 def _validate_stage(part: keras.Model, stage: int, stages: int, weights: bool, dtype: str) -> None:
-    """Raise an error for a stage without weights, or with unsuitable inputs."""
+    """Raise InvalidInput for a stage without trainable weights, or with unsuitable inputs."""
     if not weights:
         raise InvalidInput(
             f"stages={stages} leave stage {stage} ({part.layers[-1].name}) without weights to "
@@ -212,7 +214,7 @@ def _validate_stage(part: keras.Model, stage: int, stages: int, weights: bool, d
 
 
 def cache_latest_batch(batches: Batches) -> Batches:
-    """Cache each worker's latest batch, because several members of its replica request it."""
+    """Cache each worker's latest batch, because several members of a replica request it."""
     latest: dict[int, tuple[int, Triple]] = {}
 
     def batch(worker: int, number: int) -> Triple:

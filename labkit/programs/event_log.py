@@ -1,4 +1,4 @@
-"""The event log of a program run: steps of workers, and updates of servers."""
+"""The event log of a program run: the steps of workers and the updates of servers."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ Event: TypeAlias = dict[str, float]
 
 
 class Backend(Protocol):
-    """The computation behind a runtime: gradients, updates, evaluation and progress."""
+    """What a runtime calls to compute: gradients, updates, evaluation and progress reports."""
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
-        """Compute the gradient of the worker's next batch."""
+        """Compute the gradient of a worker's next batch at given weights."""
 
     def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
-        """Compute the gradient of a loss that includes soft targets with coefficient `share`."""
+        """Compute a gradient of the loss plus the soft targets' loss, with coefficient `share`."""
 
     def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
         """Return soft targets for a batch of a worker at given weights, as a flat vector."""
 
     def curved(self, worker: int, weights: Vector, ends: Sequence[int]) -> Gradient:
-        """Compute the curvature of the loss of the worker's first batch along blocks of weights."""
+        """Compute the curvature of the loss of a worker's first batch, along blocks of weights."""
 
     def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
-        """Run the forward pass of a replica's member over the replica's next batch."""
+        """Run a forward pass of a replica member over the replica's next batch."""
 
     def backward(self, place: Place, values: tuple[Vector, ...]) -> Gradient:
-        """Run the backward pass of a completed forward pass."""
+        """Run the backward pass that belongs to a completed forward pass."""
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
-        """Apply a gradient to a program's weights; return the new weights, which are read-only."""
+        """Apply a gradient to a program's weights; return the new, read-only weights."""
 
     def states(self, worker: int) -> Vector:
-        """Return a worker's optimizer slots and layers' statistics, as one flat vector."""
+        """Return a worker's optimizer slots and layer statistics as one flat vector."""
 
     def adopt(self, worker: int, weights: Vector, states: Vector | None) -> Vector:
-        """Replace a worker's weights, and its state unless it is None; return the new weights."""
+        """Replace a worker's weights, and its state if one is given; return the new weights."""
 
     def forget(self, worker: int) -> None:
-        """Reset a worker's optimizer: its slots and its count of steps."""
+        """Reset a worker's optimizer: its slots and its step counter."""
 
     def step(self, row: Row) -> None:
-        """Record a completed step of a worker, as a row of the history."""
+        """Record a completed step of a worker as one row of the run's history."""
 
     def snapshot(self, epoch: int, holder: int, weights: Vector, now: float) -> None:
-        """Record a program's weights and the elapsed seconds (`now`) at the end of an epoch."""
+        """Record a program's weights at the end of an epoch, at `now` elapsed seconds."""
 
     def stops(self) -> bool:
         """Return whether training must end now."""
@@ -63,12 +63,12 @@ class Backend(Protocol):
 @record()
 @dataclass
 class Carried:
-    """The traffic of a worker: messages that it sent, or received from programs without history.
+    """A worker's traffic: messages that it sent, or received from programs without history rows.
 
     Attributes:
-        nbytes: Total payload bytes.
-        wire: Total bytes that crossed the network.
-        messages: Number of messages.
+        nbytes: Total bytes of the messages' payloads.
+        wire: Total bytes that were sent over the network.
+        messages: Number of messages that this traffic consists of.
     """
 
     nbytes: int = 0
@@ -76,7 +76,7 @@ class Carried:
     messages: int = 0
 
     def add(self, nbytes: int, wire: int, messages: int = 1) -> None:
-        """Add payload bytes, network bytes and a number of messages."""
+        """Add payload bytes, network bytes and the number of messages to the totals."""
         self.nbytes, self.wire = self.nbytes + nbytes, self.wire + wire
         self.messages += messages
 
@@ -87,12 +87,12 @@ class Play:
     """A worker's step in progress, which lasts from one gradient request to the next.
 
     Attributes:
-        start: Time when the step began, s.
-        gradient: Computed gradient, without its values.
-        computed: Total compute time of the step, s.
-        until: Time when the computation ended, s.
-        carried: Traffic of this step.
-        coded: Total encoding and decoding time, s.
+        start: Time when the step began, in s.
+        gradient: Computed gradient of the step, without its values.
+        computed: Total compute time of the step, in s.
+        until: Time when the step's computation ended, in s.
+        carried: Traffic of the worker in this step.
+        coded: Total time for encoding and decoding in the step, in s.
         held: Seconds for which the worker waited for other workers.
     """
 
@@ -107,18 +107,21 @@ class Play:
 
 @dataclass
 class EventLog:
-    """A log of history rows (one per worker and step) and of update events while programs run.
+    """The log of a program run: a history row per worker and step, and events of server updates.
 
     Attributes:
-        backend: Backend, which receives a row for each completed step.
-        steps: Steps per epoch.
-        events: One event per gradient at a server. Keys: server, update (number of the server's
-            update; -1: the gradient was dropped), worker, step, version (of the gradient's
-            weights), staleness, rows, sent, delivered, applied (s).
-        losses: Worker failures: worker, time (s), and number of gradients that the worker computed.
-        writers: Numbers of programs with history rows: workers, and each member of a model-parallel
-            replica. A message counts once: in its sender's row, or in its receiver's row if the
-            sender (a server) has no rows. The last member's row holds a replica's loss and samples.
+        backend: Backend, to which the log passes a row for each completed step.
+        steps: Number of steps per epoch.
+        events: One event for each gradient that a server receives. The keys of an event are server,
+            update, worker, step, version, staleness, rows, sent, delivered and applied. Here update
+            is the number of the server's update (-1 for a dropped gradient), and version is that of
+            the gradient's weights. The values of sent, delivered and applied are times in s.
+        losses: Failures of workers, each with worker, seconds (time in s), and gradients (the
+            number that the worker computed).
+        writers: Numbers of the programs that have history rows: workers, and all members of a
+            model-parallel replica. Each message is counted once, in its sender's row. If the sender
+            is a server, which has no rows, the message is counted in the receiver's row. The row of
+            a replica's last member contains the replica's loss and number of samples.
     """
 
     backend: Backend
@@ -127,22 +130,22 @@ class EventLog:
     losses: list[Event] = field(default_factory=list)
     writers: Container[int] = ()
     _plays: dict[int, Play] = field(default_factory=dict)
-    _ahead: dict[int, Carried] = field(default_factory=dict)  # traffic of the next step, by worker
+    _ahead: dict[int, Carried] = field(default_factory=dict)  # by worker: traffic of its next step
     _updates: dict[int, int] = field(default_factory=dict)
 
     def record_gradient(self, worker: int, gradient: Gradient, start: float, stop: float) -> None:
-        """Record a computed gradient, and end the worker's previous step."""
+        """Record a computed gradient, which ends the worker's previous step."""
         carried = self._ahead.pop(worker, Carried())
         self.end_step(worker, start)
         self._plays[worker] = Play(start, _about(gradient), stop - start, stop, carried)
 
     def record_prediction(self, worker: int, seconds: float) -> None:
-        """Add the seconds that a worker's predictions took to its compute time."""
+        """Add the seconds of a worker's predictions to the compute time of its current step."""
         if play := self._plays.get(worker):
             play.computed += seconds
 
     def record_forward(self, member: int, passed: Passed, start: float, stop: float) -> None:
-        """Record a replica member's forward pass; the first pass of a batch ends the last step."""
+        """Record a member's forward pass; the first pass over a batch ends the previous step."""
         play = self._plays.get(member)
         if play is None or play.gradient.step != passed.step:
             self.record_gradient(
@@ -152,17 +155,17 @@ class EventLog:
             play.computed, play.until = play.computed + stop - start, stop
 
     def record_backward(self, member: int, gradient: Gradient, start: float, stop: float) -> None:
-        """Record a replica member's backward pass; the last pass yields the weights' gradient."""
+        """Record a member's backward pass; the last one returns the gradient of its weights."""
         if play := self._plays.get(member):
             play.gradient = _about(gradient)
             play.computed, play.until = play.computed + stop - start, stop
 
     def end_step(self, worker: int, now: float) -> None:
-        """End the current step of a worker, if there is one."""
+        """End the current step of a worker, and record its row; do nothing without a step."""
         play = self._plays.pop(worker, None)
         if play is None:
             return
-        if traffic := self._ahead.pop(worker, None):  # traffic for a next step that never began
+        if traffic := self._ahead.pop(worker, None):  # counted for a next step that never began
             play.carried.add(traffic.nbytes, traffic.wire, traffic.messages)
         seconds = now - play.start
         rest = max(0.0, seconds - play.computed - play.coded)
@@ -186,13 +189,13 @@ class EventLog:
         )
 
     def record_failure(self, members: Sequence[int], now: float) -> None:
-        """Record the failure of a replica with all its members; omit unfinished gradients."""
+        """Record that a replica and all its members failed; discard unfinished gradients."""
         *others, worker = members
         for member in others:
             self._plays.pop(member, None)
         play = self._plays.get(worker)
         step = play.gradient.step if play else 0
-        # The loss of a member that waits between its passes is NaN.
+        # If a member has not completed its last backward pass, its loss is NaN.
         done = play is not None and play.until <= now and not math.isnan(play.gradient.loss)
         if not done:
             self._plays.pop(worker, None)
@@ -200,7 +203,7 @@ class EventLog:
         self.end_step(worker, now)
 
     def count_sent(self, worker: int, message: Message, on_wire: bool) -> None:
-        """Count a sent message in the sender's current step, or in its next step."""
+        """Count a sent message in the sender's current step, or else in its next step."""
         play = self._plays.get(worker)
         if play is not None and message.step <= play.gradient.step:
             _count(play.carried, message, on_wire)
@@ -208,18 +211,18 @@ class EventLog:
             _count(self._ahead.setdefault(worker, Carried()), message, on_wire)
 
     def count_received(self, worker: int, message: Message, on_wire: bool) -> None:
-        """Count a received message if its sender (a server) has no history rows."""
+        """Count a received message in the receiver's row if the sender is a server."""
         play = self._plays.get(worker)
         if play is not None and message.source not in self.writers:
             _count(play.carried, message, on_wire)
 
     def add_codec_time(self, worker: int, seconds: float) -> None:
-        """Add seconds of encoding or decoding to a worker's current step."""
+        """Add encoding or decoding time, in s, to a worker's current step."""
         if play := self._plays.get(worker):
             play.coded += seconds
 
     def record_wait(self, worker: int, seconds: float) -> None:
-        """Record the seconds for which other workers delayed a worker, as a maximum per step."""
+        """Record that other workers delayed a worker; each step stores the longest such delay."""
         if play := self._plays.get(worker):
             play.held = max(play.held, seconds)
 
@@ -232,7 +235,7 @@ class EventLog:
             play.held += meeting.held
 
     def record_update(self, server: int, of: Sequence[Message], now: float) -> None:
-        """Record that a server begins to apply the gradients in some messages as one update."""
+        """Record that a server applies the gradients of these messages as one update."""
         number = self._updates.get(server, 0)
         self._updates[server] = number + 1
         for message in of:
@@ -250,7 +253,7 @@ def _count(carried: Carried, message: Message, on_wire: bool) -> None:
 
 
 def _about(gradient: Gradient) -> Gradient:
-    """Return a gradient without its values, which frees their memory."""
+    """Return a copy of a gradient without its values, so that their memory can be freed."""
     return replace(gradient, values=gradient.values[:0].copy(), before=())
 
 

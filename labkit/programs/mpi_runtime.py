@@ -1,4 +1,4 @@
-"""The runtime on the wall clock: each MPI rank runs the programs that are assigned to it."""
+"""The runtime on the wall clock: each MPI rank executes the programs assigned to it."""
 
 from __future__ import annotations
 
@@ -46,32 +46,32 @@ if TYPE_CHECKING:
 
 _WAIT = "a message of a program"
 
-# A computation: its action, its result, and its start and stop times in s.
+# The record of a computation: its action, its result, and its start and stop times in s.
 Spent: TypeAlias = tuple[Computes, "Gradient | Passed", float, float]
 
 
-# Attributes of the runtime that are part of its state.
+# Names of the runtime's attributes that a checkpoint saves.
 _STATE = ("_players", "_ready", "_near", "_far", "_wakes", "_begin")
 
 
 class MpiRuntime(Runtime):
-    """A runtime for the programs of one rank, which sends messages to other ranks over MPI.
+    """A runtime that executes the programs of one rank, and sends messages to others over MPI.
 
-    A rank with one program computes in its main thread. A rank may hold a worker and a server that
-    answers each gradient at once. The worker then computes in a second thread, and only the main
-    thread calls MPI.
+    A rank with one program computes in its main thread. If a rank has a worker and a server, the
+    server can answer each gradient while the worker computes. The worker of such a rank computes in
+    a second thread, and only the main thread calls MPI.
 
     Args:
-        programs: Programs of this rank, by number.
+        programs: Programs of this rank, by program number.
         hosts: Rank of each program, by the program's number.
         communicator: Communicator of all ranks.
         backend: Backend that computes gradients and applies them.
         event_log: Event log of steps and updates.
         dtype: Dtype of the messages' values.
-        mailbox: Transport of messages; None: MPI's two-sided sends and receives.
-        meanwhile: Whether a server can answer while the worker on the same rank computes.
-        shapes: Shapes of the weights.
-        seed: Seed of the compressors.
+        mailbox: Transport of messages; None for MPI's two-sided sends and receives.
+        meanwhile: Whether a server may answer while the worker on the same rank computes.
+        shapes: Shapes of the model's weights, for compression by layer.
+        seed: Seed of the compressors' random numbers.
     """
 
     def __init__(
@@ -89,38 +89,40 @@ class MpiRuntime(Runtime):
     ) -> None:
         super().__init__(programs, hosts, backend, event_log)
         self._communicator, self._dtype = communicator, np.dtype(dtype)
-        self._ready: dict[int, Any] = dict.fromkeys(programs)  # next answers, by program
+        self._ready: dict[int, Any] = dict.fromkeys(programs)  # by program: its next answer
 
-        # Receivers and messages: from this rank, and from other ranks.
+        # Messages with their receivers: `_near` contains messages from this rank, and `_far` those
+        # from other ranks.
         self._near: deque[tuple[int, Message]] = deque()
         self._far: deque[tuple[int, Message]] = deque()
-        self._wakes: dict[int, float] = {}  # times when `Wait` actions end, s, by program
+        self._wakes: dict[int, float] = {}  # by program: time in s at which its `Wait` action ends
 
-        # Computations in the second thread, by program.
+        # Pending computations in the second thread, by program number.
         self._computes: dict[int, Future[Spent]] = {}
         self._clock, self._mailbox = communicator.clock, mailbox or communicator.mailbox(hosts)
-        self._behind = 0.0  # the clock's time minus this runtime's time, s
+        self._behind = 0.0  # clock time minus this runtime's time, in s
         self._between: Callable[[MpiRuntime], None] | None = None
-        self.still: Quiescence | None = None  # None: checkpoints are disabled
+        self.still: Quiescence | None = None  # None if checkpoints are disabled
         self._slowdown_context: Callable[[], AbstractContextManager[None]] = computing(communicator)
         self._compute_thread = ThreadPoolExecutor(1) if len(programs) > 1 and meanwhile else None
         self._shapes, self._seed = shapes, seed
-        self._means: dict[int, CompressedMean] = {}  # error feedback, by fragment
+        self._means: dict[int, CompressedMean] = {}  # error feedback of compressors, by fragment
 
-        # Restored error feedback, by fragment.
+        # Error feedback that was restored from a checkpoint, by fragment of the weights.
         self._restored_feedback: dict[int, Mapping[str, Vector]] = {}
-        # While an allreduce runs in its thread, no other thread calls MPI, so no message is sent.
+        # While an allreduce runs in this thread, no other thread calls MPI, so no messages are
+        # sent.
         self._allreduce_thread = ThreadPoolExecutor(1)
         self._under_way: Future[AllReduceState] | None = None
 
     def play(self, between: Callable[[MpiRuntime], None] | None = None) -> None:
-        """Run the programs of this rank to their ends.
+        """Run the programs of this rank until all have ended.
 
         Args:
-            between: Function that is called between two actions; it may save a checkpoint.
+            between: Function that is called between two actions, for example to save a checkpoint.
 
         Raises:
-            RankFailed, WaitTooLong: See `Communicator`.
+            RankFailed, WaitTooLong: A rank failed, or a wait took too long; see `Communicator`.
         """
         patience = self._communicator.wait_policy
         self._between, self._begin = between, self._begin or self._now()
@@ -148,7 +150,7 @@ class MpiRuntime(Runtime):
         return self.still is None or self.still.all_ended()
 
     def _advance(self) -> bool:
-        """Receive messages and resume ready programs; return whether any program advanced."""
+        """Receive messages and resume all ready programs; return whether any program resumed."""
         self._receive_all()
         for number in [number for number, wakes in self._wakes.items() if wakes <= self._now()]:
             del self._wakes[number]
@@ -164,7 +166,7 @@ class MpiRuntime(Runtime):
         return happens
 
     def _receive_all(self) -> None:
-        """Receive messages from other ranks, and results from the compute thread."""
+        """Receive messages from other ranks, and results from the second thread."""
         for letter in self._mailbox.collect():
             self._far.append(self._decode(letter))
             if self.still is not None:
@@ -178,16 +180,16 @@ class MpiRuntime(Runtime):
     # --- state -------------------------------------------------------------------------------
 
     def keeps(self, outside: Mapping[str, object]) -> None:
-        """Enable checkpoints, see `Runtime.keeps`; each rank then counts its messages."""
+        """Enable checkpoints, see `Runtime.keeps`; this rank then counts its messages."""
         super().keeps(outside)
         self.still = Quiescence(self._communicator)
 
     def stands(self) -> int | None:
-        """Wait until all ranks are quiescent (collective); return their total number of steps.
+        """Pause until all ranks are quiescent (collective); return the total number of steps.
 
-        The result is None if this rank must continue first, because another rank waits for it.
+        If another rank waits for this rank, the result is None, and this rank must continue first.
         """
-        assert self.still is not None  # for the type checker: see `keeps`
+        assert self.still is not None  # for the type checker, because `keeps` was called
         if self._under_way is not None:
             self._under_way.result()
         wait(self._computes.values())
@@ -200,16 +202,16 @@ class MpiRuntime(Runtime):
         return [(self, _STATE), *super()._state_attributes]
 
     def keep(self, backend_state: Any = None) -> ProgramState:
-        """Return the state of this rank while all ranks are quiescent; see `VirtualRuntime`."""
-        assert self.still is not None  # for the type checker: see `keeps`
+        """Return the state of this rank; all ranks must be quiescent (see `VirtualRuntime`)."""
+        assert self.still is not None  # for the type checker, because `keeps` was called
         meeting = None if self._under_way is None else self._under_way.result()
         means = {fragment: means.state_dict() for fragment, means in self._means.items()}
         own_state = self._now(), self.still.steps, meeting, self._restored_feedback | means
         return self._save_state(own_state, backend_state)
 
     def take(self, state: ProgramState, program: Callable[[int, Any], Program]) -> Any:
-        """Restore a saved state, and return the backend's state that was stored with it."""
-        assert self.still is not None  # for the type checker: see `keeps`
+        """Restore a saved state of this rank, and return the backend's state that it contains."""
+        assert self.still is not None  # for the type checker, because `keeps` was called
         (now, steps, meeting, self._restored_feedback), backend_state = self._restore_state(
             state, program
         )
@@ -221,9 +223,10 @@ class MpiRuntime(Runtime):
         return backend_state
 
     def _offer_checkpoint(self, number: int) -> None:
-        """Allow a checkpoint with the state before a program requested its present action.
+        """Allow a checkpoint of the state before a program requested its current action.
 
-        A restored program receives its last answer again, and then requests the action again.
+        A restored program receives its previous answer again, and then requests the current action
+        again.
         """
         if self._between is not None:
             answers = self._players[number].heard
@@ -232,7 +235,7 @@ class MpiRuntime(Runtime):
             answers.append(self._ready.pop(number))
 
     def _execute(self, number: int, action: Action) -> tuple[bool, Any]:
-        """Execute an action; computations run at once, or in the compute thread if there is one."""
+        """Execute an action; a computation runs in the second thread if there is one."""
         self._offer_checkpoint(number)
         match action:
             case Compute() | Forward() | Backward():
@@ -260,7 +263,7 @@ class MpiRuntime(Runtime):
                 self._under_way = self._allreduce_thread.submit(self._allreduce, number, allreduce)
                 return True, None
             case Join():
-                assert self._under_way is not None  # for the type checker: `Begin` comes first
+                assert self._under_way is not None  # for the type checker: `Join` follows `Begin`
                 meeting, self._under_way = self._under_way.result(), None
                 return True, self._finish_allreduce(number, meeting)
             case Wait(seconds):
@@ -293,12 +296,12 @@ class MpiRuntime(Runtime):
     # --- allreduce ---------------------------------------------------------------------------
 
     def _count_allreduce(self) -> None:
-        """Count an allreduce that this rank enters; other ranks must enter it before they pause."""
+        """Count an allreduce that this rank starts; all ranks must start it before they pause."""
         if self.still is not None:
             self.still.count(allreduces=1)
 
     def _allreduce(self, number: int, action: AllReduceAction) -> AllReduceState:
-        """Compute the mean gradient over the ranks, weighted by their samples (collective)."""
+        """Compute the mean gradient over all ranks, weighted by their numbers of samples."""
         gradient, meter = action.gradient, self._communicator.traffic
         name = f"fragment {action.fragment} of the weights"
         header = np.array([gradient.rows, gradient.loss, gradient.last], np.float64)
@@ -322,7 +325,7 @@ class MpiRuntime(Runtime):
         return AllReduceState(mean, wait, self._now(), *counts)
 
     def _compressed_mean(self, action: AllReduceAction, values: Vector, name: str) -> None:
-        """Average the compressed values of all ranks, in place."""
+        """Replace values by their mean over all ranks, using compressed messages (collective)."""
         assert action.compressor is not None  # for the type checker
         if action.fragment not in self._means:
             means = CompressedMean(self._communicator, action.compressor, self._seed)
@@ -338,7 +341,7 @@ class MpiRuntime(Runtime):
             for edges, shape in zip(pairwise(ends), shapes, strict=True)
         ]
         means = self._means[action.fragment]
-        pieces = [values[layer.start : layer.stop] for layer in layers]  # views, updated in place
+        pieces = [values[layer.start : layer.stop] for layer in layers]  # views to update in place
         means.reduce(action.fragment, pieces, layers, action.algorithm, name)
 
     def _finish_allreduce(self, number: int, meeting: AllReduceState) -> Gradient:
@@ -359,7 +362,8 @@ class MpiRuntime(Runtime):
         has, version, rows, step, ends, sent, wait, wants = letter.words.tolist()
         values = letter.values.view(self._dtype) if has else None
         if values is not None and self.still is not None and self._mailbox.in_place:
-            # A saved state refers to the values, but the mailbox reuses its buffer.
+            # A checkpoint's state contains references to the values, but the mailbox reuses its
+            # buffer, so the values are copied.
             values = values.copy()
             self._mailbox.free(letter.route)
         source, to = letter.route

@@ -1,4 +1,4 @@
-"""Replicas over a grid of machines: how a model is divided, and which values machines exchange."""
+"""Replicas of a model on a grid of machines: the division, and the exchanged values."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from labkit.schedules.grid import Grid, first_trained_layer, validate_grid
 
 
 def tiled(model: keras.Model, batches: Batches, grid: Grid) -> CutReplicas:
-    """Divide a model over a grid of machines; machine 0, which computes the loss, comes last.
+    """Divide a model over a grid of machines; machine 0, which computes the loss, is the last.
 
     Raises:
-        InvalidInput: A layer cannot be divided, or has fewer positions or units than machines.
+        InvalidInput: A layer cannot be divided, or has fewer positions or units than there are
+            machines.
     """
     validate_grid(grid, None, planes_of(pieces_of(model)))
     dtype = str(model.trainable_variables[0].dtype)
@@ -40,7 +41,7 @@ def tiled(model: keras.Model, batches: Batches, grid: Grid) -> CutReplicas:
 
 
 def _part(machine: GridMachine, model: keras.Model) -> ServerPieces:
-    """Return the part of the flat weights that a machine holds."""
+    """Return the part of the flat weights that a machine stores."""
     weights = model.trainable_variables
     (all_of_it,) = placed([tuple(weight.shape) for weight in weights], 1, "round_robin")
     places = {id(pair.whole): pair.place for pair in machine.owned_pairs()}
@@ -53,7 +54,7 @@ def _part(machine: GridMachine, model: keras.Model) -> ServerPieces:
 
 
 def _passes(machine: GridMachine, work: int) -> list[Pass]:
-    """Return a machine's passes: the input, each layer, and the loss."""
+    """Return a machine's passes: one for the input, one for each layer, and one for the loss."""
     others, first, last = machine.others, first_trained_layer(machine.planes), machine.number == 0
 
     def members(numbers: Sequence[int]) -> tuple[int, ...]:
@@ -81,7 +82,7 @@ def _passes(machine: GridMachine, work: int) -> list[Pass]:
 
 
 def _work(machine: GridMachine, number: int) -> int:
-    """Return the number of multiplications of a machine's part of a layer for one sample."""
+    """Return the number of multiplications per sample of a machine's part of a layer."""
     piece = machine.pieces[number]
     reads, holds = extent(machine.read[number]), extent(machine.held[number + 1])
     if piece.plane.kind == "units":

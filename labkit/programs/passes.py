@@ -1,4 +1,4 @@
-"""The passes of a replica member: its computations between two exchanges of messages, as data."""
+"""The passes of a replica member: its computations between exchanges of messages, as data."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from labkit.programs.placement import ServerPieces
 
 @dataclass(frozen=True)
 class Pass:
-    """One computation of a replica member, first forward and later backward.
+    """A part of a member's computation, which runs first forward and later backward.
 
         forward     gets ──► compute ──► gives
         backward    gives ──► compute ──► gets      with the gradients of the same values
 
     Attributes:
-        gets: Members of the replica whose outputs the pass reads.
-        gives: Members whose next pass reads the outputs of this pass.
-        share: Fraction of the replica's computation that this pass takes.
-        goes_back: Whether weights of this pass, or of earlier passes, need a gradient.
-        returns: Whether weights of earlier passes need a gradient; if so, the gradients of the
-            inputs are sent back to the members in `gets`.
+        gets: Numbers of the replica members whose outputs the pass reads.
+        gives: Numbers of the replica members whose next pass reads the outputs of this pass.
+        share: Fraction of the replica's total computation that belongs to this pass.
+        goes_back: Whether the pass runs backward, because its weights, or weights of earlier
+            passes, need a gradient.
+        returns: Whether weights of earlier passes need a gradient. If so, the backward pass sends
+            the gradients of the inputs to the members in `gets`.
     """
 
     gets: tuple[int, ...] = ()
@@ -32,10 +33,11 @@ class Pass:
 
 
 def staged(parts: Sequence[ServerPieces]) -> list[list[Pass]]:
-    """Return one pass per pipeline stage; a batch runs forward and backward through all stages.
+    """Return the passes of each pipeline stage: one per stage, which runs forward and backward.
 
     Args:
-        parts: Weights of each stage; a stage's fraction of the time is its fraction of the weights.
+        parts: Weights of each stage. The fraction of weights that a stage has is used as its
+            fraction of the computation.
     """
     last, size = len(parts) - 1, sum(part.size for part in parts)
     return [

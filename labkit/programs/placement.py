@@ -1,4 +1,4 @@
-"""The assignment of weights to parameter servers."""
+"""The placement of weights on parameter servers."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from labkit.common.rows import cut
 from labkit.common.state import record
 from labkit.programs.actions import Vector
 
-Index: TypeAlias = tuple[slice | EllipsisType, ...]  # an index into a tensor
+Index: TypeAlias = tuple[slice | EllipsisType, ...]  # an index of elements within a tensor
 
 
 @record()
 @dataclass(frozen=True)
 class TensorPiece:
-    """A whole tensor, or a contiguous part of a tensor, as a range of the flat weights.
+    """A whole tensor, or a contiguous part of a tensor, as an index range of the flat weights.
 
     Attributes:
-        tensor: Number of the tensor in the model.
+        tensor: Number of the tensor in the model's list of weights.
         start, stop: Range of indices in the flat weights; `stop` is excluded.
-        shape: Shape of a whole tensor; None for a part of a tensor.
+        shape: Shape of the tensor if the piece is a whole tensor, else None.
     """
 
     tensor: int
@@ -35,7 +35,7 @@ class TensorPiece:
     shape: tuple[int, ...] | None
 
     def within(self, index: Index) -> list[TensorPiece]:
-        """Return the ranges of the flat weights that an index selects from the tensor."""
+        """Return the ranges of the flat weights that an index into the tensor selects."""
         elements = np.arange(self.start, self.stop).reshape(self.shape or (-1,))[index].reshape(-1)
         ends = np.flatnonzero(np.diff(elements) > 1) + 1
         runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(elements, ends)]
@@ -45,25 +45,25 @@ class TensorPiece:
 @record()
 @dataclass(frozen=True)
 class ServerPieces:
-    """The weights of one server: pieces of the flat weights, concatenated."""
+    """The weights of one server: several pieces of the flat weights, concatenated."""
 
     pieces: tuple[TensorPiece, ...]
 
     @property
     def size(self) -> int:
-        """The number of weights that the server holds."""
+        """The number of weights that the server stores."""
         return sum(piece.stop - piece.start for piece in self.pieces)
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of the pieces; a part of a tensor is a vector."""
+        """The shapes of the pieces; a piece that is not a whole tensor is a vector."""
         return [
             (piece.stop - piece.start,) if piece.shape is None else piece.shape
             for piece in self.pieces
         ]
 
     def take(self, flat: Vector) -> Vector:
-        """Return this server's elements of a flat vector, as a view if they are contiguous."""
+        """Return this server's elements of a flat vector; a view if they are contiguous."""
         stretches = self._stretches
         if len(stretches) == 1:
             return flat[stretches[0][0] : stretches[0][1]]
@@ -95,7 +95,7 @@ class ServerPieces:
 
     @cached_property
     def _stretches(self) -> list[tuple[int, int]]:
-        """The pieces as index ranges of the flat weights, with adjacent pieces merged."""
+        """The index ranges of the pieces in the flat weights; adjacent ranges are merged."""
         stretches: list[tuple[int, int]] = []
         for piece in self.pieces:
             if stretches and stretches[-1][1] == piece.start:
@@ -106,7 +106,7 @@ class ServerPieces:
 
 
 def placed(shapes: Sequence[tuple[int, ...]], servers: int, placement: str) -> list[ServerPieces]:
-    """Assign tensors to servers by a rule of `PLACEMENTS`, and return the pieces of each server."""
+    """Place tensors on servers by a rule of `PLACEMENTS`; return the pieces of each server."""
     ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)]).tolist()
     tensors = [
         TensorPiece(number, start, stop, tuple(shape))
@@ -116,14 +116,15 @@ def placed(shapes: Sequence[tuple[int, ...]], servers: int, placement: str) -> l
 
 
 def round_robin(tensors: Sequence[TensorPiece], servers: int) -> list[list[TensorPiece]]:
-    """Assign tensor k to server k mod n, as TensorFlow's `replica_device_setter` does."""
+    """Place tensor k on server k mod n of n, as TensorFlow's `replica_device_setter` does."""
     return [list(tensors[server::servers]) for server in range(servers)]
 
 
 def greedy(tensors: Sequence[TensorPiece], servers: int) -> list[list[TensorPiece]]:
-    """Assign each tensor, in the order of the model, to the server with the fewest weights so far.
+    """Place each tensor, in the model's order, on the server that has the fewest weights so far.
 
-    Reference: TensorFlow's `GreedyLoadBalancingStrategy` with `byte_size_load_fn`.
+    Reference: TensorFlow's `GreedyLoadBalancingStrategy` with `byte_size_load_fn`, which uses the
+        same rule.
     """
     servers_pieces: list[list[TensorPiece]] = [[] for _ in range(servers)]
     loads = [0] * servers
@@ -135,7 +136,7 @@ def greedy(tensors: Sequence[TensorPiece], servers: int) -> list[list[TensorPiec
 
 
 def sharded(tensors: Sequence[TensorPiece], servers: int) -> list[list[TensorPiece]]:
-    """Divide the flat weights into equal ranges; a range may end inside a tensor."""
+    """Divide the flat weights into ranges of equal size, one per server; they may cut tensors."""
     edges = cut(tensors[-1].stop, [1.0] * servers)
     return [
         [

@@ -1,4 +1,4 @@
-"""The state of programs as text and arrays, which can be stored and restored."""
+"""The state of programs, encoded as text and arrays so that it can be stored and restored."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from labkit.programs.reader import ObjectReader
 from labkit.programs.writer import ObjectWriter
 
 SCHEMA = 1
-# Maximum number of characters of a state's JSON. A worker's step takes about 500 characters, so the
-# limit is half a million steps. JSON of empty lists needs 25 bytes of memory per character, so a
-# forged state may take 7 GB.
+# `LIMIT` is the maximum number of characters of a state's JSON. Each step of a worker adds about
+# 500 characters to a state, so the limit is reached after half a million steps. JSON of empty lists
+# needs 25 bytes of memory per character, so a forged state of maximum length can use 7 GB.
 LIMIT = 2**28
 
 
 @record()
 @dataclass(frozen=True)
 class ProgramState:
-    """A snapshot of objects: their structure as text, and their arrays, which are read-only.
+    """A snapshot of objects: their structure as JSON text, and their arrays, which are read-only.
 
     Attributes:
-        form: Objects as nodes of JSON, in which the index of an array replaces the array.
-        arrays: Arrays, by index.
+        form: Objects as JSON nodes, in which each array is replaced by its index in `arrays`.
+        arrays: The arrays to which the nodes refer by index.
     """
 
     form: str
@@ -36,14 +36,14 @@ class ProgramState:
 
 
 def keep(value: Any, outside: Mapping[str, object]) -> ProgramState:
-    """Return the present state of an object; shared arrays stay shared and are not copied.
+    """Return the current state of an object; arrays are shared with the object, not copied.
 
     Args:
         value: Object to save.
-        outside: Objects, by name, to which the state refers but which it does not contain.
+        outside: Objects, by name, to which the state refers without containing them.
 
     Raises:
-        LabkitError: A part of the object cannot be stored, for example a function.
+        LabkitError: A part of the object cannot be stored, such as a function.
     """
     writer = ObjectWriter(outside)
     root = writer.value(value)
@@ -55,7 +55,7 @@ def restore_object(state: ProgramState, outside: Mapping[str, object]) -> Any:
     """Return a new object that is decoded from a saved state.
 
     Raises:
-        LabkitError: The text is not a state, or names a type that states cannot contain.
+        LabkitError: The text is not a valid state, or names a type that states cannot contain.
     """
     with decoding("the state in the checkpoint"):
         content = _content(state.form)

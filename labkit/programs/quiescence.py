@@ -1,4 +1,4 @@
-"""Quiescence: all ranks pause at a moment without messages in transit, for a checkpoint."""
+"""Quiescence: all ranks pause, with no message in transit, so that a checkpoint can be saved."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ _MET, _SENT, _GOT, _STEPS, _OVER = range(5)
 
 
 class Quiescence:
-    r"""A consistent cut through the programs of several ranks, found by counting messages.
+    r"""A consistent snapshot of the programs of several ranks, made possible by message counts.
 
-    Rank 0 requests a checkpoint. Each rank pauses before its next action, but continues to receive
-    messages. The ranks are quiescent under two conditions. All ranks have entered the same number
-    of allreduces. The ranks r have received as many messages as they sent:
-    \(\sum_r s_r = \sum_r g_r\). A paused rank continues if another rank waits for it in an
-    allreduce. Finally, all ranks confirm the counts in a collective call before any rank resumes.
+    First, rank 0 requests a checkpoint from all ranks. Each rank then pauses before its next
+    action, but continues to receive messages. The ranks are quiescent when two conditions are
+    fulfilled: equal counts of allreduces, and no messages in transit. Equal counts mean that all
+        ranks have started the same number of allreduces. No messages are in transit if \(\sum_r s_r
+        = \sum_r g_r\), where \(s_r\) and \(g_r\) are the numbers of messages that rank r has sent
+        and received. A paused rank continues if another rank waits for it in an allreduce. Finally,
+        all ranks confirm the counts in a collective call, before any of them resumes.
 
     Args:
-        communicator: Communicator of the ranks. Its status table, in shared memory, holds the
-            counts of one run.
+        communicator: Communicator of the ranks. The communicator's status table, in shared memory,
+            contains the counts of only one run.
 
     Attributes:
-        steps: Number of completed steps of this rank.
+        steps: Number of steps that this rank has completed.
 
     References: F. Mattern, Efficient algorithms for distributed snapshots and global virtual time
     approximation, 1993 (counting messages), doi 10.1006/jpdc.1993.1075; K. M. Chandy, L. Lamport,
-    Distributed snapshots, 1985, doi 10.1145/214451.214456. Difference from both: ranks pause during
-    the snapshot, and messages in transit become part of their receivers' states.
+    Distributed snapshots, 1985, doi 10.1145/214451.214456. Difference from both references: ranks
+    pause during the snapshot, and each message in transit is received and saved with its receiver's
+    state.
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -40,7 +43,7 @@ class Quiescence:
 
     @property
     def steps_of_all(self) -> int:
-        """The total number of completed steps of all ranks, as far as this rank knows."""
+        """The number of steps that all ranks have completed, according to the status table."""
         return int(self._board.counts()[:, _STEPS].sum())
 
     def count(self, steps: int = 0, allreduces: int = 0, sent: int = 0, got: int = 0) -> None:
@@ -50,21 +53,21 @@ class Quiescence:
         self._board.count(self._met, self._sent, self._got, self.steps, self._over)
 
     def ask(self) -> None:
-        """Request a checkpoint from all ranks (called on rank 0)."""
+        """Request a checkpoint from all ranks; only rank 0 may call this."""
         if not self._asked:
             self._asked = True
             self._board.request_checkpoint(self._time)
 
     @property
     def wanted(self) -> bool:
-        """Whether this rank must pause now for a checkpoint."""
+        """Whether this rank must pause now, because a checkpoint is requested."""
         return self._board.is_checkpoint_requested(self._time) and not self._behind()
 
     def wait(self, look: Callable[[], object]) -> int | None:
         """Pause until all ranks are quiescent (collective).
 
         Args:
-            look: Function that receives pending messages of this rank.
+            look: Function that receives this rank's pending messages.
 
         Returns:
             Total number of completed steps of all ranks; None: this rank must continue first.
@@ -84,7 +87,8 @@ class Quiescence:
                 counts = np.array(
                     self._communicator.allgather(own_counts, "a checkpoint of programs")
                 )
-                # The status table may have shown a row that its rank was still writing.
+                # The status table may contain a row that its rank was still writing, so the counts
+                # are exchanged and compared again.
                 counts = counts if self._agreed(counts) else None
             patience.pause(polls)
             polls += 1
@@ -92,9 +96,9 @@ class Quiescence:
         return int(counts[:, _STEPS].sum())
 
     def all_ended(self) -> bool:
-        """Return whether all ranks have ended; until then, rank 0 may request a checkpoint.
+        """Return whether all ranks have ended; before that, a checkpoint may still be requested.
 
-        Rank 0 ends last, and then requests no further checkpoint.
+        Rank 0 is the last rank to end, and it requests no checkpoint after its end.
         """
         counts = self._board.counts()
         self._over = int(self._communicator.rank != 0 or counts[1:, _OVER].all())

@@ -1,4 +1,4 @@
-"""Decoding of objects that `labkit.programs.writer` encoded as nodes, which cannot execute code."""
+"""A decoder, which cannot execute code, for nodes that `labkit.programs.writer` encoded."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ from labkit.common.state import record_named
 from labkit.compression import Compressor, parse
 from labkit.programs.writer import PLAIN
 
-MOST_ALIKE = 32  # maximum number of keys with the same hash; a few may collide by chance
+MOST_ALIKE = 32  # maximum number of keys with equal hash; a few may be chance
 
 
 class ObjectReader:
-    """A decoder of nodes; containers stay empty until all nodes exist, to allow cycles.
+    """A decoder of nodes; containers are filled after all nodes exist, so cycles are possible.
 
     Args:
-        arrays: Arrays, to which nodes refer by index.
-        outside: Existing objects, to which nodes refer by name instead of encoding them.
+        arrays: The arrays to which nodes refer by index.
+        outside: Existing objects to which nodes refer by name, because the nodes do not encode
+            them.
     """
 
     def __init__(self, arrays: tuple[np.ndarray, ...], outside: Mapping[str, object]) -> None:
         self._arrays, self._outside = arrays, outside
         self._things: list[Any] = []
         self._fills: list[Callable[[], object]] = []
-        # Sets and dicts are filled last, because the hash of a key needs all fields of the key.
+        # Sets and dicts are filled last, because the hash of a key depends on all fields of the
+        # key.
         self._hashes: list[Callable[[], object]] = []
 
     def add(self, kind: str, data: Any) -> None:
-        """Create the object of the next node.
+        """Create the object that the next node encodes, with empty contents if it is a container.
 
         Raises:
-            LabkitError: The kind of the node is unknown.
+            LabkitError: The node has an unknown kind.
         """
         if kind not in _KINDS:
             raise LabkitError(f"a state has a node {short(kind)}; allowed: {', '.join(_KINDS)}")
@@ -48,7 +50,7 @@ class ObjectReader:
             fill()
 
     def value(self, data: Any) -> Any:
-        """Return a plain value unchanged, or the decoded object of the node that `data` names."""
+        """Return plain data unchanged; if `data` contains a node's number, return its object."""
         if type(data) in PLAIN:
             return data
         (number,) = data
@@ -96,7 +98,7 @@ class ObjectReader:
 
     def _record(self, data: list[Any]) -> Any:
         name, names, values = data
-        # Names are converted to strings, because no one can forge a string's hash.
+        # Names are converted to strings, because the hash of a string cannot be forged.
         entry, pairs = record_named(name), dict(zip(map(str, names), values, strict=True))
         entry.validate_names(pairs)
         if entry.is_tuple:
@@ -143,7 +145,7 @@ class ObjectReader:
 
 
 def _refuse_slow(keys: Sequence[Any]) -> None:
-    """Raise an error for keys with a slow hash, such as nested tuples, or with many collisions."""
+    """Raise an error for keys that are slow to hash (nested tuples), or have many collisions."""
     for key in keys:
         if type(key) in PLAIN:
             continue
@@ -155,7 +157,8 @@ def _refuse_slow(keys: Sequence[Any]) -> None:
                     f"a state has a key of type {kind.__name__}; allowed: numbers, strings, "
                     "tuples of these, and records that are compared by identity"
                 )
-    # Many keys with one hash make lookups slow; hashes of numbers and tuples can be forged.
+    # If many keys have the same hash, lookups are slow; the hashes of numbers and tuples can be
+    # forged.
     largest_collision = max(Counter(map(hash, keys)).values(), default=0)
     if largest_collision > MOST_ALIKE:
         raise LabkitError(
@@ -164,7 +167,7 @@ def _refuse_slow(keys: Sequence[Any]) -> None:
 
 
 def _at(sequence: Any, number: int) -> Any:
-    if number < 0:  # a negative index would count from the end
+    if number < 0:  # a negative index would count from the end of the list
         raise IndexError(f"node {number}")
     return sequence[number]
 

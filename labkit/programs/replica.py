@@ -1,4 +1,4 @@
-"""One model that computes the gradients of many workers at given weights."""
+"""A single model that computes the gradients of many workers, each at its weights."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from labkit.programs.placement import ServerPieces
 from labkit.programs.soft_targets import Soft
 
 Triple: TypeAlias = tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]  # x, y, sample weight
-Batches: TypeAlias = Callable[[int, int], Triple]  # from (worker, number of the batch) to a batch
+Batches: TypeAlias = Callable[[int, int], Triple]  # from (worker, batch number) to a batch
 
 
 class Replica:
-    """The gradient of a model as a function of flat weights, with one graph for all workers.
+    """A model's gradient as a function of flat weights; all workers use one TensorFlow graph.
 
-    Each worker has its own copy of the layers' state besides weights (moving statistics, random
-    seeds).
+    Besides weights, each worker has a separate copy of the layers' state, such as moving statistics
+    and random seeds.
 
     Args:
         model: Compiled model with the initial weights.
-        batches: Function that returns a worker's batch.
-        variables: Trainable variables in the order of the flat weights; None: the model's order.
+        batches: Function of (worker, batch number) that returns a batch.
+        variables: Trainable variables in the order of the flat weights; None for the order of the
+            model.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Replica:
         self._compiled = tf.function(self._step, reduce_retracing=True)
         self._predicts = tf.function(self._soft, reduce_retracing=True)
         self._curves = tf.function(self._product, reduce_retracing=True)
-        self._whose: int | None = None  # worker whose state the layers hold now
+        self._whose: int | None = None  # number of the worker whose state is in the layers
 
     @property
     def weights(self) -> Vector:
@@ -64,7 +65,7 @@ class Replica:
 
     @property
     def paths(self) -> list[str]:
-        """The Keras paths of the variables, in the order of the flat weights."""
+        """The paths of the variables in the Keras model, in the order of the flat weights."""
         return [variable.path for variable in self._variables]
 
     def pieces(self, flat: Vector) -> list[Vector]:
@@ -78,7 +79,7 @@ class Replica:
         return self.gradient_of(worker, number, weights, self._batches)
 
     def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
-        """Compute the gradient of a worker's next batch; `share` scales the soft targets' loss."""
+        """Compute the gradient of the loss plus the soft targets' loss, scaled by `share`."""
         number = self._steps.get(worker, 0)
         self._steps[worker] = number + 1
         soft_targets = tf.convert_to_tensor(soft), tf.constant(share, soft.dtype)
@@ -94,7 +95,7 @@ class Replica:
     def gradient_of(
         self, worker: int, number: int, weights: Vector, batches: Batches, *soft: tf.Tensor
     ) -> Gradient:
-        """Compute the gradient of a batch; `soft` holds soft targets and their coefficient."""
+        """Compute a batch's gradient; `soft` is empty, or soft targets and their coefficient."""
         x, y, weight = batches(worker, number)
         rows = len(keras.tree.flatten(x)[0])
         if rows == 0:
@@ -106,7 +107,7 @@ class Replica:
     def curved(
         self, worker: int, weights: Vector, ends: Sequence[int], batches: Batches
     ) -> Gradient:
-        """Multiply the Hessian of a worker's first batch by one vector per block of weights.
+        """Multiply the Hessian of the loss of a worker's first batch by one vector per block.
 
         See `labkit.programs.actions.Curvature` for the vectors.
         """
@@ -125,7 +126,7 @@ class Replica:
         return Gradient(products.reshape(-1), rows, 0.0, 0)
 
     def try_out(self, batches: Batches) -> None:
-        """Compute a gradient for time measurement or compilation, and restore the layers' state."""
+        """Compute and discard one gradient, for compilation or a time measurement."""
         x, y, weight = batches(0, 0)
         self._compiled(tf.convert_to_tensor(self.weights), x, y, weight)[0].numpy()
         self._assign(self._first)
@@ -143,14 +144,14 @@ class Replica:
             self._assign(states)
 
     def keep(self) -> tuple[dict[int, int], dict[int, list[np.ndarray]]]:
-        """Return, for each worker, the number of computed batches and the layers' state."""
+        """Return each worker's number of computed batches, and each worker's layer state."""
         workers = self._steps.keys() | self._states.keys()
         return dict(self._steps), {worker: self.states(worker) for worker in workers}
 
     def take(self, steps: dict[int, int], states: dict[int, list[np.ndarray]]) -> None:
         """Restore the workers' batch counts and layer states that `keep` returned."""
         for worker, count in steps.items():
-            for number in range(count):  # skip used batches: a data set yields each batch once
+            for number in range(count):  # skip used batches: each is available only once
                 self._batches(worker, number)
         self._steps, self._states, self._whose = steps, states, None
 
@@ -167,7 +168,7 @@ class Replica:
             variable.assign(weights[start:stop].reshape(variable.shape))
 
     def _become(self, worker: int) -> None:
-        """Load a worker's state into the layers, and save the state that they held before."""
+        """Load a worker's state into the layers; first save the previous worker's state."""
         if not self._first or worker == self._whose:
             return
         variables = self.model.non_trainable_variables
@@ -199,7 +200,7 @@ class Replica:
         return self._flat(tape, slope, flat.dtype)
 
     def _flat(self, tape: tf.GradientTape, of: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        """Return the flat gradient with respect to all weights; 0 for weights without influence."""
+        """Return the flat gradient by all weights; 0 for weights without influence on `of`."""
         gradients = tape.gradient(of, [variable.value for variable in self._variables])
         pieces = [
             tf.zeros([stop - start], dtype) if gradient is None else tf.reshape(gradient, [-1])
@@ -233,13 +234,13 @@ class Replica:
 
 
 class Shard:
-    """The weights that a server holds, and the optimizer that updates them.
+    """The weights that a server stores, with the optimizer that updates them.
 
     Args:
-        part: Part of the flat weights that the server holds.
+        part: Part of the flat weights that the server stores.
         weights: Initial weights of the whole model, as one flat vector.
-        optimizer: New optimizer for this part alone.
-        variables: Variables of the model, which supply names and constraints.
+        optimizer: A new optimizer that only updates this part.
+        variables: Variables of the model, from which names and constraints are copied.
     """
 
     def __init__(
@@ -277,15 +278,15 @@ class Shard:
 
     @property
     def slots(self) -> list[keras.Variable]:
-        """The optimizer's slots, without its learning rate and its count of steps."""
+        """The slots of the optimizer, without its learning rate and its step counter."""
         return _slots(self._optimizer)
 
     def keep(self) -> list[np.ndarray]:
-        """Return the weights, and all variables of the optimizer."""
+        """Return the values of the weights and of all variables of the optimizer."""
         return [np.array(variable.numpy()) for variable in self._all]
 
     def take(self, values: Sequence[np.ndarray]) -> None:
-        """Restore the values that `keep` returned."""
+        """Restore the values of weights and optimizer that `keep` returned."""
         for variable, value in zip(self._all, values, strict=True):
             variable.assign(value)
 
@@ -300,7 +301,7 @@ class Shard:
             variable.assign(values.reshape(variable.shape))
 
     def forget(self, fresh: keras.optimizers.Optimizer) -> None:
-        """Reset the slots to the slots of a fresh optimizer, and the count of steps to 0."""
+        """Reset the optimizer's slots to those of a new optimizer, and its step counter to 0."""
         fresh.build(self._variables)
         for slot, first in zip(self.slots, _slots(fresh), strict=True):
             slot.assign(first)
@@ -308,7 +309,7 @@ class Shard:
         self._optimizer.iterations.assign(0)
 
     def update(self, gradient: Vector, rate: float = 1.0) -> Vector:
-        """Apply a gradient with a scaled learning rate, and return the new weights."""
+        """Apply a gradient, with the learning rate multiplied by `rate`; return the new weights."""
         if not self._variables:
             return gradient[:0]
         self._factor.assign(rate)
@@ -330,9 +331,9 @@ def _slots(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
 def _scale(
     optimizer: keras.optimizers.Optimizer, factor: tf.Variable, forgotten: tf.Variable
 ) -> None:
-    """Multiply the optimizer's learning rate by a factor, in the dtype of the learning rate.
+    """Multiply the optimizer's learning rate by a factor, without a change of its dtype.
 
-    A learning rate schedule counts all steps, including the steps before a reset.
+    A learning rate schedule counts all steps, including those before the optimizer was reset.
     """
     rate = optimizer._learning_rate
     schedules = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)

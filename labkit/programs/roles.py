@@ -1,4 +1,4 @@
-"""The roles in a program run: facts about all programs that every program knows at its start."""
+"""The roles in a program run: facts about all programs, known to every program at its start."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from labkit.programs.placement import ServerPieces
 
 @dataclass(frozen=True)
 class Roles:
-    """Workers, which compute, and servers, which hold weights; servers are numbered after workers.
+    """Workers, which compute, and servers, which store weights and are numbered after the workers.
 
-    A worker may be a model-parallel replica, cut into stages or over a grid. Each member of a
-    replica has a program number. The last member, which computes the loss, has the worker's number.
-    The numbers of the other members follow the numbers of all servers.
+    A worker may be a model-parallel replica, which is divided into stages or over a grid of
+    machines. Each member of a replica (a stage or a machine) has its own program number. The last
+    member of a replica computes the loss and has the worker's number. The numbers of the other
+    members begin after the numbers of all servers.
 
     Attributes:
         workers: Number of workers.
-        parts: For each server, the part of the flat weights that it holds; empty if the workers
-            hold all weights.
-        steps: Steps per epoch; in each step, every worker has a batch.
+        parts: For each server, the part of the flat weights that it stores; empty if there are no
+            servers and each worker stores all weights.
+        steps: Steps per epoch; in each step, every worker computes one batch.
         epochs: Number of epochs.
         weights: Initial weights of the model, as one flat vector.
-        hosts: Rank of each program, by number; programs on one rank share its network link.
-        seed: Seed of random choices.
-        slower: Compute time of each worker divided by the compute time of the fastest.
+        hosts: Rank of each program, by program number; programs on one rank share its network link.
+        seed: Seed of the programs' random choices.
+        slower: For each worker, its compute time divided by that of the fastest worker.
         layers: Number of weights of each layer, in the order of the flat weights.
         rate: Learning rate of the optimizer at the first step.
-        cut: For each member of a replica, its part of the flat weights; empty without model
-            parallelism.
-        passes: Passes of each member, with the members that exchange messages before and after.
+        cut: For each member of a replica, its part of the flat weights; empty if the model is not
+            divided.
+        passes: For each member of a replica, its passes, with the members that it exchanges
+            messages with.
     """
 
     workers: int
@@ -57,14 +59,14 @@ class Roles:
 
     @property
     def lead(self) -> int:
-        """The program number of the server that decides when workers end."""
+        """The program number of the server that decides when the workers end."""
         return self.workers
 
     def assemble_weights(self, parts: Mapping[int, Vector]) -> Vector:
-        """Assemble flat weights from servers' parts, or average the copies of workers."""
+        """Join the servers' parts of the flat weights, or average the workers' copies."""
         if len(parts) == 1:
             return next(iter(parts.values()))
-        if not self.parts:  # workers hold copies
+        if not self.parts:  # without servers, each worker has a copy
             total = np.zeros_like(self.weights)
             for worker in sorted(parts):
                 total += parts[worker]
@@ -76,14 +78,14 @@ class Roles:
         return flat
 
     def consensus_distance(self, parts: Mapping[int, Vector]) -> float:
-        """Return the root mean square, over workers, of the distance of weights from their mean."""
+        """Return the root mean square, over workers, of the distance from the mean weights."""
         mean = self.assemble_weights(parts)
         return float(
             np.sqrt(np.mean([np.sum((weights - mean) ** 2) for weights in parts.values()]))
         )
 
     def routes(self, compressed: bool = False) -> dict[tuple[int, int], int]:
-        """Return the maximum bytes of a message, by (sender, receiver), between different ranks.
+        """Return the maximum message size in bytes for each (sender, receiver) on different ranks.
 
         Args:
             compressed: Whether messages are compressed. A compressed message may be larger than the
@@ -105,24 +107,24 @@ class Roles:
         }
 
     def part(self, server: int) -> ServerPieces:
-        """Return the part of the flat weights that a server holds."""
+        """Return the part of the flat weights that a server stores."""
         return self.parts[server - self.workers]
 
     # --- model-parallel replicas -------------------------------------------------------------
 
     def members(self, worker: int) -> list[int]:
-        """Return the program numbers of a worker's members, or only the worker's number."""
+        """Return the program numbers of a worker's members; without members, its own number."""
         others = max(0, len(self.cut) - 1)
         first = self.workers + len(self.parts) + worker * others
         return [*range(first, first + others), worker]
 
     def place(self, number: int) -> Place:
-        """Return the replica and the member that have a program number."""
+        """Return the replica and the member to which a program number belongs."""
         behind, member = number - self.workers - len(self.parts), len(self.cut) - 1
         return Place(number, member) if behind < 0 else Place(*divmod(behind, member))
 
     def of_member(self, member: int) -> Roles:
-        """Return roles for one member: servers hold only weights that the member holds, too."""
+        """Return the roles as one member sees them: all weights are restricted to its part."""
         part_of_member = self.cut[member]
         parts = [part_of_member.within(part) for part in self.parts]
         return replace(self, parts=parts, weights=part_of_member.take(self.weights))

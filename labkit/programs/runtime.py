@@ -1,4 +1,4 @@
-"""The base class of both runtimes: programs receive answers, and messages wait in inboxes."""
+"""The base class of both runtimes: it resumes programs and stores received messages."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ from labkit.programs.program_state import ProgramState, keep, restore_object
 @record("inbox", "waits", "over", "mark", "heard")
 @dataclass
 class Player:
-    """A program in execution.
+    """A program that a runtime executes, with its inbox and recorded answers.
 
-    A checkpoint cannot contain a Python generator. After loading, a new generator starts at the
-    program's restart point and receives the recorded answers again.
+    A Python generator cannot be saved in a checkpoint. After a checkpoint is loaded, a new
+    generator starts at the program's restart point and receives the recorded answers again.
 
     Attributes:
-        inbox: Delivered messages that the program has not received yet.
-        waits: Pending request to receive a message; None: the program does not wait for one.
+        inbox: Delivered messages that the program has not yet received.
+        waits: The request for a message for which the program waits; None if it does not wait.
         over: Whether the program has ended.
-        mark: State at the latest restart point; None: the program restarts from its beginning.
-        heard: Answers since the restart point, recorded if checkpoints are enabled.
+        mark: State at the latest restart point; None if the program restarts from its beginning.
+        heard: Answers to the program since its restart point, recorded only if checkpoints are
+            enabled.
     """
 
     program: Program
@@ -59,12 +60,12 @@ class Player:
     heard: list[Any] = field(default_factory=list)
 
     def replay(self, program: Program) -> None:
-        """Advance a new program from its restart point to the saved point with recorded answers."""
+        """Replace the program by a new one, and replay the recorded answers to it."""
         self.program = program
         if not self.over:
             for answer in self.heard:
                 action = program.send(answer)
-                if isinstance(action, Code):  # repeat the call, which changes the program's state
+                if isinstance(action, Code):  # run again, because it changes the program's state
                     action.call()
 
 
@@ -75,7 +76,7 @@ class Runtime:
     """A base class of runtimes, which execute programs on the wall clock or a virtual clock.
 
     Args:
-        programs: Programs, by number.
+        programs: The programs to execute, by program number.
         hosts: Rank on which each program runs, by the program's number.
         backend: Backend that computes gradients and applies them.
         event_log: Event log of steps and updates.
@@ -91,25 +92,25 @@ class Runtime:
         self._players = {number: Player(program) for number, program in programs.items()}
         self._hosts, self._backend, self._event_log = hosts, backend, event_log
         self._begin = 0.0
-        # Objects to which a saved state refers by name; None: checkpoints are disabled.
+        # Objects to which a saved state refers by name; None if checkpoints are disabled.
         self._outside: Mapping[str, object] | None = None
 
     def keeps(self, outside: Mapping[str, object]) -> None:
-        """Enable checkpoints, and record the answers to programs since their last restart points.
+        """Enable checkpoints: record each program's answers since its latest restart point.
 
         Args:
-            outside: Objects, by name, to which saved states refer by name instead of storing them.
+            outside: Objects, by name, to which saved states refer without containing them.
         """
         self._outside = outside
 
     @property
     def _state_attributes(self) -> StateAttributes:
-        """The objects and attributes that change while programs run."""
+        """The objects, with their attributes, that change while programs run."""
         return [(self._event_log, _LOG_STATE)]
 
     def _save_state(self, *more: Any) -> ProgramState:
-        """Save the changing attributes and the given objects; shared arrays stay shared."""
-        assert self._outside is not None  # for the type checker: see `keeps`
+        """Save the changing attributes and more objects; arrays in them are not copied."""
+        assert self._outside is not None  # for the type checker, because `keeps` was called
         parts = [
             {name: _snapshot_value(vars(thing)[name]) for name in names}
             for thing, names in self._state_attributes
@@ -119,8 +120,8 @@ class Runtime:
     def _restore_state(
         self, state: ProgramState, program: Callable[[int, Any], Program]
     ) -> Sequence[Any]:
-        """Restore a saved state, and return the objects that were given to `_save_state`."""
-        assert self._outside is not None  # for the type checker: see `keeps`
+        """Restore a saved state; return the further objects that `_save_state` was given."""
+        assert self._outside is not None  # for the type checker, because `keeps` was called
         content: list[Any] = restore_object(state, self._outside)
         parts, *further = content
         for (thing, names), values in zip(self._state_attributes, parts, strict=True):
@@ -131,15 +132,15 @@ class Runtime:
         return further
 
     def _now(self) -> float:
-        """Return the present time of the runtime's clock, s."""
+        """Return the current time of the runtime's clock, in s."""
         raise NotImplementedError
 
     def _send(self, source: int, to: int, message: Message) -> None:
-        """Start the transfer of a message."""
+        """Start the transfer of a message from one program to another."""
         raise NotImplementedError
 
     def _resume(self, number: int, answer: Any) -> None:
-        """Send an answer to a program, and execute its actions until it has to wait."""
+        """Send an answer to a program, and execute its actions until it waits or ends."""
         player = self._players[number]
         while True:
             if self._outside is not None:
@@ -155,7 +156,7 @@ class Runtime:
                 return
 
     def _execute(self, number: int, action: Action) -> tuple[bool, Any]:
-        """Execute an action; return whether it is complete already, and its answer."""
+        """Execute an action; return whether it is complete, and the answer to the program."""
         answer: Any = None
         match action:
             case Send(to, message, answers):
@@ -188,7 +189,7 @@ class Runtime:
     def _set_mark(self, number: int, state: Any) -> None:
         if self._outside is not None:
             player = self._players[number]
-            # The first `send` of a restarted program has the answer None.
+            # A restarted generator must first receive None, so this is its first recorded answer.
             player.mark, player.heard = keep(state, self._outside), [None]
 
     def _execute_compute(self, number: int, action: Computes) -> Gradient | Passed:
@@ -224,7 +225,7 @@ class Runtime:
     # --- messages ----------------------------------------------------------------------------
 
     def _record_sent(self, source: int, to: int, message: Message) -> bool:
-        """Record a sent message, and return whether it goes to another rank."""
+        """Count a sent message, and return whether its receiver is on another rank."""
         away = self._hosts[source] != self._hosts[to]
         self._event_log.count_sent(source, message, away)
         return away
@@ -236,7 +237,7 @@ class Runtime:
             self._resume(to, received)
 
     def _try_receive(self, number: int, request: Receive) -> Message | None:
-        """Return a requested message if it has arrived; otherwise let the program wait."""
+        """Return a requested message, or record that the program waits for the message."""
         message = self._next(number, request)
         self._players[number].waits = request if message is None else None
         if message is not None:
@@ -246,7 +247,7 @@ class Runtime:
         return message
 
     def _next(self, number: int, request: Receive) -> Message | None:
-        """Remove the first requested message from the inbox, and return it."""
+        """Remove the first message that matches a request from the inbox, and return it."""
         inbox = self._players[number].inbox
         for place, message in enumerate(inbox):
             if request.source in (None, message.source) and self._may_receive(number, message):
@@ -254,10 +255,10 @@ class Runtime:
         return None
 
     def _may_receive(self, number: int, message: Message) -> bool:
-        """Return whether a message may be received now; the caller must then receive it."""
+        """Return whether a program may receive a message now; if so, it must receive it."""
         return True
 
 
 def _snapshot_value(value: Any) -> Any:
-    """Copy arrays, because the network's links write into them; return other values unchanged."""
+    """Copy an array, because network links write into arrays; return other values unchanged."""
     return value.copy() if isinstance(value, np.ndarray) else value

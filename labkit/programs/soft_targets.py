@@ -1,4 +1,4 @@
-"""Soft targets: predictions of one model as targets of another."""
+"""Soft targets: the predictions of one model as training targets of another model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from labkit.common.errors import InvalidInput
 
-# For each loss of a model: the loss for soft targets, and the function from logits to targets.
+# For each loss of a model, the loss for soft targets, and the function that converts logits to
+# targets.
 _KINDS: dict[str, tuple[type[keras.Loss], Callable[[tf.Tensor], tf.Tensor]]] = {
     "SparseCategoricalCrossentropy": (keras.losses.CategoricalCrossentropy, tf.nn.softmax),
     "CategoricalCrossentropy": (keras.losses.CategoricalCrossentropy, tf.nn.softmax),
@@ -18,13 +19,13 @@ _KINDS: dict[str, tuple[type[keras.Loss], Callable[[tf.Tensor], tf.Tensor]]] = {
 
 
 class Soft:
-    """The loss between a model's predictions and soft targets.
+    """The loss between a model's predictions and the soft targets from another model.
 
     Args:
-        model: Compiled model, whose loss determines the loss for soft targets.
+        model: Compiled model, whose own loss determines the loss for soft targets.
 
     Raises:
-        InvalidInput: The model does not classify, so its predictions are not probabilities.
+        InvalidInput: The model is no classifier, so its predictions are not class probabilities.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -41,12 +42,12 @@ class Soft:
         self._loss = loss_class(from_logits=self._logits)
 
     def targets(self, predicted: tf.Tensor) -> tf.Tensor:
-        """Return class probabilities for predictions, which may be logits."""
+        """Return class probabilities for predictions, which are logits or probabilities."""
         return self._probabilities(predicted) if self._logits else predicted
 
     def __call__(
         self, soft: tf.Tensor, predicted: tf.Tensor, weight: tf.Tensor | None
     ) -> tf.Tensor:
-        """Return the mean loss between predictions and soft targets, which are a flat vector."""
+        """Return the mean loss between predictions and soft targets given as a flat vector."""
         targets = tf.cast(tf.reshape(soft, tf.shape(predicted)), predicted.dtype)
         return self._loss(targets, predicted, sample_weight=weight)

@@ -1,4 +1,4 @@
-"""A replica over a grid of machines: the computation of one machine, layer by layer."""
+"""A model replica on a grid of machines: the computation of one machine, layer by layer."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from labkit.schedules.grid import first_trained_layer
 
 @dataclass
 class _PendingBatch:
-    """A replica's batch in progress on a machine.
+    """The batch of a replica that a machine is processing.
 
     Attributes:
-        step: Number of batches that the replica computed before this one.
+        step: Number of batches that the replica processed before this one.
         rows: Number of samples in the batch.
         targets: Targets and sample weights of the loss.
-        weights: All weights with which the machine computes, as a flat vector.
-        x: In the forward pass, the machine's part of the latest layer's output. In the backward
-            pass, the gradient of a layer's input.
-        loss: Loss of the batch, known after the forward pass.
-        gradients: Gradients of the weights by layer, last layer first.
+        weights: All weights that the machine uses, as a flat vector, including shared kernels.
+        x: In the forward pass, the machine's part of the most recent layer's output. In the
+            backward pass, `x` is the gradient of a layer's input.
+        loss: Loss of the batch; 0 until the forward pass ends.
+        gradients: Gradients of the weights, one flat vector per layer; the last layer comes first.
     """
 
     step: int
@@ -45,17 +45,18 @@ class _PendingBatch:
 
 
 class TiledReplica:
-    """The computation of one grid machine for all replicas; each replica has one pending batch.
+    """One grid machine's computation for all replicas; each has at most one pending batch.
 
-    The first pass handles the input, which all machines have. In the first pass, the last member
-    sends shared kernels to the other members; in its backward pass, the last member adds up their
-    gradients. The following passes handle one layer each. In the final pass, the last member
-    computes the loss.
+    The first pass reads the batch's input, which all machines have. In the first pass, the last
+    member sends shared kernels to the other members. Backward, it adds up the gradients of these
+    kernels. Each of the following passes computes one layer. In the final pass, the last member of
+    the replica computes the loss.
 
     Args:
-        machine: Machine of the grid, with its layers and the values that cross its borders.
-        batches: Function that returns a replica's batch.
-        whole: Whole model, compiled.
+        machine: Machine of the grid, with its layers and the values that it exchanges with other
+            machines.
+        batches: Function of (worker, batch number) that returns a batch.
+        whole: The whole model, after `compile`.
     """
 
     def __init__(self, machine: GridMachine, batches: Batches, whole: keras.Model) -> None:
@@ -68,14 +69,15 @@ class TiledReplica:
         self._end = _end(machine, whole) if self._last else None
         sizes = [layer.size for layer in self._layers]
         self._bounds = np.cumsum([0, *sizes]).tolist()
-        # Mask of the weights that the last member sends to the other members.
+        # True for weights that all machines share, which the last member sends to the other
+        # members.
         self._shared_mask = np.repeat([machine.shares(number) for number in numbers], sizes)
         self._steps: dict[int, int] = {}
         self._pending: dict[int, _PendingBatch] = {}
 
     @property
     def paths(self) -> list[str]:
-        """The names of the weights; the weights of one layer form one piece."""
+        """The names of the weights; all weights of one layer have one name."""
         return [f"{piece.plane.name}/weights" for piece in self._machine.pieces]
 
     def pieces(self, flat: Vector) -> list[Vector]:
@@ -83,7 +85,7 @@ class TiledReplica:
         return [flat[start:stop] for start, stop in pairwise(self._bounds)]
 
     def forward(self, place: Place, weights: Vector, values: Sequence[Vector]) -> Passed:
-        """Compute a layer from local and received inputs; return outputs for other members."""
+        """Compute a layer from own and received values; return outputs for other members."""
         worker, turn = place.worker, place.turn
         if turn == 0:
             return self._begin_batch(worker, weights, values)
@@ -105,7 +107,7 @@ class TiledReplica:
         )
 
     def _begin_batch(self, worker: int, weights: Vector, values: Sequence[Vector]) -> Passed:
-        """Read a batch, and combine the machine's own weights with the received shared weights."""
+        """Read a batch; combine the machine's own weights with the received shared weights."""
         step = self._steps.get(worker, 0)
         self._steps[worker] = step + 1
         x, y, weight = self._batches(worker, step)
@@ -119,7 +121,7 @@ class TiledReplica:
         return Passed((weights[self._shared_mask],) * others, step)
 
     def backward(self, place: Place, values: Sequence[Vector]) -> Gradient:
-        """Compute a layer's input gradients; the first pass returns gradients of all weights."""
+        """Compute a layer's input gradients; at the first pass, return the gradients of weights."""
         worker, turn = place.worker, place.turn
         if turn == 0:
             return self._end_batch(worker, values)
@@ -132,14 +134,14 @@ class TiledReplica:
             pending.x, gradient = self._layers[turn - 1].backward(worker, seed)
             pending.gradients.append(gradient)
         elif self._end is not None:
-            # The loss needs no incoming gradient; it uses only the number of samples in `x`.
+            # The loss needs no gradient from outside; only the number of samples in `x` is used.
             pending.x, _ = self._end.backward(worker, pending.x)
         senders = self._machine.borders[turn - 1].come if turn > self._first else ()
         before = tuple(pending.x[input_index].reshape(-1) for _, input_index in senders)
         return Gradient(pending.weights[:0], 0, nan, pending.step, before=before)
 
     def _end_batch(self, worker: int, values: Sequence[Vector]) -> Gradient:
-        """Return the gradient of the machine's weights; the last member adds samples and loss."""
+        """Return a machine's weight gradients; the last member also returns samples and loss."""
         pending = self._pending.pop(worker)
         gradients = np.concatenate([pending.weights[:0], *pending.gradients[::-1]])
         if not self._last:
@@ -150,11 +152,11 @@ class TiledReplica:
         return Gradient(gradients, pending.rows, pending.loss, pending.step)
 
     def states(self, worker: int) -> list[np.ndarray]:
-        """Return an empty list: layers on a grid have no state besides weights."""
+        """Return an empty list, because layers on a grid have no state besides weights."""
         return []
 
     def finish(self, weights: Vector, states: Sequence[np.ndarray]) -> None:
-        """Store weights in the whole model."""
+        """Copy the machine's weights into the whole model."""
         at = 0
         for whole, variable, place in self._machine.owned_pairs():
             value, size = whole.numpy(), prod(variable.shape)
@@ -164,12 +166,13 @@ class TiledReplica:
 
 
 class _Layer:
-    """A machine's part of a layer, or the model's loss.
+    """One machine's part of a layer, or the loss of the model.
 
     Args:
-        model: Model from the layer's input, (batch, rows, columns, channels), to its output.
-        loss: Loss function for the final pass; None: the object computes a layer.
-        first: Whether the gradient of the input is not needed, because no earlier layer trains.
+        model: Keras model from the layer's input (batch, rows, columns, channels) to its output.
+        loss: Loss function, if the object computes the loss; None if it computes a layer.
+        first: Whether the gradient of the input is not needed, because no earlier layer has
+            trainable weights.
     """
 
     def __init__(self, model: keras.Model, loss: Loss | None = None, first: bool = False) -> None:
@@ -190,11 +193,12 @@ class _Layer:
         return np.asarray(self._stage.forward(worker, tf.constant(x), 1.0, targets))
 
     def backward(self, worker: int, gradient: Batch) -> tuple[Batch, Vector]:
-        """Compute the gradients of the layer's input, and of its weights, flat.
+        """Compute the gradient of the layer's input, and the flat gradient of its weights.
 
         Args:
-            worker: Worker that owns the batch.
-            gradient: Gradient of the output; for the loss, only its number of samples is used.
+            worker: Number of the worker whose batch is pending.
+            gradient: Gradient of the layer's output; for the loss, only its number of samples is
+                used.
         """
         if not len(gradient):
             empty = np.zeros((0, *self._model.input_shape[1:]), gradient.dtype)

@@ -1,4 +1,4 @@
-"""Durations on the virtual clock, drawn from distributions with fixed seeds."""
+"""Durations on the virtual clock, drawn from random distributions with fixed seeds."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from labkit.programs.actions import Message
 
 @dataclass(frozen=True)
 class TimingModel:
-    """The timing model of one run.
+    """The durations of computations, updates and delays in one run on the virtual clock.
 
     Attributes:
-        compute: Compute time of a worker without slowdown.
-        slow: Slowdowns, by worker.
-        seed: Seed of random draws.
-        measured: Measured seconds per gradient in this process, if `compute` needs them.
-        update: Seconds that a server needs for an update.
-        later: Additional delays of gradient messages, s, by (worker, step).
-        faults: Injected faults, some of which slow or pause a worker in a step.
+        compute: Compute time of a worker that has no slowdown.
+        slow: Slowdown of each slow worker, by worker number.
+        seed: Seed of the random durations.
+        measured: Seconds per gradient, measured in this process if `compute` needs them.
+        update: Seconds that a server needs for one update.
+        later: Additional delays of gradient messages, in s, by (worker, step).
+        faults: Injected faults; those that slow or pause a worker change its compute times.
     """
 
     compute: ComputeTime
@@ -34,7 +34,7 @@ class TimingModel:
 
     @property
     def even(self) -> bool:
-        """Whether all steps of a worker take the same time."""
+        """Whether each worker has the same compute time in all steps."""
         calm = all(
             slowdown.distribution == "constant" and slowdown.pause is None
             for slowdown in self.slow.values()
@@ -42,7 +42,7 @@ class TimingModel:
         return calm and self.compute.even and not (self.later or self.faults)
 
     def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
-        """Return the time when a worker has computed a step's gradient, or a fraction of it."""
+        """Return the time when a worker ends a step's computation, or a fraction `share` of it."""
         seconds = share * self.compute.of(worker, step, self.seed, self.measured)
         for fault in self.faults:
             if fault.rank == worker and fault.hits(step):
@@ -55,11 +55,11 @@ class TimingModel:
         return slow.resumes(start, start + factor * seconds)
 
     def updated(self, server: int, start: float) -> float:
-        """Return the time when a server's update that begins at `start` has ended."""
+        """Return the time when a server ends an update that it starts at `start`."""
         return start + self.update
 
     def late(self, to: int, message: Message) -> float:
-        """Return the injected delay of a message, s, in addition to the network's delay."""
+        """Return a message's injected delay in s, which is added to the network's delay."""
         if not self.later or message.values is None:
             return 0.0
         return self.later.get((message.source, message.step), 0.0)

@@ -1,4 +1,4 @@
-"""An allreduce on the virtual clock: its result, and the time when each worker has the result."""
+"""An allreduce on the virtual clock: its result, and the time when each worker receives it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class AllReduceState:
     """The result of an allreduce for one worker.
 
     Attributes:
-        mean: Mean of all workers' gradients.
-        held: Seconds for which the worker waited for the last worker to arrive.
-        stop: Time when the worker has the mean, s.
-        nbytes: Bytes of the worker's payload.
+        mean: Mean of the gradients of all workers.
+        held: Seconds for which the worker waited for the last worker to start the allreduce.
+        stop: Time when the worker has received the mean, in s.
+        nbytes: Bytes that the worker contributed to the allreduce.
         wire, messages: Total bytes and number of messages that the worker sent.
     """
 
@@ -39,20 +39,21 @@ class AllReduceState:
 
 
 class VirtualAllReduce:
-    """The allreduces of workers that arrive at different times.
+    """Simulated allreduces of workers that call them at different times.
 
     Args:
         workers: Number of workers.
-        network: Network between the workers; None: an allreduce takes no time.
-        shapes: Shapes of the weights, which the flat gradients concatenate.
-        seed: Seed of the compressors.
+        network: Network between the workers; None if an allreduce takes no time.
+        shapes: Shapes of the weights, whose gradients are concatenated in the flat vectors.
+        seed: Seed of the compressors' random numbers.
     """
 
     def __init__(
         self, workers: int, network: Network | None, shapes: Sequence[tuple[int, ...]], seed: int
     ) -> None:
         self._workers, self._shapes, self._seed = workers, shapes, seed
-        # The arrival times already include the ranks' slowdowns.
+        # The network's slowdowns of ranks are removed, because the arrival times already include
+        # them.
         self._network = network and network.with_full_speed_compute
         self._here: dict[int, tuple[AllReduceAction, float]] = {}
         self._states: dict[tuple[int, int, int], State] = {}
@@ -60,7 +61,7 @@ class VirtualAllReduce:
     def add_worker(
         self, worker: int, action: AllReduceAction, now: float
     ) -> dict[int, AllReduceState] | None:
-        """Add a worker; once all workers have arrived, return the result of each worker."""
+        """Register a worker's call; at the last worker's call, return the results by worker."""
         self._here[worker] = action, now
         if len(self._here) < self._workers:
             return None
@@ -93,13 +94,13 @@ class VirtualAllReduce:
     def _exchange(
         self, kind: str, size: float, arrivals: np.ndarray, algorithm: str
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the time when each rank is done, and the messages and bytes that it sent."""
+        """Return each rank's end time, and the messages and bytes that it has sent."""
         none = np.zeros(len(arrivals))
         if self._network is None or len(arrivals) == 1:
             return np.full(len(arrivals), arrivals.max()), none, none
         start = arrivals.min()
         name = algorithm if kind == "sum" else "allgather_ring"
-        # An allgather moves one payload of each rank.
+        # An allgather transfers one payload per rank, so the sizes are added.
         total_bytes = size if kind == "sum" else size * len(arrivals)
         simulation = self._simulated(name, total_bytes, self._network, arrivals - start)
         return start + simulation.finish, simulation.messages, simulation.sent
@@ -107,11 +108,11 @@ class VirtualAllReduce:
     def _simulated(
         self, name: str, nbytes: float, network: Network, arrivals: Seconds
     ) -> Simulation:
-        """Simulate a collective of ranks that arrive at given times, s."""
+        """Simulate a collective whose ranks start it at the times `arrivals`, in s."""
         return simulate(name, len(arrivals), nbytes, network, compute=arrivals)
 
     def _mean(self, actions: Sequence[AllReduceAction]) -> tuple[Vector, list[tuple[str, float]]]:
-        """Return the mean gradient, and kind (sum or gather) and bytes of its collectives."""
+        """Return the mean gradient, and the (kind, bytes) of each collective that computes it."""
         gradients = [action.gradient for action in actions]
         rows = np.array([gradient.rows for gradient in gradients], np.float64)
         shares = rows / rows.sum()
@@ -130,7 +131,7 @@ class VirtualAllReduce:
     def _compressed_mean(
         self, compressor: Compressor, weighted: Sequence[Vector], fragment: int
     ) -> tuple[Vector, list[tuple[str, float]]]:
-        """Average as `labkit.exchange.compressed` with one bucket, but for all ranks at once."""
+        """Compute the same mean as `labkit.exchange.compressed` does with one bucket per rank."""
         import tensorflow as tf
 
         sends: list[tuple[str, float]] = []
@@ -144,7 +145,7 @@ class VirtualAllReduce:
             tensors = [tf.constant(vector[start:stop].reshape(shape)) for vector in weighted]
             for rank in range(len(weighted)):
                 if (fragment, rank, number) not in self._states:
-                    seed = self._seed + 1_000 * fragment + number  # same seed as on MPI ranks
+                    seed = self._seed + 1_000 * fragment + number  # MPI ranks use the same seed
                     first = compressor.start(shape, rank, seed, len(weighted))
                     self._states[fragment, rank, number] = first
             states = [self._states[fragment, rank, number] for rank in range(len(weighted))]
@@ -155,7 +156,7 @@ class VirtualAllReduce:
         return np.concatenate(means), sends
 
     def _pieces(self, compressor: Compressor, size: int) -> list[tuple[int, int, tuple[int, ...]]]:
-        """Return the ranges and shapes of the values that are compressed together."""
+        """Return (start, stop, shape) for each range of values that is compressed separately."""
         if not compressor.by_layer:
             return [(0, size, (size,))]
         ends = np.cumsum([0, *(int(np.prod(shape)) for shape in self._shapes)]).tolist()
@@ -163,13 +164,13 @@ class VirtualAllReduce:
 
 
 def _mean(losses: Sequence[float]) -> float:
-    """Return the mean of the known losses; stages other than the last have the loss NaN."""
+    """Return the mean of the losses that are not NaN; only a replica's last stage has a loss."""
     known_losses = [loss for loss in losses if not np.isnan(loss)]
     return float(np.mean(known_losses)) if known_losses else float("nan")
 
 
 def handed(request: Request) -> int:
-    """Return the bytes that a rank contributes to a collective that a compressor requests."""
+    """Return the bytes that a rank passes to a collective that a compressor requests."""
     if isinstance(request, Gather):
         return nbytes(request.payload)
     if isinstance(request, Mean):

@@ -1,4 +1,4 @@
-"""The runtime on the virtual clock: one process simulates all programs with an event heap."""
+"""The runtime on the virtual clock: one process simulates all programs by discrete events."""
 
 from __future__ import annotations
 
@@ -35,55 +35,58 @@ from labkit.programs.program_state import ProgramState
 from labkit.programs.runtime import Runtime
 from labkit.programs.virtual_allreduce import AllReduceState, VirtualAllReduce
 
-# Attributes of the runtime that are part of its state.
+# Names of the runtime's attributes that a checkpoint saves.
 _STATE = (
     *("now", "_begun", "_players", "_heap", "_order", "_lines", "_there"),
     *("_met", "_joins", "_script"),
 )
 _EVENTS = frozenset({"_arrive", "_comes", "_lose", "_resume"})
-FORWARDS = 1 / 3  # the forward pass's fraction of a gradient's compute time
+FORWARDS = 1 / 3  # fraction of a gradient's compute time for the forward pass
 
 
 class VirtualTiming(Protocol):
-    """Durations on the virtual clock, s."""
+    """An interface that returns the times of events on the virtual clock, in s."""
 
     def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
-        """Return the time when a worker has computed a step's gradient, or a fraction of it."""
+        """Return the time when a worker ends a step's computation, or a fraction `share` of it."""
 
     def updated(self, server: int, start: float) -> float:
-        """Return the time when a server's update that begins at `start` has ended."""
+        """Return the time when a server ends an update that it starts at `start`."""
 
     def late(self, to: int, message: Message) -> float:
-        """Return the injected delay of a message, s, in addition to the network's delay."""
+        """Return a message's injected delay in s, which is added to the network's delay."""
 
 
 class VirtualRuntime(Runtime):
-    """A runtime on the virtual clock: values are real, times come from a timing model.
+    """A runtime on the virtual clock, which computes real values, but simulates their times.
 
-    Events run in the order of their times; simultaneous events run in the order in which they were
-    scheduled. The same timing model and seed therefore give the same run, bit for bit. Messages are
-    flows that share the links of a network, see `labkit.network.Flows`. Messages take no time
-    without a network, and between programs on one rank.
+    Events are processed in the order of their times; simultaneous events are processed in the order
+    in which they were scheduled. Two runs with the same timing model and seed are therefore bitwise
+    identical. Messages are simulated as flows that share the links of a network, see
+    `labkit.network.Flows`. Without a network, and between programs on the same rank, messages take
+    no time.
 
     Args:
-        programs: Programs by number, workers before servers.
-        hosts: Simulated rank on which each program runs, by the program's number.
+        programs: Programs by program number; workers come before servers.
+        hosts: Simulated rank on which each program runs, by program number.
         backend: Backend that computes gradients and applies them.
         event_log: Event log of steps and updates.
-        times: Timing model of computations, updates and message delays.
-        network: Network between the ranks; None: messages arrive at once.
-        shapes: Shapes of the weights.
-        seed: Seed of the compressors.
-        script: Order in which each server receives gradients, as (worker, step), by server.
-        lost: Failure times, s, by the members of a replica. Messages sent before a failure arrive
-            before the surviving programs learn of the failure.
-        servers: Servers that learn of failures.
-        killed: Step at whose start a worker fails, by worker.
-        injectors: Fault injectors that corrupt messages, by worker.
+        times: Timing model of computations, updates and message delays, such as `TimingModel`.
+        network: Network between the ranks; None if messages arrive at once.
+        shapes: Shapes of the model's weights.
+        seed: Seed of the compressors' random numbers.
+        script: For each server, the prescribed order of the gradients that it receives, as (worker,
+            step) pairs.
+        lost: Failure times in s; the keys are the program numbers of a replica's members. Messages
+            that were sent before a failure arrive before the surviving programs are notified of the
+            failure.
+        servers: Program numbers of the servers that are notified of failures.
+        killed: For each worker that fails, the step at whose start it fails.
+        injectors: Fault injectors that drop or corrupt messages, by sending worker.
 
     Attributes:
-        now: Present time on the virtual clock, s.
-        times: Timing model, as passed.
+        now: Current time on the virtual clock, in s.
+        times: The timing model that was passed as argument.
     """
 
     def __init__(
@@ -106,28 +109,30 @@ class VirtualRuntime(Runtime):
         self.now, self.times = 0.0, times
         self._script = {server: list(order)[::-1] for server, order in (script or {}).items()}
         self._heap: list[tuple[float, int, Event]] = []
-        self._order = 0  # number of the next event, which orders simultaneous events
+        self._order = 0  # number of the next event; orders simultaneous events
         self._carrier = carrier(network, 1 + max(hosts), self._schedule)
-        # Messages in transit, by (sender, receiver).
+        # Messages that are not yet delivered, in sending order, by (sender, receiver).
         self._lines: dict[tuple[int, int], deque[Message]] = {}
-        # Messages that have overtaken an earlier message of the same sender.
+        # Messages that have arrived before an earlier message of the same sender.
         self._there: set[Message] = set()
         self._allreduces = VirtualAllReduce(len(programs), network, shapes, seed)
-        self._met: dict[int, AllReduceState] = {}  # results of allreduces, by worker
-        self._joins: set[int] = set()  # workers that wait for a result
+        self._met: dict[int, AllReduceState] = {}  # by worker: result of its allreduce
+        self._joins: set[int] = set()  # workers that wait for an allreduce's result
         self._servers, self._begun = servers, False
         self._killed, self._injectors = killed or {}, injectors or {}
         for members, moment in (lost or {}).items():
             self._schedule(moment, Event("_lose", (members,)))
 
     def play(self, between: Callable[[VirtualRuntime], None] = lambda world: None) -> None:
-        """Run all programs to their ends.
+        """Run all programs until each has ended.
 
         Args:
-            between: Function that is called after all events of one time; it may save a checkpoint.
+            between: Function that is called after all events of one time, for example to save a
+                checkpoint.
 
         Raises:
-            LabkitError: The programs are in a deadlock.
+            LabkitError: The programs are in a deadlock, because they wait for messages that no
+                program will send.
         """
         if not self._begun:
             self._begun = True
@@ -159,21 +164,21 @@ class VirtualRuntime(Runtime):
         ]
 
     def keep(self, backend_state: Any = None) -> ProgramState:
-        """Return the state of the run: past results and pending events.
+        """Return the state of the run, including its results and its pending events.
 
         Args:
-            backend_state: State of the backend to store with it. Arrays that the runtime and the
-                backend share stay shared.
+            backend_state: State of the backend, to be stored with that of the runtime. An array
+                that both states contain is stored only once.
         """
         return self._save_state(backend_state)
 
     def take(self, state: ProgramState, program: Callable[[int, Any], Program]) -> Any:
-        """Restore a saved state, and return the backend's state that was stored with it.
+        """Restore a saved state of the run, and return the backend's state that it contains.
 
         Args:
-            state: State of a runtime with the same programs.
-            program: Function that creates a program from its number and the state of its restart
-                point (None: the program's start).
+            state: State that was saved by a runtime with the same programs.
+            program: Function of a program's number and its state at the restart point (None for the
+                program's beginning) that creates the program.
         """
         (backend_state,) = self._restore_state(state, program)
         return backend_state
@@ -186,21 +191,21 @@ class VirtualRuntime(Runtime):
         self._order += 1
 
     def _handle(self, event: Event) -> None:
-        if event.what not in _EVENTS:  # a forged state could otherwise name any method
+        if event.what not in _EVENTS:  # the check prevents a forged state from calling any method
             raise LabkitError(
                 f"a state names the event {event.what!r:.80}; allowed: {', '.join(sorted(_EVENTS))}"
             )
         getattr(self, event.what)(*event.given)
 
     def _answer(self, moment: float, number: int, answer: Any) -> None:
-        """Schedule the answer to a program."""
+        """Schedule the event in which a program receives an answer."""
         self._schedule(moment, Event("_resume", (number, answer)))
 
     def _now(self) -> float:
         return self.now
 
     def _execute(self, number: int, action: Action) -> tuple[bool, Any]:
-        """Execute an action; if it takes virtual time, its answer comes when it ends."""
+        """Execute an action; if it takes virtual time, schedule the answer at its end."""
         match action:
             case Compute() | Forward() | Backward():
                 result = self._execute_compute(number, action)
@@ -217,8 +222,8 @@ class VirtualRuntime(Runtime):
                 self._answer(stop, number, predicted)
             case Curvature(weights, ends):
                 curved = self._backend.curved(number, weights, ends)
-                # A Hessian-vector product takes as long as two gradients: the gradient, and the
-                # gradient of its product with the vector.
+                # A Hessian-vector product takes as long as two gradients: that of the loss, and
+                # that of the product of this gradient and the vector.
                 stop = self.times.computed(number, 0, self.now, 2.0 * (len(ends) - 1))
                 self._answer(stop, number, curved)
             case Update(gradient, of, rate):
@@ -241,7 +246,7 @@ class VirtualRuntime(Runtime):
         return False, None
 
     def _compute_end(self, number: int, action: Computes, step: int) -> float:
-        """Return when a computation ends; a forward pass takes 1/3 of the time of both passes."""
+        """Return the end time of a computation; a forward pass takes 1/3 of a gradient's time."""
         match action:
             case Forward(place):
                 share = place.share * FORWARDS
@@ -252,7 +257,7 @@ class VirtualRuntime(Runtime):
         return self.times.computed(place.worker, step, self.now, share)
 
     def _lose(self, members: tuple[int, ...]) -> None:
-        """Remove a failed worker with all its members, and notify the servers."""
+        """Remove a failed worker and all members of its replica, and notify the servers."""
         if self._players[members[-1]].over:
             return
         self._event_log.record_failure(members, self.now)
@@ -283,7 +288,7 @@ class VirtualRuntime(Runtime):
             self._schedule(self.now, arrives)
 
     def _arrive(self, source: int, to: int, message: Message) -> None:
-        """Deliver a message that the network has transferred, after its injected delay if any."""
+        """Deliver a message that the network has transferred; first add its injected delay."""
         delay = self.times.late(to, message)
         if delay:
             self._schedule(self.now + delay, Event("_comes", (source, to, message)))
@@ -291,7 +296,7 @@ class VirtualRuntime(Runtime):
             self._comes(source, to, message)
 
     def _comes(self, source: int, to: int, message: Message) -> None:
-        """Deliver messages of each sender in the order in which they were sent, as MPI does."""
+        """Deliver each sender's messages in the order in which they were sent, as MPI does."""
         queue = self._lines[source, to]
         self._there.add(message)
         while queue and queue[0] in self._there:
@@ -299,7 +304,7 @@ class VirtualRuntime(Runtime):
             self._deliver(to, queue.popleft())
 
     def _may_receive(self, number: int, message: Message) -> bool:
-        """Return whether the script allows a message; it always allows messages without values."""
+        """Return whether the script allows a message; messages without values always are."""
         script = self._script.get(number)
         if not script or message.values is None:
             return True
@@ -309,7 +314,7 @@ class VirtualRuntime(Runtime):
         return is_next
 
     def _begin_allreduce(self, number: int, action: AllReduceAction) -> None:
-        """Register a worker at an allreduce; the last arrival determines the results."""
+        """Register a worker's allreduce; when the last worker registers, store all results."""
         for worker, meeting in (
             self._allreduces.add_worker(number, action, self.now) or {}
         ).items():
@@ -318,7 +323,7 @@ class VirtualRuntime(Runtime):
                 self._join(worker)
 
     def _join(self, number: int) -> None:
-        """Let a worker wait for the mean gradient; it resumes when the allreduce has ended."""
+        """Make a worker wait for the allreduce's result, or schedule the answer if it is there."""
         meeting = self._met.pop(number, None)
         if meeting is None:
             self._joins.add(number)

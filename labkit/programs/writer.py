@@ -1,8 +1,9 @@
-"""Encoding of objects as nodes of JSON, which `labkit.programs.reader` decodes.
+"""Encoding of Python objects as nodes of JSON, which `labkit.programs.reader` decodes.
 
-A node is a kind and its data. Numbers, strings and None are written unchanged. `[n]` refers to node
-n, so that shared objects stay shared, and references may form cycles. Nodes contain no code: a
-record names a class of `labkit.common.state`, and its fields.
+A node consists of the kind of the object and its data. Numbers, strings and None are written
+directly, without a node. The JSON `[n]` refers to node n, so objects may be shared, and references
+may form cycles. Nodes contain no code: the node of a record contains the name of its class in
+`labkit.common.state`, and its fields.
 """
 
 from __future__ import annotations
@@ -20,32 +21,33 @@ from labkit.compression import Compressor
 
 Node: TypeAlias = list[Any]
 
-PLAIN = frozenset({type(None), bool, int, float, str})  # types of values that need no node
+PLAIN = frozenset({type(None), bool, int, float, str})  # types of values written without a node
 
 
 class ObjectWriter:
-    """An encoder of objects as nodes.
+    """An encoder of Python objects as nodes of JSON.
 
     Args:
-        outside: Existing objects, to which nodes refer by name instead of encoding them.
+        outside: Existing objects to which nodes refer by name, because the nodes do not encode
+            them.
 
     Attributes:
-        nodes: Nodes of the objects that were encoded so far.
-        arrays: Arrays, to which nodes refer by index.
+        nodes: The nodes of all objects that have been encoded.
+        arrays: The arrays to which nodes refer by index.
     """
 
     def __init__(self, outside: Mapping[str, object]) -> None:
         self._outside = {id(thing): name for name, thing in outside.items()}
         self._numbers: dict[int, int] = {}
-        self._things: list[object] = []  # keeps the objects alive, so that ids stay unique
+        self._things: list[object] = []  # references that prevent reuse of the objects' ids
         self.nodes: list[Node | None] = []
         self.arrays: list[np.ndarray] = []
 
     def value(self, item: Any) -> JSON:
-        """Return a plain value, or a reference to the node of an object.
+        """Return a plain value unchanged, or a reference to the node of an object.
 
         Raises:
-            LabkitError: The object cannot be stored, for example a function.
+            LabkitError: The object cannot be stored, such as a function.
         """
         if type(item) in PLAIN:
             plain: JSON = item
@@ -57,7 +59,8 @@ class ObjectWriter:
     def _add(self, thing: Any) -> None:
         self._things.append(thing)
         if isinstance(thing, tuple):
-            # The reader cannot fill a tuple later, so the nodes of its items come first.
+            # A tuple cannot be filled after its creation, so the nodes of its items must come
+            # first.
             node = self._node(thing)
             self._numbers[id(thing)] = len(self.nodes)
             self.nodes.append(node)

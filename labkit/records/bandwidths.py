@@ -1,4 +1,4 @@
-"""Predicted step times of methods on other links, from measured work and bytes and a link model."""
+"""Predicted step times of methods on other links, from measured work and bytes per step."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from labkit.records.step_costs import StepCosts, step_costs
 from labkit.schedules import ALLREDUCE
 from labkit.simulate import modelled
 
-RANGE = (10e6 / 8, 100e9 / 8)  # bytes/s, from 10 Mb/s to 100 Gb/s
-LATENCY = 50e-6  # seconds, as is typical of 1 Gb/s Ethernet
-_AS_COUNTED = 0.02  # maximum relative difference of measured bytes from the formula's
+RANGE = (10e6 / 8, 100e9 / 8)  # range of bandwidths in bytes/s: 10 Mb/s to 100 Gb/s
+LATENCY = 50e-6  # latency in seconds, typical of 1 Gb/s Ethernet
+_AS_COUNTED = 0.02  # maximum relative difference between measured and computed bytes
 
 
 @dataclass(frozen=True)
 class MethodCost:
-    r"""A training method and the model of its step time on a link: \(w + a\alpha + n/B\).
+    r"""A training method with the model \(w + a\alpha + n/B\) of its step time on a link.
 
     Attributes:
         name: Name of the method.
-        runs: Measured runs of the method, which differ only in network and seeds.
-        work: Seconds \(w\) per step for which the slowest rank computes, compresses and
+        runs: Measured runs of the method, which differ only in networks and seeds.
+        work: The seconds \(w\) per step in which the slowest rank computes, compresses and
             decompresses.
-        hops: Number \(a\) of consecutive messages per step, each of which takes the latency
+        hops: The number \(a\) of consecutive messages per step; each message needs the latency
             \(\alpha\).
-        nbytes: Bytes \(n\) per step on the busiest link, whose bandwidth is \(B\).
+        nbytes: The bytes \(n\) per step on the busiest link, whose bandwidth is \(B\).
     """
 
     name: str
@@ -39,16 +39,16 @@ class MethodCost:
     nbytes: float
 
     def seconds(self, bandwidth: float, latency: float = LATENCY) -> float:
-        """Return the step time in seconds, for a bandwidth in bytes/s and a latency in seconds.
+        """Return the step time in s, for a bandwidth in bytes/s and a latency in seconds.
 
-        The model assumes that communication does not overlap computation.
+        The model assumes that computation and communication do not overlap.
         """
         return self.work + latency * self.hops + self.nbytes / bandwidth
 
 
 @dataclass(frozen=True)
 class Win:
-    """The range of bandwidths, `first` to `last` bytes/s, in which a method is the fastest."""
+    """The range of bandwidths, from `first` to `last` bytes/s, in which a method is the fastest."""
 
     method: MethodCost
     first: float
@@ -56,31 +56,32 @@ class Win:
 
 
 def methods(groups: Mapping[str, Sequence[Run]]) -> list[MethodCost]:
-    """Return the cost model of each named group of runs, as medians over the group's runs."""
+    """Return each named group's cost model, whose numbers are medians over the group's runs."""
     measured = []
     for name, runs in groups.items():
         links = [_link_costs(run, costs) for run in runs if (costs := step_costs(run))]
         if links:
-            # A method does the same work and sends the same bytes on every network, so that other
-            # differences between its runs are noise.
+            # A method does the same work and sends the same bytes on every network. Other
+            # differences between its runs are therefore noise, which the median reduces.
             work, hops, nbytes = (median(column) for column in zip(*links, strict=True))
             measured.append(MethodCost(name, tuple(runs), work, hops, nbytes))
     return measured
 
 
 def winners(methods: Sequence[MethodCost], latency: float, over: tuple[float, float]) -> list[Win]:
-    r"""Return the fastest methods, from the lowest to the highest bandwidth.
+    r"""Return the fastest methods, ordered from the lowest to the highest bandwidth.
 
-    Each method's step time is a straight line over 1/B, with n bytes as slope and the fixed time
-    \(f = w + a\alpha\). A method with less fixed time therefore takes the lead as bandwidth grows,
-    at \(B = (n' - n) / (f - f')\).
+    As a function of 1/B, where B is the bandwidth, a method's step time is a straight line. Its
+    slope is the number n of bytes, and its constant term is the fixed time \(f = w + a\alpha\). As
+    the bandwidth grows, a method (n', f') with less fixed time becomes faster than a method (n, f).
+    This happens at \(B = (n' - n) / (f - f')\).
     """
     first, high = over
 
     def fixed(method: MethodCost) -> float:
         return method.work + latency * method.hops
 
-    # Of two equally fast methods, the one with less fixed time is faster at higher bandwidths.
+    # If two methods are equally fast, the one with less fixed time is faster at higher bandwidths.
     best = min(methods, key=lambda method: (method.seconds(first, latency), fixed(method)))
     wins: list[Win] = []
     while True:
@@ -89,20 +90,21 @@ def winners(methods: Sequence[MethodCost], latency: float, over: tuple[float, fl
             for index, other in enumerate(methods)
             if fixed(other) < fixed(best)
         ]
-        # Where several lines cross at one point, the line with the lowest fixed time wins.
+        # If several lines cross at one point, the line with the lowest fixed time is the fastest
+        # beyond this point.
         edge, _, index = min(edges, default=(high, 0.0, 0))
         if edge >= high:
             return [*wins, Win(best, first, high)]
-        if edge > first:  # A tie at the lowest bandwidth changes no winner.
+        if edge > first:  # a tie at the lowest bandwidth ends no range
             wins.append(Win(best, first, edge))
             first = edge
         best = methods[index]
 
 
 def prediction_errors(methods: Iterable[MethodCost]) -> dict[Run, float]:
-    """Return the relative error (predicted / measured - 1) of each run's step time.
+    """Return the relative prediction error (predicted / measured - 1) of each run's step time.
 
-    Only runs on an emulated switch are included.
+    The result contains only runs on an emulated switch.
     """
     return {
         run: method.seconds(network.bandwidth, network.latency) / seconds - 1
@@ -112,7 +114,7 @@ def prediction_errors(methods: Iterable[MethodCost]) -> dict[Run, float]:
 
 
 def emulated_runs(method: MethodCost) -> list[tuple[Run, Network, tuple[float, float, float]]]:
-    """Return a method's runs on emulated switches, with network and (median, p10, p90) seconds."""
+    """Return (run, network, (median, p10, p90) step seconds) for runs on emulated switches."""
     return [
         (run, network, (step["median"] / 1e3, step["p10"] / 1e3, step["p90"] / 1e3))
         for run in method.runs
@@ -122,14 +124,14 @@ def emulated_runs(method: MethodCost) -> list[tuple[Run, Network, tuple[float, f
 
 
 def winners_text(wins: Sequence[Win]) -> str:
-    """Return the fastest methods as text: `TopK up to 1.2 Gb/s, then no compression`."""
+    """Return the fastest methods as text, such as `TopK up to 1.2 Gb/s, then no compression`."""
     *before, last = wins
     texts = [f"{win.method.name} up to {bits_text(win.last)}" for win in before]
     return ", then ".join([*texts, last.method.name if texts else f"{last.method.name} throughout"])
 
 
 def _link_costs(run: Run, costs: StepCosts) -> tuple[float, float, float]:
-    """Return a run's work in seconds, number of hops, and bytes on the busiest link, per step."""
+    """Return a run's seconds of work, number of hops, and busiest link's bytes, per step."""
     size = int(run.metrics["workers"])
     exchange = run.metrics.get("exchange") or run.experiment.get("strategy") or {}
     name = exchange.get("algorithm")
@@ -137,16 +139,18 @@ def _link_costs(run: Run, costs: StepCosts) -> tuple[float, float, float]:
         formula = ALLREDUCE[name].counts(size)
         volume = float(formula.bytes(costs.payload).sum())
         if abs(volume - costs.sent) <= _AS_COUNTED * costs.sent:
-            # The run reduces the whole payload. Of the algorithm's phases, the largest counts.
+            # If the sent bytes equal those of the algorithm's formula, the run reduces its whole
+            # payload. Of the phases of the algorithm, the most expensive one is used.
             phase = max(modelled(name, size), key=lambda schedule: (schedule.beta, schedule.alpha))
             times = costs.messages / float(formula.messages.sum())
             return costs.work, phase.alpha * times, phase.beta * costs.payload
-    # Otherwise payloads change along the route, so the busiest rank's messages count one by one.
+    # If the sent bytes differ from the formula, payloads change along the route. The messages of
+    # the busiest rank are then counted one by one.
     return costs.work, costs.busiest_messages, costs.busiest
 
 
 def _switch(run: Run) -> Network | None:
-    """Return the emulated network if it is one switch with equal links, else None."""
+    """Return a run's emulated network if it is a single switch, else None."""
     record = run.experiment.get("network")
     network = Network(**record) if isinstance(record, dict) else Network.parse(record)
     plain = network is not None and network.hosts is None and network.links is None

@@ -1,4 +1,4 @@
-"""Texts that name a run's compression, and the search for a run's uncompressed baseline."""
+"""Texts that describe the compression of a run, and the search for an uncompressed baseline."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from labkit.compression import COMPRESSORS
 from labkit.records.run import Run, flatten
 
 DENSE = "no compression"
-MAX_NAME_LENGTH = 80  # maximum characters of a compression's name
-_IGNORED_FIELDS = ("name", "network", "seed", "repeats")  # fields that do not distinguish methods
+MAX_NAME_LENGTH = 80  # maximum length of the name of a compression, in characters
+_IGNORED_FIELDS = ("name", "network", "seed", "repeats")  # fields that may differ for one method
 
 
 def compressor_expression(compressor: JSON) -> str:
-    """Return a compressor's record as a Python expression: `ErrorFeedback(TopK(ratio=0.01))`.
+    """Return a compressor's record as an expression, such as `ErrorFeedback(TopK(ratio=0.01))`.
 
-    The expression contains all numeric options, but texts and booleans only if they differ from the
-    default.
+    The expression contains all numeric options; it contains texts and booleans only if they differ
+    from the default.
     """
     if compressor is None:
         return DENSE
@@ -35,27 +35,27 @@ def compressor_expression(compressor: JSON) -> str:
 
 
 def compressor_of(run: Run) -> dict[str, JSON] | None:
-    """Return the record of the run's compressor, or None for a run without compression."""
+    """Return the record of a run's compressor; None if the run does not use compression."""
     compressor: dict[str, JSON] | None = (run.experiment.get("strategy") or {}).get("compressor")
     return compressor
 
 
 def method(run: Run) -> str:
-    """Return the name of the run's compression: `TopK(ratio=0.01)` or `no compression`."""
+    """Return the name of a run's compression, such as `TopK(ratio=0.01)` or `no compression`."""
     text = compressor_expression(compressor_of(run))
     return text if len(text) <= MAX_NAME_LENGTH else text[: MAX_NAME_LENGTH - 1] + "…"
 
 
 def task_fields(run: Run) -> dict[str, JSON]:
-    """Return the experiment's fields that define the task: all but strategy, network and seeds."""
+    """Return the fields that define a run's task: all except strategy, network and seeds."""
     return {name: value for name, value in method_fields(run).items() if name != "strategy"}
 
 
 def baseline_of(run: Run, runs: Iterable[Run]) -> Run | None:
-    """Return a run of the same task without compression, or None.
+    """Return an uncompressed run of the same task as a compressed run, or None.
 
-    A baseline on the same network is preferred, and then the one with the most similar strategy.
-    For a run without compression, the result is None.
+    A baseline on the same network is preferred; among several, the one with the most similar
+    strategy is chosen. If the run itself is uncompressed, the result is None.
     """
     if compressor_of(run) is None:
         return None
@@ -74,17 +74,19 @@ def _difference(one: Run, other: Run) -> tuple[bool, int]:
         name for name in strategy | other_strategy if strategy.get(name) != other_strategy.get(name)
     ]
     network = one.experiment.get("network") != other.experiment.get("network")
-    # The network comes first in the tuple, because it matters more than the strategy.
+    # In the comparison of tuples, the network comes first, because it matters more than the
+    # strategy.
     return network, sum(not name.startswith("compressor") for name in differing)
 
 
 def method_fields(run: Run) -> dict[str, JSON]:
-    """Return the experiment's fields that distinguish training methods and tasks."""
+    """Return the fields of a run's experiment that distinguish training methods and tasks."""
     return {name: value for name, value in run.experiment.items() if name not in _IGNORED_FIELDS}
 
 
 def _is_default(name: str, field: str, value: JSON) -> bool:
-    # A record may name a compressor that this labkit does not know, such as one of a notebook.
+    # A record may contain a compressor that is not part of labkit, such as one defined in a
+    # notebook.
     if name not in COMPRESSORS or not isinstance(value, str | bool):
         return False
     field_info = COMPRESSORS[name].model_fields.get(field)

@@ -1,4 +1,4 @@
-"""The environment of a run: versions and hardware, without host names, user names and paths."""
+"""The environment of a run: versions and hardware, but no names of hosts, users or paths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labkit.common.machine import machine
 
 
 def describe() -> dict[str, JSON]:
-    """Return the versions and hardware that this rank sees; the call imports TensorFlow and MPI."""
+    """Return the versions and hardware that this rank sees; this imports TensorFlow and MPI."""
     import keras
     import mpi4py
     import tensorflow as tf

@@ -1,4 +1,4 @@
-"""The time for which training steps wait for input, and the overhead over synthetic input."""
+"""The time that training steps wait for input, and their overhead over synthetic input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import pandas
 
 SYNTHETIC, INSIDE = "synthetic", "in the step"
-# Each input pipeline after the synthetic one extends the one before; "cache" also prefetches.
+# Each input pipeline after the synthetic one adds a technique to the previous pipeline; "cache"
+# includes prefetching, too.
 WAYS = (SYNTHETIC, INSIDE, "map", "parallel calls", "prefetch", "cache")
 
 
@@ -22,9 +23,10 @@ class FedStep(NamedTuple):
     Attributes:
         way: Name of the input pipeline, one of `WAYS`.
         repeat, step: Number of the repeat, and of the step within the repeat.
-        start, got, stop: Times at which the step requested its batch, received it, and ended.
-        made_start, made_stop: Times at which the making of the batch began and ended; NaN if it was
-            made before the repeat.
+        start, got, stop: Times when the step requested its batch, when it received the batch, and
+            when it ended.
+        made_start, made_stop: Times when the preparation of the batch began and ended; NaN if the
+            batch was prepared before the repeat.
     """
 
     way: str
@@ -39,12 +41,13 @@ class FedStep(NamedTuple):
 
 @dataclass(frozen=True)
 class InputTrace:
-    """Measurements of training steps with all input pipelines.
+    """Measurements of training steps with each of the input pipelines.
 
     Attributes:
-        fed: One entry per training step.
+        fed: Measured training steps (`FedStep`).
         nbytes: Size of the input file in bytes.
-        filled: Seconds of the first pass of the pipeline "cache", which filled the cache.
+        filled: Seconds of the first pass over the data with the pipeline "cache", which fills the
+            cache.
     """
 
     fed: Sequence[FedStep]
@@ -58,10 +61,10 @@ class InputTrace:
         return [way for way in WAYS if way in measured]
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """Return one row per step, with columns `ready` (s), `idle_ms`, `compute_ms`, `step_ms`.
+        """Return one row per step with the columns `ready` (s), `idle_ms`, `compute_ms`, `step_ms`.
 
-        `ready` is the time at which the step received its batch. If the step itself makes the
-        batch, `ready` is the time at which the batch was made.
+        The column `ready` is the time when the step received its batch. If the step prepares the
+        batch itself, `ready` is the time when the batch was prepared.
         """
         import pandas as pd
 
@@ -77,17 +80,18 @@ class InputTrace:
 
 
 def input_costs(trace: InputTrace) -> pandas.DataFrame:
-    r"""Return one row per input pipeline: step time, idle time, and the overhead of the input.
+    r"""Return one row per input pipeline: step time, idle time and overhead over synthetic input.
 
-    Let \(t_r\) be the median step time of repeat \(r\), and \(s_r\) that with synthetic input in
-    the same repeat. The I/O overhead is the median over repeats of \((t_r - s_r)/s_r\);
-    `overhead_low` and `overhead_high` are its minimum and maximum. Times in ms are medians over
-    repeats of medians over steps. `idle_share` is the fraction of step time without computation.
+    Let \(t_r\) be the median step time of repeat \(r\), and \(s_r\) the median step time with
+    synthetic input in this repeat. The I/O overhead is the median over the repeats r of \((t_r -
+    s_r)/s_r\); `overhead_low` and `overhead_high` are the minimum and the maximum over repeats.
+    Times in ms are medians over repeats of the median over the steps of each repeat. The column
+    `idle_share` is the fraction of the step time in which the step waits for input.
 
     Source: TensorFlow's "Benchmarks" (2017) measures a baseline with synthetic data and adds real
     data. Murray et al. 2021, *tf.data: A machine learning data processing framework*
-    (arXiv:2101.12127), define the pipelines. Unlike both, the repeats here are interleaved pairs,
-    and input and training share the CPU cores.
+    (arXiv:2101.12127), define the pipelines. Unlike both sources, labkit measures repeats as
+    interleaved pairs, and input and training share the CPU cores.
     """
     import pandas as pd
 

@@ -1,6 +1,6 @@
-"""The ledger of samples that each rank trained on, and a check that every sample counts once.
+"""A ledger that lists the samples of each rank and step, to check that each sample is used once.
 
-The check compares hashes of the samples with the data set, and so does not rely on the plan that
+The check compares hashes of the samples with the data set, so it does not depend on the plan that
 assigns samples to ranks.
 """
 
@@ -21,14 +21,14 @@ SUFFIX = ".ledger"
 
 
 class SampleRecord(NamedTuple):
-    """A ledger entry: the samples on which one rank trained in one step.
+    """A ledger entry, which lists the samples on which one rank trained in one step.
 
     Attributes:
         step: Training step, counted from 0.
-        rank: Number of the rank at the start of the run, before any failure.
-        world: Number of ranks that had failed before. If the step is repeated after more failures,
-            this entry does not count.
-        samples: Hash of each sample.
+        rank: Number that the rank had at the start of the run, before any failure.
+        world: Number of ranks that had failed before this attempt of the step. If the step is
+            repeated after further failures, the entry is ignored.
+        samples: A hash of each sample.
     """
 
     step: int
@@ -38,15 +38,16 @@ class SampleRecord(NamedTuple):
 
 
 class Account(NamedTuple):
-    """The totals of an audited ledger.
+    """The totals of a ledger that was compared with the data set.
 
     Attributes:
-        epochs, steps: Number of audited epochs, and number of steps with entries.
-        lost: Total number, over all epochs, of samples that an epoch lacks.
-        repeated: Total number of samples that an epoch repeats, or that are not in the data set.
-        steps_repeated: Number of rolled-back attempts of steps after failures.
+        epochs, steps: Number of checked epochs, and number of steps for which there are entries.
+        lost: Number of samples that are missing in an epoch, summed over all epochs.
+        repeated: Number of samples that are used more than once in an epoch, or that the data set
+            does not contain, summed over all epochs.
+        steps_repeated: Number of attempts of steps that were rolled back after failures.
         steps_missing: Number of steps for which no rank has an entry.
-        by_rank: Number of counted samples by rank.
+        by_rank: For each rank, the number of its samples, without those of rolled-back attempts.
     """
 
     epochs: int
@@ -59,23 +60,23 @@ class Account(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """True if every sample of the data set occurs exactly once per epoch."""
+        """Whether every sample of the data set is used exactly once in each epoch."""
         return not (self.lost or self.repeated or self.steps_missing)
 
 
 def hashes(leaves: Sequence[np.ndarray]) -> list[str]:
-    """Return a hash of each sample: of the bytes of its row in each array of the data set."""
+    """Return each sample's hash, computed from the bytes of its row in all arrays."""
     rows = zip(*([row.tobytes() for row in leaf] for leaf in leaves), strict=True)
     return [hashlib.blake2b(b"".join(row), digest_size=8).hexdigest() for row in rows]
 
 
 def encode_entry(entry: SampleRecord) -> bytes:
-    """Return an entry as one line; a rank that dies while writing can damage only this line."""
+    """Return an entry as one line, so that a rank that dies can damage only the last line."""
     return json.dumps(entry).encode() + b"\n"
 
 
 def read(folder: Path) -> list[SampleRecord]:
-    """Return all ranks' entries, without the incomplete last line of a rank that died."""
+    """Return the entries of all ranks, without incomplete last lines of ranks that died."""
     entries = []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         lines = read_file(path).rpartition(b"\n")[0]
@@ -86,13 +87,13 @@ def read(folder: Path) -> list[SampleRecord]:
 def audit(
     entries: Iterable[SampleRecord], samples: Sequence[np.ndarray], steps: int, epochs: int
 ) -> Account:
-    """Compare a ledger's entries with the data set, and return the totals.
+    """Compare the entries of a ledger with the data set, and return the totals.
 
     Args:
         entries: Entries of all ranks.
         samples: Arrays of the data set (inputs, targets), each with one row per sample.
         steps: Steps per epoch.
-        epochs: Number of trained epochs.
+        epochs: Number of epochs that were trained.
     """
     by_step: dict[int, list[SampleRecord]] = defaultdict(list)
     for entry in entries:
@@ -113,6 +114,6 @@ def audit(
 
 
 def _taken(entries: Sequence[SampleRecord]) -> list[SampleRecord]:
-    """Return the entries of a step's last attempt, which completed the step."""
+    """Return the entries of the last attempt of a step, which completed it."""
     last = max(entry.world for entry in entries)
     return [entry for entry in entries if entry.world == last]

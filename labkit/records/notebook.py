@@ -1,4 +1,4 @@
-"""Readers of executed notebook files, which limit the size and validate the structure."""
+"""Readers of executed notebooks, which check size and structure, because files may be foreign."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from labkit.common.safe_files import UnsafeFile, read_file
 from labkit.common.safe_json import NotPlain, read_plain_json
 from labkit.records.store import Record
 
-MAX_NOTEBOOK_BYTES = 2**27  # bytes; a notebook with many figures has tens of millions
+MAX_NOTEBOOK_BYTES = 2**27  # maximum bytes; notebooks with many figures have tens of millions
 
 
 def read_notebook(path: Path) -> Record:
-    """Return the JSON record of an executed notebook of format 4.
+    """Return the JSON object of an executed notebook in format 4.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        LabkitError: The file cannot be read, or is not a notebook of format 4.
+        LabkitError: The file cannot be read, or is not a notebook in format 4.
     """
     try:
-        # A job's folder may come from another user, so the reader follows no symbolic links.
+        # The folder of a job may come from another user, so the file is read without following
+        # symbolic links.
         record_json = read_plain_json(read_file(path, MAX_NOTEBOOK_BYTES), strict=False)
         if reason := _notebook_problem(record_json):
             raise NotPlain(reason)
@@ -36,14 +37,14 @@ def read_notebook(path: Path) -> Record:
 
 
 def notebook_bytes(path: Path) -> bytes:
-    """Return the bytes of a notebook's file.
+    """Return the bytes of the file of a notebook.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        NotPlain: The file cannot be read, or is larger than the limit for notebooks.
+        NotPlain: The file cannot be read, or is larger than `MAX_NOTEBOOK_BYTES`.
     """
     try:
-        if not path.is_file():  # Reading a named pipe would block.
+        if not path.is_file():  # reading a named pipe would block
             raise FileNotFoundError(f"no file {path}")
         if (size := path.stat().st_size) > MAX_NOTEBOOK_BYTES:
             raise NotPlain(f"has {size:,} bytes; a notebook has at most {MAX_NOTEBOOK_BYTES:,}")
@@ -55,7 +56,7 @@ def notebook_bytes(path: Path) -> bytes:
 
 
 def _notebook_problem(value: JSON) -> str | None:
-    """Return what makes a value not a notebook of format 4, or None."""
+    """Return why a JSON value is not a notebook in format 4; None if it is one."""
     cells = value.get("cells") if isinstance(value, dict) else None
     if not isinstance(cells, list):
         return "is not a notebook of format 4: it has no list of cells"

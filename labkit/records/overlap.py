@@ -1,4 +1,4 @@
-"""The communication time that computation hides, and could hide, from the ranks' timelines."""
+"""The communication time that computation hides or could hide, from timelines of the ranks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from labkit.records.timed_steps import steady_steps, step_seconds, timeline_of
 if TYPE_CHECKING:
     import pandas
 
-MIN_HIDDEN_FRACTION = (
-    0.01  # fraction of the communication time; if less can be hidden, no ratio is reported
-)
+MIN_HIDDEN_FRACTION = 0.01  # minimum hideable fraction of communication for a ratio
 NO_SPEED: dict[str, float] = {"steps": 0, "buckets": 0} | dict.fromkeys(
     ("step_ms", "communication_ms", "exposed_ms", "hidden_ms", "ideal_ms", "reached"), math.nan
 )
@@ -26,27 +24,27 @@ NO_SPEED: dict[str, float] = {"steps": 0, "buckets": 0} | dict.fromkeys(
 
 @dataclass(frozen=True)
 class Overlap:
-    """One step's exchange of all gradient buckets, combined over the ranks.
+    """The exchange of all gradient buckets in one step, with the times of all ranks combined.
 
-    Ranks of one host share a clock. A bucket is ready when the last rank has packed the bucket.
-    The bucket's exchange starts when the last rank joins, so waiting for a slower rank does not
-    count as communication.
+    All ranks of one host use the same clock. A bucket is ready when the last rank has packed it.
+    The exchange of a bucket starts when the last rank joins it, so the time of waiting for slower
+    ranks is not communication.
     """
 
     step: int
-    ready: list[float]  # seconds on the host's clock, by bucket
-    seconds: list[float]  # duration of communication, by bucket
-    waits: list[tuple[int, float, float]]  # bucket, start, stop on the rank that waits least
+    ready: list[float]  # by bucket: time in s when it is ready, on the host's clock
+    seconds: list[float]  # by bucket: duration of its communication in s
+    waits: list[tuple[int, float, float]]  # (bucket, start, stop), of the rank that waits least
 
     @property
     def communication(self) -> float:
-        """Total seconds of communication, summed over buckets."""
+        """Total communication time in seconds, summed over the buckets."""
         return sum(self.seconds)
 
     @property
     def exposed(self) -> float:
-        """Total seconds for which training waits for communication; concurrent waits count once."""
-        # The time before `waited_until` is already counted.
+        """Seconds for which training waits for communication; overlapping waits count once."""
+        # The time until `waited_until` has already been counted.
         exposed, waited_until = 0.0, self.waits[0][1]
         for _, start, stop in self.waits:
             exposed += max(0.0, stop - max(start, waited_until))
@@ -55,17 +53,17 @@ class Overlap:
 
     @property
     def ideal(self) -> float:
-        """Seconds of waiting that would remain with the best order of buckets, without delays.
+        """Seconds of waiting that would remain with the better of two orders of buckets.
 
-        In this ideal, the communication channel is never idle while a bucket is ready. The channel
-        serves buckets first come, first served, or by urgency, whichever leaves less waiting.
-        Computation between the waits takes as long as measured.
+        In this ideal case, the communication channel is never idle while a bucket is ready. Buckets
+        are exchanged either in the order in which they are ready or by urgency, whichever leaves
+        less waiting. The computation between waits has its measured duration.
         """
         urgency = [0] * len(self.ready)
         for position, (bucket, _, _) in enumerate(self.waits):
-            # A bucket is more urgent if training waits for it earlier.
+            # If training waits for a bucket earlier, the bucket is more urgent.
             urgency[bucket] = position
-        # Neither order is optimal in all cases, so both are tried.
+        # No single order is optimal in all cases, so two orders are compared.
         by_ready_time = sorted(range(len(self.ready)), key=lambda bucket: self.ready[bucket])
         orders = (by_ready_time, by_priority(self.ready, self.seconds, urgency))
         return min(self._exposed(self._finish(order)) for order in orders)
@@ -73,7 +71,7 @@ class Overlap:
     def _finish(self, order: Iterable[int]) -> list[float]:
         finish, free = [0.0] * len(self.ready), float("-inf")
         for bucket in order:
-            # A bucket's exchange starts when the bucket is ready and the channel is free.
+            # The exchange of a bucket starts when the bucket is ready and the channel is free.
             free = max(self.ready[bucket], free) + self.seconds[bucket]
             finish[bucket] = free
         return finish
@@ -81,17 +79,17 @@ class Overlap:
     def _exposed(self, finish: list[float]) -> float:
         now, waited_until, exposed = self.waits[0][1], self.waits[0][1], 0.0
         for bucket, start, stop in self.waits:
-            now += max(0.0, start - waited_until)  # computation since the previous wait
+            now += max(0.0, start - waited_until)  # adds the computation since the previous wait
             exposed += max(0.0, finish[bucket] - now)
             now, waited_until = max(now, finish[bucket]), max(waited_until, stop)
         return exposed
 
 
 def hidden_parts(run: Run) -> dict[str, float]:
-    """Return how much of a run's communication time is hidden, as medians over steady steps.
+    """Return how much of a run's communication time is hidden: medians over all steady steps.
 
-    `labkit.figures.overlap` shows these values as a table row, or `NO_SPEED` if verification
-    failed.
+    `labkit.figures.overlap` shows the returned values as a table row. If verification failed, the
+    row is `NO_SPEED`.
 
     Raises:
         LabkitError: The run has no timeline of gradient exchanges.
@@ -107,7 +105,7 @@ def hidden_parts(run: Run) -> dict[str, float]:
     communication, exposed, ideal = 1e3 * np.array(parts).T
     possible = float(np.median(communication - ideal))
     reached = float(np.median(communication - exposed))
-    # A ratio to a tiny hideable time would be noise.
+    # If very little time can be hidden, its ratio would be noise and is not reported.
     significant = possible > MIN_HIDDEN_FRACTION * float(np.median(communication))
     return {
         "steps": len(chosen_exchanges),
@@ -122,20 +120,21 @@ def hidden_parts(run: Run) -> dict[str, float]:
 
 
 def overlaps(timeline: pandas.DataFrame) -> list[Overlap]:
-    """Return the complete gradient exchanges of a timeline, oldest first.
+    """Return all complete gradient exchanges of a timeline; the oldest comes first.
 
-    Exchanges are counted from the end, because a long run keeps only its last events. Step numbers
-    do not serve, because an event of the communication thread has the step in which it ended, which
-    may be the next step.
+    Exchanges are counted from the end, because the timeline of a long run contains only its last
+    events. Step numbers cannot be used, because an event of the communication thread has the number
+    of the step in which it ended. This may be the next step.
 
     Args:
-        timeline: Events of all ranks, with rank, kind, step, bucket, start, stop (seconds).
+        timeline: Events of all ranks, each with rank, kind, step, bucket, start and stop (in
+            seconds).
     """
     events = timeline[timeline["kind"] != "step"].sort_values("start", kind="stable")
-    # On every rank, the n-th last event of a bucket belongs to the n-th last exchange.
+    # On every rank, the n-th last event of a bucket is part of the n-th last exchange.
     back = events.groupby(["rank", "kind", "bucket"]).cumcount(ascending=False)
     buckets = sorted(events["bucket"].unique())
-    # Each rank has three events per bucket, for packing, communication and waiting.
+    # Each rank has three events per bucket: packing, communication and waiting.
     whole = 3 * len(buckets) * events["rank"].nunique()
     exchanges = [_overlap(part) for _, part in events.groupby(back) if len(part) == whole]
     return exchanges[::-1]
@@ -146,7 +145,7 @@ def _overlap(part: pandas.DataFrame) -> Overlap:
     by_bucket = serves.groupby("bucket")
     waits = part[part["kind"] == "wait"]
     waited = (waits["stop"] - waits["start"]).groupby(waits["rank"]).sum()
-    # The rank that waits least is the slowest one, for which the other ranks wait.
+    # The rank that waits least is the slowest one, and the other ranks wait for it.
     critical_waits = waits[waits["rank"] == waited.idxmin()]
     positions = {
         bucket: position for position, bucket in enumerate(sorted(serves["bucket"].unique()))

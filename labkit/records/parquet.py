@@ -1,4 +1,4 @@
-"""A reader of runs' Parquet tables that limits both their declared and their unpacked size."""
+"""A reader of runs' Parquet tables that limits their declared and their unpacked size."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-MAX_CELLS = 2**25  # maximum values per table; one step of one rank has about twenty
+MAX_CELLS = 2**25  # maximum values per table; each step of a rank has about 20
 MAX_COLUMNS = 1_000
-MAX_BYTES = 2**29  # maximum unpacked bytes per table
+MAX_BYTES = 2**29  # maximum bytes of an unpacked table
 TEXT_BATCH_ROWS, NUMBER_BATCH_ROWS = (
     2**8,
     2**14,
-)  # rows per read, for text columns and for number columns
-MAX_SCHEMA_BYTES = 2**20  # maximum bytes of a name or note in the schema
-MAX_INTEGER = 2**53  # greatest integer up to which a float represents all integers
-MAX_SPARSITY = (
-    20  # maximum ratio of (seed, step) combinations to rows; seeds end at different steps
-)
-# Columns that identify a row, whose values are never missing.
+)  # rows per read of text columns, and of number columns
+MAX_SCHEMA_BYTES = 2**20  # maximum bytes of a name or of metadata in the schema
+MAX_INTEGER = 2**53  # largest bound up to which a float represents every integer
+MAX_SPARSITY = 20  # maximum ratio of seeds times steps to rows
+# Columns that identify a row, so none of their values may be missing.
 INDEX_COLUMNS = {"seed", "rank", "step", "epoch", "bucket", "server", "worker", "update", "version"}
-# Other encodings could expand to texts that are far longer than the encoded bytes.
+# Other encodings are rejected, because they could expand to texts much longer than the encoded
+# bytes.
 ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 
 
 def read_parquet(content: bytes) -> pa.Table:
-    """Return the table of numbers, booleans and texts in a Parquet file's content.
+    """Return the table of numbers, booleans and texts that a Parquet file contains.
 
     Raises:
         NotPlain: The table exceeds a limit or has columns that labkit does not write.
@@ -43,17 +42,18 @@ def read_parquet(content: bytes) -> pa.Table:
     file = pq.ParquetFile(pa.BufferReader(content), **limits)
     if reason := _size_problem(file.metadata) or _schema_problem(file.schema_arrow):
         raise NotPlain(reason)
-    # Read as dictionaries, repeated texts take memory once, until their unpacked size is known.
+    # Text columns are read as dictionaries, so that a repeated text occupies memory only once until
+    # its unpacked size is known.
     texts = [field.name for field in file.schema_arrow if _is_text(field.type)]
     file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=texts, **limits)
     return _read_bounded(file)
 
 
 def _read_bounded(file: pq.ParquetFile) -> pa.Table:
-    """Return a file's table; stop with an error once its unpacked size exceeds the limit.
+    """Return a file's table; raise an error as soon as its unpacked size exceeds the limit.
 
-    Arrow checks the unpacked size of a page only against the page's header. The file's footer may
-    therefore declare a small size for a column chunk of gigabytes.
+    Arrow compares the unpacked size of a page only with the size in the page's header. The footer
+    of a file may therefore declare a small size for a column of gigabytes.
     """
     import pyarrow as pa
 
@@ -71,11 +71,11 @@ def _read_bounded(file: pq.ParquetFile) -> pa.Table:
 
 
 def column_problem(table: pa.Table, columns: Mapping[str, str]) -> str | None:
-    """Return what is wrong with the columns of a table, or None if nothing is.
+    """Return a description of what is wrong with a table's columns; None if they are valid.
 
     Args:
-        table: Table from `read_parquet`.
-        columns: Required columns and their pandas types; all other columns hold numbers.
+        table: Table that `read_parquet` has returned.
+        columns: Required columns with their pandas types; all other columns must contain numbers.
     """
     if missing := columns.keys() - set(table.column_names):
         return f"has no {', '.join(sorted(missing))}"
@@ -91,18 +91,19 @@ def column_problem(table: pa.Table, columns: Mapping[str, str]) -> str | None:
 
 
 def _type_problem(column: pa.ChunkedArray, kind: str, is_place: bool) -> str | None:
-    """Return the name of the type that a column should have, or None if it has the type."""
+    """Return the type that a column should have; None if the column has it."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     types = pa.types
     is_whole = types.is_integer(column.type)
-    if types.is_null(column.type) and not is_place:  # such as an optional text that no row has
+    if types.is_null(column.type) and not is_place:  # e.g. an optional text missing in all rows
         return None
     if kind == "object":
         return None if _is_text(column.type) else "texts"
     if kind != "int64":
-        # Integers count as numbers too; pandas turns them into floats if values are missing.
+        # Integers are accepted as numbers, and pandas converts them to floats if values are
+        # missing.
         is_numeric = is_whole or types.is_floating(column.type) or types.is_boolean(column.type)
         return None if is_numeric else "numbers"
     if not is_whole or (is_place and column.null_count):
@@ -122,7 +123,7 @@ def _distinct(table: pa.Table, name: str) -> int:
 
 
 def _size_problem(metadata: pq.FileMetaData) -> str | None:
-    """Return which declared size of a Parquet file exceeds a limit, or None."""
+    """Return which size that a Parquet file declares exceeds a limit; None if none does."""
     if metadata.num_columns > MAX_COLUMNS:
         return f"has {metadata.num_columns:,} columns; allowed: at most {MAX_COLUMNS:,}"
     if (
@@ -170,7 +171,7 @@ def _plain(kind: Any) -> Any:
 
 
 def _size(part: pa.Array) -> int:
-    """Return the unpacked bytes of a part of a column: repeated texts count in every row."""
+    """Return the unpacked bytes of a column part, in which each repetition of a text counts."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""Training state in .npz files: named pieces of tensors, each of which is a box of a tensor."""
+"""Training state in .npz files, which contain named pieces (boxes) of tensors."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from labkit.common.state import decoding
 from labkit.records import store
 
 Corner: TypeAlias = tuple[int, ...]
-_INDEX = "index"  # name of the array that describes the others, as UTF-8 JSON
+_INDEX = "index"  # name of the array that describes the others in UTF-8 JSON
 
 
 class TensorBox(NamedTuple):
-    """A piece of a tensor in the shape of a box (hyperrectangle).
+    """A piece of a tensor: all elements whose indices are within a box (hyperrectangle).
 
     Attributes:
         name: Name of the tensor in the whole model.
-        values: Elements of the box.
+        values: Elements of the tensor in the box.
         whole: Shape of the whole tensor.
-        corner: Index, in the whole tensor, of the box's first element.
+        corner: Index in the whole tensor of the first element of the box.
         own: True if the tensor is local to one rank, so that other ranks may have other values;
             default: False.
     """
@@ -42,12 +42,12 @@ class TensorBox(NamedTuple):
 
     @classmethod
     def local(cls, name: str, values: np.ndarray) -> TensorBox:
-        """Return a whole tensor that is local to this rank."""
+        """Return a piece that contains a whole tensor, which is local to this rank."""
         return cls(name, values, values.shape, (0,) * values.ndim, own=True)
 
 
 def assemble(pieces: Sequence[TensorBox], corner: Corner, shape: tuple[int, ...]) -> np.ndarray:
-    """Assemble a box of a tensor, with this corner and shape, from pieces of the tensor.
+    """Return the box of a tensor with this corner and shape, assembled from pieces of the tensor.
 
     Where pieces overlap, the elements of the first piece are used.
 
@@ -60,7 +60,7 @@ def assemble(pieces: Sequence[TensorBox], corner: Corner, shape: tuple[int, ...]
         start = np.maximum(piece.corner, corner)
         stop = np.minimum(
             np.add(piece.corner, piece.values.shape), np.add(corner, shape)
-        )  # start and stop of the intersection with the box
+        )  # intersection of the piece with the box
         if np.any(stop <= start):
             continue
         target = tuple(map(slice, start - corner, stop - corner))
@@ -72,11 +72,11 @@ def assemble(pieces: Sequence[TensorBox], corner: Corner, shape: tuple[int, ...]
 
 
 def pack(pieces: Iterable[TensorBox], record: Mapping[str, JSON]) -> bytes:
-    """Return the content of an .npz file with one rank's pieces.
+    """Return the bytes of an .npz file that contains one rank's pieces.
 
     Args:
-        pieces: Pieces of the rank's training state.
-        record: Further state of the rank as JSON values; numbers may be infinite or NaN.
+        pieces: Pieces of tensors in the rank's training state.
+        record: Other state of the rank as JSON values, in which numbers may be infinite or NaN.
     """
     arrays: dict[str, Any] = {}
     index: list[JSON] = []
@@ -91,7 +91,7 @@ def pack(pieces: Iterable[TensorBox], record: Mapping[str, JSON]) -> bytes:
 
 
 def write(path: Path, pieces: Iterable[TensorBox], record: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Write one rank's pieces to an .npz file, and return its size in bytes and its checksum.
+    """Write one rank's pieces to an .npz file, and return the size in bytes and the checksum.
 
     Args: See `pack`.
     """
@@ -101,7 +101,7 @@ def write(path: Path, pieces: Iterable[TensorBox], record: Mapping[str, JSON]) -
 
 
 class RankFile:
-    """The state file of one rank, whose tensors are read only on access."""
+    """The state file of one rank; a tensor is read from the file only when it is accessed."""
 
     def __init__(self, file: Path | bytes) -> None:
         self._name = "a rank's state" if isinstance(file, bytes) else f"the state in {file}"
@@ -125,20 +125,20 @@ class RankFile:
         }
 
     def pieces(self, name: str, is_local: bool) -> Iterator[TensorBox]:
-        """Yield the rank's pieces of a tensor."""
+        """Yield this rank's pieces of the tensor with this name."""
         for number, whole, corner, kind in self._index.get((is_local, name), ()):
             with decoding(self._name):
                 values = self._file[str(number)]
-                if values.dtype.kind == "V":  # NumPy does not know the type, such as bfloat16
+                if values.dtype.kind == "V":  # a type that NumPy lacks, such as bfloat16
                     values = values.view(np.dtype(kind))
             yield TensorBox(name, values, whole, corner, is_local)
 
 
 class CheckpointState:
-    """The training state of all ranks, combined from the files of a checkpoint.
+    """The training state of all ranks, read from the state files of a checkpoint.
 
     Args:
-        files: Paths of the state files, or their contents, by rank.
+        files: For each rank, the path of its state file, or the content of the file.
     """
 
     def __init__(self, files: Mapping[int, Path | bytes]) -> None:
@@ -146,29 +146,29 @@ class CheckpointState:
 
     @classmethod
     def from_folder(cls, folder: Path, ranks: int) -> Self:
-        """Return the training state in a checkpoint folder that `ranks` ranks have written."""
+        """Return the training state from a checkpoint folder that `ranks` ranks have written."""
         return cls({rank: rank_file(folder, rank) for rank in range(ranks)})
 
     @cached_property
     def ranks(self) -> dict[int, RankFile]:
-        """State file of each rank."""
+        """The state file of each rank, by rank number."""
         return {rank: RankFile(file) for rank, file in self._files.items()}
 
     def tensor(self, name: str) -> list[TensorBox]:
-        """Return all ranks' pieces of a tensor, first those of common tensors, then local ones."""
+        """Return all ranks' pieces of a tensor; pieces of common tensors precede local tensors."""
         kinds = [(is_local, rank) for is_local in (False, True) for rank in self.ranks.values()]
         return [piece for is_local, rank in kinds for piece in rank.pieces(name, is_local)]
 
     def full_tensor(self, name: str) -> np.ndarray | None:
-        """Return a whole tensor, assembled from all ranks, or None if no rank has a piece."""
+        """Return a whole tensor, assembled from all ranks' pieces; None if there are no pieces."""
         pieces = self.tensor(name)
         return assemble(pieces, (0,) * len(pieces[0].whole), pieces[0].whole) if pieces else None
 
 
 def _arrays(content: Any) -> Any:
-    """Return the arrays of an .npz file, which must be uncompressed and unencrypted."""
+    """Return the arrays of an .npz file; raise an error if it is compressed or encrypted."""
     arrays = np.load(content, allow_pickle=False)
-    # Bit 0 of the flags marks an encrypted entry.
+    # In the flags of an entry, bit 0 means that the entry is encrypted.
     if any(
         entry.compress_type != ZIP_STORED or entry.flag_bits & 1 for entry in arrays.zip.filelist
     ):
@@ -177,5 +177,5 @@ def _arrays(content: Any) -> Any:
 
 
 def rank_file(folder: Path, rank: int) -> Path:
-    """Return the path of a rank's state file."""
+    """Return the path of the state file of a rank in a checkpoint folder."""
     return folder / f"rank{rank}.npz"

@@ -1,4 +1,4 @@
-"""Measurements of device placement: the device of each operation, and its duration."""
+"""Measurements for device placement: the device and the duration of each operation."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from labkit.records.step_graph import StepGraph
 from labkit.simulate.placement import TaskGraph
 
 Row: TypeAlias = dict[str, str | int | float | bool]  # one row of a table
-WAY = "product, with the copies"  # label of matrix products timed with their copies
+WAY = "product, with the copies"  # label of matrix products that are timed with their copies
 
 
 @dataclass(frozen=True)
 class PlacementMeasurements:
-    """Measurements of devices and operations, which labkit makes before it tries placement plans.
+    """Measurements of devices and operations, made before placement plans are executed.
 
     Attributes:
         listed: Names of all logical devices that TensorFlow lists.
         kernels: Rows of TensorFlow's kernel registry: op, device, types.
-        rules: Rows of tests of TensorFlow's placer: requested device and resulting device.
-        scoped: Executed graph of a step with one device scope per tower (parallel branch of the
-            model).
+        rules: Rows of tests of TensorFlow's placer, each with the requested device and the
+            resulting device.
+        scoped: Executed graph of a step in which each tower (parallel branch of the model) has its
+            own device scope.
         log: Device of each graph node, from TensorFlow's placement log of the step in `scoped`.
-        tasks: Graph of a step without device scopes, with the seconds and bytes of each operation.
-        links: Rows of timed copies between two logical devices: bytes, seconds.
-        latency, bandwidth: Fixed seconds per copy, and bytes/s of a copy, between two logical
-            devices.
-        dispatch: Seconds of overhead for each operation in addition to its computation.
-        speeds: Rows of timed matrix products and copies by size; empty without a GPU.
+        tasks: Graph of a step without device scopes, with the seconds and output bytes of each
+            operation.
+        links: Rows of timed copies between two logical devices, each with bytes and seconds.
+        latency, bandwidth: Fixed seconds of each copy between two logical devices, and bytes/s of
+            the copy.
+        dispatch: Seconds that TensorFlow needs for each operation in addition to its computation.
+        speeds: Rows of timed matrix products and copies, by size; empty without a GPU.
     """
 
     listed: Sequence[str]
@@ -47,14 +49,14 @@ class PlacementMeasurements:
 
 @dataclass(frozen=True)
 class PlanMeasurement:
-    """The measurement of an executed placement plan.
+    """The measurement of a placement plan that TensorFlow has executed.
 
     Attributes:
         name: Name of the plan.
         seconds: Duration of each step.
-        losses: Training losses of the first steps, to compare plans.
+        losses: Training losses of the first steps, which should be equal for all plans.
         copies: Number of tensors and signals that TensorFlow sends between devices in a step.
-        graph: Graph that TensorFlow executed under the plan.
+        graph: Graph that TensorFlow executed with this plan.
     """
 
     name: str

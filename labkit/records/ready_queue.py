@@ -1,4 +1,4 @@
-"""A replay of TensorFlow's ready queue for a traced step: dependency counts and waiting times."""
+"""A replay of TensorFlow's ready queue in a traced step: unresolved dependencies and waits."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from typing import NamedTuple
 from labkit.common.errors import LabkitError
 from labkit.records.step_graph import Operation, StepGraph
 
-RESOLUTION = 1e-6  # seconds by which the clocks of two threads may differ
+RESOLUTION = 1e-6  # seconds by which clocks of two threads may differ
 
 
 @dataclass(frozen=True)
 class QueuedOperation:
-    """The path of an operation through the ready queue. Times are seconds from the step's start.
+    """An operation with the times at which it became ready, started and ended. All times are
+    seconds from the start of the step.
 
     Attributes:
-        operation: Operation that was executed.
-        needs: Number of inputs and control inputs for which the operation waits before it starts.
-        ready: Time at which the last dependency ended, so that no dependency is unresolved.
-        start, stop: Times of execution. TensorFlow's profiler has no events for constants and
-            arguments. Such operations count as ended as soon as they are ready.
-        timed: True if the profiler has an event for the operation.
+        operation: The operation that TensorFlow executed.
+        needs: Number of inputs and control inputs that must end before the operation can start.
+        ready: Time when the last dependency ended, after which the operation could start.
+        start, stop: Times when the execution started and ended. TensorFlow's profiler records no
+            events for constants and arguments. An operation without an event is assumed to end as
+            soon as it is ready.
+        timed: Whether the profiler recorded an event for the operation.
     """
 
     operation: Operation
@@ -35,16 +37,16 @@ class QueuedOperation:
 
     @property
     def wait(self) -> float:
-        """Seconds in the queue, between readiness and start."""
+        """Seconds that the operation waits in the queue, from ready to start."""
         return self.start - self.ready
 
 
 class Moment(NamedTuple):
-    """The state of TensorFlow's executor at one time.
+    """The state of TensorFlow's executor at one time in a step.
 
     Attributes:
         time: Seconds from the start of the step.
-        unresolved: Number of unfinished dependencies of each operation, by its name.
+        unresolved: For each operation, by name, the number of its dependencies that have not ended.
         queued, running, done: Names of the queued, running and finished operations.
     """
 
@@ -57,19 +59,19 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadyQueue:
-    """All operations of a step, in the order in which they become ready.
+    """All operations of a step, sorted by the time when they became ready.
 
     Attributes:
-        served: One entry per operation, sorted by the time of readiness.
-        before: Names of each operation's dependencies; a name repeats if several of its outputs are
-            used.
+        served: One entry per operation, sorted by the time when it became ready.
+        before: For each operation, the names of its dependencies; a name is repeated if several of
+            its outputs are used.
     """
 
     served: tuple[QueuedOperation, ...]
     before: Mapping[str, tuple[str, ...]]
 
     def at(self, time: float) -> Moment:
-        """Return the executor's state after all events up to and including a time."""
+        """Return the executor's state at a time, including all events at that time."""
         ended = {entry.operation.name for entry in self.served if entry.stop <= time}
         unresolved = {
             name: sum(entry not in ended for entry in before)
@@ -88,12 +90,12 @@ class ReadyQueue:
     def moments(self) -> list[Moment]:
         """Return the executor's state at each start and end of an operation with a profiler event.
 
-        Events that lie closer together than the clock's resolution count as one moment.
+        Events whose times differ by less than the clock's resolution are combined into one moment.
         """
         times = {t for entry in self.served if entry.timed for t in (entry.start, entry.stop)}
         distinct_times: list[float] = []
         for time in sorted(times, reverse=True):
-            # Of several times that the clock cannot distinguish, the last one is used.
+            # If the clock cannot distinguish several times, the last of them is used.
             if not distinct_times or distinct_times[-1] - time > RESOLUTION:
                 distinct_times.append(time)
         return [self.at(time) for time in reversed(distinct_times)]
@@ -104,21 +106,22 @@ class ReadyQueue:
 
     @property
     def waited(self) -> list[QueuedOperation]:
-        """Operations with a profiler event, by decreasing time in the queue."""
+        """Operations with a profiler event, sorted by time in the queue, longest first."""
         timed = [entry for entry in self.served if entry.timed]
         return sorted(timed, key=lambda entry: entry.wait, reverse=True)
 
 
 def ready_queue(graph: StepGraph) -> ReadyQueue:
-    r"""Replay the ready queue of a traced step.
+    r"""Compute when each operation of a traced step was ready, and how long it waited to start.
 
-    An operation \(v\) with dependencies \(d(v)\) is ready at \(\max_{u \in d(v)} stop(u)\). An
-    operation without dependencies is ready when the first operation starts. A ready operation waits
-    in the queue until it starts. A copy between devices counts with its source operation, because
-    TensorFlow's profiler does not show when sends and receives run.
+    An operation \(v\) with dependencies \(d(v)\) is ready at \(\max_{u \in d(v)} stop(u)\), when
+    the last of them stops. An operation without dependencies is ready when the step's first
+    operation starts. A ready operation waits in the queue until it starts. A copy between devices
+    is counted as part of its source operation, because TensorFlow's profiler does not show when
+    sends and receives run.
 
     Args:
-        graph: Step graph from `labkit.worker.executed_step`; the graph must have no loops.
+        graph: Step graph from `labkit.worker.executed_step`, which must not contain loops.
 
     Raises:
         LabkitError: No operation of the step has a profiler event.
@@ -132,7 +135,7 @@ def ready_queue(graph: StepGraph) -> ReadyQueue:
     for flow in graph.flows:
         before[flow.target].append(flow.source)
     served: dict[str, QueuedOperation] = {}
-    # The queue begins with the first operation, because only Python code runs before.
+    # Time starts with the first operation, because only Python code runs before it.
     starts = [operation.start for operation in graph.operations if not math.isnan(operation.start)]
     if not starts:
         raise LabkitError("no operation of this step has times: trace it with step_graph")
@@ -151,7 +154,7 @@ def _queued_operation(operation: Operation, needs: int, ready: float) -> QueuedO
 
 
 def _in_order(before: Mapping[str, list[str]]) -> Iterator[str]:
-    """Yield the names in topological order: each name follows all its dependencies."""
+    """Yield the names in topological order, in which each name follows all its dependencies."""
     counts = {name: len(needs) for name, needs in before.items()}
     after: dict[str, list[str]] = {name: [] for name in before}
     for name, needs in before.items():

@@ -1,8 +1,8 @@
-"""The registry of processes and job arrays that this user started, which `labkit stop` may end.
+"""A registry of the processes and job arrays that this user started and `labkit stop` may end.
 
-The registry lies in the user's private state folder, which outlives a login and which login nodes
-share. A record in a runs folder may name any process or Slurm job, because other users may write to
-that folder. labkit shows the process that such a record names, but never signals the process.
+The registry is in the user's private state folder, which remains after a logout and is shared by
+all login nodes. Other users may write to a runs folder, so a record in it may name any process or
+Slurm job. labkit displays the process that such a record names, but never sends it a signal.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def registration(folder: Path) -> Iterator[None]:
     Args:
         folder: Folder of the job or sweep.
     """
-    if store.ELEMENT in os.environ:  # Slurm itself ends the tasks of a job array.
+    if store.ELEMENT in os.environ:  # Slurm ends the tasks of a job array
         yield
         return
     entry = identity = None
     try:
         entry, identity = _process(folder), store.this_process() | {"machine": _machine()}
         store.write_json(entry, identity)
-    except (OSError, LabkitError) as error:  # A run without a registry entry is better than none.
+    except (OSError, LabkitError) as error:  # the run continues without a registry entry
         print(
             f"labkit stop will not be able to end {folder.name}: {error}",
             file=sys.stderr,
@@ -46,36 +46,36 @@ def registration(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # A later worker in the same folder may have replaced the registry entry.
+        # The entry is removed only if a later worker in the same folder has not replaced it.
         if entry is not None and identity is not None and _matches(_read(entry), identity):
             entry.unlink(missing_ok=True)
 
 
 def process(folder: Path) -> Record | None:
-    """Return the registered process of a job or sweep on this machine, or None."""
+    """Return the registered process of a job or sweep if it runs on this machine, or None."""
     entry = _read(_process(folder))
     return entry if entry and entry.get("machine") == _machine() else None
 
 
 def add_array(folder: Path, number: str) -> None:
-    """Record the number of a Slurm job array that runs notebooks of a sweep."""
+    """Register a Slurm job array that executes notebooks of a sweep."""
     entry = _entry(ARRAYS, folder)
     store.write_json(entry, {"arrays": [*arrays(folder), number]})
 
 
 def arrays(folder: Path) -> list[str]:
-    """Return the numbers of the job arrays that this user has submitted for a sweep."""
+    """Return the numbers of the Slurm job arrays that this user submitted for a sweep."""
     return list((_read(_entry(ARRAYS, folder)) or {}).get("arrays", []))
 
 
 def forget_arrays(folder: Path) -> None:
-    """Remove a sweep's job arrays from the registry, once all their tasks have left Slurm."""
+    """Remove a sweep's job arrays from the registry, because all their tasks have left Slurm."""
     _entry(ARRAYS, folder).unlink(missing_ok=True)
 
 
 def _machine() -> str:
-    """Return an identifier of this machine's boot and of this process's pid namespace."""
-    # Containers and hosts may share a state folder, and after a reboot Linux reuses process
+    """Return an identifier of the machine's current boot and of the process's pid namespace."""
+    # A container and its host may share a state folder, and after a reboot Linux reuses process
     # numbers.
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -85,12 +85,13 @@ def _machine() -> str:
 
 
 def _process(folder: Path) -> Path:
-    # Machines that share a home folder may each have a local folder of the same path.
+    # Machines that share a home folder may have different local folders with the same path.
     return _entry(PROCESSES, folder, _machine())
 
 
 def _entry(kind: str, folder: Path, machine: str = "") -> Path:
-    # The path is resolved, because callers may use another working directory or a symbolic link.
+    # The path is resolved, because other callers may use a different working directory or a
+    # symbolic link.
     path = f"{folder.resolve()}{machine}".encode("utf-8", "surrogateescape")
     return state_folder("registry") / f"{kind}-{hashlib.sha256(path).hexdigest()}.json"
 

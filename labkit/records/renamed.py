@@ -1,4 +1,4 @@
-"""Conversion of records of schema 1 to the present names of fields and classes."""
+"""Conversion of records of schema 1 to the current names of fields and classes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ TABLES: Names = {"compression_stats": "microscope", "update_log": "interleaving"
 
 
 def with_names_of_today(file: str, record: Fields) -> Fields:
-    """Return a record of schema 1 with the present names of its fields and classes.
+    """Return a record of schema 1 with the current names of its fields and classes.
 
     Args:
         file: Name of the record's file, such as "experiment.json".
-        record: Fields of the record under the names with which they were written.
+        record: Fields of the record, with the names that labkit used when it wrote the record.
     """
     if file == "experiment.json":
         return rename_experiment(record)
@@ -41,11 +41,11 @@ def with_names_of_today(file: str, record: Fields) -> Fields:
 
 
 def rename_experiment(record: Fields) -> Fields:
-    """Return the fields of an experiment under their present names."""
+    """Return the fields of an experiment with their current names."""
     fields = rename_keys(record, EXPERIMENT)
     if "schema" in fields:
         fields["schema"] = SCHEMA
-    defaults: tuple[Any, ...] = (None, [], [], [])  # values of omitted fields
+    defaults: tuple[Any, ...] = (None, [], [], [])  # default values of fields that the record omits
     virtual = {
         new: fields.pop(old, default)
         for (old, new), default in zip(VIRTUAL_CLOCK.items(), defaults, strict=True)

@@ -1,4 +1,4 @@
-"""The result that a rank returns at the end of training."""
+"""The results that the ranks of a run return at the end of training."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ if TYPE_CHECKING:
     from labkit.model_parallel.memory import Memory
     from labkit.model_parallel.meter import LayerRow
 
-Row: TypeAlias = Mapping[str, float]  # one training step; `store.HISTORY_COLUMNS` lists the columns
+Row: TypeAlias = Mapping[str, float]  # history of one training step (`store.HISTORY_COLUMNS`)
 Rows: TypeAlias = list[dict[str, JSON]]
-Event: TypeAlias = tuple[str, int, int, float, float]  # kind, step, bucket, start, stop
+Event: TypeAlias = tuple[str, int, int, float, float]  # (kind, step, bucket, start, stop)
 
 
 class FirstDifference(TypedDict):
-    """The place where a run first differs from its reference run.
+    """The first operation in which a run differs from its reference run.
 
-    All earlier operations of the step agree. `operation` names the differing one: "initial
-    weights", "batch" (different rows), "gradient", "mean", "round" (of the reduction schedule),
-    "bucket" (packing and unpacking), "optimizer", or "collection" of the trained weights.
+    All operations of the step before this operation are equal in both runs. The field `operation`
+    is "initial weights", "batch" (different rows), "gradient", "mean", "round", "bucket",
+    "optimizer", or "collection". Here "round" is a round of the reduction schedule, "bucket" is
+    packing and unpacking, and "collection" is that of the trained weights.
     """
 
     step: int
     layer: str
-    rank: int | None  # None: all ranks that hold this layer differ
+    rank: int | None  # None if all ranks that have this layer differ
     operation: str
     bucket: int | None
-    round: int | None  # round of the reduction schedule, counted from 1
+    round: int | None  # number of the reduction round, counted from 1
     expected: float
     found: float
 
 
 class Verdict(TypedDict):
-    """The verdict of the equivalence check, and the place of the first difference if it failed."""
+    """The verdict of the equivalence check; if it failed, with the place of the difference."""
 
     verdict: Literal["passed", "failed", "not applicable"]
     max_abs_difference: float | None
@@ -48,7 +49,7 @@ class Verdict(TypedDict):
 
 
 def place_text(place: FirstDifference) -> str:
-    """Return as text where a run first differs from its reference run."""
+    """Return text that describes where a run first differs from its reference run."""
     location = "" if place["rank"] is None else f" on rank {place['rank']}"
     parts = [f"{n} {place[n]}" for n in ("round", "bucket") if place[n] is not None]
     details = f" ({', '.join(parts)})" if parts else ""
@@ -61,20 +62,23 @@ def place_text(place: FirstDifference) -> str:
 
 @dataclass(frozen=True)
 class WholeResult:
-    """Results of a whole run, in contrast to the results of each rank.
+    """The results of a run that are not specific to a rank.
 
     Attributes:
         epochs: Metrics after each epoch.
         evaluation: Metrics of the trained model on held-out samples.
-        equivalence: Verdict of the equivalence check.
+        equivalence: Verdict of the check that the run is equivalent to its reference run.
         environment: Versions of packages, and hardware of the machine.
-        exchange: Method of gradient exchange and the reason for its choice; None without an
-            exchange.
-        partition: Positions at which the model is cut into stages; None for an uncut model.
-        checkpoints: Number and cost of checkpoints; None if the run writes no checkpoints.
-        faults: Rank failures that training survived, with the seconds that each cost.
-        membership_history: First step of each set of ranks that trained together.
-        model: Bytes of the trained model's .keras file; None for a model that Keras cannot save.
+        exchange: Method of gradient exchange with the reason for its choice; None if no gradients
+            are exchanged.
+        partition: Positions at which the model is divided into stages; None if it is not divided.
+        checkpoints: Number and costs of the run's checkpoints; None if the run writes no
+            checkpoints.
+        faults: Failures of ranks that the training survived, with the seconds that each failure
+            cost.
+        membership_history: For each set of ranks that trained together, the first step in which
+            they did.
+        model: Bytes of the trained model's .keras file; None if Keras cannot save the model.
     """
 
     epochs: list[dict[str, float]]
@@ -91,21 +95,23 @@ class WholeResult:
 
 @dataclass(frozen=True)
 class RankResult:
-    """The result of one rank.
+    """The results of one rank of a run.
 
     Attributes:
         rows: History of the rank, with one row per step.
-        memory: Bytes that the rank holds, by kind, measured and predicted.
-        peak: Peak memory of the process in bytes.
-        stopped: True if the user stopped training early; default: False.
-        timeline: Timed events, see `labkit.exchange.Timeline`.
-        offsets: Clock offsets to rank 0, measured before and after training.
+        memory: Bytes that the rank stores, by kind of memory, measured and predicted.
+        peak: Peak memory of the rank's process in bytes.
+        stopped: Whether the user stopped the training early; default: False.
+        timeline: Timed events of the rank, see `labkit.exchange.Timeline`.
+        offsets: Offsets of the rank's clock from that of rank 0, measured before and after
+            training.
         compression_stats: Rows with statistics of gradient compression.
-        nonfinite: Gradients and losses that were not finite.
-        update_log: The parameter servers' events for each gradient, see
+        nonfinite: Records of gradients and losses that were not finite.
+        update_log: The parameter servers' event for each gradient, see
             `labkit.programs.event_log.EventLog`.
-        layers: Slicing of each layer under tensor parallelism, and the bytes that the layer sends.
-        whole: Results of the whole run, on rank 0; None on other ranks.
+        layers: For each layer under tensor parallelism, how it is divided and the bytes that it
+            sends.
+        whole: Results of the whole run on rank 0; None on other ranks.
     """
 
     rows: Sequence[Row]
@@ -122,9 +128,9 @@ class RankResult:
 
 
 def on_one_clock(events: Sequence[Event], offsets: Sequence[Offset]) -> Sequence[Event]:
-    """Return a rank's events with times on the clock of rank 0; clock drift counts as linear.
+    """Return a rank's events in rank 0's clock time, assuming that clocks drift linearly.
 
-    If all measured offsets are within their error, as on one host, times are not changed.
+    If no measured offset is larger than its error, as on a single host, the times are not changed.
     """
     if all(abs(offset.seconds) <= offset.within for offset in offsets):
         return events
@@ -142,12 +148,13 @@ def on_one_clock(events: Sequence[Event], offsets: Sequence[Offset]) -> Sequence
 
 
 def memory_bytes(results: Iterable[RankResult]) -> dict[str, int]:
-    """Return the maximum over ranks of the bytes of each kind, and of the process's peak memory.
+    """Return the bytes of each kind of memory, and of the process's peak, as maxima over ranks.
 
-    Gradients have the dtype of the weights. Under a mixed precision policy, weights stay float32
-    and are cast on use, so that only the activations depend on the policy.
+    Gradients have the same dtype as the weights. With a mixed precision policy, weights stay
+    float32 and are cast when they are used, so the policy changes only the activations.
     """
-    # The rank that needs the most memory decides whether a job fits a machine.
+    # The maximum is used, because the rank that needs the most memory determines whether a job fits
+    # a machine.
     bytes_by_rank = [result.memory.trained() | {"peak": result.peak} for result in results]
     return {
         kind: max(rank_bytes[kind] for rank_bytes in bytes_by_rank) for kind in bytes_by_rank[0]

@@ -1,4 +1,4 @@
-"""A YAML reader for untrusted text: it returns plain data, and limits length, depth and syntax."""
+"""A YAML reader for untrusted text, which limits length, depth and syntax."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from labkit.common.canonical_json import JSON
 from labkit.common.safe_files import read_file
 from labkit.common.safe_json import NotPlain
 
-MAX_LENGTH = 100_000  # characters; the parameters of a long sweep have several thousand
-MAX_DEPTH = 20  # levels of nesting
+MAX_LENGTH = 100_000  # maximum characters; a long sweep's parameters have thousands
+MAX_DEPTH = 20  # maximum number of nested levels
 
 
 def read_plain(text: str) -> JSON:
-    """Return the value of a YAML text.
+    """Return the value of a YAML text as plain data.
 
-    Numbers, booleans and null follow YAML 1.2: 1e-3 is a number, but `on`, `1:30` and dates are
-    text. Anchors are rejected, because a few lines with anchors can expand beyond any memory, or
-    describe a list that contains itself.
+    Numbers, booleans and null follow YAML 1.2: for example, 1e-3 is a number, but `on`, `1:30` and
+    dates are text. Anchors are rejected, because a few lines with anchors can expand to more than
+    the memory, or describe a list that contains itself.
 
     Raises:
         NotPlain: The text is not YAML, or exceeds a limit of length or depth.
@@ -31,13 +31,13 @@ def read_plain(text: str) -> JSON:
         value: JSON = yaml.load(text, Loader=_Plain)
     except yaml.YAMLError as error:
         raise NotPlain(f"is not YAML: {' '.join(str(error).split())}") from error
-    except (ValueError, TypeError) as error:  # such as a number of 5000 digits, or a list as a key
+    except (ValueError, TypeError) as error:  # e.g. a number of 5000 digits, or a list as a key
         raise NotPlain(f"is not plain YAML: {error}") from error
     return value
 
 
 def read_plain_file(path: Path) -> JSON:
-    """Return the value of a YAML file.
+    """Return the value of a YAML file as plain data.
 
     Raises:
         NotPlain: The file cannot be read, or `read_plain` rejects its text.
@@ -50,7 +50,7 @@ def read_plain_file(path: Path) -> JSON:
 
 
 class _Plain(yaml.SafeLoader):
-    """A YAML loader that rejects deep nesting and aliases before it builds any value."""
+    """A YAML loader that rejects deep nesting and aliases before any value is constructed."""
 
     depth = 0
 
@@ -67,11 +67,11 @@ class _Plain(yaml.SafeLoader):
 
 _Plain.yaml_implicit_resolvers = {}
 for _tag, _pattern in {
-    "null": r"null|Null|NULL|None|~|",  # None, because Python users write it
+    "null": r"null|Null|NULL|None|~|",  # also None, as Python users write null
     "bool": r"true|True|TRUE|false|False|FALSE",
     "int": r"[-+]?[0-9]+",
     "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan",
 }.items():
     _Plain.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), None)
-# YAML 1.2 reads 010 as ten, but PyYAML reads 010 as eight.
+# YAML 1.2 reads 010 as ten, but PyYAML by default reads it as octal eight.
 _Plain.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))

@@ -1,4 +1,4 @@
-"""The runs in a folder, and the reasons why some of its runs are unusable."""
+"""The runs in a folder, and the reasons why some of the runs cannot be used."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from labkit.common.errors import LabkitError
 from labkit.common.safe_json import is_text
 from labkit.records.store import Record, checked_status, read_bytes, read_json
 
-PARQUET = b"PAR1"  # first and last bytes of a Parquet file
+PARQUET = b"PAR1"  # the first and the last bytes of a Parquet file
 
 LINKED = "left out: it is a symbolic link; give its own path to read it"
 
 
 class RunRecords(NamedTuple):
-    """A usable run directory with its records; `metrics` is None before the run has results."""
+    """A usable run's directory and records; `metrics` is None if the run has no results yet."""
 
     path: Path
     experiment: Record
@@ -27,19 +27,19 @@ class RunRecords(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """The result of a search for runs: the usable runs, and one message line per skipped run."""
+    """The result of a search for runs: usable runs, and one message line per unusable run."""
 
     usable: list[RunRecords]
     skipped: list[str]
 
     @property
     def runs(self) -> list[Path]:
-        """Directories of the usable runs."""
+        """The directories of the usable runs."""
         return [records.path for records in self.usable]
 
 
 class Folder(NamedTuple):
-    """A folder: path, file names, whether it is a run, and symbolic links to other folders."""
+    """A folder: path, file names, whether it is a run, and its symbolic links to folders."""
 
     path: str
     files: set[str]
@@ -48,28 +48,29 @@ class Folder(NamedTuple):
 
     @property
     def name_problem(self) -> str:
-        """Description of an unusable folder name; empty if the name is usable."""
-        # HTML pages, tables and other tools cannot write a name that is not UTF-8.
+        """The reason why the folder's name cannot be used; empty if it can be used."""
+        # HTML pages, tables and other tools cannot contain a name that is not UTF-8.
         return "" if is_text(self.path) else "its name is not UTF-8: rename it"
 
 
 def folders(root: Path | str) -> Iterator[Folder]:
-    """Yield root and all folders below it in order, except hidden folders and folders inside runs.
+    """Yield `root` and the folders below it in order, except hidden folders and insides of runs.
 
     Raises:
         LabkitError: The folder does not exist.
     """
     root = Path(root)
-    if not os.path.isdir(root):  # pathlib's is_dir raises an error for a name that is too long
+    if not os.path.isdir(root):  # pathlib's is_dir would raise an error for a very long name
         raise LabkitError(f"no folder {root}: give the folder of runs (usually runs/) or a run")
     for path, subfolders, names in os.walk(root):
         files = set(names)
-        # The folder of a notebook job has status.json and params.yaml, and contains runs.
+        # A notebook job's folder is not a run, but contains runs; it has the files status.json and
+        # params.yaml.
         is_run = "experiment.json" in files or (
             "status.json" in files and "params.yaml" not in files
         )
-        # os.walk skips a folder only if the list changes in place. Hidden folders contain runs that
-        # a sweep replaced.
+        # os.walk omits a subfolder only if the list is changed in place. Hidden folders are
+        # omitted, because they contain runs that a sweep has replaced.
         subfolders[:] = (
             [] if is_run else sorted(name for name in subfolders if not name.startswith("."))
         )
@@ -78,7 +79,7 @@ def folders(root: Path | str) -> Iterator[Folder]:
 
 
 def scan(root: Path | str) -> Scan:
-    """Search root and the folders below it for runs; runs inside runs are not searched."""
+    """Search a folder and all folders below it for runs, but not the insides of runs."""
     result = Scan([], [])
     for folder in folders(root):
         result.skipped.extend(skipped_links(folder, Path(root)))
@@ -93,18 +94,18 @@ def scan(root: Path | str) -> Scan:
 
 
 def skip_message(folder: Folder, root: Path, reason: str) -> str:
-    """Return the line that reports an unusable run."""
+    """Return the message line that reports an unusable run and the reason."""
     return f"{Path(folder.path).relative_to(root.parent)} left out: {reason}"
 
 
 def skipped_links(folder: Folder, root: Path) -> list[str]:
-    """Return the message lines for symbolic links to folders, which the scan does not follow."""
+    """Return a message line for each symbolic link to a folder, which a scan does not follow."""
     path = Path(folder.path).relative_to(root.parent)
     return [f"{path / name} {LINKED}" for name in folder.links]
 
 
 def find_runs(root: Path | str) -> list[RunRecords]:
-    """Return the usable runs at and below root; warn with one line about each unusable run."""
+    """Return the usable runs in a folder, and warn with one line about each unusable run."""
     result = scan(root)
     for line in result.skipped:
         warnings.warn(line, stacklevel=2)
@@ -112,23 +113,25 @@ def find_runs(root: Path | str) -> list[RunRecords]:
 
 
 def read_run(folder: Folder) -> RunRecords | str:
-    """Return a run's records, or the reason why the run is unusable (incomplete, newer schema)."""
+    """Return a run's records, or why the run cannot be used, for example a newer schema."""
     path = folder.path
     if folder.name_problem:
         return folder.name_problem
     try:
         experiment = read_json(f"{path}/experiment.json")
         status = checked_status(read_json(f"{path}/status.json"), path)
-        # A run may have no metrics before it completes. Existing metrics must be readable.
+        # A run that has not completed may lack metrics. If a run has metrics, they must be
+        # readable.
         has_metrics = status["state"] == "completed" or "metrics.json" in folder.files
         metrics = read_json(f"{path}/metrics.json") if has_metrics else None
         for name in folder.files:
-            # Only the last bytes are read, because reading 1000 histories takes minutes.
+            # Only the last bytes of a table are read, because reading 1000 whole histories would
+            # take minutes.
             if name.endswith(".parquet") and read_bytes(f"{path}/{name}", 4) != PARQUET:
                 return f"{os.path.basename(path)}/{name} is truncated: copy the run again"
     except LabkitError as error:
         return str(error)
-    except OSError as error:  # The user may lack permission, or another process removes the run.
+    except OSError as error:  # permission is denied, or another process removes the run
         return f"{os.path.basename(path)} cannot be read: {error.strerror}"
     except ValueError as error:
         return f"{os.path.basename(path)}/{name} {error}"

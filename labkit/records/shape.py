@@ -1,6 +1,7 @@
-"""Type checks of record fields, because a record file may be foreign or damaged.
+"""Checks of the types of record fields, because a record file may be foreign or damaged.
 
-Every record is checked once, when it is read, so other code can rely on the types of its fields.
+Every record is checked once, when its file is read, so other code can rely on the types of its
+fields.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from labkit.common.canonical_json import JSON
 
 Field: TypeAlias = Callable[[JSON], bool]
 
-MAX_FIELDS = 1_000  # maximum number of table columns of a record; experiments have about fifty
-MAX_FOLDER_BYTES = 255  # maximum bytes of a folder name in common file systems
-MAX_COUNT = 10**6  # maximum number of ranks, threads or repeats
+MAX_FIELDS = 1_000  # maximum table columns of a record; experiments have about 50
+MAX_FOLDER_BYTES = 255  # maximum bytes of a folder's name in usual file systems
+MAX_COUNT = 10**6  # maximum of counts of ranks, threads or repeats
 EARLIEST, LATEST = datetime(1970, 1, 2).timestamp(), datetime(2200, 1, 1).timestamp()
 
 
 def field_problem(file: str, record: Mapping[str, JSON]) -> str | None:
-    """Return what is wrong with the first invalid field of a record, or None.
+    """Return a description of the first invalid field of a record; None if all fields are valid.
 
-    The check covers only fields on which labkit's readers rely. Null and missing fields are
-    accepted. The check does not use pydantic, whose import takes longer than `labkit ls`.
+    Only the fields that labkit's readers use are checked. A field that is missing or null is valid.
+    Pydantic is not used for this check, because its import takes longer than `labkit ls`.
 
     Args:
-        file: File name of the record, such as "status.json".
+        file: Name of the file that contains the record, such as "status.json".
     """
     if file in FIELDS and (count := _columns(record)) > MAX_FIELDS:
         return f"it has more than {MAX_FIELDS:,} fields ({count:,})"
@@ -40,7 +41,7 @@ def field_problem(file: str, record: Mapping[str, JSON]) -> str | None:
 
 
 def _result_problem(metrics: Mapping[str, JSON]) -> str | None:
-    """Return what is wrong with the results of `lk.log`, or None."""
+    """Return a description of the first invalid result of `lk.log`; None if all are valid."""
     logged = metrics.get("logged")
     for name in logged if isinstance(logged, list) else ():
         value = metrics.get(name)
@@ -50,7 +51,7 @@ def _result_problem(metrics: Mapping[str, JSON]) -> str | None:
 
 
 def _columns(value: JSON) -> int:
-    """Return the number of table columns of a flattened record; a list is one column."""
+    """Return the number of table columns of a record when flattened; a list is one column."""
     if not isinstance(value, Mapping):
         return 1
     return sum(map(_columns, value.values()))
@@ -78,7 +79,8 @@ def integer(value: JSON) -> bool:
 
 def count(value: JSON) -> bool:
     """An integer from 1 to a million."""
-    # Records of several seeds contain medians, and the median of 2 and 2 is 2.0.
+    # A record of several seeds contains medians as counts, and the median of 2 and 2 is the float
+    # 2.0.
     return number(value) and 0 < value <= MAX_COUNT and value % 1 == 0
 
 
@@ -114,10 +116,11 @@ def timestamp(value: JSON) -> bool:
 
 
 def numbers(value: JSON) -> bool:
-    """Numbers by name."""
+    """A mapping from names to numbers."""
     if not isinstance(value, dict):
         return False
-    # Comparing sets of types is fast enough for each number of thousands of runs.
+    # The sets of types are compared first, because this is fast for the numbers of thousands of
+    # runs.
     other_types = {*map(type, value.values())} - {float, int, type(None)}
     return not other_types and all(
         number_or_none is None or number(number_or_none) for number_or_none in value.values()
@@ -125,14 +128,14 @@ def numbers(value: JSON) -> bool:
 
 
 def quantiles(value: JSON) -> bool:
-    """Numbers under the names median, p10 and p90."""
+    """A mapping with numbers for median, p10 and p90."""
     if not isinstance(value, dict) or not numbers(value):
         return False
     return all(value.get(name) is not None for name in ("median", "p10", "p90"))
 
 
 def ranges(value: JSON) -> bool:
-    """A minimum and a maximum by name."""
+    """A mapping from names to pairs of minimum and maximum."""
     return isinstance(value, dict) and all(
         isinstance(pair, list) and len(pair) == 2 and all(map(number, pair))
         for pair in value.values()
@@ -160,7 +163,7 @@ def members(value: JSON) -> bool:
         isinstance(member, dict)
         and isinstance(folder := member.get("folder"), str)
         and 0 < len(folder.encode()) <= MAX_FOLDER_BYTES
-        and folder not in (".", "..")  # Such a path leads out of the sweep's folder.
+        and folder not in (".", "..")  # such a path would lead out of the sweep's folder
         and not {"/", "\0"} & {*folder}
         and isinstance(values := member.get("values"), dict)
         and _columns(values) <= MAX_FIELDS
@@ -170,7 +173,7 @@ def members(value: JSON) -> bool:
 
 
 def search(value: JSON) -> bool:
-    """A record with metric, maximize, trials, axes and fixed."""
+    """A record of a search with metric, maximize, trials, axes and fixed."""
     kinds = {"metric": line, "maximize": boolean, "trials": count, "axes": fields, "fixed": fields}
     return isinstance(value, dict) and all(
         is_fine(value.get(name)) for name, is_fine in kinds.items()
@@ -183,7 +186,7 @@ def memory(value: JSON) -> bool:
 
 
 def clocks(value: JSON) -> bool:
-    """A list of records with a rank, offset_s and within_s."""
+    """A list of records, each with a rank, offset_s and within_s."""
     return _is_rank_list(value, {"offset_s": number, "within_s": number})
 
 
@@ -197,39 +200,39 @@ def _is_rank_list(value: JSON, parts: Mapping[str, Field]) -> bool:
 
 
 def epochs(value: JSON) -> bool:
-    """A list with numbers by name and the last step, for each epoch."""
+    """A list of one mapping per epoch, with numbers by name and the last step."""
     return isinstance(value, list) and all(
         numbers(entry) and isinstance(entry, dict) and number(entry.get("step")) for entry in value
     )
 
 
 def fields(value: JSON) -> bool:
-    """Values by name."""
+    """A mapping from names to values."""
     return isinstance(value, dict)
 
 
 def named_fields(value: JSON) -> bool:
-    """Values by name, one of which is a name."""
+    """A mapping from names to values, which must include a name."""
     return isinstance(value, dict) and line(value.get("name"))
 
 
 def named(value: JSON) -> bool:
-    """A name, or values by name."""
+    """A name, or a mapping from names to values."""
     return line(value) or isinstance(value, dict)
 
 
 def network(value: JSON) -> bool:
-    """The text of a network, or its fields."""
+    """A network as text, or as a mapping of its fields."""
     return text(value) or isinstance(value, dict)
 
 
 def data(value: JSON) -> bool:
-    """A name, values by name, or a list of these."""
+    """A name, a mapping, or a list of names and mappings."""
     return named(value) or (isinstance(value, list) and all(map(named, value)))
 
 
 def verdict(value: JSON) -> bool:
-    """A verdict with its reason and its difference."""
+    """A verdict with its reason, difference and tolerance."""
     if not isinstance(value, dict) or not isinstance(value.get("verdict"), str):
         return False
     sizes = (value.get(name) for name in ("max_abs_difference", "tolerance"))

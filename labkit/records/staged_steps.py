@@ -1,4 +1,4 @@
-"""Measured and predicted steps of runs whose model is cut into stages."""
+"""Measured and predicted steps of runs whose model is divided into pipeline stages."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 
 COMPUTES = ("forward", "backward", "backward_input", "backward_weight")
 ROWS = (*COMPUTES, "send", "receive")
-ITERATIONS = 3  # number of iterations that figures show for delayed gradients
-SETTLING_ITERATIONS = 10  # iterations per module (stage) until their delays are constant
+ITERATIONS = 3  # iterations that figures show for delayed gradients
+SETTLING_ITERATIONS = 10  # iterations per module until the delays are constant
 
 
 def is_staged(run: Run) -> bool:
-    """Return True if the model of this run is cut into stages."""
+    """Return whether the model of a run is divided into stages."""
     kind = STRATEGIES.get(run.experiment["strategy"]["name"])
     return kind is not None and issubclass(kind, Staged)
 
 
 def strategy_of(run: Run) -> Staged:
-    """Return the strategy of a run whose model is cut into stages."""
+    """Return the strategy of a run whose model is divided into stages."""
     fields = dict(run.experiment["strategy"])
     kind = STRATEGIES[fields.pop("name")]
-    assert issubclass(kind, Staged)  # for the type checker; callers have called `is_staged`
+    assert issubclass(kind, Staged)  # for the type checker, because callers check `is_staged`
     return kind(**fields)
 
 
 def stage_events(run: Run) -> pandas.DataFrame:
-    """Return the events of the first replica: rank, step, action, stage, number, start, stop.
+    """Return events of the first replica: rank, step, action, stage, number, start, stop.
 
-    The events come from the first seed, and from the first tensor-parallel slice of each stage.
-    `number` is the micro-batch.
+    The events are those of the first seed, and of the first tensor-parallel slice of each stage.
+    The column `number` is the number of the micro-batch.
 
     Raises:
         LabkitError: The run has no timeline of stages.
@@ -58,7 +58,8 @@ def stage_events(run: Run) -> pandas.DataFrame:
             f"{run.name} has no timeline of stages (state: {run.status['state']}); completed runs "
             "of lk.Pipeline, lk.Layerwise and lk.DelayedGradients have one"
         )
-    # Timelines have the same columns for all strategies; with stages, bucket is the micro-batch.
+    # Timelines of all strategies have the same columns; for stages, the column bucket is the
+    # micro-batch.
     events = timeline[is_stage_event].rename(columns={"bucket": "number"})
     events = events.assign(
         action=parts[0][is_stage_event], stage=parts[1][is_stage_event].astype(int)
@@ -70,33 +71,33 @@ def stage_events(run: Run) -> pandas.DataFrame:
 
 
 def measured_pipeline(run: Run, step: int | None = None) -> PipelineSimulation:
-    """Return one measured step (three with delayed gradients) in the form of a simulation.
+    """Return a measured step (or three, with delayed gradients) as a `PipelineSimulation`.
 
-    On an emulated network, a message lasts from its send until its receipt.
+    On an emulated network, the time of a message is from its send until it is received.
 
     Args:
-        run: Run of `lk.Pipeline`, `lk.Layerwise` or `lk.DelayedGradients`; only its first replica
-            is used.
-        step: Number of the step; default: the step of median duration, of all steps after the first
-            ten.
+        run: Run of `lk.Pipeline`, `lk.Layerwise` or `lk.DelayedGradients`, of which only the first
+            replica is used.
+        step: Number of the step; by default the step with the median duration among all steps after
+            the first ten.
 
     Raises:
         LabkitError: The run has no timeline of stages.
-        InvalidInput: The run has no complete step of this number.
+        InvalidInput: The run has no complete events for the step of this number.
     """
     simulations = measured_steps(run, None if step is None else [step])
     if not simulations:
         raise InvalidInput(f"{run.name} has no complete step {'' if step is None else step}")
-    # The result is the median step and not a mean, so that every time was measured.
+    # A median step is returned instead of a mean, so that all its times are measured times.
     return sorted(simulations, key=lambda step_simulation: step_simulation.seconds)[
         len(simulations) // 2
     ]
 
 
 def measured_steps(run: Run, steps: Iterable[int] | None = None) -> list[PipelineSimulation]:
-    """Return measured steps in the form of simulations, see `measured_pipeline`.
+    """Return measured steps as `PipelineSimulation` objects, see `measured_pipeline`.
 
-    By default, all steady steps are returned (all steps after the first ten).
+    By default, all steady steps are returned, which are all steps after the first ten.
     """
     events = stage_events(run)
     events = events[events["action"] != "update"]
@@ -110,7 +111,7 @@ def measured_steps(run: Run, steps: Iterable[int] | None = None) -> list[Pipelin
         if all(step_simulation in groups for step_simulation in range(step, step + iterations)):
             parts = [groups[step_simulation] for step_simulation in range(step, step + iterations)]
             simulations.append(_as_simulation(run, table, parts))
-    # A step with lost events has fewer rows than the other steps, and is left out.
+    # A step whose events are incomplete has fewer rows than other steps, and is omitted.
     most_rows = max((len(step_simulation.table) for step_simulation in simulations), default=0)
     return [
         step_simulation
@@ -120,10 +121,10 @@ def measured_steps(run: Run, steps: Iterable[int] | None = None) -> list[Pipelin
 
 
 def predicted_pipeline(run: Run) -> PipelineSimulation:
-    """Return the simulation of a run's step, from the median seconds of each stage's actions.
+    """Return the simulation of a run's step, based on the measured time of each action.
 
-    The simulation uses the run's network. Its computation times are measured, and so include the
-    slowdown of stragglers.
+    The messages of the simulation use the run's network. The computation times are measured
+    medians, so they include the slowdown of stragglers.
 
     Raises:
         LabkitError: The run has no timeline of stages.
@@ -134,9 +135,9 @@ def predicted_pipeline(run: Run) -> PipelineSimulation:
     table = strategy.table(modules, iterations)
     seconds = stage_seconds(events, table.stages)
     rows = strategy.rows(run.experiment["batch_size"], run.experiment["workers"])
-    # The bytes across a cut are proportional to the samples of a micro-batch.
+    # The bytes that cross a cut are proportional to the number of samples in a micro-batch.
     nbytes = rows * np.array(run.metrics["partition"]["bytes_a_row"], np.float64)
-    if table.recurrent:  # Each micro-batch is a range of time steps.
+    if table.recurrent:  # each micro-batch is a segment of time steps
         nbytes /= table.microbatches
     network = _network(run)
     # Measured times include the slowdown of stragglers, so the simulation must not add it again.
@@ -147,24 +148,26 @@ def predicted_pipeline(run: Run) -> PipelineSimulation:
     simulation = replace(simulation, network=network)
     if not strategy.unlocked:
         return simulation
-    last = iterations - 1  # left out: some of its messages are never sent
+    last = iterations - 1  # omitted, because some of its messages are never sent
     delays = np.where(_is_backward(table), modules - 1 - table.stage, 0)
     step = table.microbatch + delays
     return _select(simulation, (step >= last - ITERATIONS) & (step < last))
 
 
 def predicted_rows(run: Run) -> list[Record]:
-    """Return the predicted events of each rank, from the start of each step, as timeline rows.
+    """Return the predicted events of each rank as timeline rows, timed from each step's start.
 
-    The rows' kinds are `predicted forward 0` and so on. With delayed gradients, rows exist only
-    from the first steady step. The list is empty for a run without stages or without a timeline.
+    The kinds of the rows are `predicted forward 0`, `predicted backward 0`, and so on. With delayed
+    gradients, the rows begin with the first steady step. For a run without stages or without a
+    timeline, the list is empty.
     """
     if not is_staged(run) or run.timeline.empty:
         return []
     simulation, events, strategy = predicted_pipeline(run), stage_events(run), strategy_of(run)
     starts = events[events["action"] != "update"].groupby("step")["start"].min()
     starts = starts.loc[steady_steps(starts.index)[:1]] if strategy.unlocked else starts
-    # Sends are left out, because they do not block the sender, and the receive shows the arrival.
+    # Sends are omitted, because they do not block the sender, and the receive shows when the
+    # message arrives.
     ranks = (simulation.table.rank * strategy.tensor_parallel_size).tolist()
     times = zip(
         ranks,
@@ -193,7 +196,7 @@ def predicted_rows(run: Run) -> list[Record]:
 
 
 def stage_seconds(events: pandas.DataFrame, stages: int) -> dict[str, np.ndarray]:
-    """Return each action's median seconds over steady steps, by stage: shape (stages,)."""
+    """Return the median seconds of each action over steady steps, with one element per stage."""
     steady_events = events[events["step"].isin(steady_steps(events["step"]))]
     medians = (
         (steady_events["stop"] - steady_events["start"])
@@ -209,7 +212,7 @@ def stage_seconds(events: pandas.DataFrame, stages: int) -> dict[str, np.ndarray
 def _as_simulation(
     run: Run, table: ScheduleTable, parts: list[pandas.DataFrame]
 ) -> PipelineSimulation:
-    """Return those rows of the schedule table that have events, with the times of the events."""
+    """Return the schedule rows for which there are events, with the times of these events."""
     import pandas as pd
 
     times: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
@@ -219,14 +222,15 @@ def _as_simulation(
         times.setdefault((action, int(stage), int(number)), []).append((start, stop))
     chosen, start, stop = [], [], []
     for index, (_, stage, action, number, _) in enumerate(table.rows()):
-        # A stage receives a micro-batch's activation before its gradient, so times match in order.
+        # A stage receives the activation of a micro-batch before its gradient, so the times are
+        # assigned in order.
         remaining = times.get((action, stage, number))
         if remaining:
             event_start, event_stop = remaining.pop(0)
             chosen.append(index)
             start.append(event_start)
             stop.append(event_stop)
-    # Times count from the step's first event.
+    # Times are counted from the first event of the step.
     first_start = min(start)
     rows = table.take(np.array(chosen))
     simulation = PipelineSimulation(
@@ -240,9 +244,9 @@ def _as_simulation(
 
 
 def _with_deliveries(simulation: PipelineSimulation) -> PipelineSimulation:
-    """Return the simulation with sends that end when the message is received.
+    """Return a simulation in which each send ends when its message is received.
 
-    Without an emulated network, sends take 0 s.
+    If the network is not emulated, each send takes 0 s.
     """
     rows = simulation.table.rows()
     received = {
@@ -253,7 +257,8 @@ def _with_deliveries(simulation: PipelineSimulation) -> PipelineSimulation:
     stop = simulation.stop.copy()
     for index, (_, stage, action, number, peer) in enumerate(rows):
         if action == "send":
-            # A send ends when its receive ends, which the receiving rank measures.
+            # A send ends when the corresponding receive ends, which the receiving rank has
+            # measured.
             receive_index = received.get((stage, peer, number))
             takes_time = simulation.network is not None and receive_index is not None
             stop[index] = simulation.stop[receive_index] if takes_time else simulation.start[index]
@@ -272,7 +277,7 @@ def _select(simulation: PipelineSimulation, rows: np.ndarray) -> PipelineSimulat
 
 
 def _is_backward(table: ScheduleTable) -> np.ndarray:
-    """Return a mask of the rows that belong to the backward pass."""
+    """Return a mask of the rows of a schedule that belong to the backward pass."""
     is_message_back = np.where(
         table.action == "send", table.peer < table.stage, table.peer > table.stage
     )
@@ -281,13 +286,13 @@ def _is_backward(table: ScheduleTable) -> np.ndarray:
 
 
 def _ranks(run: Run) -> int:
-    """Return the number of ranks of a replica; with tensor parallelism, of one slice of it."""
+    """Return the number of ranks per replica; with tensor parallelism, per slice of a replica."""
     workers = int(run.experiment["workers"])
     return strategy_of(run).ranks(workers) if is_staged(run) else workers
 
 
 def _network(run: Run) -> Network | None:
-    """Return the network between the ranks that hold the first slice of each stage."""
+    """Return the network between the ranks that have the first slice of each stage."""
     record: Any = run.experiment.get("network")
     network = Network(**record) if isinstance(record, dict) else Network.parse(record)
     if network is None:

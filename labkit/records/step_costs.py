@@ -1,4 +1,4 @@
-"""Costs of a run's step: seconds of compute, compression, transfer and wait; bytes; messages."""
+"""The costs of a run's steps: times of computation, compression, transfer and waiting; bytes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ _COLUMNS = {"wire": "communicate_seconds", "wait": "wait_seconds", "codec": "cod
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Costs of a step, over the steady steps (all but the first 10) of all seeds.
+    """Costs of a training step, over all seeds and all steady steps (all but the first 10).
 
     Attributes:
-        compute, codec, wire, wait: Median seconds per step, averaged over ranks, of computation,
-            compression, transfer and waiting; compute is the rest of the step.
-        work: Median of the seconds of compute plus codec on the step's slowest rank.
-        payload: Bytes per step that a rank passes to the gradient exchange, averaged over ranks and
+        compute, codec, wire, wait: Seconds of computation, compression, transfer and waiting,
+            averaged over ranks, then the median over steps. The value of compute is the rest of the
+            step.
+        work: Seconds of compute plus codec on the rank with the most work, as the median over
             steps.
+        payload: Bytes per step that each rank passes to the gradient exchange, averaged over ranks
+            and steps.
         sent: Total bytes that all ranks send per step, averaged over steps.
-        busiest: Bytes per step of the rank that sends the most, averaged over steps.
-        messages, busiest_messages: Numbers of messages per step, counted like `sent` and `busiest`.
+        busiest: Bytes per step that the rank with the most traffic sends, averaged over steps.
+        messages, busiest_messages: Messages per step of all ranks and of the busiest rank, counted
+            as for `sent` and `busiest`.
     """
 
     compute: float
@@ -44,14 +47,15 @@ class StepCosts:
 
 
 def step_costs(run: Run) -> StepCosts | None:
-    """Return the costs of a run's steps after the first 10, or None for a run without a history."""
+    """Return the costs of a run's steps after the first 10; None if the run has no history."""
     history = run.history
     if history.empty:
         return None
     history = with_end_times(history)
     rows = _parts(history[history["step"].isin(steady_steps(history["step"]))])
     steps = rows.groupby(["seed", "step"])
-    # Times are averaged over ranks. The median over steps is robust to outliers.
+    # The times of a step are averaged over the ranks. The median over steps is used, because
+    # outliers hardly change it.
     seconds = steps[list(PARTS)].mean().median()
     ranks = rows.groupby("rank")[["wire_bytes", "messages"]].mean()
     return StepCosts(
@@ -66,12 +70,13 @@ def step_costs(run: Run) -> StepCosts | None:
 
 
 def _parts(rows: pandas.DataFrame) -> pandas.DataFrame:
-    # Records of early labkit versions have no codec column.
+    # Records that early versions of labkit wrote have no column for compression times.
     parts: dict[str, Any] = {
         part: rows[column].fillna(0.0) if column in rows else 0.0
         for part, column in _COLUMNS.items()
     }
-    # Overlapped communication also counts as communication, so that the rest may be negative.
+    # Communication that overlaps computation is also subtracted, so the rest may be negative and is
+    # set to 0.
     rest = rows["seconds"] - parts["codec"] - parts["wire"] - parts["wait"]
     parts["compute"] = rest.clip(lower=0.0)
     return rows.assign(**parts, work=parts["compute"] + parts["codec"])

@@ -1,4 +1,4 @@
-"""The executed graph of a TensorFlow step: operations, devices, data flows and transfers."""
+"""The executed graph of a TensorFlow step: operations, devices, dependencies and transfers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Operation:
-    """A node of the executed graph.
+    """An operation of the executed graph, with its device and its times.
 
     Attributes:
-        name: Name of the node.
+        name: Name of the graph node.
         op: Type of the operation, such as `MatMul`.
-        device: Device that executed the operation, such as `CPU:1`.
-        bytes: Bytes of all outputs; NaN if a shape is unknown before execution.
-        seconds: Median duration over steps; 0 for constants, arguments and other operations without
-            profiler events.
-        start, stop: Times in seconds from the start of the step that figures show; NaN without a
-            profiler event.
+        device: Device that executed the operation, in short form such as `CPU:1`.
+        bytes: Bytes of all outputs; NaN if an output's shape is only known during execution.
+        seconds: Median duration over the traced steps; 0 for operations without profiler events,
+            such as constants and arguments.
+        start, stop: Times in seconds from the start of the step that figures show; NaN if there is
+            no profiler event.
     """
 
     name: str
@@ -32,12 +32,13 @@ class Operation:
 
 @dataclass(frozen=True)
 class Flow:
-    """A data or control dependency between two operations.
+    """A dependency between two operations, which transfers a tensor or only controls the order.
 
     Attributes:
-        source, target: Names of the operation that produces the tensor and of the one that uses it.
+        source, target: Names of the operation that produces the tensor and of the operation that
+            uses it.
         bytes: Bytes of the tensor.
-        control: True for a control dependency, which carries no tensor.
+        control: Whether this is a control dependency, which transfers no tensor.
         output: Index of the tensor among the outputs of `source`.
     """
 
@@ -50,11 +51,11 @@ class Flow:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A send and a receive that TensorFlow's partitioner inserts for an edge between devices.
+    """A pair of send and receive that TensorFlow inserts for a dependency between two devices.
 
     Attributes:
-        tensor_name: Key that matches the send to the receive.
-        source: Operation that produces the tensor.
+        tensor_name: Key that the send and its receive have in common.
+        source: Name of the operation that produces the tensor.
         send, receive: Names of the send operation and of the receive operation.
         sender, receiver: Devices of the send operation and of the receive operation.
         bytes: Bytes of the tensor; 0 for a control dependency.
@@ -71,14 +72,14 @@ class Transfer:
 
 @dataclass(frozen=True)
 class StepGraph:
-    """The executed graph of a step.
+    """The graph that TensorFlow executed in a step, with the operations of all devices.
 
     Attributes:
         operations: Operations of all devices, in the order of TensorFlow's graph.
-        flows: Dependencies between operations. A copy between devices is one flow. Edges that lead
-            back to the head of a loop are left out.
-        seconds: Duration of the step from which the operations' `start` and `stop` come.
-        transfers: Sends and receives that carry out the flows between devices.
+        flows: Dependencies between operations (`Flow`). A copy from one device to another is a
+            single flow. Edges that lead back to the start of a loop are omitted.
+        seconds: Duration of the step in which the operations' `start` and `stop` were measured.
+        transfers: Pairs of send and receive (`Transfer`) that execute the flows between devices.
     """
 
     operations: tuple[Operation, ...]
@@ -88,15 +89,15 @@ class StepGraph:
 
     @property
     def devices(self) -> list[str]:
-        """Devices that executed operations."""
+        """The names of the devices that executed operations."""
         return sorted({operation.device for operation in self.operations})
 
     @property
     def copies(self) -> list[Flow]:
-        """Flows between devices: one per tensor and receiving device.
+        """The flows between devices: one for each tensor and each device that receives the tensor.
 
-        Control dependencies between devices count, because TensorFlow sends an empty constant for
-        each of them.
+        A control dependency between devices is also counted, because TensorFlow implements it by
+        sending an empty constant.
         """
         device_of = {operation.name: operation.device for operation in self.operations}
         copies: dict[tuple[str, int, str], Flow] = {}

@@ -1,4 +1,4 @@
-"""Run directories on disk: atomic writes, and reads that validate each record."""
+"""Run directories on disk: files are written atomically, and records are validated when read."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow as pa
 
-# Environment variable with the task of a Slurm job array in which a process runs. The process may
-# be on another node, whose processes this machine cannot see.
+# Name of the environment variable with the Slurm job array's task that started a process. The
+# process of such a task may run on another node, whose processes this machine cannot see.
 ELEMENT = "LABKIT_ELEMENT"
-_REASON = ".reason"  # file that exists in a job's folder while the job is being interrupted
+_REASON = ".reason"  # file in a job's folder with the reason of an interrupt
 STATES = ("queued", "running", "completed", "failed", "interrupted", "pruned")
 END_STATES = STATES[2:]
-MAX_RECORD_BYTES = 2**26  # bytes; the metrics of 100,000 epochs take tens of millions
-MAX_TABLE_BYTES = 2**28  # bytes of a compressed Parquet file
-START_TOLERANCE = 0.1  # seconds by which two readings of one process's start time may differ
-MAX_NAME_BYTES = 120  # bytes; file systems allow 255, but archives and mounts add to names
+MAX_RECORD_BYTES = 2**26  # maximum bytes; metrics of 100,000 epochs have tens of millions
+MAX_TABLE_BYTES = 2**28  # maximum bytes of a compressed Parquet file
+START_TOLERANCE = 0.1  # seconds by which two readings of a start time may differ
+MAX_NAME_BYTES = 120  # maximum bytes; archives and mounts add to names (limit 255)
 
 _SECONDS = ("seconds", "compute_seconds", "communicate_seconds", "wait_seconds")
 HISTORY_COLUMNS = (
@@ -57,7 +57,8 @@ HISTORY_COLUMNS = (
     | dict.fromkeys(("payload_bytes", "wire_bytes", "messages", "samples"), "int64")
 )
 
-# The content of a JSON file that labkit writes. Its fields depend on the kind of record.
+# The content of a JSON file that labkit writes, as a dict. The fields of a record depend on the
+# kind of file.
 Record: TypeAlias = dict[str, Any]
 Fields: TypeAlias = Mapping[str, JSON]
 Rows: TypeAlias = Sequence[Fields]
@@ -67,33 +68,33 @@ Rows: TypeAlias = Sequence[Fields]
 
 
 def write_atomically(path: Path, content: bytes | str) -> Path:
-    """Write either the whole content or nothing, by a temporary file, fsync and rename."""
+    """Write a file completely or not at all, with a temporary file, fsync and rename."""
     data = content.encode() if isinstance(content, str) else content
     try:
         replace_file(path, data)
     except OSError as error:
-        error.filename = error.filename or str(path)  # The error of a full disk has no file name.
+        error.filename = error.filename or str(path)  # a full disk's error contains no file name
         raise
     return path
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> Path:
-    """Write a record with its schema version as strict JSON; NaN and infinity become null."""
+    """Write a record as strict JSON, with its schema version; NaN and infinity become null."""
     return write_atomically(path, json_text(record))
 
 
 def json_text(record: Mapping[str, Any]) -> str:
-    """Return the JSON text that `write_json` would write for a record."""
+    """Return the JSON text of a record, as `write_json` writes it."""
     content = {"schema": SCHEMA} | _plain(dict(record))
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
 def read_json(path: Path | str) -> Record:
-    """Return the record in a JSON file.
+    """Return the validated record that a JSON file contains.
 
     Raises:
-        LabkitError: The file is missing or damaged, or has a newer schema. The message has one
-            line.
+        LabkitError: The file is missing or damaged, or has a newer schema. The message of the error
+            has only one line.
     """
     try:
         return _record(path)
@@ -109,7 +110,7 @@ def read_json(path: Path | str) -> Record:
 
 
 class _InvalidRecord(ValueError):
-    """An error whose text describes what is invalid in a record."""
+    """An error whose message describes what is invalid in a record."""
 
 
 def _record(path: Path | str) -> Record:
@@ -132,25 +133,27 @@ def _record(path: Path | str) -> Record:
 
 
 def read_bytes(path: Path | str, last: int | None = None) -> bytes:
-    """Return the content of a file, or only its last `last` bytes.
+    """Return the content of a file, or only its last bytes if their number `last` is given.
 
     Raises:
         OSError: The file cannot be read.
-        UnsafeFile: The path is not a regular file, or the file is larger than MAX_RECORD_BYTES.
+        UnsafeFile: The path is not that of a regular file, or the file has more than
+            MAX_RECORD_BYTES.
     """
     return read_file(path, MAX_RECORD_BYTES, last)
 
 
 def _plain(value: Any) -> Any:
-    """Convert NumPy scalars and arrays, paths and tuples to values of strict JSON."""
-    # NumPy and pandas values have `tolist`; testing for it needs no import of these packages.
+    """Convert NumPy values, paths and tuples to values that strict JSON allows."""
+    # All NumPy and pandas values have the method `tolist`, so these packages need not be imported
+    # to recognise them.
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    # Strict JSON has no NaN or infinity, and readers other than Python reject them.
+    # Strict JSON has neither NaN nor infinity, and most readers outside of Python reject them.
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Path):
@@ -162,10 +165,10 @@ def _plain(value: Any) -> Any:
 
 
 def safe_name(text: str, limit: int = MAX_NAME_BYTES) -> str:
-    """Return a valid file name: no separators, not hidden, not empty, at most `limit` ASCII bytes.
+    """Return a valid file name of at most `limit` ASCII bytes, without separators and not hidden.
 
-    A longer text is cut, and eight hex digits of its SHA-256 follow. Two long names that differ at
-    the end thus stay different.
+    If the text is longer, it is cut, and eight hex digits of its SHA-256 are appended. Two long
+    texts that differ only at the end thus have different names.
     """
     name = re.sub(r"[^A-Za-z0-9._=,+@-]+", "_", text).strip("._-") or "unnamed"
     if len(name) <= limit:
@@ -174,9 +177,9 @@ def safe_name(text: str, limit: int = MAX_NAME_BYTES) -> str:
 
 
 def new_run_directory(parent: Path | str, name: str) -> Path:
-    """Create the directory `<name>` under parent, or `<name>-2`, `<name>-3`, … if it exists.
+    """Create the directory `<name>` in `parent`; if it exists, `<name>-2`, `<name>-3` and so on.
 
-    Two processes never get the same directory, because mkdir is atomic.
+    Two processes never create the same directory, because mkdir is atomic.
     """
     base = safe_name(name)
     for number in count(1):
@@ -190,21 +193,21 @@ def new_run_directory(parent: Path | str, name: str) -> Path:
 
 
 def run_directory(name: str) -> Path:
-    """Create a run directory in the folder of this process's job, or of interactive runs."""
+    """Create a run directory in this process's job folder, or in that of interactive runs."""
     interactive = Path(os.environ.get("LABKIT_RUNS", "runs")) / "interactive"
     job = os.environ.get("LABKIT_JOB")
     folder = Path(job or interactive)
     make_folder(folder, folder if job else folder.parent)
-    # The resolved path stays valid when the notebook changes its working directory.
+    # The path is resolved, so that it stays valid if the notebook changes its working directory.
     return new_run_directory(folder.resolve(), name)
 
 
 def new_job_directory(root: Path | str, notebook: Path | str, parameters: Fields) -> Path:
-    """Create `<root>/<notebook>/<NNN>_<k=v,…>/` with params.yaml and the status "queued".
+    """Create a job's folder `<root>/<notebook>/<NNN>_<k=v,…>/` with the status "queued".
 
     Args:
-        root: Folder of all runs.
-        notebook: Name or path of the notebook; only a relative path is recorded in full.
+        root: Folder that contains all runs.
+        notebook: Name or path of the notebook; of an absolute path, only the last part is recorded.
         parameters: Parameters that differ from the notebook's defaults.
     """
     folder = Path(root) / safe_name(Path(notebook).stem)
@@ -219,15 +222,15 @@ def new_job_directory(root: Path | str, notebook: Path | str, parameters: Fields
 
 
 def unfinished_job(root: Path | str, notebook: Path | str, parameters: Fields) -> Path | None:
-    """Return the newest job of a notebook with these parameters if it failed or was interrupted.
+    """Return a notebook's newest job with these parameters if it failed or was interrupted.
 
-    The status of the returned job is set to "queued".
+    The returned job receives the status "queued".
 
     Args: See `new_job_directory`.
 
     Raises:
-        UnsafeFile: The job's folder contains a symbolic link, or an entry that is neither file nor
-            folder.
+        UnsafeFile: The job's folder contains a symbolic link, or an entry that is neither a file
+            nor a folder.
     """
     folder, words = Path(root) / safe_name(Path(notebook).stem), job_name(0, parameters, 1)[1:]
     jobs = {path.parent for path in folder.glob("*/params.yaml")}
@@ -242,17 +245,17 @@ def unfinished_job(root: Path | str, notebook: Path | str, parameters: Fields) -
 
 
 def job_name(number: int, parameters: Mapping[str, JSON], digits: int = 3) -> str:
-    """Return a job's folder name: `<NNN>_<k=v,…>`, or `<NNN>` for a job without parameters."""
+    """Return the name of a job's folder: `<NNN>_<k=v,…>`, or `<NNN>` without parameters."""
     words = ",".join(f"{key}={_short(value)}" for key, value in _plain(dict(parameters)).items())
     return f"{number:0{digits}d}_{safe_name(words)}" if words else f"{number:0{digits}d}"
 
 
 def mark_queued(directory: Path, notebook: Path | str, parameters: Fields, **fields: JSON) -> None:
-    """Write a job's params.yaml, and its status "queued" together with further status fields."""
+    """Write a job's file params.yaml, and the status "queued" with further status fields."""
     import yaml
 
     values = _plain(dict(parameters))
-    # The header is a YAML comment, so that `labkit run -f` accepts the file.
+    # The header is a YAML comment, so `labkit run -f` accepts the file.
     head = f"# labkit parameters, schema {SCHEMA}\n"
     body = yaml.safe_dump(values, sort_keys=False, allow_unicode=True) if values else "{}\n"
     write_atomically(directory / "params.yaml", head + body)
@@ -260,20 +263,20 @@ def mark_queued(directory: Path, notebook: Path | str, parameters: Fields, **fie
 
 
 def recorded_path(path: Path | str) -> str:
-    """Return a path for a record: only its last part, unless the path is relative."""
+    """Return a path as records contain it: relative paths whole, of others only the last part."""
     path = Path(path)
     return path.name if path.is_absolute() else path.as_posix()
 
 
 def _short(value: JSON) -> str:
-    """Return a parameter's value for a folder name; of an absolute path, only the last part."""
+    """Return a parameter's value as text for a folder name, with only the last part of a path."""
     text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     return Path(text).name if text.startswith(("/", "~")) else text
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's advisory lock, so that two processes do not choose the same job number."""
+    """Lock the folder while the context is active, so that processes choose distinct numbers."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -286,7 +289,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def start(directory: Path, experiment: Fields, environment: Fields | None = None) -> None:
-    """Record the experiment and its environment, and that this process now works on the run."""
+    """Record the experiment, its environment, and that this process now executes the run."""
     write_json(directory / "experiment.json", experiment)
     if environment is not None:
         write_json(directory / "environment.json", environment)
@@ -294,7 +297,7 @@ def start(directory: Path, experiment: Fields, environment: Fields | None = None
 
 
 def mark_running(directory: Path, **fields: JSON) -> None:
-    """Record that this process now works on the run or job, with further status fields."""
+    """Record that this process now executes the run or job, with further status fields."""
     fields_now = {"started": now(), "ended": None, "cause": None, "rank": None}
     _write_status(directory, "running", **fields_now | fields)
 
@@ -307,16 +310,17 @@ def finish(
     stopped: str | None = None,
     pruned: bool = False,
 ) -> None:
-    """Write all results, and then the status: "completed", "interrupted" or "pruned".
+    """Write a run's results, and then its status "completed", "interrupted" or "pruned".
 
     Args:
         directory: Directory of the run.
         metrics: Fields of the record metrics.json.
-        history: Table as columns (a DataFrame, or name to values) or as a list of rows (mappings).
-            The table has all HISTORY_COLUMNS, and may have further columns.
-        model: Bytes of the trained model's .keras file; None: no model is written.
-        stopped: Cause of an early end; None for a completed run.
-        pruned: True if a search ended the run because other trials were better.
+        history: A table, either as columns (a DataFrame, or a mapping from names to values) or as a
+            list of rows (mappings). The table must have all columns of HISTORY_COLUMNS, and may
+            have others.
+        model: Bytes of the trained model's .keras file; None if no model is to be written.
+        stopped: Cause of an early end; None if the run completed.
+        pruned: Whether a search ended the run, because other trials were better.
     """
     if model is not None:
         write_atomically(directory / "model.keras", model)
@@ -331,28 +335,30 @@ def finish(
 def write_results(
     directory: Path, metrics: Mapping[str, JSON], history: Rows | pandas.DataFrame
 ) -> None:
-    """Write metrics and history like `finish`, but no final status, because the run may go on."""
-    # Metrics are written after the history, so that a run with metrics always has a history.
+    """Write metrics and history like `finish`, but no final status; the run may continue."""
+    # The metrics are written last, so that every run with metrics also has a history.
     write_atomically(directory / "history.parquet", _parquet(history))
     write_json(directory / "metrics.json", metrics)
 
 
 def write_table(path: Path, rows: Rows) -> Path:
-    """Write rows as a Parquet file; without rows, no file is written."""
+    """Write rows to a Parquet file; if there are no rows, write no file."""
     import pyarrow as pa
 
     return write_atomically(path, _compressed(pa.Table.from_pylist(list(rows)))) if rows else path
 
 
 def read_table(path: Path, columns: Mapping[str, str]) -> pandas.DataFrame:
-    """Return a Parquet table with at least these columns; a damaged file only gives a warning.
+    """Return a Parquet table; if the file is damaged, warn and return an empty table.
 
-    Each of these columns must have the stated type; all other columns must hold numbers.
+    The table must have the columns in `columns` with their types; all its other columns must
+    contain numbers.
     """
     import pyarrow as pa
 
     try:
-        # pandas.read_parquet takes three times as long for a short table, and trusts file metadata.
+        # pandas.read_parquet would take three times as long for a short table, and would trust the
+        # metadata of the file.
         table = read_parquet(read_file(path, MAX_TABLE_BYTES))
         if problem := column_problem(table, columns):
             raise NotPlain(problem)
@@ -369,42 +375,42 @@ def read_table(path: Path, columns: Mapping[str, str]) -> pandas.DataFrame:
 
 
 def empty_table(columns: Mapping[str, str]) -> pandas.DataFrame:
-    """Return a table with these columns and types, and no rows."""
+    """Return a table without rows that has these columns, with their types."""
     import pandas as pd
 
     return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
 
 
 def complete(directory: Path) -> None:
-    """Record that a run's files are written, or that a notebook job's last cell succeeded."""
+    """Record that a run's files are complete, or that a notebook job's last cell succeeded."""
     _write_status(directory, "completed", ended=now())
 
 
 def fail(directory: Path, cause: str, rank: int | None = None) -> None:
-    """Record a failure with its cause, without local paths and names, and the first failed rank."""
+    """Record a failure with the first failed rank, and a cause without local paths and names."""
     _write_status(directory, "failed", ended=now(), cause=scrub(cause), rank=rank)
 
 
 def interrupt(
     directory: Path, cause: str = "interrupted by the user", rank: int | None = None
 ) -> None:
-    """Record that a user, a limit or a signal stopped the run or one of its ranks."""
+    """Record that a user, a limit or a signal has stopped the run or one of its ranks."""
     _write_status(directory, "interrupted", ended=now(), cause=scrub(cause), rank=rank)
 
 
 def prune(directory: Path, cause: str) -> None:
-    """Record that a search ended the run because other trials were better."""
+    """Record that a search has ended the run, because other trials were better."""
     _write_status(directory, "pruned", ended=now(), cause=scrub(cause))
 
 
 def write_reason(directory: Path, cause: str) -> None:
-    """Write the reason for an interrupt to a file that the job's own process reads."""
-    with suppress(OSError):  # Without the file, the job is interrupted without a reason.
+    """Write the reason of an interrupt to a file, which the process of the job reads."""
+    with suppress(OSError):  # without the file, the interrupt has no reason
         write_atomically(directory / _REASON, cause)
 
 
 def read_reason(directory: Path) -> str | None:
-    """Return the reason why this job is being interrupted, or None."""
+    """Return the reason of the job's current interrupt, or None if there is none."""
     try:
         return read_bytes(directory / _REASON).decode(errors="replace")
     except FileNotFoundError:
@@ -412,7 +418,7 @@ def read_reason(directory: Path) -> str | None:
 
 
 def clear_reason(directory: Path) -> None:
-    """Remove the file with the reason of an interrupt; the job's status now contains the reason."""
+    """Remove the file with an interrupt's reason, because the job's status now contains it."""
     with suppress(OSError):
         (directory / _REASON).unlink(missing_ok=True)
 
@@ -420,9 +426,9 @@ def clear_reason(directory: Path) -> None:
 def end_orphans(
     job: Path, cause: str, seconds: float = 5.0, record: Callable[[Path, str], None] = fail
 ) -> None:
-    """Record the end of a job's unfinished runs, whose process ended without recording it.
+    """Record the end of a job's runs whose process ended without recording it.
 
-    Runs whose process is still alive get up to `seconds` to end.
+    If the process of a run is still alive, the function waits up to `seconds` for its end.
     """
     end = time.monotonic() + seconds
     for run in runs_of(job):
@@ -436,17 +442,17 @@ def end_orphans(
 
 
 def runs_of(job: Path) -> list[Path]:
-    """Return the runs in a job's folder, without symbolic links to runs in other folders."""
+    """Return the runs in a job's folder, except symbolic links to runs in other folders."""
     return sorted(path.parent for path in job.glob("*/status.json") if not path.parent.is_symlink())
 
 
 def read_status(directory: Path) -> Record:
-    """Return the status record; a "running" run without its process reads as "interrupted"."""
+    """Return a run's status; if "running" without a living process, it becomes "interrupted"."""
     return checked_status(read_json(directory / "status.json"), directory)
 
 
 def checked_status(status: Record, directory: Path | str) -> Record:
-    """Return the status that `read_status` derives from a directory's status record."""
+    """Return the status that `read_status` would return for this status record."""
     if status.get("state") not in STATES:
         raise LabkitError(
             f"{os.path.basename(directory)}/status.json has the state "
@@ -460,20 +466,20 @@ def checked_status(status: Record, directory: Path | str) -> Record:
 
 
 def fallback_status(directory: Path, status: Record) -> Record | None:
-    """Return the final status that was written to the runtime folder instead, or None.
+    """Return the final status if it had to be written to the runtime folder; None if it was not.
 
-    A status of an earlier attempt in the same directory does not count.
+    A final status of an earlier attempt in the same directory is ignored.
     """
     try:
         record = read_json(_fallback_path(directory))
-    except LabkitError:  # the usual case: no such record
+    except LabkitError:  # usually, there is no such record
         return None
     return record if record.get("started") == status.get("started") else None
 
 
 def _write_status(directory: Path, state: str, **fields: JSON) -> None:
-    """Update the status record; fields that are not passed keep their values."""
-    # Only one process writes a run's status, so that reading before writing causes no race.
+    """Update a run's status record; fields that are not passed keep their values."""
+    # A run's status is written by only one process, so reading it before writing causes no race.
     path = directory / "status.json"
     blank = {"state": state, "started": None, "ended": None, "cause": None, "rank": None}
     previous = read_json(path) if path.exists() else blank
@@ -482,12 +488,12 @@ def _write_status(directory: Path, state: str, **fields: JSON) -> None:
         write_json(path, record)
     except OSError as error:
         if not fields.get("ended"):
-            raise  # At a run's start, there are no results to save.
+            raise  # a run that is starting has no results to be saved
         _write_fallback_status(directory, record, error)
 
 
 def _write_fallback_status(directory: Path, record: Record, error: OSError) -> None:
-    """Write a final status to the runtime folder, because the run's disk is full or read-only."""
+    """Write a final status to the runtime folder, because the run's folder is not writable."""
     outcome = f"{record['state']}: {record['cause']}" if record.get("cause") else record["state"]
     line = f"labkit: {recorded_path(directory.name)}/status.json: {error.strerror}; {outcome}"
     try:
@@ -498,16 +504,16 @@ def _write_fallback_status(directory: Path, record: Record, error: OSError) -> N
 
 
 def _fallback_path(directory: Path) -> Path:
-    """Return the path of the status of a run or job whose own folder is not writable."""
+    """Return where the status of a run or job is written if its own folder is not writable."""
     name = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:16]
     return runtime_folder("records") / f"{name}.json"
 
 
 def this_process() -> Record:
-    """Return status fields that distinguish this process from a later one with the same pid."""
+    """Return status fields that identify this process even if its pid is reused later."""
     import psutil
 
-    # The boot time is read first, because process times are relative to it.
+    # The boot time is read first, because the start times of processes are relative to it.
     boot = psutil.boot_time()
     started = psutil.Process().create_time()
     identity = {"pid": os.getpid(), "process_started": started, "since_boot": started - boot}
@@ -515,25 +521,26 @@ def this_process() -> Record:
 
 
 def is_alive(status: Record) -> bool:
-    """Return True if the recorded process still runs, and no other process has reused its pid.
+    """Return whether a recorded process still runs, and its pid does not belong to another process.
 
-    The process of a Slurm array task always counts as alive, unless this process belongs to the
-    same task, because only Slurm knows.
+    The process of a Slurm array task is always considered alive, unless this process belongs to the
+    same task, because only Slurm can tell.
     """
     import psutil
 
     if "element" in status and status["element"] != os.environ.get(ELEMENT):
         return True
     pid = status.get("pid")
-    # A foreign record may contain invalid process numbers: True, -1 and 0.
+    # A record from elsewhere may contain invalid process numbers, such as True, -1 and 0.
     if type(pid) is not int or pid <= 0:
         return False
     try:
         boot = psutil.boot_time()
         process = psutil.Process(pid)
         started = process.create_time()
-        # The system computes the start from its rounded boot time, so 2 s are tolerated. Setting
-        # the clock changes the boot time, but not the seconds from boot to start.
+        # The system computes a process's start from a rounded boot time, so a difference of 2 s is
+        # tolerated. If the clock is set, the boot time changes, but the seconds from boot to start
+        # do not.
         same = abs(started - float(status["process_started"])) < 2.0
         same = same or abs(started - boot - float(status.get("since_boot", -1.0))) < START_TOLERANCE
         return same and process.status() != psutil.STATUS_ZOMBIE
@@ -542,7 +549,7 @@ def is_alive(status: Record) -> bool:
 
 
 def _parquet(history: Rows | pandas.DataFrame) -> bytes:
-    """Return the history as Parquet: HISTORY_COLUMNS in order and type, then other columns."""
+    """Return the history as Parquet bytes; HISTORY_COLUMNS come first, in order and with types."""
     import pyarrow as pa
 
     if isinstance(history, Sequence):
@@ -574,5 +581,5 @@ def _compressed(table: pa.Table) -> bytes:
 
 
 def now() -> str:
-    """Return the present time in the format of records: UTC, ISO 8601, with milliseconds."""
+    """Return the current time as records contain it: UTC, ISO 8601, with milliseconds."""
     return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")

@@ -1,4 +1,4 @@
-"""The steps of a run's timeline: steady steps, their durations, and the activities of ranks."""
+"""The steps of a run's timeline: steady steps, durations of steps, and activities of ranks."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from labkit.records.run import Run
 if TYPE_CHECKING:
     import pandas
 
-WARM_UP_STEPS = 10  # number of steps at the start of a run that do not count as steady
+WARM_UP_STEPS = 10  # number of first steps of a run that are not steady
 
 Interval = tuple[float, float]
 
 
 def steady_steps(steps: Iterable[int]) -> list[int]:
-    """Return the steps without the first 10, or without the first half of a short run."""
-    # A run of fewer than 20 steps loses only half of them, so that some steps remain.
+    """Return all steps except the first 10; of a short run, except the first half."""
+    # If a run has fewer than 20 steps, only half of them are omitted, so that some steps remain.
     ordered = sorted(set(steps))
     return ordered[min(WARM_UP_STEPS, len(ordered) // 2) :]
 
 
 def timeline_of(run: Run) -> pandas.DataFrame:
-    """Return a run's timeline, or the timeline of its first seed that has one.
+    """Return the timeline of a run, or of its first seed that has a timeline.
 
     Raises:
         LabkitError: Neither the run nor its seeds have a timeline of gradient exchanges.
@@ -41,31 +41,32 @@ def timeline_of(run: Run) -> pandas.DataFrame:
 
 
 def step_seconds(timeline: pandas.DataFrame) -> pandas.Series[float]:
-    """Return the seconds of each step on the slowest rank, indexed by the number of the step."""
+    """Return the duration of each step on its slowest rank, in seconds, by step number."""
     steps = timeline[timeline["kind"] == "step"]
     seconds: pandas.Series[float] = (steps["stop"] - steps["start"]).groupby(steps["step"]).max()
     return seconds
 
 
 def typical_steps(timeline: pandas.DataFrame, count: int) -> list[int]:
-    """Return `count` consecutive steady steps whose total duration is the median of such groups."""
+    """Return `count` consecutive steady steps of typical (median) total duration."""
     steps = timeline[timeline["kind"] == "step"].groupby("step")
     starts, stops = steps["start"].min(), steps["stop"].max()
     numbers = steady_steps(starts.index)
     rows = [numbers[start : start + count] for start in range(max(len(numbers) - count + 1, 1))]
     durations = [float(stops[row[-1]] - starts[row[0]]) for row in rows]
-    # Groups that contain an evaluation after an epoch are among the longest, not the median.
+    # A group that contains an evaluation after an epoch is one of the longest, so it is not the
+    # median.
     return rows[int(np.argsort(durations)[len(durations) // 2])]
 
 
 def activities(timeline: pandas.DataFrame, steps: Sequence[int]) -> pandas.DataFrame:
-    """Return the activities of each rank in these steps; times count from the first step's start.
+    """Return the activities of all ranks in these steps, timed from the start of the first step.
 
-    The result has the columns of a timeline. Rows of kind "compute" are added: they cover the time
-    of a step without packing and waiting.
+    The returned table has the columns of a timeline. The table also has rows of kind "compute",
+    which cover the time of a step without packing and waiting.
 
     Raises:
-        InvalidInput: The timeline has none of these steps.
+        InvalidInput: The timeline contains none of these steps.
     """
     import pandas as pd
 
@@ -78,9 +79,10 @@ def activities(timeline: pandas.DataFrame, steps: Sequence[int]) -> pandas.DataF
             f"{recorded.max()}"
         )
     begin, end = chosen["start"].min(), chosen["stop"].max()
-    # Events are selected by time, because a bucket of the previous step may still be in transit.
+    # Events are selected by time, because a bucket of the previous step may still be in transfer.
     events = timeline[(timeline["stop"] > begin) & (timeline["start"] < end)]
-    # The communication thread may record the number of the previous or the next step.
+    # Communication events are not selected by step, because the communication thread may record the
+    # number of the previous or next step.
     events = events[(events["kind"] == "communicate") | events["step"].isin(steps)]
     events = events.assign(start=events["start"] - begin, stop=events["stop"] - begin)
     computed = [
@@ -103,11 +105,12 @@ def _computations(rows: pandas.DataFrame) -> Iterable[tuple[int, float, float]]:
 
 
 def _subtract(whole: Interval, others: Iterable[Interval]) -> list[Interval]:
-    """Return the parts of an interval that lie outside all other intervals, which are sorted."""
+    """Return the parts of an interval that are outside of all other intervals, which are sorted."""
     position, end = whole
     parts = []
     for start, stop in others:
-        # The other intervals may overlap each other, and extend beyond the whole interval.
+        # The other intervals may overlap one another and may begin or end outside of the whole
+        # interval.
         if start > position and position < end:
             parts.append((position, min(start, end)))
         position = max(position, stop)

@@ -1,4 +1,4 @@
-"""Statistical verdicts on accuracy over seeds, and the time and bytes to reach a target."""
+"""Statistical verdicts on accuracy over seeds, and the time and bytes until a target is reached."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Judgement:
-    r"""The verdict whether a candidate loses accuracy against its baseline, over several seeds.
+    r"""A verdict whether a candidate is less accurate than its baseline, judged over seeds.
 
     Attributes:
-        candidate, baseline: Accuracies between 0 and 1, one per seed.
-        kind: "loss" if Welch's interval of the difference lies below 0. "no loss" if the interval
-            of the candidate's mean lies within the baseline's range or above it. Otherwise "none".
-        difference: Difference of means \(\bar c - \bar b\).
+        candidate, baseline: Test accuracies between 0 and 1, one per seed.
+        kind: "loss" if Welch's interval of the difference is entirely below 0. The kind is "no
+            loss" if the interval of the candidate's mean lies within the range of the baseline's
+            accuracies or above it. Otherwise "none".
+        difference: Difference \(\bar c - \bar b\) of the mean accuracies of candidate and baseline.
         low, high: Welch's 95 % interval of the difference, \(\bar c - \bar b \pm t_\nu
-            \sqrt{s_c^2/n_c + s_b^2/n_b}\); NaN with fewer than two seeds.
-        mean_low, mean_high: Interval of the candidate's mean, \(\bar c \pm t_{n_c-1}
-            s_c/\sqrt{n_c}\).
+            \sqrt{s_c^2/n_c + s_b^2/n_b}\). Here s is the standard deviation and n the number of
+            seeds; with fewer than two seeds, the bounds are NaN.
+        mean_low, mean_high: 95 % interval of the candidate's mean, \(\bar c \pm t_{n_c-1}
+            s_c/\sqrt{n_c}\), with standard deviation \(s_c\) over \(n_c\) seeds.
 
     Source: B. L. Welch: The generalization of "Student's" problem when several different population
     variances are involved, Biometrika 34, 1947.
@@ -44,12 +46,12 @@ class Judgement:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Minimum and maximum of the baseline's accuracies."""
+        """The minimum and maximum of the baseline's accuracies over its seeds."""
         return min(self.baseline), max(self.baseline)
 
     @property
     def sentence(self) -> str:
-        """The verdict as an English sentence with its numbers."""
+        """The verdict as an English sentence with the numbers that explain it."""
         counts = f"{len(self.candidate)} against {len(self.baseline)} seeds"
         if not self.candidate or not self.baseline:
             return "no verdict: no test accuracy"
@@ -78,19 +80,21 @@ class Judgement:
 
 
 def judge(candidate: Sequence[float], baseline: Sequence[float]) -> Judgement:
-    """Judge a candidate's accuracies against a baseline's; each needs at least two seeds."""
+    """Judge a candidate's accuracies against the baseline's; a verdict needs two seeds each."""
     candidate_values, baseline_values = tuple(candidate), tuple(baseline)
     nan = math.nan
     if not candidate_values or not baseline_values:
         return Judgement(candidate_values, baseline_values, "none", nan, nan, nan, nan, nan)
-    # statistics.mean is exact, so that equal accuracies in another order or number differ by 0.
+    # statistics.mean is exact, so the difference is exactly 0 if the same accuracies occur in
+    # another order or number.
     difference = mean(candidate_values) - mean(baseline_values)
-    # One seed has no variance, so a verdict is impossible.
+    # A single seed has no variance, so no verdict is possible.
     if min(len(candidate_values), len(baseline_values)) < 2:
         return Judgement(candidate_values, baseline_values, "none", difference, nan, nan, nan, nan)
     half_width = _welch(candidate_values, baseline_values)
     low, high = difference - half_width, difference + half_width
-    # The mean's interval uses only the candidate's variance, which may differ from the baseline's.
+    # The interval of the mean uses only the candidate's variance, because the baseline may have
+    # another variance.
     mean_half_width = _quantile(len(candidate_values) - 1) * math.sqrt(
         variance(candidate_values) / len(candidate_values)
     )
@@ -109,12 +113,12 @@ def judge(candidate: Sequence[float], baseline: Sequence[float]) -> Judgement:
 
 
 def judge_runs(candidate: Run, baseline: Run) -> Judgement:
-    """Judge a run's test accuracy against that of a baseline run, over their completed seeds."""
+    """Judge the test accuracies of a run's completed seeds against those of a baseline run."""
     return judge(list(accuracies(candidate).values()), list(accuracies(baseline).values()))
 
 
 def accuracies(run: Run) -> dict[int, float]:
-    """Return the test accuracy of each completed seed that measured one, by seed."""
+    """Return, by seed, the test accuracy of each completed seed that has measured one."""
     measured = {
         seed_run.experiment.get("seed", 0): seed_run.metrics.get("test_accuracy")
         for seed_run in completed_seeds(run)
@@ -123,22 +127,22 @@ def accuracies(run: Run) -> dict[int, float]:
 
 
 def completed_seeds(run: Run) -> list[Run]:
-    """Return the completed repeats of a run, or the run itself if it has no repeats."""
+    """Return the completed seeds of a run; a run without repeats is its only seed."""
     return [seed_run for seed_run in run.seeds or [run] if seed_run.status["state"] == "completed"]
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """The step at which one seed reaches a target, with all costs since step 0, including warm-up.
+    """The step in which a seed reaches a target, and its costs from step 0, including warm-up.
 
     Attributes:
-        step: Number of steps completed when the target is reached.
-        seconds: Seconds of training, with the compilation in the first step, but without
-            evaluation.
-        codec_seconds: Seconds of gradient compression and decompression within `seconds`, mean over
-            ranks.
-        payload_bytes, wire_bytes: Total bytes of all ranks that entered the exchange, and that were
-            sent.
+        step: Number of completed steps when the target is reached.
+        seconds: Seconds of training. They include the compilation in the first step, but no
+            evaluations.
+        codec_seconds: Part of `seconds` that is spent on gradient compression and decompression,
+            averaged over ranks.
+        payload_bytes, wire_bytes: Bytes that all ranks passed to the gradient exchange, and bytes
+            that all ranks sent.
         samples: Number of training samples whose gradients changed the weights.
     """
 
@@ -151,12 +155,12 @@ class Arrival:
 
 
 def arrivals(run: Run, target: float, measure: str = "val_accuracy") -> dict[int, Arrival | None]:
-    """Return for each seed the first evaluation that reaches a target, or None.
+    """Return, for each seed, the first evaluation that reaches a target; None if none does.
 
     Args:
         run: Run with one seed or several.
-        target: Lowest validation accuracy, or highest validation loss, that counts as reached.
-        measure: "val_accuracy" or "val_loss".
+        target: Lowest validation accuracy, or highest validation loss, that reaches the target.
+        measure: Metric to compare with the target, "val_accuracy" or "val_loss".
     """
     refuse_unknown("measure", [measure], ("val_accuracy", "val_loss"))
     return {
@@ -166,7 +170,7 @@ def arrivals(run: Run, target: float, measure: str = "val_accuracy") -> dict[int
 
 
 def _arrival(run: Run, target: float, measure: str) -> Arrival | None:
-    # A loss reaches its target from above, so its comparison is reversed.
+    # A loss reaches its target from above, so both are multiplied by -1 before the comparison.
     sign = -1 if measure == "val_loss" else 1
     for epoch in run.metrics.get("epochs") or []:
         value = epoch.get(measure)
@@ -175,13 +179,13 @@ def _arrival(run: Run, target: float, measure: str) -> Arrival | None:
     else:
         return None
     history = run.history
-    # Asynchronous workers end an epoch together, although their step numbers differ.
+    # Asynchronous workers end an epoch at the same time, although their step numbers differ.
     asynchronous = is_asynchronous(history)
     history = with_end_times(history) if asynchronous else history
     spent = history[
         history["step"] < (steps_until(run, epoch["step"]) if asynchronous else epoch["step"])
     ]
-    # Records of early labkit versions have no codec column.
+    # Records that early versions of labkit wrote have no column for compression times.
     codec = spent["codec_seconds"].sum() if "codec_seconds" in spent else 0.0
     return Arrival(
         step=int(epoch["step"]),
@@ -194,13 +198,14 @@ def _arrival(run: Run, target: float, measure: str) -> Arrival | None:
 
 
 def _welch(candidate: Sequence[float], baseline: Sequence[float]) -> float:
-    r"""Return half the width of Welch's interval: \(\nu = 1 / (q^2/(n_c-1) + (1-q)^2/(n_b-1))\).
+    r"""Return half the width of Welch's interval, with its \(\nu\) degrees of freedom.
 
-    \(q\) is the candidate's share of the variance of the difference.
+    The degrees of freedom are \(\nu = 1 / (q^2/(n_c-1) + (1-q)^2/(n_b-1))\) for \(n_c\) and \(n_b\)
+    seeds. Here \(q\) is the candidate's fraction of the variance of the difference.
     """
     first, second = variance(candidate) / len(candidate), variance(baseline) / len(baseline)
     total = first + second
-    # Welch's formula divides by the variance, which is 0 if the accuracies of all seeds agree.
+    # If all seeds have the same accuracy, the variance is 0, and Welch's formula would divide by 0.
     if total == 0:
         return 0.0
     share = first / total
@@ -209,13 +214,14 @@ def _welch(candidate: Sequence[float], baseline: Sequence[float]) -> float:
 
 
 def _quantile(freedom: float) -> float:
-    """Return the Student t value that 95 % of draws do not exceed in absolute value."""
-    # The import is local, because SciPy takes long to import and most runs need no verdict.
+    """Return the bound below which Student's t stays in absolute value with probability 95 %."""
+    # The import is inside the function, because SciPy takes long to import and most runs need no
+    # verdict.
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
 def _points(share: float) -> str:
-    """Return a difference of accuracies in percentage points."""
+    """Return a difference of accuracies as text, in percentage points."""
     return f"{100 * share:.2g}"

@@ -33,11 +33,12 @@ def write(
     Args:
         directory: Directory of the run.
         experiment: Experiment that was run.
-        results: Results by rank, in rank order; empty if the ranks were stopped early.
-        reason: Reason why the submitting process stopped the ranks; None if it did not.
-        pruned: True if a search stopped the ranks because other trials were better.
-        dead_rows: History rows of ranks that died.
-        faults: Records of restarts before the last attempt.
+        results: Results by rank, in the order of ranks; empty if the ranks were stopped before they
+            had results.
+        reason: Why the submitting process stopped the ranks; None if it did not stop them.
+        pruned: Whether a search stopped the ranks, because other trials were better.
+        dead_rows: History rows of the ranks that died.
+        faults: Records of the restarts that happened before the last attempt.
         dead: Numbers of the ranks that died in the last attempt.
     """
     ranks = list(results.values())
@@ -52,7 +53,7 @@ def write(
         for rank_rows in (*(rank.rows for rank in ranks), dead_rows)
         for row in rank_rows
     ]
-    # The rows are grouped by rank, but a history is ordered by step.
+    # The rows are grouped by rank, but in the history they must be ordered by step.
     rows.sort(key=lambda row: (row["step"], row["rank"]))
     store.write_json(directory / "environment.json", run_result.environment)
     tables = {
@@ -78,7 +79,7 @@ def write(
 def unreported_deaths(
     dead: Sequence[int], faults: Sequence[Mapping[str, Any]], step: float
 ) -> list[dict[str, Any]]:
-    """Return a fault record of ranks that died after the last step, unnoticed by the other ranks.
+    """Return a fault record of ranks whose death after the last step no other rank has noticed.
 
     >>> unreported_deaths([0, 2], [{"ranks": [2]}], 90)[0]["ranks"]
     [0]
@@ -98,21 +99,21 @@ def unreported_deaths(
 
 
 def _timelines(results: Mapping[int, RankResult]) -> Iterator[Sequence[Event]]:
-    """Yield each rank's timeline on the clock of rank 0; an empty timeline for a rank that died."""
+    """Yield each rank's timeline in rank 0's clock time; it is empty for a rank that died."""
     for number in range(1 + max(results)):
         rank = results.get(number)
         yield [] if rank is None else on_one_clock(rank.timeline, rank.offsets)
 
 
 def _step_count(rows: Sequence[Row]) -> str:
-    """Return the number of steps that the ranks have completed, as one number or as a range."""
+    """Return how many steps the ranks have completed, as a number or as a range."""
     counts = Counter(row["rank"] for row in rows).values()
     fewest, most = min(counts), max(counts)
     return f"{most}" if fewest == most else f"{fewest} to {most}"
 
 
 def _staleness(events: Iterable[Row]) -> dict[tuple[float, float], Row]:
-    """Return each applied gradient's staleness, averaged over servers, by (worker, step)."""
+    """Return the staleness of each applied gradient, averaged over servers, by (worker, step)."""
     samples: dict[tuple[float, float], list[float]] = defaultdict(list)
     for event in events:
         if event["update"] >= 0:
@@ -121,7 +122,7 @@ def _staleness(events: Iterable[Row]) -> dict[tuple[float, float], Row]:
 
 
 def write_logs(directory: Path, outputs: Sequence[str]) -> None:
-    """Append each rank's printed output to its log, which a resumed run already has."""
+    """Append each rank's output to its log file, which exists already if the run was resumed."""
     folder = directory / "logs"
     make_folder(folder, directory)
     for rank, output in enumerate(outputs):

@@ -1,4 +1,4 @@
-"""Reports: one HTML file for offline use, with runs, figures, and commands to reproduce them."""
+"""Reports of runs: one HTML file for offline use, with figures and commands to reproduce runs."""
 
 from __future__ import annotations
 
@@ -37,15 +37,16 @@ Runs = Iterable[Run | Path | str] | Run | Path | str
 def report(
     runs: Runs, path: Path | str = "report.html", notebook: Path | str | None = None
 ) -> Path:
-    """Write a report of runs as one HTML file that needs no other file and no network.
+    """Write a report of runs as a single HTML file that needs no other files and no network.
 
-    If the folder contains a notebook job without runs, the report shows the job's notebook.
+    If a folder contains a notebook job but no runs, the report shows the notebook of the job.
 
     Args:
-        runs: Runs, or folders of runs; one or several.
-        path: HTML file to write.
-        notebook: Executed notebook to show; default: the notebook of the job that contains all
-            runs. If several jobs made the runs, each notebook appears once, without outputs.
+        runs: One or several runs or folders of runs.
+        path: HTML file to be written.
+        notebook: Executed notebook that the report shows; by default the notebook of the job that
+            contains all runs. If the runs are those of several jobs, each notebook appears once,
+            without its outputs.
 
     Raises:
         LabkitError: There are neither runs nor a notebook, or the notebook cannot be read.
@@ -61,7 +62,7 @@ def report(
 
 
 def _without_runs(runs: Runs, path: Path, notebook: Path | str | None) -> Path:
-    """Write a report of notebooks without runs: their outputs, and commands that rerun them."""
+    """Write a report of jobs without runs: their notebooks, and commands that rerun these."""
     items = [runs] if isinstance(runs, Run | Path | str) else list(runs)
     jobs = jobs_without_runs([Path(item) for item in items if not isinstance(item, Run)])
     paths = [Path(notebook)] if notebook is not None else [job / "output.ipynb" for job in jobs]
@@ -80,14 +81,14 @@ def notebook_page(
     about: str = "without runs",
     links: bool = False,
 ) -> Path:
-    """Write executed notebooks as one page, with the commands that rerun them.
+    """Write executed notebooks as one HTML page, with commands that rerun them.
 
     Args:
         executed: Paths of the executed notebooks.
-        path: HTML file to write.
-        commands: Shell command lines that rerun the notebooks.
+        path: HTML file to be written.
+        commands: Shell commands that rerun the notebooks.
         about: Remark for the header of the page, such as the job's state.
-        links: True to follow symbolic links, which is safe only for paths that the user named.
+        links: Whether to follow symbolic links, which is safe only if the user has named the paths.
 
     Raises:
         LabkitError: A notebook cannot be read.
@@ -117,12 +118,13 @@ def _runs(runs: Runs) -> list[Run]:
     run_list = [
         run for item in items for run in ([item] if isinstance(item, Run) else load_runs(item))
     ]
-    # Duplicates are removed, because a run may be given as such and within a folder.
+    # Duplicate runs are removed, because a caller may pass a run, and also a folder that contains
+    # it.
     return list(dict.fromkeys(run_list))
 
 
 def _shown(executed: Mapping[Path, bool], is_named: bool) -> list[str]:
-    """Return the HTML of notebooks; an invalid notebook that the user did not name is skipped."""
+    """Return notebooks as HTML; skip an invalid one, unless the user has named it."""
     pages = []
     for path, outputs in executed.items():
         try:
@@ -141,7 +143,7 @@ def _page(runs: Sequence[Run], executed: Mapping[Path, bool], notebooks: Sequenc
     table = table_of(entries)
     code = scripts()
     module, styles = tables() if len(entries) > 1 else ("", "")
-    # Autoescaping is on, because names of runs and notebooks are untrusted text.
+    # Autoescaping is on, because the names of runs and notebooks come from untrusted sources.
     environment = Environment(
         loader=PackageLoader("labkit.report", "."), autoescape=True, trim_blocks=True
     )
@@ -184,8 +186,8 @@ def _figures(runs: Sequence[Run], entries: Sequence[RunEntry]) -> list[dict[str,
     measured_runs = (
         run for run in runs if any(len(path.compression_stats) for path in completed_seeds(run))
     )
-    # At most four runs get this figure, because each has five panels, and a browser cannot open a
-    # page with fifty such figures.
+    # Only four runs get this figure. It has five panels, and a browser cannot open a page with
+    # fifty such figures.
     whole_figures += [
         ("Compression statistics", compression_stats(run)) for run in islice(measured_runs, 4)
     ]
@@ -196,7 +198,7 @@ def _figures(runs: Sequence[Run], entries: Sequence[RunEntry]) -> list[dict[str,
 
 
 def _searches(runs: Sequence[Run]) -> Iterator[Figure]:
-    """Yield a figure per parameter search; a search with an unreadable journal gives a warning."""
+    """Yield a figure per hyperparameter search; warn if Optuna's journal cannot be read."""
     for folder in folders(runs):
         try:
             yield search_history(search_result(folder))
@@ -205,7 +207,7 @@ def _searches(runs: Sequence[Run]) -> Iterator[Figure]:
 
 
 def _sentences(runs: Sequence[Run]) -> list[list[tuple[str, bool]]]:
-    """Return the summary of runs by lines, each a list of (text, whether it is bold)."""
+    """Return a summary of runs: for each line, a list of (text, whether the text is bold)."""
     lines = [line.removeprefix("- ") for line in summarize_comparison(runs).splitlines()]
     return [
         [(scrub(part), bool(index % 2)) for index, part in enumerate(line.split("**"))]
@@ -223,18 +225,18 @@ def _title(runs: Sequence[Run], executed: Mapping[Path, bool]) -> str:
 
 
 def _shared(runs: Sequence[Run]) -> dict[str, str]:
-    """Return the parameters that are equal in all runs, with their values as text."""
+    """Return the parameters whose values are equal in all runs, with the values as texts."""
     rows = [flatten(run.experiment) for run in runs]
     common = {k: v for k, v in rows[0].items() if all(k in row and row[k] == v for row in rows)}
     return {key: _parameter(value) for key, value in common.items()}
 
 
-# This table maps Plotly's dashes to CSS border styles.
+# CSS border styles that correspond to Plotly's dash styles.
 _DASHES = {"solid": "solid", "dash": "dashed", "dot": "dotted", "dashdot": "double"}
 
 
 def _details(entry: RunEntry, shared: Mapping[str, str]) -> dict[str, JSON]:
-    """Return a setting's parameters that are not shared, and how each of its runs ended."""
+    """Return the parameters in which a table row's runs differ from others, and how they ended."""
     own_parameters = {
         k: _parameter(v) for k, v in flatten(entry.run.experiment).items() if k not in shared
     }
@@ -248,7 +250,7 @@ def _details(entry: RunEntry, shared: Mapping[str, str]) -> dict[str, JSON]:
 
 
 def _ended(run: Run) -> str:
-    """Return a line on how a run ended: folder, seed, state, cause, and reason of the verdict."""
+    """Return a line that describes how a run ended, with cause and reason of the verdict."""
     status, gate = run.status, run.metrics.get("equivalence") or {}
     started = str(status.get("started") or "—")[:19].replace("T", " ")
     cause = f": {status['cause']}" if status.get("cause") else ""
@@ -262,12 +264,12 @@ def _parameter(value: JSON) -> str:
 
 
 def _environments(entries: Sequence[RunEntry]) -> list[dict[str, JSON]]:
-    """Return each distinct machine and software environment, with the labels of its runs."""
+    """Return each distinct environment (machine and software) with the labels of its runs."""
     labels: dict[str, list[str]] = {}
     for entry in entries:
         record = {k: _parameter(v) for k, v in flatten(entry.run.environment).items()}
         if record:
-            # The environment's JSON text is the key, because a dict is not hashable.
+            # The JSON text of an environment is the key, because a dict cannot be a key.
             labels.setdefault(json.dumps(record), []).append(entry.label)
     return [{"labels": _some(names), "values": json.loads(text)} for text, names in labels.items()]
 

@@ -1,4 +1,4 @@
-"""Images that were pasted into Markdown cells, embedded in the text as data URLs."""
+"""Embedding of images that were pasted into Markdown cells, as data URLs in the text."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _PLACE = re.compile(r"^(?P<head> {0,3}\[[^\]\n]+\]:\s*)<?attachment:(?P<name>\S+
 
 
 def embed_images(source: str, attachments: Mapping[str, Any]) -> str:
-    """Return the Markdown with embedded images; a line of text replaces each missing image.
+    """Return Markdown with its images embedded; a line of text replaces each missing image.
 
     Args:
         source: Markdown text that refers to images as `attachment:NAME`.
-        attachments: Attachments of the cell by name; each maps MIME types to base64 content.
+        attachments: Images of the cell by name; each is a mapping from MIME types to base64
+            content.
     """
     if "attachment:" not in source:
         return source
@@ -31,7 +32,7 @@ def embed_images(source: str, attachments: Mapping[str, Any]) -> str:
         if (address := _address(bundle))
         for form in (name, quote(name), quote(name, safe="()!*'"))
     }
-    # Longer names are replaced first, because "a.png" is a prefix of "a.png.png".
+    # Longer names are replaced first, because a name such as "a.png" is a prefix of "a.png.png".
     for form in sorted(addresses, key=len, reverse=True):
         source = source.replace(f"attachment:{form}", addresses[form])
     source = _IMAGE.sub(_missing_note, _TAG.sub(_missing_note, source))
@@ -44,7 +45,7 @@ def _missing_note(match: re.Match[str]) -> str:
 
 
 def _address(bundle: Any) -> str:
-    """Return an attachment as a `data:` URL, or "" if pages do not support its image type."""
+    """Return an image as a `data:` URL, or "" if the page does not support its type."""
     kinds = [kind for kind in IMAGES if kind in bundle] if isinstance(bundle, Mapping) else []
     if not kinds:
         return ""

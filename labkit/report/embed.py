@@ -1,7 +1,7 @@
-"""HTML of figures: an element per figure with its data and text, and the drawing scripts.
+"""HTML elements for figures, with data and texts, and the scripts that draw the figures.
 
-Figure data are JSON, escaped so that they cannot end their script element. With the page's content
-security policy, a browser runs only the drawing scripts.
+The data of figures are JSON, escaped so that they cannot end the script element that contains them.
+The content security policy of the page allows a browser to run only the drawing scripts.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from labkit.figures.kit.sheet import Sheet
 from labkit.report.still import picture
 
 BUNDLE_BODY = '"use strict";var Plotly='
-MAX_HEIGHT = 20_000  # greatest height of a figure in pixels
-NARROW_AXES = 4  # greatest number of axes that fit next to each other on a phone
-MAX_ALT_LENGTH = 6_000  # greatest length of an alternative text in characters
-OFFERS = '<p class="offers"></p>'  # the page's script adds the download buttons to this element
+MAX_HEIGHT = 20_000  # maximum height of a figure in pixels
+NARROW_AXES = 4  # maximum number of axes that fit side by side on a phone
+MAX_ALT_LENGTH = 6_000  # maximum length of an alternative text in characters
+OFFERS = '<p class="offers"></p>'  # the page's script adds download buttons here
 BUNDLE_END = "window.Plotly = Plotly;"
-# This element contains what may be wider than the page; tabindex lets the keyboard scroll it.
+# This element contains figures that may be wider than the page, and tabindex allows scrolling by
+# keyboard.
 _SCROLLABLE = '<div class="scroll" tabindex="0" role="group" aria-label="figure">'
 
 
 def figure_html(content: Mapping[str, JSON]) -> str:
-    """Return the HTML element of a figure, which the page's script draws.
+    """Return the HTML element of a figure; a script of the page draws the figure into it.
 
     Args:
-        content: JSON of a Plotly figure, trusted or untrusted.
+        content: JSON of a Plotly figure, which may be untrusted.
     """
     from labkit.figures.kit.canvas import CONFIG
 
@@ -53,14 +54,15 @@ def figure_html(content: Mapping[str, JSON]) -> str:
         record["frames"] = content["frames"]
     words = html.escape(scrub(_description(layout)))
     title = html.escape(scrub(_title(layout)))
-    # A figure without an alternative text is not from labkit, and may not suit dark backgrounds.
+    # If a figure has no alternative text, it was not made by labkit and may be unreadable on a dark
+    # background.
     kind = "figure foreign" if _alt(layout) is None else "figure"
     canvas = f'{_SCROLLABLE}<div class="canvas">{_plot(record)}</div></div>'
     return f'<figure class="{kind}" aria-label="{title}">{canvas}{OFFERS}{_caption(words)}</figure>'
 
 
 def sheet_html(sheet: Sheet) -> str:
-    """Return the HTML of a figure sheet: panels, and titles, notes and alternative text."""
+    """Return the HTML of a figure sheet: its panels with titles, notes and alternative text."""
     from labkit.figures.kit.canvas import CONFIG, panel_content
 
     many = len(sheet.shown) > MANY
@@ -75,13 +77,13 @@ def sheet_html(sheet: Sheet) -> str:
         texts = (("h4", first), ('p class="small"', rest))
         head = "".join(f"<{tag}>{_text(text)}</{tag.split()[0]}>" for tag, text in texts if text)
         foot = f'<p class="note">{_text(note)}</p>' if note else ""
-        # A panel of parallel coordinates with many axes scrolls, because it does not fit on a
+        # A panel with many parallel coordinates can be scrolled, because it is too wide for a
         # phone.
         is_wide = len(panel.x_axis.get("tickvals", ())) > NARROW_AXES and not panel.x
         plot = f'<div class="panel{" wide" if is_wide else ""}">{_plot(drawn)}</div>'
         parts.append(f"{_SCROLLABLE if is_wide else '<div>'}{head}{plot}{foot}{OFFERS}</div>")
     words = sheet.alt
-    # A screen reader cannot present a longer text, and the table has all values.
+    # A longer text is not usable with a screen reader, and the table contains all values, too.
     if len(words) > MAX_ALT_LENGTH:
         words = f"{words[:MAX_ALT_LENGTH].rpartition('; ')[0]}; the table lists all other runs."
     title, words = _text(sheet.title), _text(words)
@@ -92,7 +94,7 @@ def sheet_html(sheet: Sheet) -> str:
 
 
 def data_html(value: JSON, **attributes: str) -> str:
-    """Return JSON for the page's script; as "<" is escaped, data cannot end the element."""
+    """Return a script element with JSON; "<" is escaped, so the data cannot end the element."""
     text = json.dumps(_scrub(value), ensure_ascii=False, separators=(",", ":"))
     text = text.replace("<", "\\u003c")
     named = "".join(f' {name}="{content}"' for name, content in attributes.items())
@@ -102,9 +104,11 @@ def data_html(value: JSON, **attributes: str) -> str:
 def _plot(record: Mapping[str, JSON]) -> str:
     layout = record["layout"]
     height = layout.get("height") if isinstance(layout, dict) else None
-    # The page reserves a figure's height before drawing, so that the text below does not move.
+    # The page reserves the height of a figure before it is drawn, so that the text below it does
+    # not move.
     pixels = int(height) if isinstance(height, int | float) and 0 < height < MAX_HEIGHT else 450
-    # A browser without scripts shows the still picture; the page's script replaces it.
+    # Without scripts, a browser shows the still picture, which a script otherwise replaces with the
+    # interactive figure.
     still = picture(record)
     place = f'<div class="plot" style="min-height:{pixels}px">{still}</div>'
     return place + data_html(dict(record), **{"class": "labkit-figure"})
@@ -129,14 +133,14 @@ def _alt(layout: Mapping[str, JSON]) -> str | None:
 
 
 def _title(layout: Mapping[str, JSON]) -> str:
-    """Return a figure's title as text without HTML entities."""
+    """Return the title of a figure as text without HTML entities."""
     title = layout.get("title")
     text = title.get("text") if isinstance(title, dict) else title
     return html.unescape(str(text or "a figure without a title"))
 
 
 def _scrub(value: JSON) -> JSON:
-    """Return the figure's JSON without private names, and with packed single-precision arrays.
+    """Return a figure's JSON without private names, and with float32 arrays in packed form.
 
     Remote images are removed, because the page makes no network requests.
     """
@@ -151,8 +155,8 @@ def _scrub(value: JSON) -> JSON:
         return _scrub(value.item())
     if isinstance(value, list | tuple):
         return [_scrub(item) for item in value]
-    # NaN and infinity become null, because JSON has neither, and a browser would reject the whole
-    # figure.
+    # NaN and infinity are replaced with null, because JSON has neither, and a browser would reject
+    # all data of the figure.
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return scrub(value) if isinstance(value, str) else value
@@ -163,7 +167,7 @@ def _is_remote(source: JSON) -> bool:
 
 
 def scripts() -> list[str]:
-    """Return Plotly's script and the scripts that draw the page's figures."""
+    """Return the scripts that draw figures: Plotly's script and those of the report page."""
     from plotly.offline import get_plotlyjs
 
     scripts_ = ("offers.js", "narrow.js", "page.js")
@@ -171,9 +175,9 @@ def scripts() -> list[str]:
 
 
 def tables() -> tuple[str, str]:
-    """Return the script of DataTables, which announces itself to the page, and its styles.
+    """Return the script of DataTables, extended by an event that it is loaded, and its styles.
 
-    Both come from the bundle for offline pages in the package itables.
+    Script and styles are read from the bundle for offline pages in the package itables.
     """
     from itables import options
 
@@ -189,8 +193,8 @@ def tables() -> tuple[str, str]:
 def unwrap(bundle: str) -> str:
     """Return Plotly's script without its enclosing function, which only module loaders need.
 
-    A browser parses the body of a function twice, which delays the first figure by 0.4 s for 4.8 MB
-    in Chromium. A script of another format is returned unchanged.
+    A browser parses the body of a function twice. For Plotly's 4.8 MB, this delays the first figure
+    by 0.4 s in Chromium. If the script has another format, it is returned unchanged.
     """
     licence, separator, rest = bundle.partition("*/")
     body, end_found, _ = rest.rpartition(BUNDLE_END)

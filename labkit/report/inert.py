@@ -20,8 +20,9 @@ from labkit.report.embed import figure_html
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-# Allowed are elements of text, tables and folded parts. Ids are forbidden, because the page's
-# script uses ids.
+# `_TAGS` lists the HTML elements that sanitizing allows: text, tables and foldable sections.
+# `_ATTRIBUTES` lists the allowed attributes; ids are forbidden, because the script of the report
+# page finds its own elements by id.
 _TAGS = {
     *("a", "abbr", "b", "blockquote", "br", "caption", "code", "dd", "del", "details", "div", "dl"),
     *("dt", "em", "figcaption", "figure", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "i", "img"),
@@ -55,7 +56,7 @@ _TEMPLATE = """
 
 
 def render(path: Path, outputs: bool = True, links: bool = False) -> str:
-    """Return a notebook's HTML, with Plotly figures in the form that the page's script draws.
+    """Return a notebook's HTML; Plotly figures have the form that the report page's script draws.
 
     Args:
         path: Executed notebook file.
@@ -99,7 +100,7 @@ def render(path: Path, outputs: bool = True, links: bool = False) -> str:
     )
     try:
         text = sanitized(exporter.from_notebook_node(notebook)[0])
-    except Exception as error:  # For untrusted content, nbconvert may raise any error.
+    except Exception as error:  # nbconvert may raise any error for a notebook of another author.
         reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
         raise LabkitError(f"{path} cannot be shown: {reason}") from error
     for placeholder, figure in figures.items():
@@ -124,8 +125,8 @@ def sanitized(text: str) -> str:
     """Return HTML without scripts, styles, handlers, ids, forms, frames and remote images."""
     import bleach
 
-    # The substitution only removes the visible text of scripts and styles; the call of bleach below
-    # makes the HTML safe.
+    # This substitution removes the text of scripts and styles, which would be visible. Only the
+    # call of `bleach` below makes the HTML safe.
     text = re.sub(r"(?is)<(script|style)\b.*?</\1\s*>", "", text)
     clean = bleach.clean(text, tags=_TAGS, attributes=_allowed, protocols=_PROTOCOLS, strip=True)
     return re.sub(r"<img(?![^>]* src=)[^>]*>", "", clean)  # drops images whose address was removed
@@ -150,7 +151,7 @@ def _read(path: Path, links: bool) -> NotebookNode:
         # Links are not followed by default, because a link in an untrusted job folder may lead to a
         # private file.
         content = notebook_bytes(path) if links else read_file(path, MAX_NOTEBOOK_BYTES)
-        # The function rejects JSON that is nested too deeply or too large.
+        # `read_plain_json` rejects JSON that is nested too deeply or too large.
         read_plain_json(content, strict=False)
         notebook = nbformat.reads(content.decode(), as_version=4)
         nbformat.validate(notebook)  # for invalid notebooks, `reads` itself only warns
@@ -172,7 +173,7 @@ def _make_safe(output: NotebookNode) -> list[dict[str, JSON]]:
         return []
     if isinstance(data.get(_PLOTLY), dict):
         return [data[_PLOTLY]]
-    # SVG goes into an image element, where its scripts and links are inactive.
+    # An SVG image is shown in an image element, in which its scripts and links are inactive.
     if "image/svg+xml" in data:
         code = base64.b64encode(data["image/svg+xml"].encode()).decode()
         words = scrub(str(data.get("text/plain", "drawing"))).replace('"', "'")

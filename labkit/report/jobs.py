@@ -1,4 +1,4 @@
-"""The notebook jobs that made runs, and the command lines that reproduce runs."""
+"""The notebook jobs that produced the runs of a report, and command lines that reproduce runs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from labkit.records.run import Run
 
 
 def jobs(runs: Sequence[Run]) -> list[Path]:
-    """Return the folders of the notebook jobs that made these runs, each once."""
+    """Return the folders of the notebook jobs that produced `runs`, without duplicates."""
     folders = dict.fromkeys(run.path.resolve().parent for run in runs)
     return [folder for folder in folders if (folder / "params.yaml").exists()]
 
 
 def notebooks(runs: Sequence[Run]) -> dict[Path, bool]:
-    """Return the executed notebooks to show; the values state whether to show their outputs.
+    """Map each executed notebook that the report shows to whether its outputs are shown.
 
-    If one job made all runs, its notebook is shown with outputs. For several jobs, each notebook
-    appears once without outputs, because the report compares the results of all jobs.
+    If one notebook job produced all runs, the report shows its notebook with outputs. If several
+    jobs produced the runs, each notebook appears once without outputs, because the report compares
+    the results of all jobs.
     """
     job_folders = jobs(runs)
     whole = len(job_folders) == 1 and all(
@@ -33,13 +34,13 @@ def notebooks(runs: Sequence[Run]) -> dict[Path, bool]:
     executed: dict[str, Path] = {}
     for job in job_folders:
         if (path := job / "output.ipynb").exists():
-            # The first job of a notebook represents all jobs of this notebook.
+            # If several jobs ran the same notebook, the report shows only the first job's copy.
             executed.setdefault(_name(job), path)
     return dict.fromkeys(executed.values(), whole)
 
 
 def jobs_without_runs(folders: Sequence[Path]) -> list[Path]:
-    """Return the folders of jobs in and below folders, for a report of notebooks without runs."""
+    """Return the folders of notebook jobs in and below `folders`, including jobs without runs."""
     outputs = [path.parent for folder in folders for path in sorted(folder.rglob("output.ipynb"))]
     return [job for job in dict.fromkeys(outputs) if (job / "params.yaml").exists()]
 
@@ -47,7 +48,8 @@ def jobs_without_runs(folders: Sequence[Path]) -> list[Path]:
 def commands(runs: Sequence[Run]) -> list[str]:
     """Return the command lines that reproduce runs from notebooks or experiments.
 
-    A run that no job made has its own line, unless its experiment contains a function or arrays.
+    A run outside a notebook job has its own command line, unless its experiment contains a function
+    or arrays.
     """
     from labkit.experiment import Experiment
 
@@ -86,7 +88,7 @@ def _has_external_parts(value: JSON) -> bool:
 
 
 def command(job: Path) -> str:
-    """Return the command line that reruns a job, or "" if its parameters cannot be read."""
+    """Return the command line that reruns a notebook job, or "" if its record is unreadable."""
     from labkit.common.safe_json import NotPlain
     from labkit.records.safe_yaml import read_plain_file
 

@@ -21,10 +21,11 @@ from labkit.records.analysis.columns import (
 )
 from labkit.records.run import KEY_METRICS, Run, key_metrics, verdict
 
-_SHOWN_ELSEWHERE = ("seed", "repeats", "verify")  # parameters that columns of other names show
+# Parameters that the table shows in columns with other names.
+_SHOWN_ELSEWHERE = ("seed", "repeats", "verify")
 _FIXED_COLUMNS = ("label", "state", "equivalence", "seeds")  # columns of every table
 _MAX_RESULTS = 24  # greatest number of result columns; filters also accept results without a column
-_MAX_HINTS = 3  # greatest number of distinct tooltips that a shared cell shows
+_MAX_HINTS = 3  # greatest number of distinct tooltips in the cell of a value that all rows share
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _HEADS = {
     "samples_per_second": "samples/s",
@@ -98,7 +99,7 @@ class ReportTable:
 
     @property
     def shared_cells(self) -> list[tuple[str, TableCell]]:
-        """Headings and cells of columns with equal cells, and of the task's parameters."""
+        """Headings and cells of columns with equal cells, and of the task's equal parameters."""
         rows = [plain_parameters(run) for run in self._begun_runs]
         shared = {k: v for k, v in rows[0].items() if all(r.get(k, self) == v for r in rows)}
         task_cells = [
@@ -110,7 +111,7 @@ class ReportTable:
 
     @property
     def shared_by(self) -> str:
-        """Text that states which rows share the values; jobs that failed early have none."""
+        """Text that states which rows share the equal values; jobs that failed early do not."""
         failed_jobs = len(self.entries) - len(self._begun_runs)
         return (
             f"all but {plural(failed_jobs, 'job')} that failed before an experiment"
@@ -120,7 +121,7 @@ class ReportTable:
 
     @cached_property
     def _begun_runs(self) -> list[Run]:
-        """Runs whose job reached the experiment; all runs if no job did."""
+        """Runs whose notebook job started an experiment; all runs, if no job started one."""
         runs = [entry.run for entry in self.entries]
         return [
             run for run, is_begun in zip(runs, reached_experiment(runs), strict=True) if is_begun
@@ -156,7 +157,7 @@ _TASK = ("model", "dataset", "strategy", "workers", "network", "epochs", "batch_
 
 
 def table_of(entries: Sequence[RunEntry]) -> ReportTable:
-    """Return the table of these settings."""
+    """Return the report's table, with one row for each of these settings."""
     parameter_rows = [plain_parameters(entry.run) for entry in entries]
     metric_rows = [key_metrics(entry.run) for entry in entries]
     metric_names = dict.fromkeys((*KEY_METRICS, *(name for row in metric_rows for name in row)))
@@ -195,7 +196,7 @@ def table_of(entries: Sequence[RunEntry]) -> ReportTable:
 
 
 def _names(parameter_rows: Sequence[dict[str, Value]], reserved: Sequence[str]) -> dict[str, str]:
-    """Return the unique short name of each parameter in columns and filters.
+    """Return a unique short name for each parameter, for column headings and filters.
 
     Args:
         parameter_rows: Parameters of each row of the table.
@@ -216,7 +217,7 @@ def _names(parameter_rows: Sequence[dict[str, Value]], reserved: Sequence[str]) 
 
 
 def _fixed_values(entry: RunEntry) -> dict[str, Value]:
-    """Return the values that every row has: label, state, equivalence verdict, seeds."""
+    """Return the values of every row: label, state, result of the equivalence check, seeds."""
     words = {"label": entry.label, "state": _state(entry).text, "equivalence": _gate(entry).text}
     return words | {"seeds": int(entry.metrics.get("repeats") or 1)}
 
@@ -280,7 +281,7 @@ def _result_column(name: str, entries: Sequence[RunEntry], values: Sequence[Valu
 
 
 def _digits(value: float) -> str:
-    """Format a number with three or four digits, or as an integer from a thousand on."""
+    """Format a number with three or four digits; from 1000 on, format it as an integer."""
     size = abs(value)
     if size >= 999.95:
         return f"{value:,.0f}"

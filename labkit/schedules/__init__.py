@@ -1,4 +1,4 @@
-"""Communication schedules as data: pure functions from the number of ranks to rounds."""
+"""Communication schedules as data: functions from the number of ranks to rounds of messages."""
 
 from labkit.common.errors import InvalidInput
 from labkit.common.nearest import listed
@@ -34,7 +34,8 @@ ALLREDUCE: dict[str, Collective[...]] = {
     "two_level_butterfly": two_level_butterfly,
 }
 
-# Switches add the values, so these schedules are simulated and drawn but not executed by ranks.
+# Network switches add the values in these schedules, so they are simulated and drawn, but ranks do
+# not execute them.
 IN_NETWORK: dict[str, Collective[...]] = {"in_network": in_network}
 
 COLLECTIVES: dict[str, Collective[...]] = {

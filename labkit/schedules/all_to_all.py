@@ -30,6 +30,6 @@ def all_to_all(size: int) -> Iterator[Round]:
     Source: folklore; one round is the minimum for any allreduce.
     """
     if size > 1:
-        # In plain rank order, all ranks would send to rank 0 first.
+        # If destinations were in plain rank order, all ranks would send to rank 0 first.
         source, destination = circle(size)
         yield Round(source, destination, reduce=True)

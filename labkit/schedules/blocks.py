@@ -21,8 +21,8 @@ Matrix = NDArray[np.float64]
 class BlockRounds:
     r"""Select the blocks of each round so that no two of them depend on each other.
 
-    With priority selection, the probability of drawing block j grows with the block's last change
-    δ and with a, the number of rounds since its last selection:
+    Let \(\delta_j\) be the last change of block j, and \(a_j\) the number of rounds since block j
+    was last selected. Priority selection draws block j with probability \(p_j\):
 
     \[p_j \propto a_j \bigl(|\delta_j| + \eta \max_k |\delta_k|\bigr).\]
 
@@ -41,9 +41,9 @@ class BlockRounds:
 
     Source: S. Lee, J. K. Kim, X. Zheng, Q. Ho, G. Gibson, E. Xing: On model parallelization and
     scheduling strategies for distributed machine learning, NIPS 2014 (STRADS). Differs from it: η
-    is relative to the largest change, because changes shrink to zero at the optimum; the waiting
-    time is a factor, because a block that once did not move would otherwise never be drawn; and the
-    next free blocks replace blocks that must wait.
+    is relative to the largest change, because changes shrink to zero at the optimum. The waiting
+    time is a factor, because without it a block that once did not move would never be drawn again.
+    The next free blocks replace blocks that must wait.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class BlockRounds:
         self._depends = depends
         self._random = np.random.default_rng(seed)
         self._order = np.arange(count)  # the block that has waited longest comes first
-        self._chosen = np.zeros(count)  # each block's last selected round
+        self._chosen = np.zeros(count)  # number of the round that last selected each block
         self._round = 0
         self._changes = np.full(count, np.inf)  # infinite for blocks that were never selected
 
@@ -83,12 +83,12 @@ class BlockRounds:
         return np.sort(np.array(chosen, np.intp))
 
     def learn(self, chosen: Sequence[int] | NDArray[np.intp], changes: Sequence[float]) -> None:
-        """Record by how much the weights of these blocks changed in their round."""
+        """Record by how much the weights of these selected blocks changed in their round."""
         self._changes = self._changes.copy()  # a saved state still refers to the old array
         self._changes[chosen] = np.abs(changes)
 
     def _candidates(self) -> NDArray[np.intp]:
-        """Return all blocks, sorted by descending precedence."""
+        """Return the numbers of all blocks; the block to select first comes first."""
         if self._select == "round_robin":
             return self._order
         if self._select == "random":
@@ -110,9 +110,9 @@ def couplings(products: Matrix, ends: Sequence[int]) -> Matrix:
 
     \[c_{ab} = \|H_{ab}\| / \sqrt{\|H_{aa}\|\,\|H_{bb}\|}\]
 
-    The result is the larger of \(c_{ab}\) and \(c_{ba}\), from the blocks of the Hessian H. For
-    blocks of one weight in a linear model with squared errors, it is the correlation of two data
-    columns, which scheduled lasso uses.
+    Entry (a, b) of the result is the larger of \(c_{ab}\) and \(c_{ba}\), where \(H_{ab}\) is a
+    block of the Hessian H. For blocks of one weight in a linear model with squared errors, this
+    entry is the correlation of two data columns. Scheduled lasso uses the same correlation.
 
     Args:
         products: Matrix of shape (blocks, weights); row a is the Hessian times a vector that is ±1

@@ -18,7 +18,7 @@ def _counts(size: int) -> Counts:
 
 
 def _cost(size: int) -> AlphaBetaCost:
-    """Return lg p (α + nβ + nγ), plus the cost of a fold (`folded`)."""
+    """Return the cost lg p (α + nβ + nγ) on p ranks, plus the cost of folding (`folded`)."""
     rounds = floor_lg(size)
     return folded_cost(size, AlphaBetaCost(rounds, rounds, rounds))
 
@@ -26,9 +26,10 @@ def _cost(size: int) -> AlphaBetaCost:
 def _critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
     """Return the candidate critical paths; ranks without a folded partner send early.
 
-    With F = ⌊lg p⌋ and p = 2ᶠ + e, one of two paths is the longest. The last rank without a folded
-    partner ends after F + 1 hops. A folded rank gets the result after 2 + ⌈lg e⌉ hops; the result
-    queues behind F - ⌈lg e⌉ messages on its neighbour's link.
+    For p = 2ᶠ + e ranks with F = ⌊lg p⌋, one of two paths is the longest. On the first path, the
+    last rank without a folded partner ends after F + 1 hops. On the second path, a folded rank gets
+    the result after 2 + ⌈lg e⌉ hops. This result queues behind F - ⌈lg e⌉ messages on its
+    neighbour's link.
     """
     rounds = floor_lg(size)
     extra = size - (1 << rounds)
@@ -62,6 +63,6 @@ def _doubling(size: int) -> Iterator[Round]:
     ranks = np.arange(size)
     distance = 1
     while distance < size:
-        # The ranks of two partners differ in one bit.
+        # The rank numbers of two partners differ in one bit.
         yield Round(ranks, ranks ^ distance, reduce=True)
         distance *= 2

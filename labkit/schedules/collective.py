@@ -1,4 +1,4 @@
-"""A collective: a schedule, its postcondition, and its known costs."""
+"""A collective: a schedule, its postcondition, and its textbook costs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Ends: TypeAlias = Callable[[int, int], Integers]
 
 
 class DrawnFunction:
-    """A function with a drawing in its docstring, plus facts about the function in fields.
+    """A function whose docstring contains a drawing; the fields store facts about the function.
 
     The object has the name and the documentation of the function.
     """
@@ -61,22 +61,23 @@ class Collective(DrawnFunction, Generic[Call]):
 
     Args:
         schedule: Function from the number of ranks to the rounds.
-        ends: Function (size, chunks) -> table of shape (size, chunks) with the content of each
-            chunk of each rank at the end: `SUM`, `ANY`, or the rank r ≥ 0 whose initial chunk it
-            is.
-        counts: Function of the number p of ranks: messages and volume of each rank, by the textbook
-            formula.
-        cost: Function of p: time by the textbook formula.
-        critical_paths: Function of p: costs of the possible critical paths on one switch, of which
-            the slowest is the time. Default: the textbook cost.
-        layout: The argument by which the schedule takes the layout of a network: "hosts", "links"
-            or None.
+        ends: Function (size, chunks) -> table of shape (size, chunks) with the final content of
+            each chunk of each rank. An entry is `SUM`, `ANY`, or the rank r ≥ 0 whose initial chunk
+            it is.
+        counts: Function from the number p of ranks to the messages and volume of each rank, by the
+            textbook formula.
+        cost: Function from the number p of ranks to the time by the textbook formula.
+        critical_paths: Function from the number p of ranks to the costs of the possible critical
+            paths on one switch; the slowest path determines the time. Default: the textbook cost as
+            the only path.
+        layout: Name of the schedule's argument for the layout of the network: "hosts", "links" or
+            None.
         gathers: Rounds of the final allgather, in which each rank distributes its part of the sum;
-            None if the schedule has no such end.
+            None if the schedule does not end with an allgather.
         between: Rounds between hosts, in schedules that begin and end inside hosts. The buffer has
-            as many parts as the smallest host has ranks. First, the i-th rank of each host adds
-            part i of its host's buffers. At the end, it copies the sum to the other ranks of its
-            host, as shared memory does.
+            as many parts as the smallest host has ranks. Before these rounds, the i-th rank of each
+            host adds part i of the buffers of its host's ranks. After these rounds, each rank
+            copies its part of the sum to the other ranks of its host, as shared memory does.
         switches: Number of network switches that take part; they are numbered after the ranks.
     """
 
@@ -96,7 +97,7 @@ class Collective(DrawnFunction, Generic[Call]):
             object.__setattr__(self, "critical_paths", lambda size: (self.cost(size),))
 
     def __call__(self, *args: Call.args, **kwargs: Call.kwargs) -> Iterable[Round]:
-        """Return the rounds."""
+        """Return the rounds of the schedule."""
         return self.schedule(*args, **kwargs)
 
     def _repr_html_(self) -> str:
@@ -145,7 +146,7 @@ def collective(
     between: Callable[..., Iterable[Round]] | None = None,
     switches: Callable[..., int] = lambda size, **_: 0,
 ) -> Callable[[Callable[Call, Iterable[Round]]], Collective[Call]]:
-    """Return a decorator that turns a schedule into a `Collective` with these facts."""
+    """Return a decorator that turns a schedule into a `Collective` with these properties."""
     known = (ends, counts, cost, critical_paths, layout, gathers, between, switches)
     return lambda drawing: Collective(drawing, *known)
 

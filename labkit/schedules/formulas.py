@@ -67,7 +67,8 @@ class AlphaBetaCost:
         """Return the buffer size in bytes at which both costs are equal; None if there is none."""
         fixed = (self.alpha - other.alpha) * network.latency
         growth = (other.beta - self.beta) / network.bandwidth + (other.gamma - self.gamma) * gamma
-        # In this case, the lines are parallel, or they cross at a negative size.
+        # If this condition holds, the two cost lines are parallel, or they cross at a negative
+        # size.
         if growth == 0 or fixed / growth <= 0:
             return None
         return fixed / growth
@@ -95,23 +96,23 @@ def uniform_counts(size: int, messages: int, chunks: int) -> Counts:
 
 
 def rooted_counts(size: int, root: int, chunks: int = 1) -> Counts:
-    """Return the counts in which rank 0 sends `root` messages and other ranks one, a chunk each."""
+    """Return the counts if rank 0 sends `root` one-chunk messages, and every other rank one."""
     sent = np.where(np.arange(size) == 0, root, 1)
     return Counts(sent, sent, chunks)
 
 
 def chunked_counts(size: int) -> Counts:
-    """Return 2(p - 1) messages of n/p for every rank: the minimum volume of an allreduce."""
+    """Return 2(p - 1) messages of n/p bytes per rank, the minimum volume of an allreduce."""
     return uniform_counts(size, 2 * (size - 1), size)
 
 
 def chunked_cost(size: int) -> AlphaBetaCost:
-    """Return the cost if messages are sequential: 2(p - 1)α + 2(p - 1)/p nβ + (p - 1)/p nγ."""
+    """Return 2(p - 1)α + 2(p - 1)/p nβ + (p - 1)/p nγ, the cost of sequential messages."""
     steps = size - 1
     return AlphaBetaCost(2 * steps, 2 * steps / size, steps / size)
 
 
 def two_round_costs(size: int) -> tuple[AlphaBetaCost, ...]:
-    """Return the cost if ranks submit a round's messages at once: latency 2α, not 2(p - 1)α."""
+    """Return the cost if a rank sends a round's messages at once: latency 2α, not 2(p - 1)α."""
     cost = chunked_cost(size)
     return (AlphaBetaCost(2 * (size > 1), cost.beta, cost.gamma),)

@@ -13,7 +13,7 @@ from labkit.schedules.round import Round
 
 @collective(root_holds(np.arange), lambda p: rooted_counts(p, 0, p))
 def gather(size: int, root: int = 0) -> Iterator[Round]:
-    """The root ends with chunk i of every rank i; p - 1 messages of n/p in one round.
+    """The root receives chunk i from every rank i, in one round of p - 1 messages of n/p bytes.
 
         1 ── chunk 1 ──┐
         2 ── chunk 2 ──┼──► 0

@@ -19,7 +19,7 @@ Hosts: TypeAlias = Sequence[Sequence[int]] | int
 
 
 def _counts(size: int, hosts: Hosts | None = None) -> Counts:
-    """Return the counts for h hosts: 2(p - h) + 2h(h - 1) messages and a volume of 2(p - 1) n."""
+    """Return the counts of p ranks on h hosts: 2(p - h) + 2h(h - 1) messages, volume 2(p - 1) n."""
     groups = host_groups(size, hosts)
     chunks = len(groups)
     messages, volume = np.zeros(size, np.int64), np.zeros(size, np.int64)
@@ -33,7 +33,7 @@ def _counts(size: int, hosts: Hosts | None = None) -> Counts:
 
 
 def _critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
-    """Return the paths through the tree of the larger host, followed by the ring of two hosts."""
+    """Return the critical paths through the larger host's tree, then around the ring of hosts."""
     between = ring.cost(min(size, 2))
     return tuple(path + between for path in tree.critical_paths(-(-size // 2)))
 
@@ -46,7 +46,7 @@ def _critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
     layout="hosts",
 )
 def hierarchical(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
-    """Reduce to each host's leader, ring between the leaders, broadcast in each host.
+    """Reduce to a leader in each host, allreduce on a ring of leaders, broadcast in each host.
 
         host A   0 ◄─ 1 ◄─ …        0 ──► 1 ──► …
                  │                  ▲
@@ -54,7 +54,8 @@ def hierarchical(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
                  │                  ▲
         host B   4 ◄─ 5 ◄─ …        4 ──► 5 ──► …
 
-    Inside a host, binomial trees carry whole buffers. The ring of h leaders has h chunks.
+    Inside a host, binomial trees carry whole buffers. The ring of h leaders divides the buffer into
+    h chunks.
 
     Args:
         size: Number of ranks, at least 1.
@@ -68,7 +69,7 @@ def hierarchical(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
     """
     groups = host_groups(size, hosts)
     yield from _inside(groups, reduce_tree)
-    # Only leaders take part; the other ranks do not use the links between hosts.
+    # Only leaders take part in the ring; the other ranks do not use the links between hosts.
     leaders = np.array([group[0] for group in groups])
     for step in ring(len(groups)):
         yield step.on(leaders)
@@ -76,7 +77,7 @@ def hierarchical(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
 
 
 def _inside(groups: Sequence[Sequence[int]], schedule: Schedule) -> Iterator[Round]:
-    """Run the schedule in all hosts at once; adjacent hosts of equal size share its rounds."""
+    """Run the schedule in all hosts at once; adjacent hosts of equal size use the same rounds."""
 
     def in_hosts(size: int, equal: Sequence[Sequence[int]]) -> Iterator[Round]:
         names = np.array(equal)
@@ -88,7 +89,7 @@ def _inside(groups: Sequence[Sequence[int]], schedule: Schedule) -> Iterator[Rou
 def host_groups(size: int, hosts: Hosts | None = None) -> list[list[int]]:
     """Return the ranks of each host, from a list or from the number of ranks per host.
 
-    host_groups(5, 2) = [[0, 1], [2, 3], [4]]; None means two hosts.
+    For example, host_groups(5, 2) = [[0, 1], [2, 3], [4]]; `hosts` None means two hosts.
 
     Raises:
         InvalidInput: If the hosts do not contain every rank exactly once.

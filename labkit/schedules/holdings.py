@@ -87,7 +87,7 @@ def span_name(chunk: int, span: int) -> str:
 
 
 def sum_name(terms: Integers, chunk: int, room: int = 80) -> str:
-    """Return a sum as `a0+a1`; if too long, as `a0–3+6` or `5/8`; if complete, as `Σa`.
+    """Return a sum as `a0+a1`; if it is too long, as `a0–3+6` or `5/8`; if complete, as `Σa`.
 
     Args:
         terms: How often each rank's value is in the chunk, shape (size,).
@@ -102,7 +102,7 @@ def sum_name(terms: Integers, chunk: int, room: int = 80) -> str:
     long = "+".join(summands)
     if len(long) <= room:
         return long
-    # This case arises only in a wrong schedule, which adds a value twice.
+    # A count above 1 arises only in a wrong schedule, which adds a value twice.
     if terms.max() > 1:
         return f"{terms.sum()} values"
     short = name + "+".join(_range(run) for run in _runs(ranks))

@@ -23,7 +23,8 @@ class ScheduleError(LabkitError):
 def execute(rounds: Iterable[Round], buffers: Buffers) -> Iterator[tuple[Round, Buffers]]:
     """Execute a schedule on the buffers of all ranks; yield the values after each round.
 
-    The semantics are those of `Round`, bit for bit. `buffers` is not modified.
+    The interpreter follows the rules in `Round`, so results are reproducible bit for bit. `buffers`
+    is not modified.
 
     Args:
         rounds: The schedule.
@@ -97,7 +98,8 @@ def verify_schedule(
     4. Messages and volume equal the textbook's (`Collective.counts`), if `expected` is given.
 
     Raises:
-        ScheduleError: If one of these conditions fails; the message names the rank and the chunk.
+        ScheduleError: If the schedule violates one of these four conditions; the message names the
+            rank and the chunk.
     """
     schedule = list(collective.schedule(size))
     chunks, switches = count_chunks(schedule), collective.switches(size)
@@ -141,7 +143,7 @@ def _final_values(schedule: list[Round], start: Buffers, switches: int) -> Buffe
 
 
 def _verify_bits(schedule: list[Round], ends: Integers, switches: int, draws: int = 16) -> None:
-    """Compare the bits of many random sums, because two orders often round to equal bits."""
+    """Compare the bits of many random sums, because different addition orders often agree."""
     size, chunks = ends.shape
     start = np.random.default_rng(1).normal(size=(size, chunks * draws)).astype(np.float32)
     final = _final_values(schedule, start, switches).reshape(size, chunks, draws).view(np.uint32)

@@ -17,8 +17,8 @@ def folded(size: int, schedule: Schedule) -> Iterator[Round]:
                              0 ····· 2 ····· 4 · 5      the schedule, for four
                              0 ► 1   2 ► 3              fold out: the result
 
-    Compared with 2ᵐ ranks, the fold adds the time 2(α + nβ) + nγ, and two messages of n bytes for
-    each of the p - 2ᵐ folded ranks.
+    Compared with 2ᵐ ranks, folding adds the time 2(α + nβ) + nγ. It also adds two messages of n
+    bytes for each of the p - 2ᵐ folded ranks.
 
     Source: Thakur, Rabenseifner and Gropp 2005, *Optimization of collective communication
     operations in MPICH*.
@@ -40,7 +40,7 @@ def folded_counts(size: int, messages: int, volume: int, chunks: int) -> Counts:
     Args:
         size: Number of ranks.
         messages: Messages of each rank that takes part in the power-of-two schedule.
-        volume: Chunks that each of these ranks sends.
+        volume: Chunks that each rank sends in the power-of-two schedule.
         chunks: Number of equal parts of the buffer.
     """
     rank, hidden = np.arange(size), 2 * (size - (1 << floor_lg(size)))
@@ -50,5 +50,5 @@ def folded_counts(size: int, messages: int, volume: int, chunks: int) -> Counts:
 
 
 def folded_cost(size: int, cost: AlphaBetaCost) -> AlphaBetaCost:
-    """Return the cost of the power-of-two schedule, plus the cost of a fold if there is one."""
+    """Return the power-of-two schedule's cost, plus the cost of folding if `size` requires it."""
     return cost + AlphaBetaCost(2, 2, 1) if floor_lg(size) < ceil_lg(size) else cost

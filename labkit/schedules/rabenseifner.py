@@ -18,7 +18,7 @@ def _counts(size: int) -> Counts:
 
 
 def _cost(size: int) -> AlphaBetaCost:
-    """Return 2 lg p α + 2(p - 1)/p nβ + (p - 1)/p nγ, plus the cost of a fold (`folded`)."""
+    """Return 2 lg p α + 2(p - 1)/p nβ + (p - 1)/p nγ for p ranks, plus the cost of folding."""
     volume = chunked_cost(1 << floor_lg(size))
     return folded_cost(size, AlphaBetaCost(2 * floor_lg(size), volume.beta, volume.gamma))
 
@@ -34,7 +34,7 @@ def rabenseifner(size: int) -> Iterator[Round]:
                    0 ↔ 2  sends 01, gets 23       0123 whole
 
     The schedule has 2 lg p rounds (like a tree) and sends 2(p - 1)/p · n bytes per rank (like a
-    ring). Each half is one message of many chunks.
+    ring). Each exchanged half of the buffer is one message of many chunks.
 
     Args:
         size: Number of ranks, at least 1; surplus ranks above a power of two fold (`folded`).

@@ -55,12 +55,12 @@ def allgather_ring(size: int) -> Iterator[Round]:
 
 @collective(all_ranks_hold(SUM), chunked_counts, chunked_cost, gathers=allgather_ring)
 def ring(size: int) -> Iterator[Round]:
-    """Reduce-scatter, then allgather: 2(p - 1) rounds with one message of n/p per rank.
+    """Reduce-scatter, then allgather: 2(p - 1) rounds with one n/p-byte message per rank.
 
         +──► chunk r - 1 - k in round k, added         then         chunk r - k, replaced
         0 ──► 1 ──► 2 ──► 3 ──► 0
 
-    Each rank sends 2(p - 1)/p · n bytes, which is the lower bound.
+    Each rank sends 2(p - 1)/p · n bytes, which is the minimum for an allreduce.
 
     Args and source: as `reduce_scatter_ring`.
     """
@@ -73,7 +73,7 @@ def _around(size: int, first: int, reduce: bool) -> Iterator[Round]:
     ranks = np.arange(size)
     following = (ranks + 1) % size
     span, adds = np.ones_like(ranks), np.full(size, reduce)
-    tape: Integers = np.arange(2 * size) % size  # each round uses a view of the tape
+    tape: Integers = np.arange(2 * size) % size  # each round uses a view of this array, not a copy
     for step in range(size - 1):
         start = (first - step) % size
         yield Round(ranks, following, tape[start : start + size], span, reduce=adds)

@@ -21,14 +21,14 @@ Booleans: TypeAlias = NDArray[np.bool_]
 class Round:
     """Messages that are sent together: row i carries chunks [chunk, chunk + span) of its source.
 
-    The semantics are the same for every interpreter:
+    Every interpreter of a round follows these rules:
 
     - Every message carries the values from before the round.
-    - `reduce` false: the value replaces the receiver's value. No other message may change that
-    chunk.
+    - `reduce` false: the value replaces the receiver's value. No other message of the round may
+      change the replaced chunk.
     - `reduce` true: the receiver adds all contributions to a chunk **in rank order, its own value
-    included**: v = ((v₀ + v₁) + v₂) + … . Floating-point sums depend on the order. A fixed order
-    makes ranks that add the same contributions hold the same bits.
+    included**: v = ((v₀ + v₁) + v₂) + … . Floating-point sums depend on the order. This fixed order
+    gives the same bits on all ranks that add the same contributions.
 
     Chunks are the equal parts into which a schedule divides the buffer (see `boundaries`). The
     order of rows is the order in which a source submits its messages to its link.
@@ -81,7 +81,7 @@ class Round:
 
     def received_by(self, rank: int) -> Round:
         """Return the messages that this rank receives, sorted by source."""
-        # Contributions are added in rank order.
+        # The receiver adds contributions in rank order.
         index = np.flatnonzero(self.destination == rank)
         return self.take(index[np.argsort(self.source[index], kind="stable")])
 
@@ -101,10 +101,10 @@ class Round:
         """Return the same messages between other ranks, with each chunk divided into parts.
 
         Args:
-            ranks: The new ranks (0 becomes ranks[0], …), or several lists of shape (copies, ranks),
-                each of which gets a copy of the messages.
+            ranks: The new ranks: rank 0 becomes ranks[0], and so on. With an array of shape
+                (copies, ranks), each row gets a copy of the messages.
             parts: Number of parts of each chunk.
-            first: New number of chunk 0; one value, or one for each copy.
+            first: New number of chunk 0: one number, or one number for each copy.
         """
         names = np.asarray(ranks, np.int64)
         source, destination = names[..., self.source], names[..., self.destination]
@@ -132,7 +132,7 @@ Schedule: TypeAlias = Callable[[int], Iterable[Round]]
 
 
 def _column(values: ArrayLike, length: int, dtype: type[np.generic]) -> NDArray[np.generic]:
-    # A scalar applies to all rows, so schedules need not repeat it.
+    # A scalar is repeated for all rows, so that schedules need not repeat it.
     array = np.asarray(values, dtype)
     return np.full(length, array) if array.ndim == 0 else array
 
@@ -149,13 +149,13 @@ def run_concurrently(schedules: Iterable[Iterable[Round | None]]) -> Iterator[Ro
 
     `None` is a round in which a schedule pauses.
     """
-    # Schedules that end early contribute no messages to later rounds.
+    # A schedule that ends early contributes no messages to later rounds.
     for rounds in zip_longest(*schedules):
         yield join(step for step in rounds if step is not None)
 
 
 def count_chunks(rounds: Iterable[Round]) -> int:
-    """Return the number of equal parts of the buffer in a schedule; 1 without messages."""
+    """Return the number of equal parts of the buffer in a schedule; 1 if it has no messages."""
     return max((int((step.chunk + step.span).max()) for step in rounds if len(step)), default=1)
 
 
@@ -164,7 +164,8 @@ def boundaries(length: int, chunks: int) -> Integers:
 
     boundaries(7, 3) = [0, 2, 4, 7]
     """
-    # Multiplication comes first; otherwise the last chunk would get the whole remainder.
+    # Multiplication precedes division; in the other order the last chunk would get the whole
+    # remainder.
     return np.arange(chunks + 1, dtype=np.int64) * length // chunks
 
 

@@ -21,8 +21,8 @@ def round_robin(size: int) -> Iterator[Round]:
         2     3 ► 3      0 ► 0      1 ► 1
         3     0 ► 0      1 ► 1      2 ► 2
 
-    Each rank sends as many messages and bytes as in the ring (2(p - 1) of n/p), but no message of a
-    round waits for another. The steps are the order in which a link carries the messages, and each
+    Each rank sends 2(p - 1) messages of n/p bytes, as in the ring, but no message of a round waits
+    for another message. A rank's link carries the messages in the order of the steps, so each
     receiver gets one message per step.
 
     Args:

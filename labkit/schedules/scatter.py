@@ -18,7 +18,7 @@ def _root_counts(size: int) -> Counts:
 
 @collective(owners_hold(0), _root_counts)
 def scatter(size: int, root: int = 0) -> Iterator[Round]:
-    """Rank i ends with chunk i of the root; p - 1 messages of n/p in one round.
+    """Every rank i receives chunk i of the root, in one round of p - 1 messages of n/p bytes.
 
              ┌── chunk 1 ──► 1
         0 ───┼── chunk 2 ──► 2

@@ -18,13 +18,13 @@ from labkit.schedules.round import Round, run_concurrently
 
 Links: TypeAlias = Mapping[tuple[int, int], float]
 Edge: TypeAlias = tuple[int, int]  # (parent, child)
-Tree: TypeAlias = tuple[tuple[Edge, ...], ...]  # the edges of each level, the root's first
+Tree: TypeAlias = tuple[tuple[Edge, ...], ...]  # the edges of each level, from the root downwards
 
 
-# The formulas hold for equal links, for which the trees are p stars.
+# The cost formulas hold for equal links, for which the packed trees are p stars.
 @collective(all_ranks_hold(SUM), chunked_counts, chunked_cost, two_round_costs, layout="links")
 def spanning_trees(size: int, links: Links | None = None, pieces: int = 1) -> Iterator[Round]:
-    r"""Each tree carries a share of the buffer: the sum goes up to the root, then down again.
+    r"""Each tree carries a part of the buffer: the sum goes up to the root, then down again.
 
         links 0 === 1        tree A 0 --- 1        tree B 0 --- 1        0 = 1 is twice as
                \   /                 \                       /          fast: both trees use
@@ -34,10 +34,10 @@ def spanning_trees(size: int, links: Links | None = None, pieces: int = 1) -> It
 
     Args:
         size: Number of ranks, at least 1.
-        links: Mapping (source, destination) -> bandwidth, in any unit; a tree uses a pair of ranks
+        links: Mapping (source, destination) -> bandwidth, in any unit. A tree uses a pair of ranks
             in both directions, so the slower direction counts.
-        pieces: Number of pieces of each tree's share; with several pieces, the levels of a tree
-            work at the same time.
+        pieces: Number of pieces into which a tree divides its part of the buffer; with several
+            pieces, all levels of a tree work at the same time.
 
     Raises:
         InvalidInput: If the links do not connect all ranks.
@@ -66,9 +66,10 @@ def spanning_trees(size: int, links: Links | None = None, pieces: int = 1) -> It
 def pack(size: int, links: Links, shares: int | None = None) -> dict[Tree, int]:
     """Return spanning trees and integer weights that load the links evenly.
 
-    Greedy tree packing: each share takes the minimum spanning tree for the link cost (load + 1) /
-    bandwidth. This tree minimizes the load of its fullest link. The weights approach the best
-    fractional packing as the number of shares grows.
+    Greedy tree packing: each of `shares` steps adds the minimum spanning tree for the link cost
+    (load + 1) / bandwidth. The minimum spanning tree for these costs minimizes the load of its
+    fullest link. The weights approach the best fractional packing as the number of added trees
+    grows.
 
     Args:
         size: Number of ranks.
@@ -89,9 +90,10 @@ def pack(size: int, links: Links, shares: int | None = None) -> dict[Tree, int]:
         with np.errstate(divide="ignore"):
             edges = _minimum_tree((load + 1) / bandwidth)
         for first, second in edges:
-            # The sum goes up the tree and comes down again, so both directions carry it.
+            # The sum goes up the tree and comes down again, so both directions of a link carry it.
             load[[first, second], [second, first]] += 1
-        # A central root keeps the tree shallow; of two centres, the less frequent root is taken.
+        # A central root keeps the tree shallow; if a tree has two centres, the less frequent root
+        # is chosen.
         root = min(_centres(size, edges), key=lambda rank: roots[rank])
         roots[root] += 1
         weights[_levels(size, edges, root)] += 1
@@ -127,7 +129,8 @@ def _symmetric(size: int, links: Links) -> NDArray[np.float64]:
 def _minimum_tree(cost: NDArray[np.float64]) -> list[Edge]:
     """Return the edges of a minimum spanning tree, by Prim's algorithm.
 
-    Ties go to the rank that joined first, which keeps trees shallow.
+    Among equal costs, the edge from the rank that joined the tree first is chosen, which keeps
+    trees shallow.
     """
     cost_to, nearest = cost[0].copy(), np.zeros(len(cost), np.int64)
     isolated = np.arange(len(cost)) > 0

@@ -21,7 +21,8 @@ def reduce_tree(size: int, root: int = 0) -> Iterator[Round]:
 
     Args:
         size: Number of ranks, at least 1.
-        root: The rank that takes the place of rank 0; the other ranks follow in cyclic order.
+        root: The rank at the root of the tree, in place of rank 0 in the drawing; the other ranks
+            follow in cyclic order.
 
     Source: Thakur, Rabenseifner and Gropp 2005, *Optimization of collective communication
     operations in MPICH*.
@@ -63,16 +64,17 @@ def _counts(size: int) -> Counts:
 
 
 def _cost(size: int) -> AlphaBetaCost:
-    """Return 2⌈lg p⌉(α + nβ) + ⌈lg p⌉nγ."""
+    """Return the cost of a tree allreduce on p ranks: 2⌈lg p⌉(α + nβ) + ⌈lg p⌉nγ."""
     depth = ceil_lg(size)
     return AlphaBetaCost(2 * depth, 2 * depth, depth)
 
 
 def _critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
-    """Return the critical paths: for p other than a power of two, the longest has ⌊lg p⌋ hops.
+    """Return the critical paths; if p is not a power of two, the longest path has ⌊lg p⌋ hops.
 
-    The root's link still carries ⌈lg p⌉ messages in each direction. Therefore ⌊lg p⌋(2α + 2nβ + nγ)
-    grows by one nβ down and one nβ up (or nγ, if addition takes longer).
+    If p is not a power of two, the root's link still carries ⌈lg p⌉ messages in each direction.
+    The time ⌊lg p⌋(2α + 2nβ + nγ) therefore grows by nβ for the broadcast. It also grows by nβ for
+    the reduction, or by nγ if addition takes longer.
     """
     depth = floor_lg(size)
     hops = AlphaBetaCost(2 * depth, 2 * depth, depth)
@@ -83,7 +85,7 @@ def _critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
 
 @collective(all_ranks_hold(SUM), _counts, _cost, _critical_paths)
 def tree(size: int) -> Iterator[Round]:
-    """Reduce to rank 0, then broadcast from it: 2⌈lg p⌉ rounds, 2(p - 1) messages of n.
+    """Reduce to rank 0, then broadcast from it: 2⌈lg p⌉ rounds, 2(p - 1) messages of n bytes.
 
         0 ◄ 1   2 ◄ 3          reduce
         0 ◄──── 2

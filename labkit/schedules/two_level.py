@@ -1,4 +1,4 @@
-"""Two-level allreduce in which every rank sends: parts inside hosts, then between hosts."""
+"""Two-level allreduce in which every rank sends: first inside its host, then between hosts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Call = ParamSpec("Call")
 
 
 def _counts(by: Collective[[int]], size: int, hosts: Hosts | None = None) -> Counts:
-    """Count the parts sent to their owners, between hosts, and from owners to their hosts."""
+    """Count messages that carry parts to their owners, between hosts, and back to all ranks."""
     groups = host_groups(size, hosts)
     parts, between = min(map(len, groups)), by.counts(len(groups))
     messages, volume = np.zeros(size, np.int64), np.zeros(size, np.int64)
@@ -73,7 +73,7 @@ def _levels(
 
 @_levels(ring, lambda size: (_cost(ring, size),))
 def two_level(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
-    """Add one part per rank in each host, run rings between hosts, share the parts in each host.
+    """Add one part per rank in each host, run one ring per part between hosts, share the sums.
 
         host A   0 ◄──► 1      rank 0 adds part 0 of both ranks, rank 1 adds part 1; host B likewise
                  ▲      ▲
@@ -86,18 +86,19 @@ def two_level(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
 
     Args:
         size: Number of ranks, at least 1.
-        hosts: Ranks of each host, or number of ranks per host; errors as in `hierarchical`.
+        hosts: Ranks of each host, or number of ranks per host; invalid hosts raise an error as in
+            `hierarchical`.
 
     Source: Cho, Finkler, Serrano, Kung and Hunter 2019, *BlueConnect: decomposing all-reduce for
     deep learning on heterogeneous network hierarchy*. Differs from it: inside a host, one round
-    that adds in rank order replaces a ring.
+    that adds in rank order replaces the paper's ring.
     """
     return _rounds(ring, size, hosts)
 
 
 @_levels(butterfly, _butterfly_paths)
 def two_level_butterfly(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
-    """Two-level allreduce with a butterfly between hosts: lg h rounds of a part, for short buffers.
+    """Two-level allreduce with butterflies between h hosts: lg h rounds, fast for short buffers.
 
         host A   0 ◄──► 1
                  ▲      ▲      0 ↔ 2 part 0, 1 ↔ 3 part 1: lg h n leaves a host
@@ -106,7 +107,8 @@ def two_level_butterfly(size: int, hosts: Hosts | None = None) -> Iterator[Round
 
     Args:
         size: Number of ranks, at least 1.
-        hosts: Ranks of each host, or number of ranks per host; errors as in `hierarchical`.
+        hosts: Ranks of each host, or number of ranks per host; invalid hosts raise an error as in
+            `hierarchical`.
 
     Source: as `two_level`, with a butterfly instead of the ring.
     """

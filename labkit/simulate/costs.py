@@ -1,4 +1,4 @@
-"""Closed forms: the time of every allreduce by the textbook and by this network model."""
+"""Closed forms: the time of every allreduce by the textbook and by labkit's network model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVEN = (
 
 
 def textbook(name: str, size: int) -> AlphaBetaCost:
-    """Return the textbook cost on p ranks; with a fold (`folded`) if p is not a power of two.
+    """Return the textbook cost on p ranks, including folding (`folded`) if the schedule needs it.
 
     Raises:
         InvalidInput: If the schedule has no formula.
@@ -27,13 +27,14 @@ def modelled(name: str, size: int) -> tuple[AlphaBetaCost, ...]:
     """Return the costs of the critical paths on one switch; `simulate` takes the slowest path.
 
     The slowest path is exact for any number of ranks on links that serve one message at a time. On
-    shared links it is exact if no rank sends while another rank's earlier round uses the link. This
-    always holds for powers of two. In other cases, such as a tree of 3 or a butterfly of 6 ranks,
-    messages of two rounds share a link, and no closed form is known.
+    shared links, this time is exact if no rank sends while another rank's earlier round uses the
+    link. This condition always holds if the number of ranks is a power of two. In other cases,
+    messages of two rounds share a link, and no closed form is known. Examples are a tree of 3 ranks
+    and a butterfly of 6 ranks.
 
-    The costs differ from the textbook in two cases. If a rank submits all messages of a round to
-    its link at once, α counts once per round, not p - 1 times. If the number of ranks is not a
-    power of two, the critical paths differ; each schedule documents how.
+    The costs of the critical paths differ from the textbook in two cases. If a rank submits all
+    messages of a round to its link at once, α counts once per round, not p - 1 times. If the number
+    of ranks is not a power of two, the critical paths differ; each schedule documents how.
 
     Raises:
         InvalidInput: If the schedule has no formula.
@@ -49,16 +50,17 @@ def closed_form(name: str, size: int, nbytes: float, network: Network, gamma: fl
 def exact_form(
     name: str, size: int, nbytes: float, network: Network, gamma: float = 0.0
 ) -> float | None:
-    r"""Return the time in s of `simulate` from a formula; None if no formula is exact.
+    r"""Return the time in s that `simulate` would compute, from a formula; None if none is exact.
 
-    On one switch with equal links, the formula is `closed_form`. It is exact for the schedules in
-    `EVEN` with any number of ranks. It is exact for all schedules if the number of ranks is a power
-    of two, or on links that serve one message at a time.
+    On one switch with equal links, the formula is `closed_form`. `closed_form` is exact for the
+    schedules in `EVEN` with any number of ranks. `closed_form` is exact for all schedules if the
+    number of ranks is a power of two, or if links serve one message at a time.
 
-    On h equal hosts with P ranks each, there are formulas for two schedules. "hierarchical" takes
-    the time of its tree inside a host plus that of its ring between hosts. "two_level" takes, on
-    shared links, \(2 (α_i + (P - 1) n / P b) + 2 (h - 1) (α + n / P h c)\). Here b is the bandwidth
-    of a link inside a host, and \(c = \min(b, B / P)\) is that of each of P rings in an uplink of
+    On h equal hosts with P ranks each, there are formulas for two schedules. The time of
+    "hierarchical" is that of its tree inside a host plus that of its ring between hosts.
+    With a buffer of n bytes and γ = 0, "two_level" takes on shared links \(2 (α_i + (P - 1) n / P
+    b) + 2 (h - 1) (α + n / P h c)\). Here \(α_i\) and b are the latency and the bandwidth of a link
+    inside a host. Each of P rings gets the bandwidth \(c = \min(b, B / P)\) of an uplink with
     bandwidth B.
     """
     slow = any(s.transfer != 1.0 for s in network.stragglers.values())

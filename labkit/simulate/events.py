@@ -41,12 +41,13 @@ class _ActiveRound:
 class Events:
     """A simulation with two kinds of events: a rank begins its next round, or flows finish.
 
-    A flow is a message on its links. A rank begins a round and submits its messages after it has
-    received and added all messages of the previous round. Its link carries its rounds in sequence,
-    and the messages of a round share the link. A round is read from the schedule when the first
-    rank begins it, and freed after the last rank has ended it.
+    A flow is a message in transit on the links of its route. A rank begins a round and submits its
+    messages after it has received and added all messages of the previous round. A rank's link
+    carries the rank's rounds in sequence, and the messages of a round share the link. A round is
+    read from the schedule when the first rank begins it, and freed after the last rank has ended
+    it.
 
-    The attributes are those of `Lockstep`; `segments` has the rates of flows over time.
+    The attributes are those of `Lockstep`; here, `segments` contains the rates of flows over time.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Events:
         self.tally = TrafficCounter(self.links.nodes, len(self.links.names))
         self._flows = Flows(self.links.bandwidth, self.links.hops, log=trace)
         self._place: Integers = np.zeros(self.links.nodes, np.int64)  # each rank's current round
-        self._wake = self.clock.copy()  # start time of that round; inf: it has begun
+        self._wake = self.clock.copy()  # start time of each rank's round; inf: the round has begun
         self._open: dict[int, _ActiveRound] = {}
         self._trace, self._traced = trace, list[_ActiveRound]()
 
@@ -100,7 +101,7 @@ class Events:
             self._begin(np.flatnonzero(self._wake <= wake), source)
 
     def _begin(self, ranks: Integers, source: Iterator[tuple[int, _ActiveRound]]) -> None:
-        """Let ranks begin their current rounds."""
+        """Begin the current round of each of these ranks and submit its messages."""
         self._wake[ranks] = np.inf
         place = self._place[ranks]  # a copy, because `_end` advances some ranks
         for number in np.unique(place).tolist():
@@ -129,7 +130,7 @@ class Events:
         self.tally.add(source, nbytes, list(way.T))
 
     def _deliver(self) -> None:
-        """Process the next flows that finish."""
+        """Process the end of the flows that finish next."""
         numbers, times = self._flows.run(self._flows.next)
         for number in np.unique(numbers >> ROW).tolist():
             in_round = numbers >> ROW == number

@@ -92,7 +92,7 @@ def _size_ranges(
 
 
 def _fastest(seconds: Seconds) -> list[int]:
-    """Return the indices of all algorithms that are as fast as the fastest."""
+    """Return the indices of the fastest algorithm and of all algorithms that tie with it."""
     return [int(place) for place in np.flatnonzero(seconds <= seconds.min() * (1 + TIE))]
 
 

@@ -52,15 +52,16 @@ class Lockstep:
     """Clocks of all ranks and the links between them, advanced round by round.
 
     On links that serve one message at a time, the result is exact, because messages of earlier
-    rounds go first. On shared links, it is exact unless messages of two rounds meet on a link;
-    `run` reports whether they do. With a trace, messages of one round must not meet either.
+    rounds go first. On shared links, it is exact unless messages of two rounds use a link at the
+    same time; `run` reports whether they do. With a trace, the result is exact only if messages of
+    the same round do not share a link either.
 
     Attributes:
         clock: Time of each node in s, shape (nodes,).
         links: Model of the links, which serve one message at a time or never queue.
         tally: The traffic counters.
         log: Traces of the rounds; empty if no trace was requested.
-        segments: Empty list, where `Events` has the rates of flows.
+        segments: Empty list; in `Events`, this list contains the rates of flows.
     """
 
     def __init__(
@@ -79,13 +80,13 @@ class Lockstep:
         self.tally = TrafficCounter(self.links.nodes, len(self.links.names))
         self._same: tuple[Integers, Sequence[Integers]]  # source and links of the latest rounds
         self._bytes: Seconds
-        self._times = 0  # number of rounds with these links
+        self._times = 0  # number of consecutive rounds with the links in `_same`
         self.log: list[RoundTrace] = []
         self.segments: list[Segment] = []
         self._trace = trace
 
     def run(self, rounds: Iterable[Round], chunk: float) -> bool:
-        """Simulate rounds of `chunk`-byte chunks until messages meet; return whether none met."""
+        """Simulate rounds of `chunk`-byte chunks; stop and return False if messages share links."""
         done = all(self._step(step, np.multiply(step.span, chunk)) for step in rounds)
         self._flush()
         return done
@@ -106,7 +107,7 @@ class Lockstep:
         return True
 
     def _count(self, source: Integers, nbytes: Seconds, way: Sequence[Integers]) -> None:
-        """Count consecutive rounds with equal routes at once; a ring has thousands of these."""
+        """Count consecutive rounds with equal routes at once; a ring has thousands of them."""
         if self._times and all(new is old for new, old in zip(way, self._same[1], strict=True)):
             self._bytes += nbytes
             self._times += 1

@@ -85,7 +85,7 @@ def simulate_pipeline(
     """Simulate a pipeline: each rank executes its rows in order, each row as soon as possible.
 
     A receive ends when its message is delivered. A send does not wait. A `backward` takes as long
-    as both of its parts. Messages share the links of the network.
+    as `backward_input` and `backward_weight` together. Messages share the links of the network.
 
     Args:
         table: The schedule.
@@ -120,9 +120,9 @@ def _per_stage(name: str, value: ArrayLike, stages: int) -> Seconds:
 
 
 class _Simulator:
-    """A simulator with an event queue: a rank continues, or a message starts or arrives.
+    """A simulator with an event queue: a rank runs its next row, or a message starts or arrives.
 
-    The number of a message is that of the table row that sends it.
+    The number of a message is the number of the table row that sends the message.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class _Simulator:
         self.rows = table.rows()
         self.programs = [np.flatnonzero(table.rank == r).tolist() for r in range(table.ranks)]
         self.places = [0] * table.ranks
-        # The number of computations so far indexes random slowdowns.
+        # A rank's random slowdown depends on the number of its computations so far.
         self.numbers = [0] * table.ranks
         self.delivered: dict[tuple[int, int, int], float] = {}
         self.waiting: dict[tuple[int, int, int], tuple[int, float]] = {}

@@ -28,7 +28,8 @@ class Simulation:
         messages, sent: Number and total bytes of the messages that each rank sends, shape (size,).
         links: Names of the links.
         carried: Total bytes on each link, shape (links,).
-        occupied: Busy time of each link in s, as if always at its full rate, shape (links,).
+        occupied: Time in s that each link would be busy if it always ran at its full rate, shape
+            (links,).
         trace: All messages, if a trace was requested.
     """
 
@@ -50,7 +51,8 @@ class Simulation:
 
         Returns:
             Edges of the intervals in s, shape (bins + 1,).
-            Mean fraction of each link's bandwidth in use, shape (links, bins).
+            The second array is the mean fraction of each link's bandwidth in use, shape (links,
+            bins).
 
         Raises:
             InvalidInput: If the simulation has no trace.
@@ -84,10 +86,11 @@ def simulate(
 
     A rank sends its messages when it starts the round. The rank ends the round after it has
     received and added its last message. A rank's link carries the rank's rounds in sequence.
-    Messages that meet on a link share it (`Network.sharing`). All chunks count as equal in size.
+    `Network.sharing` defines how messages share a link that they use at the same time. The
+    simulation treats all chunks as equal in size.
 
     Args:
-        schedule: Name of a schedule, laid out on the network (`Network.schedule`), or a function
+        schedule: Name of a schedule, which `Network.schedule` adapts to the network, or a function
             from the number of ranks to rounds.
         size: Number of ranks.
         nbytes: Size of each rank's buffer in bytes.
@@ -107,7 +110,7 @@ def simulate(
             f"negative"
         )
     rounds = network.schedule(schedule) if isinstance(schedule, str) else schedule
-    # Schedules are pure functions; a second call is cheaper than storage of millions of rows.
+    # The schedule is called twice, because a second call is cheaper than storing millions of rows.
     chunk = nbytes / _count_chunks(rounds, size)
     options = network, size, gamma, compute, trace, count_switches(rounds, size)
     simulator: Lockstep | Events = Lockstep(*options)

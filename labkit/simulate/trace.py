@@ -25,7 +25,7 @@ class RoundTrace(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Columns of messages, sorted by round and row, and of link use, in intervals of constant rate.
+    """Columns of messages, sorted by round and row, and of link use in intervals of constant rate.
 
     Args:
         round: Number of each message's round, from 0.

@@ -28,8 +28,8 @@ from labkit.strategies.taxonomy import Cell
 class AsynchronousDiLoCo(Replicas):
     r"""Each worker takes H local steps from the server's weights, and sends its pseudo-gradient.
 
-    The server applies the pseudo-gradient \(\Delta_t\) on arrival. Its momentum is updated only
-    after every N pseudo-gradients, so that stale pseudo-gradients have less effect (delayed
+    The server applies the pseudo-gradient \(\Delta_t\) on arrival. The server updates its momentum
+    only after every N pseudo-gradients, so that stale pseudo-gradients have less effect (delayed
     Nesterov):
 
     \[v \leftarrow \beta v + \tfrac1N \sum_{s=t-N+1}^t \Delta_s \ \text{and}\
@@ -44,11 +44,12 @@ class AsynchronousDiLoCo(Replicas):
         outer_momentum: The momentum β of the server.
 
     A faster worker sends more pseudo-gradients. Training ends after the total number of steps of
-    all epochs, so that the last periods may be shorter. Messages are never compressed. The final
-    model has the moving statistics of worker 0.
+    all epochs, so the last periods may have fewer than H steps. Messages are never compressed. The
+    final model has the moving statistics of worker 0.
 
     Source: B. Liu et al., Asynchronous Local-SGD training for language modeling, 2024, arXiv
-    2401.09135, without its dynamic local updates, and without momentum between its updates (c = 0).
+        2401.09135. The paper's dynamic local updates are omitted, and so is momentum between the
+        server's momentum updates (c = 0).
     """
 
     architecture: ClassVar[tuple[str, ...]] = ("parameter servers",)
@@ -61,7 +62,7 @@ class AsynchronousDiLoCo(Replicas):
     outer_momentum: NonNegativeFloat = Field(0.9, lt=1.0)
 
     def cell(self, workers: int) -> Cell:
-        """Return the cell, which is not periodic for H = 1, because each step is exchanged."""
+        """Return the taxonomy cell, which is not periodic for H = 1: each step is exchanged."""
         cell = super().cell(workers)
         return cell._replace(synchronization="asynchronous") if self.period == 1 else cell
 
@@ -134,7 +135,7 @@ class AsynchronousDiLoCo(Replicas):
         return min(self.period, roles.steps * roles.epochs)
 
     def _step(self, delta: Vector, velocity: Vector, count: int) -> Vector:
-        """Return the decrease of the weights by a pseudo-gradient."""
+        """Return the amount that the server subtracts from its weights for a pseudo-gradient."""
         direction = delta / self._cast(delta, self.momentum_delay)
         if count % self.momentum_delay == 0:
             direction = direction + self._cast(delta, self.outer_momentum) * velocity

@@ -49,7 +49,7 @@ def program(roles: Roles, number: int, on_ring: bool, mark: Any = None) -> Progr
     """Return the program of one process.
 
     Args:
-        roles: The roles of all processes.
+        roles: The roles of all processes of the training.
         number: The number of this process.
         on_ring: Whether active workers average with their neighbours on the ring only.
         mark: The state from which the program resumes, or None.
@@ -124,7 +124,7 @@ def _serve(roles: Roles, number: int, mark: Any) -> Program:
 
 
 def _count(roles: Roles, number: int, mark: Any) -> Program:
-    """Run the counter: grant workers the steps of all epochs, in the order of their requests."""
+    """Run the counter, which assigns the steps of all epochs to workers in request order."""
     epoch = roles.workers * roles.steps
     total = epoch * roles.epochs
     granted, requests, workers, wants = mark or (roles.workers, 0, roles.workers, False)
@@ -134,8 +134,8 @@ def _count(roles: Roles, number: int, mark: Any) -> Program:
         wants, requests = wants or request.ends, requests + 1
         ends = wants or granted >= total
         granted, workers = granted + (not ends), workers - ends
-        # A worker that requests another step has not completed its current step. The last answer
-        # reports that all epochs are complete.
+        # A worker has not yet completed the step that it requested last. The last answer to a
+        # worker reports that all epochs are complete.
         epochs = (requests - roles.workers) // epoch if not ends or wants else roles.epochs
         yield Send(
             request.source, Message(number, version=max(epochs, 0), ends=ends), answers=request

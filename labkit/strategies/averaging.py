@@ -37,7 +37,8 @@ from labkit.strategies.replicas import SynchronousReplicas
 from labkit.strategies.strategy import ExperimentSpec
 from labkit.strategies.taxonomy import Cell
 
-_LINEAR = {"momentum", "nesterov", "weight_decay"}  # "sgd" stays linear with these options
+# SGD's update is linear in the gradient also with these options.
+_LINEAR = {"momentum", "nesterov", "weight_decay"}
 
 
 class ParameterAveraging(SynchronousReplicas):
@@ -50,43 +51,46 @@ class ParameterAveraging(SynchronousReplicas):
     \[\theta \leftarrow \theta - \mathrm{outer}\bigl(\tfrac1n\sum_i \Delta_i\bigr), \qquad
     w_i \leftarrow \theta.\]
 
-    Without an outer optimizer the result is the mean of the weights. The mean weights each
-    pseudo-gradient by the number of rows in its steps.
+    Without an outer optimizer, the new weights are the mean of the workers' weights. The mean
+    weights each pseudo-gradient by the number of rows in its steps.
 
     Args:
         period: The number H of local steps between two averagings; "epoch": once per epoch.
-        adaptive: Whether the period decreases with the loss,
-            \(H_j = \lceil\sqrt{F_j/F_0}\,H\rceil\), where F_j is the mean loss of all steps since
-            the previous averaging. The period never exceeds H. With `local_steps="by_speed"` each
-            worker takes at least one step per period.
+        adaptive: Whether the period decreases with the loss. Period j then has \(H_j =
+            \lceil\sqrt{F_j/F_0}\,H\rceil\) steps, where \(F_j\) is the mean loss of all steps since
+            the previous averaging. An adaptive period never exceeds H. With
+            `local_steps="by_speed"` each worker takes at least one step per period.
         outer_optimizer: The outer optimizer: None, "sgd", or "nesterov", \(v \leftarrow \mu v +
             \Delta\), \(\theta \leftarrow \theta - \eta(\Delta + \mu v)\).
         outer_learning_rate: The learning rate η of the outer optimizer.
         outer_momentum: The momentum μ of "nesterov".
         warmup_steps: The number of synchronous steps before the first local step (post-local SGD).
-        optimizer_state: The optimizer's slot variables after an averaging. "keep": each worker
-            keeps its slots. "average": the mean of slots and of moving statistics is weighted by
-            rows, like that of the weights. "reset": slots and the step count are reset.
-        local_steps: "equal", or "by_speed": a worker that is c times slower than the fastest takes
-            ⌊H/c⌋ steps while the fastest takes H, so that no worker waits long. The experiment
-            defines the slowdowns (`stragglers`); a random slowdown counts by its mean. A slower
-            worker has a lower weight in the mean, because it processes fewer rows.
-        fragments: The number of ranges of the flat weights. The ranges are averaged in turn, at
-            evenly spaced steps of the period.
+        optimizer_state: How an averaging changes the optimizer's slot variables. "keep": the slots
+            of each worker remain unchanged. "average": slots and moving statistics are averaged
+            like the weights, weighted by rows. "reset": slots and the step count are reset.
+        local_steps: "equal": all workers take H steps per period. "by_speed": while the fastest
+            worker takes H steps, a worker that is c times slower takes ⌊H/c⌋ steps, so that no
+            worker waits long. The experiment defines the slowdown of each worker (`stragglers`); a
+            random slowdown counts by its mean. A slower worker has a lower weight in the mean,
+            because it processes fewer rows.
+        fragments: The number of fragments, which are equal ranges of the flat weights. The
+            fragments are averaged in turn, at evenly spaced steps of the period.
         overlap_steps: The number of local steps that a worker takes while an averaging is in
-            progress. The worker adds the weight changes of these steps to the averaged weights.
+            progress. The worker adds the weight changes of its local steps during an averaging to
+            the averaged weights.
         compressor: The compressor of pseudo-gradients: one of `labkit.compression.COMPRESSORS`, its
             name, or None.
 
-    After the last step all fragments are averaged once more.
+    After the last step of training, all fragments are averaged once more.
 
     Source: periodic averaging after A. Vishnu et al., 2016, arXiv 1603.02339 (once an epoch) and S.
     Stich, 2019, arXiv 1805.09767; `warmup_steps` after T. Lin et al., 2020, arXiv 1808.07217;
     `adaptive` after J. Wang and G. Joshi, 2019, arXiv 1810.08313; steps by speed after B. Liu et
     al., 2024, arXiv 2401.09135 (dynamic local updates), where workers do not wait for each other at
     all; the outer optimizer after A. Douillard et al., 2023, arXiv 2311.08105; fragments and
-    overlap after A. Douillard et al., 2025, arXiv 2501.18512. Differs from the last: fragments are
-    equal ranges of the flat weights, not layers, and local progress is added in full, not mixed.
+    overlap after A. Douillard et al., 2025, arXiv 2501.18512. Differs from Douillard et al. 2025:
+    fragments are equal ranges of the flat weights, not layers, and local progress is added in full,
+    not mixed.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("periodic", "synchronous")
@@ -107,11 +111,11 @@ class ParameterAveraging(SynchronousReplicas):
 
     @classmethod
     def supports(cls, cell: Cell) -> bool:
-        """Return whether the cell is periodic, or synchronous and sequential."""
+        """Return whether a taxonomy cell is periodic, or synchronous and sequential."""
         return cell.synchronization == "periodic" or cell.scheduling == "sequential"
 
     def cell(self, workers: int) -> Cell:
-        """Return the cell, which depends on the averaging period and on `overlap_steps`."""
+        """Return the taxonomy cell, which depends on `period` and on `overlap_steps`."""
         cell = super().cell(workers)
         if self._averages_each_step:
             return cell._replace(synchronization="synchronous")
@@ -160,7 +164,8 @@ class ParameterAveraging(SynchronousReplicas):
                 "smaller overlap_steps"
             )
         if self.compressor is not None:
-            self.compressor.check("sgd", {})  # weights change by these values, as in SGD
+            # The compressed values change the weights directly, as in SGD.
+            self.compressor.check("sgd", {})
         if self.fragments > 1 and self.compressor is not None and self.compressor.by_layer:
             raise InvalidInput(
                 f"compressor={type(self.compressor).__name__} compresses single layers, but "
@@ -168,7 +173,7 @@ class ParameterAveraging(SynchronousReplicas):
             )
 
     def _check_speeds(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput if all speeds are equal, or if a worker would take no step."""
+        """Raise InvalidInput if all workers are equally fast, or if a worker would take no step."""
         slower = relative_compute_times(experiment.slowdowns, experiment.workers)
         if max(slower) == 1.0:
             raise InvalidInput(
@@ -227,7 +232,7 @@ class ParameterAveraging(SynchronousReplicas):
 @record()
 @dataclass
 class _UnderWay:
-    """An allreduce in progress: its fragment, the weights and row count sent, and its due step."""
+    """An allreduce in progress: its fragment, the sent weights and row count, and its due step."""
 
     fragment: int
     sent: Vector
@@ -264,7 +269,7 @@ class _Replica:
 
     @property
     def is_ready(self) -> bool:
-        """Whether this worker takes a step while the fastest worker takes its next one."""
+        """Whether this worker takes a step at the same time as the fastest worker's next step."""
         place = self._since % self._period
         return (place + 1) // self._slower > place // self._slower
 
@@ -277,7 +282,7 @@ class _Replica:
         self.advance()
 
     def advance(self) -> None:
-        """Count a step of the fastest worker."""
+        """Count one step of the fastest worker, by which all workers count time."""
         self.step, self._since = self.step + 1, self._since + 1
 
     def start_period(self) -> None:
@@ -287,7 +292,7 @@ class _Replica:
         self._met = [self.step] * len(self._parts)
 
     def average_due(self, ends: bool) -> Generator[Action, Any, bool]:
-        """Start and complete the averagings that are due; return whether a worker ends training.
+        """Start and complete the averagings that are due; return whether any worker ends training.
 
         Args:
             ends: Whether all fragments that were not averaged at this step are averaged now.

@@ -31,7 +31,7 @@ from labkit.strategies.replicas import SynchronousReplicas
 from labkit.strategies.strategy import ExperimentSpec
 from labkit.strategies.taxonomy import Cell
 
-_MAX_PAIRS = 50_000_000  # float64 numbers (400 MB)
+_MAX_PAIRS = 50_000_000  # maximum number of float64 coupling numbers (400 MB)
 
 
 class BlockCoordinateDescent(SynchronousReplicas):
@@ -43,30 +43,31 @@ class BlockCoordinateDescent(SynchronousReplicas):
     \[w_B \leftarrow S_{\eta \lambda}\bigl(w_B - \eta\, \tfrac1n \sum_i g_{i,B}\bigr), \qquad
     S_t(v) = \mathrm{sign}(v) \max(|v| - t, 0).\]
 
-    A round is exact coordinate descent on |B| coordinates of the lasso if a batch has all rows, a
-    block is one weight, columns have unit variance, and the learning rate is 0.5 with the mean
-    squared error.
+    A round is exact coordinate descent of the lasso on |B| coordinates if batches have all rows,
+    blocks are single weights, and columns have unit variance. The learning rate must then be 0.5
+    with the mean squared error.
 
     Args:
-        selection: The selection of blocks. "priority": preferably blocks that their last update
-            changed most. "round_robin": the least recently selected blocks. "random": blocks chosen
-            at random. See `labkit.schedules.blocks`.
-        block: The number of weights in a block, a range of the flat weights; "layer": one block per
-            layer.
-        blocks_per_round: The largest number of blocks that a round updates. With 1, no dependencies
-            are computed.
+        selection: The selection of blocks. "priority": preferably the blocks whose weights changed
+            most in their last update. "round_robin": the least recently selected blocks. "random":
+            blocks chosen at random. `labkit.schedules.blocks` implements these selections.
+        block: The number of weights in a block, which is a range of the flat weights; "layer": one
+            block per layer.
+        blocks_per_round: The largest number of blocks that a round updates. If a round updates one
+            block, no dependencies between blocks are computed.
         dependency: Two blocks with a coupling of at least this value are not updated in the same
-            round, see `labkit.schedules.blocks.couplings`; None: no check. Couplings are measured
-            once, at the initial weights on the first batch. Before the first round each worker
-            computes two gradients per block, and one allreduce sums (blocks × weights) numbers.
-        l1: The factor λ of the L1 penalty, the sum of all weights' absolute values. The loss in the
-            history includes the penalty.
+            round (`labkit.schedules.blocks.couplings`); None: no check of couplings. Couplings are
+            measured once, at the initial weights on the first batch. Before the first round each
+            worker computes two gradients per block, and one allreduce sums (blocks × weights)
+            numbers.
+        l1: The factor λ of the L1 penalty, which is the sum of the absolute values of all weights.
+            The loss in the history includes the penalty.
         floor: The constant η that is added to each block's priority, see `labkit.schedules.blocks`.
 
     Source: S. Lee, J. K. Kim, X. Zheng, Q. Ho, G. Gibson, E. Xing: On model parallelization and
     scheduling strategies for distributed machine learning, NIPS 2014 (STRADS). Differs from it: a
-    worker computes its whole gradient and sends a part of it; dependencies are computed once, from
-    the curvature of any model's loss.
+    worker computes its whole gradient and sends a part of it. Unlike the paper, labkit computes
+    dependencies once, from the curvature of any model's loss.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("synchronous",)
@@ -92,7 +93,7 @@ class BlockCoordinateDescent(SynchronousReplicas):
             )
 
     def cell(self, workers: int) -> Cell:
-        """Return the cell, whose scheduling is "priority" if blocks are selected by priority."""
+        """Return the taxonomy cell; its scheduling is "priority" if `selection` is "priority"."""
         order = "priority" if self.selection == "priority" else "sequential"
         return super().cell(workers)._replace(scheduling=order)
 
@@ -101,7 +102,7 @@ class BlockCoordinateDescent(SynchronousReplicas):
         return [0]
 
     def recurs(self, experiment: ExperimentSpec) -> bool:
-        """Return whether each round selects one block, in turn and without randomness."""
+        """Return whether rounds select one block each, in turn and without randomness."""
         return self.selection == "round_robin" and self.blocks_per_round == 1
 
     def forecast(self, query: Query) -> StepForecast:

@@ -31,31 +31,32 @@ from labkit.strategies.strategy import ExperimentSpec
 class Codistillation(Replicas):
     r"""Each worker trains a model, with other workers' earlier predictions in its loss.
 
-    With the probabilities \(p_j\) that worker j predicts for the rows of worker i's batch, worker i
-    minimizes
+    Let \(p_j\) be the probabilities that worker j predicts for the rows of worker i's batch. Worker
+    i minimizes
 
     \[\mathrm{loss}(y, p_i) + \psi\, \mathrm{loss}\Bigl(\tfrac1{n-1}
     \sum_{j \ne i} \bar p_j,\; p_i\Bigr),\]
 
     where \(\bar p_j\) is predicted by weights that are H to 2H steps old. A message that is sent at
-    the start of a period is used in the next period, and so has a whole period to arrive.
+    the start of a period is used in the next period, so it has a whole period to arrive.
 
     Args:
         period: The number H of steps in a period.
         distillation_weight: The weight ψ of the distillation term; 0: separate trainings.
         exchange: "predictions": each worker predicts the other workers' batches of the next period,
             whose rows are known in advance, and sends the predictions. "weights": each worker sends
-            its weights, and the receivers predict their own batches. Both give the same result with
-            different message sizes: the class probabilities of the batches, or the weights.
+            its weights, and the receivers predict their own batches. Both exchanges give the same
+            result. They differ in message size: the class probabilities of the batches, or the
+            weights.
 
-    The first 2H steps have no distillation term. Worker 0's model is evaluated, and is the result
-    of training. For its predictions, a worker uses the moving statistics of its own layers.
-    Messages are never compressed.
+    The loss of the first 2H steps has no distillation term. Worker 0's model is evaluated, and is
+    the result of training. For its predictions, a worker uses the moving statistics of its own
+    layers. Messages are never compressed.
 
     Source: R. Anil et al., Large scale distributed neural network training through online
     distillation, 2018, arXiv 1804.03235. Differs from it: the paper exchanges only weights, as
-    checkpoints that each worker reads at any time, and its model copies start with different
-    weights; here all workers start with the same weights, and read different rows.
+    checkpoints that each worker reads at any time. The paper's model copies start with different
+    weights; here all workers start with the same weights and read different rows.
     """
 
     scheduling: ClassVar[tuple[str, ...]] = ("overlap",)
@@ -79,11 +80,11 @@ class Codistillation(Replicas):
         return [0]
 
     def cycle(self, experiment: ExperimentSpec) -> int:
-        """Return two periods, in steps: messages of one period are used in the next."""
+        """Return the steps of two periods, because messages of one period are used in the next."""
         return 2 * self.period
 
     def crowd(self, workers: int) -> Crowd | None:
-        """Return a worker sample for a forecast, scaled to the messages between all workers."""
+        """Return a sample of workers for a forecast, scaled to the messages of all workers."""
         sample = PLAYED // 2
         return (
             Crowd(self, sample, everyone=(workers - 1) / (sample - 1)) if workers > sample else None
@@ -101,7 +102,7 @@ class Codistillation(Replicas):
             if start >= 2 * self.period:
                 messages = yield from self._receive(peers, len(steps))
             # A worker that requests the end of training tells all other workers at the start of a
-            # period. All workers stop one period later.
+            # period. All workers stop one period after this message.
             ends = stop_requested or any(
                 message.ends for peer_messages in messages for message in peer_messages
             )
@@ -127,7 +128,7 @@ class Codistillation(Replicas):
     def _send(
         self, peers: Sequence[int], message: Message, next_steps: Sequence[int]
     ) -> Generator[Action, Any, None]:
-        """Send the weights, or the weights' predictions for each step of the next period."""
+        """Send the weights, or predictions with these weights for each step of the next period."""
         assert message.values is not None  # for the type checker
         for peer in peers:
             for step in next_steps[:1] if self.exchange == "weights" else next_steps:

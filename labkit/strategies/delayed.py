@@ -18,32 +18,36 @@ class DelayedGradients(Staged):
     r"""Backward unlocking: no module waits for the backward pass of the next module.
 
     In iteration t module k of K receives the error gradient that module k + 1 has computed in
-    iteration t - 1, for the batch of iteration \(j = t - K + k\). Module k updates its weights by
+    iteration t - 1, for the batch of iteration \(j = t - K + k\). Module k then updates its weights
+    by
 
     \(w_k^{t+1} = w_k^t - \gamma \nabla_k f_j(w^j)\),
 
-    with the gradient at the weights of iteration j, which are stored with its activations. The last
-    module has no delay, and the first module has a delay of K - 1 iterations. Until its first error
-    gradient arrives, a module keeps its initial weights.
+    where the gradient is computed at the weights of iteration j, which are stored with the
+    activations of that iteration. The last module's gradients have no delay, and the first module's
+    gradients have a delay of K - 1 iterations. Until its first error gradient arrives, a module
+    uses its initial weights.
 
     Args:
-        modules: The number K of modules of a replica, each on one rank or sliced over several;
-            None: as many as the workers allow. The number of workers is a multiple of modules ×
-            tensor_parallel_size.
+        modules: The number K of modules of a replica, each on one rank or sliced over several
+            ranks;
+            None: as many modules as the workers allow. The number of workers is a multiple of
+                modules × tensor_parallel_size.
         tensor_parallel_size: The number of ranks that share each module, as in `Pipeline`.
         partition: How the model is cut into modules. "parameters": minimizes the parameter count of
             the largest module. "time": minimizes the time of the slowest module, from the seconds
             of each undivided block measured on rank 0. A tuple: the number of blocks of each
             module.
 
-    The memory use of ranks, and the weights that callbacks see, are as in `Pipeline`.
+    `Pipeline` describes the memory use of ranks and the weights that callbacks see, which are the
+    same here.
 
     If a backward pass takes twice as long as a forward pass, the speedup is at most 3/(1 + 2/K).
 
     Source: Z. Huo et al., Decoupled Parallel Backpropagation with Convergence Guarantee, 2018,
-    arXiv 1804.10574. Differs from it: before the first error gradient arrives, the optimizer of a
-    module takes no step (in the paper the gradient is zero, which is the same for SGD); gradients
-    that are in transit after the last iteration are not applied.
+    arXiv 1804.10574. Differs from it: before the first error gradient arrives, a module's optimizer
+    takes no step; the paper uses a zero gradient, which is the same for SGD. Gradients that are in
+    transit after the last iteration are not applied.
     """
 
     stages_field: ClassVar[str] = "modules"
@@ -51,7 +55,8 @@ class DelayedGradients(Staged):
     scheduling: ClassVar[tuple[str, ...]] = ("unlocked",)
     paper: ClassVar[str] = "Huo 2018, arXiv 1804.10574"
     unlocked: ClassVar[bool] = True
-    resumable: ClassVar[bool] = False  # gradients are in transit between steps
+    # No checkpoints, because gradients are in transit between steps.
+    resumable: ClassVar[bool] = False
 
     modules: PositiveInt | None = Field(None, kw_only=False)
 
@@ -60,7 +65,7 @@ class DelayedGradients(Staged):
         self.check_stages(experiment)
 
     def table(self, ranks: int, iterations: int = 1) -> ScheduleTable:
-        """Return the schedule of one replica for a number of iterations."""
+        """Return the schedule of one replica for a number of successive iterations."""
         return delayed(ranks, iterations)
 
     def forecast(self, query: Query) -> StepForecast:

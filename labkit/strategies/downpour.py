@@ -33,24 +33,26 @@ class Downpour(Servers):
     r"""Replicas push accumulated gradients every few batches, and fetch weights every few batches.
 
     After each batch a replica takes a local step, \(w \leftarrow w - \eta g\), and adds g to its
-    accumulated gradient. Every `push_every` batches the replica pushes the sum, which each server
-    applies on arrival. Every `fetch_every` batches the replica replaces its weights by those of the
-    servers. If both intervals are 1, the method is an asynchronous parameter server.
+    accumulated gradient. Every `push_every` batches the replica pushes its accumulated gradient,
+    which each server applies on arrival. Every `fetch_every` batches the replica replaces its
+    weights by those of the servers. If `push_every` and `fetch_every` are 1, the method is an
+    asynchronous parameter server.
 
     Args:
         fetch_every: The number of batches between two fetches.
         push_every: The number of batches between two pushes.
         local_rate: The learning rate η of a replica's local steps.
-        optimizer: The servers' optimizer; the paper attributes its stability to Adagrad, which has
-            a decreasing learning rate per weight.
+        optimizer: The servers' optimizer. The paper attributes its stability to Adagrad, which
+            decreases the learning rate of each weight.
 
     The other fields are those of the base class `Servers`. With `stages` or `grid`, and
     placement="sharded", the configuration is that of DistBelief. Training ends at the first fetch
-    when the batches that are done or in progress reach the number of batches in all epochs.
+    after the completed and running batches reach the number of batches in all epochs.
 
     Source: J. Dean et al., Large scale distributed deep networks, NIPS 2012, algorithm 7.1. Differs
-    from it: a fetch is answered before the next batch begins, not during the batch; a server
-    applies the pushes of a replica's stages or machines as one, after all of them have arrived.
+        from it: unlike in the paper, a fetch is answered before the next batch begins, not during
+        the batch. A server waits for the pushes of all stages or machines of a replica, and applies
+        them as one update.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("asynchronous", "asynchronous periodic")
@@ -67,7 +69,7 @@ class Downpour(Servers):
         return self.fetch_every == self.push_every == 1
 
     def cell(self, workers: int) -> Cell:
-        """Return the cell, which is periodic unless each batch is exchanged (both intervals 1)."""
+        """Return the taxonomy cell; it is periodic unless `push_every` and `fetch_every` are 1."""
         cell = super().cell(workers)
         is_periodic = max(self.fetch_every, self.push_every) > 1
         return cell._replace(synchronization="asynchronous periodic") if is_periodic else cell
@@ -122,7 +124,8 @@ class Downpour(Servers):
                     number, payload, versions[server], rows, gradient.step, wants=False
                 )
                 yield Send(server, message)
-            yield Send(server, Message(number, wants=False))  # the last message of this worker
+            # Tells the server that this worker ends.
+            yield Send(server, Message(number, wants=False))
 
     def serve(self, roles: Roles, number: int, mark: Any) -> Program:
         """Return the program of a server that applies pushes on arrival and answers fetches."""

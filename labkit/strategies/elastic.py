@@ -43,7 +43,7 @@ class ElasticAveraging(SynchronousReplicas):
     \[x_i \leftarrow x_i - \alpha (x_i - \tilde x) - \eta g_i(x_i), \qquad
     \tilde x \leftarrow \tilde x + \alpha (x_i - \tilde x),\]
 
-    and messages travel while the worker computes the gradient. The centre is the evaluated model.
+    Messages travel while the worker computes the gradient. The centre is the evaluated model.
 
     Args:
         alpha: The strength α of the elastic force.
@@ -57,8 +57,8 @@ class ElasticAveraging(SynchronousReplicas):
     The final model has the moving statistics of worker 0.
 
     Source: S. Zhang, A. Choromanska, Y. LeCun, Deep learning with elastic averaging SGD, 2015,
-    arXiv 1412.6651. Differs from it: the elastic force applies to the weights at which Nesterov's
-    gradient is computed, because Keras stores those.
+    arXiv 1412.6651. Differs from it: unlike in the paper, the elastic force applies to the weights
+    at which Nesterov's gradient is computed, because Keras stores those weights.
     """
 
     architecture: ClassVar[tuple[str, ...]] = ("parameter servers", "collective")
@@ -76,12 +76,12 @@ class ElasticAveraging(SynchronousReplicas):
 
     @classmethod
     def supports(cls, cell: Cell) -> bool:
-        """Return whether asynchrony is combined with a server, or synchrony with an allreduce."""
+        """Return whether the cell is asynchronous with a server, or synchronous and collective."""
         asynchronous = cell.synchronization in ("asynchronous periodic", "asynchronous")
         return asynchronous == (cell.architecture == "parameter servers")
 
     def cell(self, workers: int) -> Cell:
-        """Return the cell, which depends on the fields `center` and `period`."""
+        """Return the taxonomy cell, which depends on the fields `center` and `period`."""
         cell = super().cell(workers)
         if self.central:
             synchronization = "asynchronous" if self.period == 1 else "asynchronous periodic"

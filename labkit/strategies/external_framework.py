@@ -1,4 +1,4 @@
-"""Training in processes of other frameworks than TensorFlow, on the same experiment."""
+"""Training in processes of frameworks other than TensorFlow, on the same experiment."""
 
 from __future__ import annotations
 
@@ -28,25 +28,27 @@ class ExternalFramework(Strategy):
     r"""PyTorch's DDP or FSDP, Horovod, or Keras on JAX trains the same model on the same batches.
 
     labkit exports layers, initial weights and the rows of each batch to one new process per worker.
-    The process runs in a separate Python installation: the one from `labkit frameworks setup NAME`,
-    or the one that `LABKIT_TORCH_PYTHON`, `LABKIT_HOROVOD_PYTHON` or `LABKIT_JAX_PYTHON` names.
-    Each worker's loss is weighted by its rows, and the framework averages gradients:
+    The process runs in a separate Python installation. `labkit frameworks setup NAME` creates it,
+    or `LABKIT_TORCH_PYTHON`, `LABKIT_HOROVOD_PYTHON` or `LABKIT_JAX_PYTHON` names it. Worker r of k
+    has \(n_r\) of a batch's n rows and weights its loss by them; the framework averages the
+    gradients of all workers:
 
     \[g = \frac{1}{k} \sum_r k \frac{n_r}{n} \nabla \ell_r.\]
 
-    Supported are sequential models of Dense, Conv2D, MaxPooling2D and Flatten, cross-entropy of
-    scores or the mean squared error, and SGD with or without momentum. For these models and options
-    the frameworks compute the same mathematics, and `verify` compares the weights with those of one
-    labkit process. Other models and options raise an error.
+    Supported models are sequential models of Dense, Conv2D, MaxPooling2D and Flatten. Supported
+    losses are cross-entropy of scores and the mean squared error; the optimizer is SGD with or
+    without momentum. For these models and options the frameworks compute the same mathematics, and
+    `verify` compares the weights with those of one labkit process. All other models, losses and
+    optimizers raise an error.
 
     Args:
         framework: "ddp": PyTorch's DistributedDataParallel over gloo. "fsdp": PyTorch's
             fully_shard, layer by layer, over gloo. "horovod": Horovod with TensorFlow's Keras.
             "jax": Keras on JAX, one process per device, with `keras.distribution.DataParallel`.
         trusted_network: Whether the rendezvous of the processes may listen on every interface of
-            this machine, without encryption and without a key. Anyone on the network can then read
-            and change the training. If False, the processes run in a private network namespace, or
-            training raises an error.
+            this machine, without encryption and without a key. If True, anyone on the network can
+            read and change the training. If False, the processes run in a private network
+            namespace, or training raises an error.
 
     Raises:
         InvalidInput: The framework is not installed; the message has the command that installs it.
@@ -54,8 +56,8 @@ class ExternalFramework(Strategy):
     Source: S. Li et al., PyTorch distributed: experiences on accelerating data parallel training,
     2020, arXiv 2006.15704; Y. Zhao et al., PyTorch FSDP: experiences on scaling fully sharded data
     parallel, 2023, arXiv 2304.11277; A. Sergeev and M. Del Balso, Horovod, 2018, arXiv 1802.05799.
-    Differs from it: on JAX, workers with fewer rows repeat some rows with weight zero; labkit's
-    ranks start the Horovod processes, which therefore communicate by Gloo instead of MPI; MPI is
+    Differs from it: on JAX, workers with fewer rows repeat some rows with weight zero. labkit's
+    ranks start the Horovod processes, which therefore communicate by Gloo instead of MPI. MPI is
     faster (`labkit bench exchange --peer horovod` starts Horovod with mpirun).
     """
 
@@ -69,7 +71,7 @@ class ExternalFramework(Strategy):
     trusted_network: bool = TRUSTED_NETWORK
 
     def cell(self, workers: int) -> Cell:
-        """Return the cell, whose scheduling is sequential for JAX, because XLA orders its work."""
+        """Return the taxonomy cell; JAX has sequential scheduling, because XLA orders its work."""
         cell = super().cell(workers)
         return cell._replace(scheduling="sequential") if self.framework == "jax" else cell
 

@@ -167,8 +167,8 @@ def train_external(
 ) -> dict[str, JSON]:
     """Train by sending requests to external processes, and count the bytes between them.
 
-    The process answers "step" with a loss, or with a loss and the seconds that the step took there.
-    The time of requests and of counting is not part of the step.
+    The process answers "step" with a loss, or with a loss and the seconds that the step took in the
+    process. The time of requests and of byte counting is not part of the step.
 
     Args:
         session: The session of the rank.
@@ -176,8 +176,8 @@ def train_external(
             weights.
         other_counters: Function that returns the ids of other processes of this rank, by task.
         restart: Function that restarts processes that have ended; called repeatedly.
-        networks: The command prefixes of the network namespaces of these processes; empty: this
-            process's network.
+        networks: The command prefixes of the network namespaces of these processes; empty: the
+            processes run in this process's network.
 
     Returns:
         Values for the run's record: the process ids (`processes`) by task, and `sent_bytes` from
@@ -202,8 +202,8 @@ def train_external(
         try:
             return child.ask(command, while_waiting=restart_tasks)
         except LabkitError:
-            # The failure may follow from the end of another process, whose error is more
-            # informative.
+            # The end of another process may have caused this failure. After the wait, `restart`
+            # reports that end with a more informative error.
             clock.sleep(DETECTION_SECONDS)
             restart()
             raise

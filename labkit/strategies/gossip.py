@@ -44,29 +44,29 @@ class Gossip(Replicas):
     \omega_i \leftarrow \sum_j P_{ij} \omega_j, \qquad z_i = x_i / \omega_i,\]
 
     where \(\eta\, g_i(z_i)\) is the optimizer's update by the gradient. If the rows of P sum to 1,
-    too, ω stays 1 and the method is D-PSGD. Otherwise the method is stochastic gradient push, in
-    which a worker need not know how many workers receive its messages. Mixing preserves the mean of
-    all x; only gradients change it. The evaluated model is the mean of all z, in which each worker
-    has the same weight.
+    too, ω stays 1 and the method is D-PSGD. If the rows of P do not sum to 1, the method is
+    stochastic gradient push. A worker then need not know how many workers receive its messages.
+    Mixing preserves the mean of all x; only gradients change this mean. The evaluated model is the
+    mean of all z, in which each worker has the same weight.
 
     Args:
         topology: The mixing matrix. "ring": weights 1/3 for the worker and for each of its two
             neighbours. "exponential": 1/2 for the worker and 1/2 for the worker whose number is
             lower by 1, 2, 4, … in turn. "random_pairs": 1/2 for the worker and 1/2 for a random
             partner, drawn in each step. A matrix: P itself, row by row.
-        asynchronous: Whether workers do not wait for slower ones (AD-PSGD). Workers with even
+        asynchronous: Whether workers do not wait for slower workers (AD-PSGD). Workers with even
             numbers are active, workers with odd numbers are passive. In each step an active worker
-            averages its weights with a random passive one: a neighbour with "ring", or any passive
-            worker with "random_pairs". A faster worker takes more steps; rank 0 counts the steps of
-            all workers until an epoch is complete.
+            averages its weights with a random passive worker: a neighbour on the ring with "ring",
+            or any passive worker with "random_pairs". A faster worker takes more steps; rank 0
+            counts the steps of all workers until an epoch is complete.
 
     Messages are never compressed. Synchronous workers agree on the end of training by an allreduce
     of one number at the end of each epoch.
 
     Source: X. Lian et al., 2017, arXiv 1705.09056 (D-PSGD); on directed graphs M. Assran et al.,
     2019, arXiv 1811.10792 (stochastic gradient push); asynchronous X. Lian et al., 2018, arXiv
-    1710.06952 (AD-PSGD). Differs from the second: the gradient is added after mixing, not before,
-    so that messages overlap with computation.
+    1710.06952 (AD-PSGD). Differs from Assran et al.: the gradient is added after mixing, not
+    before, so that messages overlap with computation.
     """
 
     architecture: ClassVar[tuple[str, ...]] = ("neighbours",)
@@ -97,7 +97,7 @@ class Gossip(Replicas):
         return value
 
     def cell(self, workers: int) -> Cell:
-        """Return the cell, which is synchronous if neighbours wait for each other."""
+        """Return the taxonomy cell, which is synchronous if neighbours wait for each other."""
         waits = "asynchronous" if self.asynchronous else "synchronous"
         return super().cell(workers)._replace(synchronization=waits)
 
@@ -147,7 +147,7 @@ class Gossip(Replicas):
         return matrix
 
     def _pairs(self, workers: int, step: int, seed: int) -> list[tuple[int, int]]:
-        """Return pairs (receiver, sender): the receiver takes half of the sender's weights."""
+        """Return pairs (receiver, sender): the receiver averages its weights with the sender's."""
         if self.topology == "exponential":
             rounds = max(1, math.ceil(math.log2(workers))) if workers > 1 else 0
             distance = 2 ** (step % rounds) if rounds else 0
@@ -179,7 +179,7 @@ class Gossip(Replicas):
         return float(1 - np.sort(np.abs(np.linalg.eigvals(self.mixing(workers, 0))))[-2])
 
     def cycle(self, experiment: ExperimentSpec) -> int:
-        """Return the number of steps after which the sequence of graphs repeats."""
+        """Return the number of steps after which the sequence of mixing matrices repeats."""
         turns = self.topology == "exponential" and experiment.workers > 1
         return math.ceil(math.log2(experiment.workers)) if turns else 1
 
@@ -225,8 +225,8 @@ class Gossip(Replicas):
             wants = wants or gradient.last
             if (step + 1) % roles.steps == 0:
                 yield Snapshot((step + 1) // roles.steps - 1, weights / kind(share))
-                # A worker does not learn from its neighbours that a distant worker requests the
-                # end.
+                # A worker's neighbours do not tell it that a distant worker requests the end of
+                # training.
                 stop_request = Gradient(np.zeros(1, weights.dtype), 1, gradient.loss, step, wants)
                 if (yield AllReduceAction(stop_request, "ring")).last:
                     return

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from labkit.model_parallel.losses import Losses, Weighted
     from labkit.model_parallel.weights import Share
 
-# Maps a batch (x, y, sample weights and counts, see `Losses`) to its loss.
+# A function that maps a batch (x, y, sample weights and counts, see `Losses`) to its loss.
 Objective: TypeAlias = "Callable[[Nest, Nest, Weighted], tf.Tensor]"
 
 
@@ -49,11 +49,11 @@ class IntraLayer(Strategy):
 
     resumable: ClassVar[bool] = True
     part_name: ClassVar[str]  # noun for a rank's part in messages: "slice"
-    whole_name: ClassVar[str]  # noun for the whole in messages: "model"
+    whole_name: ClassVar[str]  # noun for the divided object in messages: "model"
 
     @property
     def exact(self) -> bool:
-        """True: only the order of sums differs from one process."""
+        """True: only the order of sums differs from training on one process."""
         return True
 
     def check(self, experiment: ExperimentSpec) -> None:
@@ -68,7 +68,7 @@ class IntraLayer(Strategy):
         raise NotImplementedError(f"{type(self).__name__} must define ranks")
 
     def cell(self, workers: int) -> Cell:
-        """Return the cell, whose parallelism is hybrid with several replicas."""
+        """Return the taxonomy cell; its parallelism is hybrid if there are several replicas."""
         cell = super().cell(workers)
         return cell._replace(parallelism="hybrid") if workers > self.ranks(workers) else cell
 
@@ -119,7 +119,7 @@ class IntraLayer(Strategy):
         def counted_step(x: Batch, y: Batch, weight: Batch | None) -> float | None:
             nonlocal weight_bytes
             loss = step(x, y, weight)
-            if next(steps) == 0:  # the whole weights are freed now
+            if next(steps) == 0:  # the weights of the undivided model are freed by now
                 weight_bytes = unique_nbytes(session.model.variables, share.model.variables)
             return loss
 
@@ -170,7 +170,7 @@ class IntraLayer(Strategy):
             rows = len(keras.tree.flatten(x)[0])
             counts = losses.counts([LossTargets(y, weight, losses.masks(x))], [1.0])[0]
             loss, local_gradients = None, [tf.zeros_like(variable.value) for variable in variables]
-            if rows:  # all ranks of a replica have equal numbers
+            if rows:  # all ranks of a replica have the same number of rows
                 batch = keras.tree.map_structure(
                     lambda value: None if value is None else tf.convert_to_tensor(value),
                     (x, y, (weight, counts)),
@@ -212,7 +212,7 @@ def differentiated(
 
 
 def replica_predictor(share: Share) -> Predictor:
-    """Return the predictor of a replica's ranks; the first rank holds the predictions."""
+    """Return the predictor of a replica's ranks; the first rank receives the predictions."""
     import keras
     import tensorflow as tf
 
@@ -220,7 +220,7 @@ def replica_predictor(share: Share) -> Predictor:
 
     def forward(x: Nest) -> tuple[Nest, list[tf.Tensor | None], tf.Tensor]:
         y, total = share.predict(x), tf.zeros((), keras.config.floatx())
-        for loss in share.model.losses:  # equal on all ranks
+        for loss in share.model.losses:  # these losses are equal on all ranks
             total += tf.reduce_sum(tf.cast(loss, total.dtype))
         return y, [mask_of(output) for output in keras.tree.flatten(y)], total
 

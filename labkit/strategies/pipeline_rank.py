@@ -36,9 +36,9 @@ class PipelineRank:
         sliced: The stages of this rank whose layers are sliced.
         parts: The models of all stages, before slicing.
         edges: The index of each stage's first block, followed by the number of all blocks.
-        ledger: The counter of the memory that this rank's stages hold.
-        all_weights: The manager of the whole model's weights, which gathers them, or frees the
-            weights that other ranks hold.
+        ledger: The counter of the memory that this rank's stages use.
+        all_weights: The manager of the whole model's weights, which gathers them on this rank, or
+            frees the weights that other ranks store.
         has_callbacks: Whether the user's callbacks may set weights between steps.
         losses: The computation of losses in the last stage.
         steps: The number of training steps so far.
@@ -69,7 +69,7 @@ class PipelineRank:
 
     @property
     def models(self) -> list[keras.Model]:
-        """The models of all stages; this rank's stages are in the form that it computes."""
+        """The models of all stages; for this rank's stages, the models that it computes."""
         whole = self.parts.models
         return [self.stages[k].model if k in self.stages else m for k, m in enumerate(whole)]
 
@@ -88,7 +88,7 @@ class PipelineRank:
     def begin(self) -> None:
         """Start a training step."""
         self.all_weights.release(look=self.has_callbacks)
-        if self.steps == 0:  # the weights of other ranks are freed now
+        if self.steps == 0:  # the weights of other ranks are freed by now
             self.weight_bytes = unique_nbytes(
                 *(model.variables for model in (*self.parts.models, *self.models))
             )
@@ -96,7 +96,7 @@ class PipelineRank:
         self.steps += 1
 
     def predictor(self) -> Predictor:
-        """Return a predictor that uses the models of the stages that are being trained."""
+        """Return a predictor that uses the stage models that this rank trains."""
         models = {number: stage.model for number, stage in self.stages.items()}
         return stage_predictor(self.lane, self.parts, models, self.sliced)
 
@@ -105,10 +105,10 @@ class PipelineRank:
     ) -> Callable[[int], None]:
         """Return a function that updates the weights of this rank's stages.
 
-        The function takes the number of rows in a step, and averages gradients over replicas. This
-        method also registers the state of this rank, including that of `remembers`, for
-        checkpoints. One optimizer updates all stages of a rank. Callbacks that change the learning
-        rate therefore find the optimizer in the model.
+        The returned function takes the number of rows in a step, and averages gradients over
+        replicas. This method also registers the state of this rank, including that of `remembers`,
+        for checkpoints. One optimizer updates all stages of a rank. Callbacks that change the
+        learning rate therefore find this optimizer as the model's optimizer.
         """
         from labkit.communicator import computing
         from labkit.exchange import Exchange
@@ -191,13 +191,13 @@ def local_stages(
 ) -> tuple[dict[int, keras.Model], list[Sliced]]:
     """Return the models that this rank computes, by stage number, and the sliced ones among them.
 
-    A stage without a layer that can be sliced is whole on all ranks of its group.
+    If a stage has no layer that can be sliced, each rank of its group computes the whole stage.
 
     Args:
         models: The models of all stages.
         lane: The communicator of the ranks of all stages, in order.
-        group: The communicator of the ranks that slice this rank's stages; None: stages are not
-            sliced.
+        group: The communicator of the ranks that slice the same stages as this rank; None: stages
+            are not sliced.
     """
     from labkit.model_parallel.tensor import Sliced
 
@@ -215,7 +215,7 @@ def stage_predictor(
     local_models: Mapping[int, keras.Model],
     sliced: Sequence[Sliced],
 ) -> Predictor:
-    """Return a predictor through all stages, whose results the last stage's first slice holds.
+    """Return a predictor through all stages; the last stage's first slice receives the results.
 
     Args:
         lane: The communicator of the ranks of all stages, in order.
@@ -243,7 +243,7 @@ def stage_predictor(
 
 
 def recorder(timeline: Timeline) -> Callable[[str, int, int], AbstractContextManager[None]]:
-    """Return a context manager that records each action of a schedule in the timeline."""
+    """Return a function whose context managers record a schedule's actions in the timeline."""
 
     @contextmanager
     def record(action: str, stage: int, number: int) -> Iterator[None]:
@@ -255,7 +255,7 @@ def recorder(timeline: Timeline) -> Callable[[str, int, int], AbstractContextMan
 
 
 def split(blocks: Blocks, edges: list[int]) -> StageModels:
-    """Return the stages of a model, as models that share its layers."""
+    """Return the stages of a model, as models that share the layers of the whole model."""
     from labkit.model_parallel.functional import is_masked, reject_lost_masks
     from labkit.model_parallel.stages import INPUTS
 

@@ -20,8 +20,8 @@ from labkit.strategies.validation import one_of, refuse_keras_step_options
 class Replicas(Strategy):
     """Each worker has separate weights and a separate optimizer; subclasses define the exchanges.
 
-    The evaluated model, which is also the result of training, is the mean over workers of the
-    weights and of the moving statistics of layers. All workers have the same number of steps.
+    The evaluated model, which is also the result of training, is the mean over workers of weights
+    and of the layers' moving statistics. All workers have the same number of steps.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("periodic",)
@@ -36,7 +36,7 @@ class Replicas(Strategy):
 
     @property
     def uses_programs(self) -> bool:
-        """True: workers run programs on both clocks."""
+        """True: workers run programs both on the wall clock and on the virtual clock."""
         return True
 
     @property
@@ -50,11 +50,11 @@ class Replicas(Strategy):
         return False
 
     def extra_ranks(self, workers: int) -> int:
-        """Return 1 if there is a server, otherwise 0."""
+        """Return 1 if the strategy has a server, and 0 if it has none."""
         return int(self.central)
 
     def copies(self, workers: int) -> Sequence[int]:
-        """Return the server if there is one, otherwise all workers."""
+        """Return the server if the strategy has one, and all workers if it has none."""
         return [workers] if self.central else range(workers)
 
     @property
@@ -72,7 +72,7 @@ class Replicas(Strategy):
         return -(-batch_size // workers)
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput, before any rank starts, for options that need a common model."""
+        """Raise InvalidInput, before any rank starts, for options that need one common model."""
         refuse_keras_step_options(experiment)
         if experiment.input_mode == "scatter":
             raise InvalidInput(
@@ -101,7 +101,7 @@ class Replicas(Strategy):
         return of_program(query, self, self.cycle(query.experiment), self.crowd(query.workers))
 
     def parts(self, shapes: Sequence[tuple[int, ...]]) -> list[ServerPieces]:
-        """Return no parts, because no server holds part of the weights."""
+        """Return no parts, because no server stores a part of the weights."""
         return []
 
     def hosts(self, workers: int) -> list[int]:

@@ -48,35 +48,36 @@ from labkit.strategies.validation import (
 
 
 class Servers(Strategy):
-    """Servers hold the weights and the optimizer; workers push gradients and receive new weights.
+    """Servers store the weights and the optimizer; workers push gradients and receive new weights.
 
-    Subclasses define how servers apply gradients, and when servers answer. Each worker keeps the
-    moving statistics of its layers; the final model has worker 0's statistics.
+    Subclasses define how servers apply gradients, and when servers answer. Each worker stores the
+    moving statistics of its own layers; the final model has worker 0's statistics.
 
     Args:
-        servers: The number of servers that hold the weights.
-        colocated: Whether servers share the ranks, and the links, of the first workers; otherwise
+        servers: The number of servers that store the weights.
+        colocated: Whether servers share the ranks, and the links, of the first workers; False:
             servers have ranks after those of the workers.
         placement: The assignment of tensors to servers: "round_robin" and "greedy" follow
             TensorFlow's rules; "sharded" cuts the flat weights into equal ranges.
         transport: How messages travel between ranks. "two_sided": a send and a matching receive.
             "one_sided": the sender puts messages into a memory window of the receiver, without the
             receiver's participation. "one_sided_dynamic": messages stay in the sender's memory, and
-            the receiver fetches them from a given address. On the virtual clock all three are
-            simulated alike, as flows over links.
+            the receiver fetches them from a given address. On the virtual clock, all three
+            transports are simulated as flows over links.
         optimizer: The Keras name of the servers' optimizer, which uses the experiment's learning
             rate; None: the experiment's optimizer.
-        compressor: The compressor for both directions: gradients, and weights as differences from
-            the worker's current weights, see `programs.CodecChannel`; one of
-            `labkit.compression.COMPRESSORS`, its name, or None.
+        compressor: The compressor for both directions: one of `labkit.compression.COMPRESSORS`, its
+            name, or None. It compresses gradients, and weights as differences from the worker's
+            current weights (`programs.CodecChannel`).
         stages: The number of pipeline stages of each worker; one tensor passes between neighbouring
-            stages. Cuts minimize the parameter count of the largest stage. Each stage pushes
-            gradients and fetches weights of its own layers. Servers apply the gradients of a
-            replica's stages together.
+            stages. The cuts between stages minimize the parameter count of the largest stage. Each
+            stage pushes gradients and fetches weights of its own layers. Servers apply the
+            gradients of a replica's stages together.
         grid: The rows and columns of machines of each worker, which compute tiles of its layers and
             units of Dense layers, as in `SpatialParallel`. Each machine pushes gradients and
-            fetches weights of its own part. The first machine holds the kernels of a Conv2D, sends
-            them to the others, and sums their gradients. A grid cannot be combined with stages.
+            fetches weights of its own part. The first machine stores the kernels of a Conv2D, sends
+            them to the other machines, and sums their gradients. A grid cannot be combined with
+            stages.
     """
 
     architecture: ClassVar[tuple[str, ...]] = ("parameter servers",)
@@ -102,13 +103,13 @@ class Servers(Strategy):
         return cell.parallelism == "data" or cell.compression == "none"
 
     def cell(self, workers: int) -> Cell:
-        """Return the cell; its parallelism is hybrid if workers have several stages or a grid."""
+        """Return the taxonomy cell; it is hybrid if workers have several stages or a grid."""
         cell = super().cell(workers)
         return cell if self.replica_cut == 1 else cell._replace(parallelism="hybrid")
 
     @property
     def uses_programs(self) -> bool:
-        """True: servers and workers run programs on both clocks."""
+        """True: servers and workers run programs on the wall clock and on the virtual clock."""
         return True
 
     def optimizer_of(self, experiment: ExperimentSpec) -> str:
@@ -126,11 +127,11 @@ class Servers(Strategy):
         return self.stages if self.grid in (None, (1, 1)) else self.grid
 
     def copies(self, workers: int) -> Sequence[int]:
-        """Return (): no weights need averaging, because servers hold parts of the same weights."""
+        """Return (): no weights need averaging, because each server stores different weights."""
         return ()
 
     def extra_ranks(self, workers: int) -> int:
-        """Return the number of ranks for servers and for further parts of divided workers."""
+        """Return the number of ranks for servers and for workers' other stages or machines."""
         return (0 if self.colocated else self.servers) + workers * self._extra_members
 
     def places(self, worker: int, workers: int) -> list[int]:
@@ -262,8 +263,8 @@ class Servers(Strategy):
     def _crowd(self, query: Query) -> Crowd | None:
         """Return a sample of workers with the same load per server, or None for few workers.
 
-        The sample has fewer colocated servers in proportion to its workers. The simulated load is
-        that of the server with the most weights.
+        The sample reduces the number of colocated servers in the same proportion as the number of
+        workers. The simulated load is that of the server with the most weights.
         """
         if query.workers <= PLAYED and query.workers * self.servers <= 2 * PLAYED:
             return None
@@ -286,7 +287,7 @@ class Servers(Strategy):
         return placed(shapes, self.servers, self.placement)
 
     def hosts(self, workers: int) -> list[int]:
-        """Return the ranks of workers, of servers, and of further parts of divided workers."""
+        """Return the ranks of workers, of servers, and of workers' other stages or machines."""
         first = 0 if self.colocated else workers
         others = [place for worker in range(workers) for place in self.places(worker, workers)[:-1]]
         return [*range(workers), *range(first, first + self.servers), *others]
@@ -329,7 +330,7 @@ class Servers(Strategy):
             yield from push_gradient(roles, channels, versions, number, (yield Compute(weights)))
             weights, ends = yield from fetch_weights(roles, channels, versions)
         for server in roles.servers:
-            yield Send(server, Message(number))  # the last message of this worker
+            yield Send(server, Message(number))  # tells the server that this worker ends
 
 
 def push_gradient(
@@ -339,7 +340,7 @@ def push_gradient(
     number: int,
     gradient: Gradient,
 ) -> Generator[Action, Any, None]:
-    """Send a worker's gradient to all servers, without keeping a copy."""
+    """Send a worker's gradient to all servers, without storing a copy."""
     metadata = gradient.rows, gradient.step, gradient.last
     for server in roles.servers:
         payload = yield Code(

@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 
 
 class SpatialParallel(IntraLayer):
-    """A grid of machines holds a model's layers in tiles, and exchanges values between tiles.
+    """A grid of machines divides a model's layers into tiles, and exchanges values between tiles.
 
     Machine (i, j) computes tile (i, j) of every locally connected, convolution and pooling layer
     from the values under the tile's kernels. A value is sent once to each other machine that reads
-    it, even if several kernels there read the value. The gradients from all readers are returned
-    and summed. A Dense layer is cut by units, each of which reads all values. Machine 0 gathers the
-    final scores, computes the loss and returns the gradients of the scores. Unshared kernels and
-    units are trained on the machine that uses them and are never sent. Kernels of a Conv2D are
-    whole on all machines, and the gradients of their tiles are summed. Several replicas divide each
-    batch and average their gradients.
+    it, even if several kernels on that machine read the value. All machines that read a value
+    return their gradients of it, and the gradients are summed. A Dense layer is cut by units, each
+    of which reads all values of the previous layer. Machine 0 gathers the final scores, computes
+    the loss and returns the gradients of the scores. Unshared kernels and units are trained on the
+    machine that uses them and are never sent. All machines store all kernels of a Conv2D, and the
+    gradients of their tiles are summed. Several replicas divide each batch and average their
+    gradients.
 
     `run.layers` lists for each machine its part of each layer, and the values that it sends before
     the layer.
@@ -41,16 +42,16 @@ class SpatialParallel(IntraLayer):
             as possible. The number of workers is a multiple of r c, and each machine has at least
             one position or unit of every layer.
 
-    Allowed: LocallyConnected2D, Conv2D, MaxPooling2D and AveragePooling2D without padding, Flatten,
-    Dense after Flatten, element-wise activations. Each machine of a replica reads the replica's
-    rows itself, so that no machine sends input. Every rank builds the whole model first, and
-    gathers the trained model at the end. With the user's callbacks, ranks also gather the model
-    after each epoch; weights that callbacks set take effect from the next step. During training a
-    machine holds only its tiles: weights, gradients and optimizer state.
+    Allowed layers are LocallyConnected2D, Conv2D, MaxPooling2D and AveragePooling2D without
+    padding, Flatten, Dense after Flatten, and element-wise activations. Each machine of a replica
+    reads the replica's rows itself, so that no machine sends input. Every rank builds the whole
+    model first, and gathers the trained model at the end. With the user's callbacks, ranks also
+    gather the model after each epoch; weights that callbacks set take effect from the next step.
+    During training a machine stores only its tiles: weights, gradients and optimizer state.
 
     Source: J. Dean et al.: Large scale distributed deep networks, NIPS 2012. Differs from it:
-    training is synchronous, without a parameter server; a machine waits for the values that it
-    reads, without overlap; all machines hold the whole input.
+        training is synchronous, without the paper's parameter server. A machine waits for the
+        values that it reads, without overlap. All machines read the whole input.
     """
 
     part_name: ClassVar[str] = "machine"

@@ -46,16 +46,16 @@ class Staged(Strategy):
     """The base class of pipelines: each stage of layers is on one rank, or sliced over several.
 
     Replicas of the model divide each batch. A slice of a stage is on rank (replica × stages +
-    stage) × slices + slice. The ranks with one slice number in all stages of a replica form a lane,
-    through which a batch passes from stage to stage. The ranks of one stage form a group, which
-    divides the stage's layers.
+    stage) × slices + slice. The ranks with the same slice number in all stages of a replica form a
+    lane. A batch passes through the lane from stage to stage. The ranks of one stage form a group,
+    which divides the stage's layers.
     """
 
     resumable: ClassVar[bool] = True
-    stages_field: ClassVar[str] = "stages"  # name of the field with the ranks of a lane
+    stages_field: ClassVar[str] = "stages"  # name of the field with the number of ranks in a lane
     architecture: ClassVar[tuple[str, ...]] = ("neighbours",)
     parallelism: ClassVar[tuple[str, ...]] = ("model by layers", "hybrid")
-    # Whether stages start the next step before the end of the current one.
+    # Whether stages start the next step before the end of the current step.
     unlocked: ClassVar[bool] = False
 
     partition: str | tuple[PositiveInt, ...] = "parameters"
@@ -72,7 +72,7 @@ class Staged(Strategy):
         return value
 
     def ranks(self, workers: int) -> int:
-        """Return the number of ranks in a lane: the field, or the most that the workers allow."""
+        """Return the number of ranks in a lane: the field's value, or the most that is possible."""
         return getattr(self, self.stages_field) or workers // self.tensor_parallel_size
 
     def depth(self, workers: int) -> int:
@@ -80,7 +80,7 @@ class Staged(Strategy):
         return self.ranks(workers)
 
     def cell(self, workers: int) -> Cell:
-        """Return the cell, whose parallelism is hybrid with several replicas or slices."""
+        """Return the taxonomy cell; its parallelism is hybrid with several replicas or slices."""
         cell = super().cell(workers)
         hybrid = self.tensor_parallel_size > 1 or self.replicas(workers) > 1
         return cell._replace(parallelism="hybrid") if hybrid else cell
@@ -99,7 +99,7 @@ class Staged(Strategy):
         return workers // (self.ranks(workers) * self.tensor_parallel_size)
 
     def rows(self, batch_size: int, workers: int) -> int:
-        """Return the number of rows in the largest batch that passes through a stage at a time."""
+        """Return the number of rows in the largest batch that a stage processes at a time."""
         return -(-batch_size // self.replicas(workers))
 
     def readers(self, communicator: Communicator) -> Communicator:
@@ -116,7 +116,7 @@ class Staged(Strategy):
         )
 
     def check_stages(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput for options that stages, or a model known already, do not support."""
+        """Raise InvalidInput for options that stages, or the experiment's model, do not support."""
         workers = experiment.workers
         refuse_keras_step_options(experiment)
         refuse_remainder("tensor_parallel_size", self.tensor_parallel_size, workers)
@@ -142,7 +142,7 @@ class Staged(Strategy):
         self.check_optimizer(experiment.optimizer, experiment.optimizer_options)
 
     def check_blocks(self, blocks: int, workers: int) -> None:
-        """Raise InvalidInput if a model with so many blocks cannot be cut into these stages."""
+        """Raise InvalidInput if a model with this number of blocks cannot form these stages."""
         ranks, stages = self.ranks(workers), self.depth(workers)
         if stages > blocks:
             chunks, lane = stages // ranks, workers // self.tensor_parallel_size
@@ -212,7 +212,7 @@ class Staged(Strategy):
     def blocks(self, model: keras.Model, workers: int) -> Blocks:
         """Return the blocks of a model: the layers between points where a single tensor passes.
 
-        If these blocks are too few, or if the partition counts layers, each layer is a block.
+        If there are too few such blocks, or if the partition counts layers, each layer is a block.
         """
         from labkit.model_parallel.stages import Blocks
 
@@ -280,7 +280,7 @@ class Staged(Strategy):
             optimizer: The optimizer of all stages.
             recompute: Whether stages recompute activations, see
                 `labkit.model_parallel.stages.Stage`.
-            late: The number of steps after which the memory use of stages is at its peak.
+            late: The number of steps after which the memory use of stages reaches its maximum.
         """
         from labkit.communicator import computing
         from labkit.model_parallel.losses import Losses
@@ -324,7 +324,7 @@ class Staged(Strategy):
         )
 
     def split(self, model: keras.Model, blocks: Blocks, edges: list[int]) -> StageModels:
-        """Return the stages of a model, as models that share its layers."""
+        """Return the stages of a model, as models that share the layers of the whole model."""
         return split(blocks, edges)
 
     def stage(

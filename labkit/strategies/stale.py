@@ -32,23 +32,24 @@ from labkit.strategies.work_quota import Quota
 
 
 class Stale(Servers):
-    r"""A base class of asynchronous servers with corrections for gradients that are τ updates old.
+    r"""A base class of asynchronous servers that can correct gradients that are τ updates old.
 
     Args:
-        staleness_correction: The correction. "per_gradient": the learning rate of a gradient is
-            \(\alpha / \max(1, \tau)\). "mean": the learning rate is \(\alpha / \bar\tau\) with the
-            average staleness, which does not depend on the speeds of machines. "momentum": late
-            gradients act as momentum, so that the optimizer's momentum is reduced to \(\mu'\) with
-            \(\mu'/(1-\mu') = \max(0, \mu/(1-\mu) - \bar\tau)\), at \((1-\mu')/(1-\mu)\) times the
-            learning rate. "delay_compensated": the gradient becomes \(g + \lambda\, g \odot g \odot
-            (w - w_{then})\), a Taylor term with the diagonal of the gradients' outer product in
-            place of the Hessian.
+        staleness_correction: The correction of stale gradients, or None. "per_gradient": the
+            learning rate of a gradient is \(\alpha / \max(1, \tau)\). "mean": the learning rate is
+            \(\alpha / \bar\tau\). The average staleness \(\bar\tau\) does not depend on the speeds
+            of machines. "momentum": late gradients act as momentum. The optimizer's momentum μ is
+            therefore reduced to \(\mu'\) with \(\mu'/(1-\mu') = \max(0, \mu/(1-\mu) - \bar\tau)\),
+            and the learning rate is multiplied by \((1-\mu')/(1-\mu)\). "delay_compensated": the
+            gradient g becomes \(g + \lambda\, g \odot g \odot (w - w_{then})\), where \(w_{then}\)
+            are the weights at which it was computed. The added term is a Taylor term with the
+            diagonal of the gradients' outer product in place of the Hessian.
         delay_compensation: The factor λ of "delay_compensated".
 
     Source: the rates: W. Zhang et al., Staleness-aware async-SGD, 2016, arXiv 1511.05950, and S.
     Gupta et al., Model accuracy and runtime tradeoff, 2015, arXiv 1509.04210; that asynchrony
-    begets momentum: I. Mitliagkas et al., 2016, arXiv 1605.09774 (the formula is our own: it
-    preserves the mean age of the gradients in a step, and the size of the steps); S. Zheng et al.,
+    begets momentum: I. Mitliagkas et al., 2016, arXiv 1605.09774. labkit's own momentum formula
+    preserves the mean age of the gradients in a step, and the size of the steps. S. Zheng et al.,
     Asynchronous SGD with delay compensation, 2017, arXiv 1609.08326, with a constant λ.
     """
 
@@ -115,8 +116,8 @@ class Stale(Servers):
             pushes: The messages with the gradients.
             version: The number of updates of this server's weights so far.
             weights: The current weights of this server.
-            gradient_weights: For each gradient, the weights that its worker held when it computed
-                the gradient.
+            gradient_weights: For each gradient, the weights at which its worker computed the
+                gradient.
         """
         if self.staleness_correction == "delay_compensated":
             pairs = zip(pushes, gradient_weights, strict=True)
@@ -142,12 +143,12 @@ class Stale(Servers):
 class StaleSynchronous(Stale):
     r"""Workers run ahead of the slowest worker by at most s clocks, with possibly stale weights.
 
-    A worker's clock is the number of its gradients. A worker at clock c continues when all other
-    workers have reached clock c - s. The weights that the worker then receives contain all updates
-    of the clocks before c - s, and possibly later updates. A gradient is applied on arrival, at the
-    learning rate \(\alpha / n\), where n is the number of workers. A correction that sets rates
-    replaces this rate. With s = 0 no worker runs ahead. The mean of a clock's gradients then forms
-    one update, and training is synchronous.
+    A worker's clock is the number of gradients that it has sent. A worker at clock c continues when
+    all other workers have reached clock c - s. The weights that the worker then receives contain
+    all updates of the clocks before c - s, and possibly later updates. A gradient is applied on
+    arrival, at the learning rate \(\alpha / n\), where n is the number of workers. A staleness
+    correction that sets learning rates replaces the rate \(\alpha / n\). With s = 0 no worker runs
+    ahead. Training is then synchronous: the mean of a clock's gradients forms one update.
 
     Args:
         staleness: The bound s, in clocks.
@@ -156,7 +157,7 @@ class StaleSynchronous(Stale):
 
     Source: Q. Ho et al., More effective distributed ML via a stale synchronous parallel parameter
     server, NIPS 2013. Differs from it: servers delay their answers, whereas the paper's workers
-    wait for their cache; any optimizer may apply the updates.
+    wait for their cache. Any optimizer may apply the updates.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("stale synchronous", "synchronous")
@@ -165,7 +166,7 @@ class StaleSynchronous(Stale):
     staleness: NonNegativeInt = Field(1, kw_only=False)
 
     def cell(self, workers: int) -> Cell:
-        """Return the cell; with s = 0 its synchronization is synchronous."""
+        """Return the taxonomy cell, which is synchronous if s = 0."""
         cell = super().cell(workers)
         return cell if self.staleness else cell._replace(synchronization="synchronous")
 
@@ -175,11 +176,11 @@ class StaleSynchronous(Stale):
         return self.staleness == 0 and self.compressor is None
 
     def tolerated_failures(self, workers: int) -> int:
-        """Return 0 if each clock waits for all workers, otherwise the number for all servers."""
+        """Return 0 if each clock waits for all workers; if not, return the base class's number."""
         return super().tolerated_failures(workers) if self.staleness else 0
 
     def staleness_of(self, workers: int) -> float:
-        """Return n - 1: a gradient misses one update by each other worker, at any speeds."""
+        """Return n - 1: a gradient misses one update of each other worker, at any speeds."""
         return workers - 1.0
 
     def rate(self, staleness: int, workers: int) -> float:
@@ -269,18 +270,18 @@ def _has_reached(clock: int, clocks: Mapping[int, int], failed: Container[int]) 
 
 
 class SoftSync(Stale):
-    """One update for every ⌊λ/n⌋ gradients of λ workers, none of which waits for another.
+    """One update for every ⌊λ/n⌋ gradients of λ workers, which do not wait for each other.
 
-    A server answers a gradient at once with its current weights. When ⌊λ/n⌋ gradients have arrived,
-    the server applies their mean, weighted by row counts and learning rates. The average staleness
-    of gradients is n updates. SoftSync(1) with equally fast workers is synchronous training with a
-    delay of one update.
+    A server answers each gradient at once with its current weights. When ⌊λ/n⌋ gradients have
+    arrived, the server applies their mean, weighted by row counts and learning rates. The average
+    staleness of gradients is n updates. SoftSync(1) with equally fast workers is synchronous
+    training with a delay of one update.
 
     Args:
         n: The number n of updates per λ gradients, from 1 to the number λ of workers.
 
-    The other fields are those of the base class `Stale`. Gradients that remain at the end of
-    training are not applied.
+    The other fields are those of the base class `Stale`. Gradients that are not yet part of an
+    update at the end of training are not applied.
 
     Source: W. Zhang et al., Staleness-aware async-SGD for distributed deep learning, 2016, arXiv
     1511.05950.
@@ -311,7 +312,7 @@ class SoftSync(Stale):
         return {"n": min(self.n, PLAYED)}
 
     def serve(self, roles: Roles, number: int, mark: Any) -> Program:
-        """Return the program of a server that answers first, and updates after enough gradients."""
+        """Return the program of a server that answers at once and updates after ⌊λ/n⌋ gradients."""
         weights, version = roles.part(number).take(roles.weights), 0
         channels, quota, finished = self.server_channels(roles, number), Quota(roles, number), 0
         worker_weights = dict.fromkeys(range(roles.workers), weights)

@@ -40,18 +40,19 @@ if TYPE_CHECKING:
     from labkit.programs import Program, Roles, ServerPieces
     from labkit.schedules.grid import Grid, GridLayer
 
-# An array or tensor, or a nest of them, with one row per sample: the inputs or outputs of a Keras
-# model.
+# A batch is an array or tensor, or a nest of them, with one row per sample: the inputs or outputs
+# of a Keras model.
 Batch: TypeAlias = "np.ndarray | tf.Tensor | Sequence[Batch] | Mapping[str, Batch]"
-# The result of one micro-batch: its predictions, or None on ranks that do not hold them, and the
-# sum of the losses that layers on this rank add.
+# The result of one micro-batch has two values: its predictions, or None on ranks that do not
+# receive them, and the sum of the losses that layers on this rank add.
 Predicted: TypeAlias = "tuple[Batch | None, float]"
-# Maps micro-batches x, the same on all ranks of a replica, to their results.
+# A predictor maps micro-batches x, the same on all ranks of a replica, to their results.
 Predictor: TypeAlias = "Callable[[Iterable[Batch]], Iterator[Predicted]]"
-# Trains on a batch (x, y, sample weight or None) and returns the loss, or None on ranks without the
-# loss.
+# A step trains on a batch (x, y, sample weight or None) and returns the loss, or None on ranks
+# without the loss.
 Step: TypeAlias = "Callable[[Batch, Batch, Batch | None], float | None]"
-# Receives a bucket's number, layers and compression statistics: see `labkit.exchange.Exchange`.
+# A watcher receives a bucket's number, layers and compression statistics: see
+# `labkit.exchange.Exchange`.
 Watcher: TypeAlias = "Callable[[int, Sequence[Packed], ReductionRecord], None]"
 
 
@@ -62,8 +63,8 @@ class Serving(NamedTuple):
         predict: The function that maps micro-batches to predictions: see `Predictor`.
         reads: Whether this rank reads the values of the input rows; if not, the rank needs only the
             number and the shape of the rows.
-        variables: The variables that predictions on this rank need. The model's other variables may
-            be freed.
+        variables: The variables that predictions on this rank need. The model's variables that this
+            rank's predictions do not need may be freed.
     """
 
     predict: Predictor
@@ -125,7 +126,7 @@ class ExperimentSpec(Protocol):
 
     @property
     def max_slices(self) -> int | None:
-        """The most units of any layer that can be sliced; None: unknown before ranks start."""
+        """The largest unit count of layers that can be sliced; None: unknown before ranks start."""
 
     @property
     def grid_layers(self) -> Sequence[GridLayer] | None:
@@ -196,7 +197,7 @@ class Session(Protocol):
         readers: The communicator of the ranks that divide a batch among them.
         watchers: The functions that receive statistics of compressed buckets.
         timeline: The log of the actions of this rank and their times.
-        layers: The records of a strategy that slices layers, one `LayerRow` per layer.
+        layers: The records of a strategy that slices layers; one `LayerRow` per layer.
         partition: The record of how the model was cut into stages.
         memory: The record of this rank's memory use, from a strategy that cuts the model.
         exchanged: The record of traffic between processes of another framework; None: no such
@@ -233,7 +234,7 @@ class Session(Protocol):
         """Measure once: a resumed training returns the value that its first run measured."""
 
     def play(self, strategy: ProgramStrategy) -> None:
-        """Train by running the strategy's programs (`labkit.programs`) on the given clock."""
+        """Train by running the strategy's programs (`labkit.programs`) on the session's clock."""
 
     def tensorflow_process(
         self,
@@ -247,7 +248,7 @@ class Session(Protocol):
     def exported(
         self, name: str, environment: Installation, folder: str, inside: Sequence[str] = ()
     ) -> Child:
-        """Start a new process that trains the same model with another framework."""
+        """Start a new process that trains the same model with a framework other than TensorFlow."""
 
     def fit(
         self, callbacks: Sequence[keras.callbacks.Callback], exchange: Exchange | None = None
@@ -299,7 +300,7 @@ class ProgramStrategy(Protocol):
         """Return each server's part of weights with these shapes; empty without servers."""
 
     def hosts(self, workers: int) -> Sequence[int]:
-        """Return the ranks of workers, of servers, and of further parts of divided workers."""
+        """Return the ranks of workers, of servers, and of workers' other stages or machines."""
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
         """Return one process's program, from its start or from the mark of a restart point."""
@@ -324,9 +325,9 @@ class Strategy(Checked):
         no_forecast_reason: The reason why the strategy has no forecast, as a phrase that follows
             its name.
 
-    The first four attributes hold names from `labkit.strategies.AXES`. The first name applies with
-    the default fields; further names apply with other fields or numbers of workers. `cell` returns
-    the names that apply.
+    The first four attributes contain names from `labkit.strategies.AXES`. The first name of each
+    attribute applies with the default fields. Further names apply with other fields or numbers of
+    workers. The method `cell` returns the names that apply.
     """
 
     architecture: ClassVar[tuple[str, ...]] = ("collective",)
@@ -400,7 +401,7 @@ class Strategy(Checked):
 
     @property
     def uses_programs(self) -> bool:
-        """Whether the strategy trains by programs on both clocks, not only the virtual one."""
+        """Whether the strategy runs programs on the wall clock too, not only the virtual clock."""
         return False
 
     @property

@@ -1,11 +1,11 @@
 """The axes of a taxonomy of distributed training, the names on each axis, and cells.
 
-A cell is a combination of one name per axis.
+A taxonomy cell is a combination of one name per axis.
 
 Source: Z. Tang et al., Communication-efficient distributed deep learning: a comprehensive survey,
 2020, arXiv 2003.06307; M. Langer et al., Distributed training of deep learning models: a taxonomic
-perspective, 2020, arXiv 2007.03970. Differs from them: only the first source has
-compression as an axis; labkit has more names for the cut of a model and for bounded staleness.
+perspective, 2020, arXiv 2007.03970. Differs from them: only the survey of Tang et al. has
+compression as an axis. labkit has more names for the cut of a model and for bounded staleness.
 """
 
 from __future__ import annotations
@@ -59,11 +59,12 @@ _MEANINGS: dict[str, dict[str, str]] = {
         "unlocked": "no backward pass waits for that of the next module",
     },
 }
-# The allowed names of each axis, in the order of a cell, each with its meaning.
+# The allowed names of each axis, each with its meaning; the axes have the order of `Cell`'s fields.
 AXES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {axis: MappingProxyType(_MEANINGS[axis]) for axis in Cell._fields}
 )
-# The axes that a strategy class declares; its compression follows from the supported compressors.
+# The axes that a strategy class declares; the compression axis follows from the supported
+# compressors.
 DECLARED_AXES = tuple(axis for axis in AXES if axis != "compression")
 
 
@@ -71,10 +72,10 @@ def validate_places(class_name: str, axis: str, places: tuple[str, ...]) -> None
     """Raise an error unless the attribute is a tuple of different names of its axis.
 
     Raises:
-        InvalidInput: The attribute is no such tuple; the message shows its value and the allowed
-            names.
+        InvalidInput: The attribute is not a tuple of different names of its axis; the message shows
+            its value and the allowed names.
     """
-    # A string is rejected, because it would count as a sequence of one-letter names.
+    # A string is rejected, because Python would treat it as a sequence of one-letter names.
     names = places if isinstance(places, tuple) else ()
     if not names or {*names} - {*AXES[axis]} or len({*names}) < len(names):
         raise InvalidInput(

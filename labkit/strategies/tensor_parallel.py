@@ -1,4 +1,4 @@
-"""Tensor parallelism: each rank holds some units of every layer."""
+"""Tensor parallelism: each rank stores some units of every layer."""
 
 from __future__ import annotations
 
@@ -23,37 +23,38 @@ if TYPE_CHECKING:
 
 
 class TensorParallel(IntraLayer):
-    r"""Vertical slices: rank i of k holds some units of each layer, and all ranks read all samples.
+    r"""Vertical slices: rank i of k stores some units of each layer, and all ranks read all
+    samples.
 
-    For two consecutive Dense layers, \(y = \sum_i f(x A_i) B_i\): A is cut by outputs, B by inputs,
-    so that the pair of layers needs one allreduce in the forward pass and one in the backward pass.
-    Conv2D layers are cut in the same way, by channels, also with pooling between them. Batch
-    normalisation inside a pair of layers is cut with the pair. Attention is cut by heads: queries,
-    keys and values by outputs, the output projection by inputs. A single Dense or Conv2D layer is
-    cut by outputs, which are gathered. An Embedding is cut by words. The final scores stay cut over
-    the ranks if the loss is the sparse cross-entropy of logits.
+    For two consecutive Dense layers, \(y = \sum_i f(x A_i) B_i\): matrix A is cut by outputs, and B
+    by inputs. The pair of layers therefore needs one allreduce in the forward pass and one in the
+    backward pass. Conv2D layers are cut in the same way, by channels, also with pooling between
+    them. Batch normalisation inside a pair of layers is cut with the pair. Attention is cut by
+    heads: queries, keys and values by outputs, the output projection by inputs. A single Dense or
+    Conv2D layer is cut by outputs, which are gathered. An Embedding is cut by words. The final
+    scores stay cut over the ranks if the loss is the sparse cross-entropy of logits.
 
-    Everything else stays whole on every slice: other layers (including depthwise, separable and
-    grouped convolutions), layers with a regularizer or constraint, attention with dropout of its
-    scores or with masked inputs, and layers with fewer units than slices. For each layer,
-    `run.layers` lists how the layer is cut and the bytes that it sends. Several replicas divide
-    each batch and average the gradients of each slice.
+    All other layers are whole on every slice: other types (including depthwise, separable and
+    grouped convolutions), and layers with a regularizer or constraint. So are attention with
+    dropout of its scores or with masked inputs, and layers with fewer units than slices. For each
+    layer, `run.layers` lists how the layer is cut and the bytes that it sends. Several replicas
+    divide each batch and average the gradients of each slice.
 
     Args:
         tensor_parallel_size: The number of ranks of one replica; None: all workers. The number of
-            workers must be a multiple of this number.
+            workers must be a multiple of `tensor_parallel_size`.
         algorithm: The allreduce algorithm that sums over the slices: a name of
-            `labkit.schedules.ALLREDUCE`, "mpi", "shared_memory", or "auto": "mpi", or "ring" on an
-            emulated network.
+            `labkit.schedules.ALLREDUCE`, "mpi", "shared_memory", or "auto". "auto" means "ring" on
+            an emulated network, and "mpi" without one.
 
     Batch normalisation uses the rows of one replica. Every rank builds the whole model first, and
     gathers the trained model at the end. With the user's callbacks, ranks also gather the model
     after each epoch; weights that callbacks set take effect from the next step. During training a
-    rank holds only its slices: weights, gradients and optimizer state.
+    rank stores only its slices: weights, gradients and optimizer state.
 
     Source: M. Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053. Differs from it: convolutions
-    are cut, too; slices may differ by one unit; position embeddings are cut in the same way as word
-    embeddings.
+        are cut, too; slices may differ by one unit; position embeddings are cut like word
+        embeddings, unlike in the paper.
     """
 
     part_name: ClassVar[str] = "slice"
@@ -86,13 +87,13 @@ class TensorParallel(IntraLayer):
         return self.tensor_parallel_size or workers
 
     def share(self, model: keras.Model, replica: Communicator) -> Sliced:
-        """Return this rank's slice; the final scores stay cut if the model's loss supports it."""
+        """Return this rank's slice; the final scores stay cut if the loss supports cut scores."""
         from labkit.model_parallel.tensor import Sliced
 
         return Sliced(model, replica, self.resolved(replica), _is_logits_loss(model))
 
     def objective(self, model: keras.Model, share: Sliced, losses: Losses) -> Objective:
-        """Return the function that adds the loss and the layers' losses; equal on all slices."""
+        """Return a function: the loss plus the layers' losses, which is equal on all slices."""
         import tensorflow as tf
 
         from labkit.model_parallel.tensor import cross_entropy

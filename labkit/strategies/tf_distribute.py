@@ -36,11 +36,11 @@ class TFKind(NamedTuple):
     """The labkit equivalent of a TensorFlow strategy.
 
     Attributes:
-        architecture, synchronization: The names on these two axes of the taxonomy.
-        algorithm: The algorithm of TensorFlow's gradient exchange if all devices are CPUs.
+        architecture, synchronization: The strategy's names on these two axes of the taxonomy.
+        algorithm: The algorithm by which TensorFlow exchanges gradients if all devices are CPUs.
         ours: The labkit strategy with the same semantics: its name and fields.
-        legacy: Whether Keras 3's `fit` does not support the strategy, so that it needs a custom
-            loop.
+        legacy: Whether Keras 3's `fit` does not support the TensorFlow strategy, so that training
+            needs a custom loop.
     """
 
     architecture: str
@@ -89,7 +89,7 @@ class TFDistribute(Strategy):
     \[g = \sum_r \nabla \frac{n_r}{n} \ell_r.\]
 
     With servers, a coordinator assigns steps to free workers. Servers apply each gradient on
-    arrival, to weights that may be newer than those at which the gradient was computed. A single
+    arrival. Their weights may then be newer than those at which the gradient was computed. A single
     worker trains as it would without a server. labkit restarts a killed worker, as a cluster
     manager would, and TensorFlow assigns its step to another worker.
 
@@ -105,35 +105,38 @@ class TFDistribute(Strategy):
             "auto".
         servers: The number of servers of "parameter_server"; variables are assigned to servers in
             turn.
-        synchronous: Whether training is synchronous; must agree with the kind. All kinds are
-            synchronous except "parameter_server", which has no synchronous form in TensorFlow 2.
-            None: as the kind requires.
+        synchronous: Whether training is synchronous; the value must agree with `kind`. All kinds of
+            TensorFlow strategies are synchronous except "parameter_server", which has no
+            synchronous form in TensorFlow 2.
+            None: the value that `kind` requires.
         colocated: Whether servers run in the processes of the first workers.
         trusted_network: Whether TensorFlow's servers may listen on every interface of this machine,
-            without encryption and without a key. Anyone on the network can then read and change the
-            training. If False, the processes run in a private network namespace, or training raises
-            an error.
+            without encryption and without a key. If True, anyone on the network can read and change
+            the training. If False, the processes run in a private network namespace, or training
+            raises an error.
 
-    With a network, the processes use a real link with its bandwidth, between two namespaces that
-    are created for the run (Linux, as root). Each end of the link has one worker. With servers, one
-    end has the servers and the coordinator, and the other end has all workers. Messages have the
-    kernel's latency, not that of the network.
+    With an emulated network, the processes use a real link with the network's bandwidth. It
+    connects two network namespaces that are created for the run (Linux, as root). Each end of the
+    link has one worker. With servers, one end has the servers and the coordinator, and the other
+    end has all workers. Messages have the kernel's latency, not that of the emulated network.
 
     An update by TensorFlow's servers is not atomic: Adam's update has several operations, which may
-    interleave between two workers. In one of a few short runs with Adam the loss increased
-    abruptly, perhaps for this reason. SGD is not affected, because its update is one addition.
+    interleave between two workers. In one of a few short runs with Adam, the loss increased
+    abruptly; interleaved updates may be the reason. SGD is not affected, because its update is one
+    addition.
 
     Training is a custom loop, a `tf.function` of `strategy.run`, because Keras 3's `fit` does not
     support "multi_worker_mirrored" and "parameter_server". Each run starts new processes, because
-    TensorFlow needs the cluster's addresses before it starts. The labkit rank is the evaluator:
-    after each epoch it receives the weights, and validates outside the cluster. In TensorFlow a
-    process of the task "evaluator" would read checkpoints during training (`labkit tf-config
+    TensorFlow needs the cluster's addresses before TensorFlow starts. The labkit rank is the
+    evaluator: after each epoch it receives the weights, and validates outside the cluster. In
+    TensorFlow a process of the task "evaluator" would read checkpoints during training (`labkit
+    tf-config
     --evaluator` configures such a process for a script).
 
     Keras clips a replica's gradient before TensorFlow sums gradients, and losses of replicas are
     weighted by rows. Therefore `clipnorm` and similar options, losses that are sums, and outputs
-    with masks raise an error. Exceptions are a single worker, and servers, which apply gradients
-    one by one.
+    with masks raise an error. These options are allowed with a single worker, and with servers,
+    which apply gradients one by one.
 
     Source: M. Abadi et al., TensorFlow, 2016, arXiv 1605.08695; www.tensorflow.org, Distributed
     training with TensorFlow.
@@ -159,7 +162,7 @@ class TFDistribute(Strategy):
 
     @property
     def equivalent(self) -> TFKind:
-        """The labkit equivalent of the kind, for the values of the other fields."""
+        """The labkit equivalent of `kind`, for the values of the other fields."""
         kind = (
             CROSS_DEVICE_KINDS[self.cross_device_ops]
             if self.kind == "mirrored"
@@ -173,19 +176,19 @@ class TFDistribute(Strategy):
 
     @classmethod
     def supports(cls, cell: Cell) -> bool:
-        """Return whether one of the kinds has this architecture and synchronization."""
+        """Return whether a value of `kind` has the cell's architecture and synchronization."""
         kinds = {(each.architecture, each.synchronization) for each in KINDS.values()}
         return (cell.architecture, cell.synchronization) in kinds
 
     def cell(self, workers: int) -> Cell:
-        """Return the cell, whose architecture and synchronization depend on the kind."""
+        """Return the taxonomy cell; its architecture and synchronization depend on `kind`."""
         kind = self.equivalent
         places = {"architecture": kind.architecture, "synchronization": kind.synchronization}
         return super().cell(workers)._replace(**places)
 
     @property
     def exact(self) -> bool:
-        """Whether updates are synchronous; as no gradient is compressed, these are exact."""
+        """Whether updates are synchronous; they are then exact, as no gradient is compressed."""
         return self.kind != "parameter_server"
 
     def is_exact_in(self, experiment: ExperimentSpec) -> bool:
@@ -193,7 +196,7 @@ class TFDistribute(Strategy):
         return self.exact or experiment.workers == 1
 
     def extra_ranks(self, workers: int) -> int:
-        """Return 0 if each worker has a rank; otherwise 1 - workers, because one rank runs."""
+        """Return 0 if each worker has a rank, or 1 - workers if one rank runs all workers."""
         return 0 if self.kind == "multi_worker_mirrored" else 1 - workers
 
     def processes(self, workers: int) -> int:
@@ -288,7 +291,8 @@ class TFDistribute(Strategy):
         )
         optimizer = session.optimizer()
         refuse_optimizer(optimizer)
-        # The optimizer may come from a compiled model, and then has other clipping options.
+        # The optimizer may come from a compiled model, whose clipping options may differ from the
+        # experiment's.
         clipping = {name: getattr(optimizer, name, None) for name in CLIPPING}
         self._check_clipping(session.experiment.workers, clipping)
         session.compile(optimizer)

@@ -25,7 +25,7 @@ OPTIMIZERS = [
 ]
 # Optimizer options that the training step of Keras applies outside the optimizer's update.
 FIT_OPTIONS = ("use_ema", "loss_scale_factor")
-# Optimizers that need a whole variable at once.
+# Optimizers that need all values of a variable at once.
 WHOLE_VARIABLE_OPTIMIZERS = ("adafactor", "lamb", "lars", "muon")
 
 
@@ -84,7 +84,7 @@ def refuse_batch_division(experiment: ExperimentSpec, parts: str, replicas: int)
 
     Args:
         experiment: The experiment to check.
-        parts: The noun, in the error message, for what the ranks hold, such as "the slices of a
+        parts: The noun, in the error message, for what the ranks store, such as "the slices of a
             model".
         replicas: The number of replicas that divide a batch.
     """

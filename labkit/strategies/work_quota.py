@@ -16,7 +16,7 @@ class Quota:
     """A server's count of the batches that workers have completed or are computing.
 
     The first server decides when a worker has no more batches to compute. If a worker fails, other
-    workers compute the batches that it has begun.
+    workers compute the batches that the failed worker has begun.
 
     Args:
         roles: The roles of all processes.
@@ -54,8 +54,8 @@ class Quota:
         """Yield the number of each epoch that has become complete since the last call.
 
         Args:
-            last: Whether all workers have ended; the batches that failed workers had begun then
-                count as done.
+            last: Whether all workers have ended; batches that failed workers had begun then count
+                as completed.
         """
         done = sum(self._done.values()) + (self._lost if last else 0)
         while self._kept < self._epochs and done >= (self._kept + 1) * self._epoch:

@@ -59,7 +59,7 @@ def inference_server(
             other ranks.
         strategy: Strategy that divides the model, see `Strategy.serving`; None: rank 0 serves
             alone.
-        like: Predictions for any rows, which define the shape and dtype of predictions.
+        like: Predictions for any rows, from which the shape and dtype of all predictions are read.
     """
     if strategy is None:
         return _SingleProcess(communicator, model)
@@ -92,7 +92,7 @@ class _SingleProcess:
 
 
 class _Transfers:
-    """Messages between rank 0 and other ranks; arrays are kept until their sends complete."""
+    """Messages between rank 0 and other ranks; arrays are stored until their sends complete."""
 
     def __init__(self, communicator: Communicator, like: Rows) -> None:
         self.communicator, self.rank, self._like = communicator, communicator.rank, like
@@ -221,12 +221,13 @@ class _PartitionedModel:
         if transfers.rank in self._readers:
             yield from map(transfers.rows, batches)
         elif transfers.rank:
-            yield from map(np.zeros_like, batches)  # only the shape matters on these ranks
+            # On ranks that receive no input, only the shape matters.
+            yield from map(np.zeros_like, batches)
         else:
             self._send(batches[0])
             for current, following in pairwise([*batches, None]):
                 self._send(following)  # the transfer overlaps the computation of the current batch
-                assert current is not None  # for the type checker: only the last element is None
+                assert current is not None  # for the type checker: only the last batch is None
                 yield current
 
     def _send(self, x: Rows | None) -> None:

@@ -30,13 +30,13 @@ class ArrayCache:
         try:
             data = file.read_bytes()
             os.utime(file)
-        except FileNotFoundError:  # also if another process has just removed the file
+        except FileNotFoundError:  # another process may have just removed the file
             return None
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
                 return [archive[f"arr_{number}"] for number in range(len(archive.files))]
         except (BadZipFile, EOFError, KeyError, ValueError):
-            return None  # the caller computes the arrays and stores them again
+            return None  # the caller then computes the arrays and stores them again
 
     def store(self, key: str, arrays: Sequence[np.ndarray]) -> None:
         """Store arrays under a key, and remove the least recently used files above the limit."""

@@ -27,14 +27,16 @@ AHEAD = 2  # steps from rank 0's request to the checkpoint, because ranks may be
 class CheckpointKeeper(keras.callbacks.Callback):
     """A Keras callback that saves checkpoints; it runs last, to include other callbacks' effects.
 
-    Rank 0 announces the step of the checkpoint. After that step, each rank copies its state, and a
-    thread writes the copy. If several ranks hold identical state, each of them saves a part.
+    Rank 0 announces the step of the checkpoint. After the announced step, each rank copies its
+    state, and a thread writes the copy. If several ranks hold identical state, each of these ranks
+    saves a part of it.
 
     Args:
         session: Training session of this rank.
-        checkpoint_context: Folder, frequency and initial checkpoint.
+        checkpoint_context: Folder and frequency of checkpoints, and the checkpoint from which
+            training resumes.
         state: State that this rank needs to resume training.
-        recorder: Recorder whose history rows are saved, too.
+        recorder: Recorder whose history rows the checkpoints also contain.
     """
 
     def __init__(

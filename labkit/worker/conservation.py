@@ -12,11 +12,12 @@ from labkit.communicator import Communicator
 from labkit.compression.residual_law import ExpectedResidual
 from labkit.exchange import BucketLayer, ReductionRecord
 
-TOLERANCE = {4: 1e-5, 8: 1e-12}  # by bytes of a float, relative to the summed largest values
+# Tolerance by bytes of a float, relative to the sum of each step's largest value.
+TOLERANCE = {4: 1e-5, 8: 1e-12}
 
 
 class Violation(NamedTuple):
-    """The size of a law's violation, the allowed rounding error, and the violation in words."""
+    """The size of a conservation law's violation, the allowed rounding error, and a description."""
 
     difference: float
     allowed: float
@@ -38,25 +39,25 @@ class _Sums:
     waiting: ExpectedResidual | None
     itemsize: int
     size: float = 0.0  # sum over all steps of the largest absolute values
-    lost: float = 0.0  # largest violation of the first law in any step
+    lost: float = 0.0  # largest violation of the residual law of `Audit` in any step
 
 
 @dataclass
 class Audit:
     r"""Audits each bucket of a compressed gradient exchange by two conservation laws.
 
-    The first law holds on each rank after every step. The residual is the sum of gradients minus
-    the sum of values sent (see `ExpectedResidual`), \(e_T = \sum_t g_t - \sum_t s_t\). For DGC, the
-    velocities obey a law of the same form. The second law holds over the ranks. The sum of mean
-    gradients is the mean over the ranks of the values sent, \(\frac1n \sum_r \sum_t s_{r,t} =
-    \sum_t \hat g_t\).
+    The first law, about the residual, holds on each rank after every step. The residual is the sum
+    of gradients minus the sum of values sent (see `ExpectedResidual`), \(e_T = \sum_t g_t - \sum_t
+    s_t\). For DGC, the velocities obey a conservation law of the same form. The second law, about
+    the mean gradients, holds over all ranks. The sum of mean gradients is the mean over the ranks
+    of the values sent, \(\frac1n \sum_r \sum_t s_{r,t} = \sum_t \hat g_t\).
 
-    Both laws hold up to rounding errors. For the second law, rounding in the sum of payloads is
-    allowed, too.
+    Both conservation laws hold up to rounding errors. For the law about mean gradients, rounding
+    errors in the sum of payloads are allowed, too.
 
     Args:
         communicator: Communicator of the ranks that exchange gradients.
-        remembers: Whether the compressor keeps a residual, so that the first law applies.
+        remembers: Whether the compressor stores a residual, so that the first law applies.
         rounding: Relative rounding error of a sum of payloads.
         law: Function that creates the expected residual of a bucket.
     """
@@ -84,13 +85,14 @@ class Audit:
         books.size += max(_largest(record.given), _largest(expected), _largest(record.sent))
 
     def difference(self) -> tuple[float, float]:
-        """Return the worst violation of either law on any rank, and its tolerance (collective)."""
+        """Return the worst violation of both laws on any rank, and its tolerance (collective)."""
         worst = self.verdict()
         return worst.difference, worst.allowed
 
     def verdict(self, more: Sequence[Violation] = ()) -> Violation:
-        """Return the worst violation of either law, or in `more`, on any rank (collective)."""
-        # An audit without any bucket fails, because otherwise a bypassed compressor would pass.
+        """Return the worst violation of both laws and of `more`, on any rank (collective)."""
+        # An audit without any bucket fails, because the exchange must then have bypassed the
+        # compressor.
         nothing = Violation(np.inf, 0.0, "the exchange has bypassed the compressor")
         violations = [*(self._violations() if self._books else [nothing]), *more]
         gathered = self.communicator.allgather(

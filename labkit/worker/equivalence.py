@@ -40,16 +40,17 @@ _IRRELEVANT = (
 def verify(experiment: Experiment, communicator: Communicator, source: DataSource) -> Verdict:
     r"""Train 20 steps on the ranks and in one process, in float64, and compare every weight.
 
-    A lossy exchange is audited by its conservation law instead, see `labkit.worker.conservation`.
-    The audit covers the path from the gradients of backpropagation to the gradients that the
-    optimizer applies. In both checks, ranks that hold the same weights must apply bitwise equal
-    gradients in every step.
+    A lossy exchange is audited by its conservation law instead of this comparison, see
+    `labkit.worker.conservation`. The audit covers the path from the gradients of backpropagation to
+    the gradients that the optimizer applies. In the comparison and in the audit, ranks that hold
+    the same weights must apply bitwise equal gradients in every step.
 
-    The check passes if \(\max|w_\mathrm{ranks} - w_\mathrm{one}| \le 10^{-9} \max|w|\); for models
-    that keep float32 weights in spite of the policy, the factor is 1e-4. Large batches are replaced
-    by smaller batches with the same remainders, see `labkit.worker.reference`. The check is
-    collective over the communicator, and all ranks get the same verdict. The verdict is cached. The
-    weights of the one process are cached, too, for all strategies on the same batches.
+    The check passes if \(\max|w_\mathrm{ranks} - w_\mathrm{one}| \le 10^{-9} \max|w|\). For models
+    that use float32 weights in spite of the float64 policy, the factor is 1e-4. Large batches are
+    replaced by smaller batches with the same remainders, see `labkit.worker.reference`. The check
+    is collective over the communicator, and all ranks receive the same verdict. The verdict of the
+    check is cached. The weights from training in one process are cached, too, and reused for all
+    strategies on the same batches.
 
     Args:
         experiment: Experiment whose strategy is verified.
@@ -99,7 +100,7 @@ class LoggingSession(TrainingSession):
         super().__init__(short, communicator, source)
         self.feed.validation = None
         lossy = short.strategy.lossy
-        # If only one rank holds certain weights, no replica exists to compare it with.
+        # Replicas are compared only if several ranks hold the same weights.
         together = self.readers.size > 1 and not short.uses_programs
         self.applied = track or GradientLog(marks=together, sums=lossy is not None)
         self.exchange_inputs: ExchangeInputLog | None = None
@@ -153,7 +154,8 @@ def _compare(short: Experiment, source: DataSource, communicator: Communicator) 
         f"{'/'.join(sorted(dtypes))}"
     )
     disagreement_text = next(filter(None, disagreements), "")
-    if worst.difference <= tolerance and not disagreement_text:  # NaN weights fail
+    # NaN weights fail, because comparisons with NaN are false.
+    if worst.difference <= tolerance and not disagreement_text:
         return _verdict("passed", what, worst.difference, tolerance)
     why = disagreement_text or f"{worst.name} has the largest difference"
     return _verdict("failed", f"{what}: {why}", worst.difference, tolerance)
@@ -183,7 +185,7 @@ def _verify_by_replay(
 
     trained_weights = (
         stage.replica.weights
-    )  # before the replay computes gradients in the same model
+    )  # read before the replay computes gradients in this model
     events = [event for log in logs for event in log]
     correction = StalenessCorrection.of(short.strategy.to_json(), short.workers)
     make_channel = partial(CodecChannel, stage.compressor, stage.roles)
@@ -264,7 +266,7 @@ def _shorten(
     """Return a short float64 experiment (few steps, small batches), and the data that it needs."""
     fields: dict[str, Any] = {"precision": "float64", "callbacks": None, "faults": ()}
     fields |= {"on_nonfinite": None, "replica_check_interval": 0, "checksums": False}
-    if callable(source.train):  # the number of rows is unknown
+    if callable(source.train):  # a function's number of rows is unknown
         return experiment.replace(epochs=1, steps_per_epoch=STEPS, **fields), source
     batch_size = experiment.batch_size
     at_once = experiment.strategy.rows(batch_size, experiment.workers)

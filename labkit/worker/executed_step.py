@@ -17,7 +17,7 @@ from labkit.records.step_graph import Flow, Operation, StepGraph, Transfer
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    # TensorFlow has no type stubs for its protocol buffers, so these aliases only name them.
+    # TensorFlow has no type stubs for its protocol buffers, so these aliases only give them names.
     GraphDef: TypeAlias = Any
     NodeDef: TypeAlias = Any
 
@@ -31,15 +31,16 @@ def step_graph(
 ) -> StepGraph:
     """Run a step, and return the executed graph with the time of each operation.
 
-    The graph joins the partitions (one per device) that TensorFlow's executors receive. They result
-    from the placer, the graph optimizer (Grappler) and the partitioner, which adds sends and
-    receives between devices. Times come from profiler events; on a GPU, an event is the launch of a
-    kernel.
+    The graph joins the partitions (one per device) that TensorFlow's executors receive. The
+    partitions result from the placer, the graph optimizer (Grappler) and the partitioner, which
+    adds sends and receives between devices. Times come from profiler events; on a GPU, an event is
+    the launch of a kernel.
 
     Args:
         step: A Python function or a `tf.function`; it is traced again, so it must not create
             variables.
-        arguments: Arguments of the step; the bytes of tensors are known only for static shapes.
+        arguments: Arguments of the step; the number of bytes of a tensor is known only for static
+            shapes.
         repeats: Number of profiled steps; start and stop times come from the step of median length.
         warm: Number of warmup steps before the profiled steps.
 
@@ -83,7 +84,8 @@ def executed_partitions(
         context.disable_run_metadata()
     if not graphs:
         raise LabkitError("TensorFlow reports no graph: give a function that has not run yet")
-    # The other graphs only copy arguments, so the graph of the step is by far the largest.
+    # TensorFlow also reports graphs that only copy arguments, so the graph of the step is by far
+    # the largest.
     largest = max(graphs, key=lambda graph: sum(len(part.node) for part in graph.partition_graphs))
     return largest.partition_graphs, largest.pre_optimization_graph.library
 
@@ -188,7 +190,7 @@ def join_partitions(parts: Sequence[GraphDef], library: Any) -> StepGraph:
             continue
         copy = whole.node.add()
         copy.CopyFrom(node)
-        copy.ClearField("device")  # this process may lack the device
+        copy.ClearField("device")  # this process may not have the device
         copy.input[:] = [_source(name, received) for name in node.input]
     graph = tf.Graph()
     with graph.as_default():

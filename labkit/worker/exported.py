@@ -30,7 +30,7 @@ LOSSES: Mapping[str, Mapping[str, bool]] = {
     "SparseCategoricalCrossentropy": {"from_logits": True},
     "MeanSquaredError": {},
 }
-# gelu and silu are absent: frameworks round the constants of gelu differently (5e-9 in float64),
+# gelu and silu are absent. Frameworks round the constants of gelu differently (5e-9 in float64),
 # and silu has another name in some frameworks.
 ACTIVATIONS = ("linear", "relu", "tanh", "sigmoid", "elu", "selu", "softplus")
 # Options that do not affect a layer's output for given weights.
@@ -49,7 +49,7 @@ def export(
     """Write this worker's batches and weights into a folder; return the training as data.
 
     Raises:
-        InvalidInput: Other frameworks do not compute a layer, the loss or the optimizer alike.
+        InvalidInput: Other frameworks compute a layer, the loss or the optimizer differently.
     """
     x, y = source.arrays or (None, None)
     if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
@@ -122,10 +122,10 @@ def loss_of(loss: object) -> str:
 
 
 def optimizer_of(optimizer: keras.optimizers.Optimizer) -> dict[str, float]:
-    """Return the settings of an SGD optimizer with a constant rate, or raise InvalidInput."""
+    """Return the settings of SGD with a constant learning rate; refuse all other optimizers."""
     config = optimizer.get_config()
     # The class is compared by name, because verification uses a subclass that logs. The config of a
-    # schedule is a dict.
+    # learning rate schedule is a dict; that of a constant rate is a number.
     if type(optimizer).__name__ != "SGD" or isinstance(config["learning_rate"], dict):
         raise InvalidInput(
             "ExternalFramework trains with SGD at a constant rate: after a change of the rate, "

@@ -37,10 +37,12 @@ class Feed:
     """The training and validation data of one rank.
 
     Attributes:
-        train: This rank's part of the global batches: those of all epochs if `steps` is known.
+        train: This rank's part of the global batches: those of all epochs if `steps` is known, and
+            those of one epoch if it is None.
         steps: Number of steps per epoch; None: an epoch lasts until the user's dataset ends.
         validation: This rank's part of the validation batches, or None.
-        shapes: Input and output shapes that a named model must fit; None for callables.
+        shapes: Input and output shapes that the experiment's named model must fit; None for models
+            from callables.
         remake: Function that creates `train` again from its first batch; None: `train` restarts by
             itself.
         is_begun: Whether an iterator has read from `train`.
@@ -76,9 +78,9 @@ class Feed:
 
 @dataclass(frozen=True)
 class DataSource:
-    """The data of an experiment: arrays, or a function that makes the user's dataset."""
+    """The data of an experiment: arrays, or a function that creates the user's dataset."""
 
-    train: Arrays | OwnData | None  # None: another rank scatters them
+    train: Arrays | OwnData | None  # None: another rank scatters the arrays to this rank
     validation: Arrays | OwnData | None
     shapes: Shapes | None
 
@@ -166,7 +168,7 @@ class DataSource:
         return batch
 
     def first(self, rows: int) -> DataSource:
-        """Return a data source with the first training rows only; a user's dataset stays whole."""
+        """Return a data source with only the first training rows; a user's dataset is not cut."""
         if self.arrays is None:
             return self
         return replace(self, train=keras.tree.map_structure(lambda leaf: leaf[:rows], self.arrays))

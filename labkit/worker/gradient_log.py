@@ -77,8 +77,8 @@ class GradientLog:
         for name, gradient in zip(names, gradients, strict=True):
             if self._marking:
                 self.marks.append(StepChecksum(name, _checksum(gradient)))
-            # After an overflow of a scaled loss, all ranks skip the step, so its gradients do not
-            # count.
+            # After an overflow of a scaled loss, all ranks skip the step, so the sums omit its
+            # gradients.
             if self._summing and (scale == 1.0 or np.isfinite(gradient).all()):
                 flat = gradient.reshape(-1).astype(np.float64) / scale
                 self.sums[name] = self.sums.get(name, 0.0) + flat
@@ -121,9 +121,9 @@ class ExchangeInputLog(Hook):
     def __init__(self, communicator: Communicator, exchange: Exchange) -> None:
         self._communicator, self._exchange = communicator, exchange
         self._step_gradients: dict[int, tuple[np.ndarray, float]] = {}  # gradient, rows
-        # Sums over all steps, by variable: of the gradients from backpropagation ("brought"), of
-        # the inputs that the exchange reports ("handed"), and of the means that it reports as
-        # outputs ("mean").
+        # Sums over all steps, by variable. "brought" are the gradients from backpropagation,
+        # "handed" the inputs that the exchange reports, and "mean" the means that it reports as
+        # outputs.
         self._totals: dict[str, dict[str, np.ndarray]] = {"brought": {}, "handed": {}, "mean": {}}
         self._sizes: dict[
             str, float
@@ -158,7 +158,8 @@ class ExchangeInputLog(Hook):
         self._itemsize = record.given.dtype.itemsize
         slots = sorted(self._exchange.buckets[bucket].slots, key=lambda slot: slot.offset)
         _, rows = self._step_gradients.get(slots[0].variable, (None, 0.0))
-        # This sum is collective, which is safe because all ranks process buckets in the same order.
+        # This sum is collective. It cannot deadlock, because all ranks process buckets in the same
+        # order.
         total = float(self._communicator.allreduce_small(np.array([rows]), "the rows of a step")[0])
         share = rows * self._communicator.size / total if total else 0.0
         for slot, layer in zip(slots, layers, strict=True):

@@ -84,7 +84,7 @@ def evaluate(
     Args:
         model: Compiled model, for losses and metrics; its weights are not used.
         data: Batches (x, y) or (x, y, sample weight), equal on all ranks of a replica; each replica
-            has another part of the same batches.
+            receives a different part of the same batches.
         predict: Function that predicts batches, see `labkit.strategies.Predictor`.
         communicator: Communicator of the ranks of all replicas.
 
@@ -109,7 +109,8 @@ def evaluate(
     if not total:
         raise InvalidInput("no rank has data to evaluate on")
     loss = losses.mean(communicator) + penalty / total
-    evaluating_ranks = communicator.split(int(rows > 0))  # other ranks may lack built metrics
+    # Ranks without rows may lack built metrics.
+    evaluating_ranks = communicator.split(int(rows > 0))
     result: dict[str, float] = {}
     if rows:
         means = global_metrics(model, evaluating_ranks, model.get_metrics_result, seen)
@@ -152,7 +153,7 @@ def _refuse_shapes(model: keras.Model, x: Batch) -> None:
         raise InvalidInput(f"x has {len(leaves)} arrays, but the model takes {len(specs)}")
     for spec, leaf in zip(specs, leaves, strict=False):
         expected, shape = spec.shape[1:], leaf.shape[1:]
-        # Keras adds or removes a last axis of length 1.
+        # Shapes may differ by a last axis of length 1, because Keras adds or removes it.
         fits = None in expected or np.prod(shape) == np.prod(expected)
         if not fits:
             raise InvalidInput(

@@ -13,7 +13,7 @@ from labkit.strategies import TrainingState
 
 
 class LocalVariable(NamedTuple):
-    """A variable, its corner in a whole tensor, and whether its values differ between ranks."""
+    """A variable, its offset in the whole tensor, and whether its values differ between ranks."""
 
     name: str
     variable: keras.Variable

@@ -1,4 +1,4 @@
-"""Localization of the first difference between ranks and one process (step, layer, rank)."""
+"""Localization of the first step, layer and rank at which ranks differ from one process."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def locate(sides: ComparisonInputs, communicator: Communicator) -> FirstDifferen
     """
     ranks = sides.ranks
     track = ranks.applied
-    assert isinstance(track, StepLog)  # for the type checker: the caller has made the session so
+    assert isinstance(track, StepLog)  # for the type checker: the caller created this log
     first = {
         v.path: v.numpy().reshape(-1).astype(np.float64) for v in ranks.model.trainable_variables
     }
@@ -96,8 +96,8 @@ def locate(sides: ComparisonInputs, communicator: Communicator) -> FirstDifferen
         (total, end), label="the final weights of one process"
     )
     if not place and end and (mismatches := search.first(end, collected, only=0)):
-        # If ranks lack steps, an optimizer step is missing; otherwise, only the collection of the
-        # final weights can be wrong.
+        # If ranks lack steps, an optimizer step is missing. If they have all steps, only the
+        # collection of the final weights can be wrong.
         lacks = common_steps < total
         place = search.make_place(
             min(common_steps, total - 1), "optimizer" if lacks else "collection", mismatches
@@ -194,7 +194,8 @@ class _Search:
         local = local_log[step.number] if len(local_log) > step.number else None
         lengths = local and [(name, len(gradient)) for name, gradient in local.gradients.items()]
         shapes = self._communicator.allgather(lengths, "the lengths of gradients")
-        if local is None or not shapes[0] or shapes != [shapes[0]] * len(shapes):  # as in pipelines
+        # Ranks have different variables, as in pipelines.
+        if local is None or not shapes[0] or shapes != [shapes[0]] * len(shapes):
             return self.make_place(step.number, "gradient", mismatches)
         total = float(self._communicator.allreduce_small(np.array([local.rows]), "rows")[0]) or 1.0
         share = local.rows / total
@@ -217,9 +218,9 @@ class _Search:
     ) -> FirstDifference:
         """Return the cause of wrong gradients: the computation of a rank, or its batch.
 
-        Every rank computes the gradients of all ranks' batches again. A rank is right if the sum of
-        these gradients equals the gradient of one process. Such a rank identifies the ranks with
-        wrong gradients.
+        Every rank computes the gradients of all ranks' batches again. A rank's computation is
+        correct if the sum of these gradients equals the gradient of one process. Such a rank
+        identifies the ranks whose gradients are wrong.
         """
         local_log = self._ranks.local_gradients
         batch = (
@@ -302,7 +303,8 @@ class _Search:
         buffers_by_round = self._communicator.allreduce_in_rounds(current.copy(), algorithm)
         expected_rounds = execute(schedule(self._communicator.size), buffers)
         for number, (_, values) in enumerate(expected_rounds, 1):
-            current = buffers_by_round.get(number, current)  # absent if the rank was idle
+            # A rank that is idle in a round records no buffer.
+            current = buffers_by_round.get(number, current)
             yield number, values[rank], current
 
     def _mismatch(self, expected: Flat, actual: Flat) -> ValueMismatch | None:
@@ -315,7 +317,7 @@ class _Search:
             expected_values, actual_values = expected[name], actual.get(name)
             if actual_values is None or len(actual_values) != len(
                 expected_values
-            ):  # other ranks hold a part of the variable
+            ):  # this rank has no part, or only a part, of the variable
                 continue
             difference = np.abs(actual_values - expected_values)
             if not (difference <= allowed).all():  # a NaN difference counts as wrong

@@ -1,4 +1,4 @@
-"""The training loop of strategies with their own step function, otherwise like `model.fit`."""
+"""The training loop of strategies with their own step; in all else it follows `model.fit`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def train(
     """Train over the remaining epochs of a feed, with Keras callbacks as in `model.fit`.
 
     A callback may end training on one rank, because only that rank knows the loss. Other ranks may
-    be some steps ahead. All ranks therefore stop at a common step, which comes later by as many
-    steps as there are ranks.
+    be some steps ahead of this rank. All ranks therefore stop at a common step; the number of steps
+    until then is the number of ranks.
 
     Args:
         model: Model that is passed to the callbacks.
@@ -41,9 +41,9 @@ def train(
         callbacks: Callbacks as for `model.fit`; a method `note` receives loss and rows of each
             step.
         progress: Position of training, updated after each step.
-        last_callbacks: Callbacks that run after `progress`.
+        last_callbacks: Callbacks that run after the callback `progress`.
         step: Function (x, y, sample weight) that trains on a batch; it returns the loss on ranks
-            that know the loss, None elsewhere.
+            that know the loss, and None on other ranks.
         validate: Function that returns validation metrics, with the prefix val_, after an epoch.
         communicator: Communicator of the ranks over which the loss of an epoch is averaged.
     """

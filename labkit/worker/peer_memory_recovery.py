@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from labkit.worker.checkpoint_keeper import CheckpointKeeper
 
 SHARE = 0.02  # maximum fraction of the training time for copies
-KEPT = 2  # number of steps with kept copies, because a rank may fail during a transfer
+KEPT = 2  # number of steps whose copies are stored, because a rank may fail during a transfer
 Fault = dict[str, Any]
 
 
@@ -47,13 +47,13 @@ class RecoveryNotice(NamedTuple):
 
 
 class PeerMemoryRecovery(keras.callbacks.Callback):
-    """Keeps copies of each rank's state in the memory of other ranks, and restores from them.
+    """Stores copies of each rank's state in the memory of other ranks, and restores from them.
 
     If a model is divided over ranks, each rank copies its part, as in a checkpoint. One copy stays
-    in the rank's own memory, another copy goes to the next rank, on another host if possible. The
-    interval between copies keeps their cost at 2 % of the training time. After a failure, all ranks
-    return to the newest step of which a copy of every part survives. Replicas need no copies,
-    because the state of a survivor is broadcast.
+    in the rank's own memory. Another copy goes to the next rank, which is on another host if
+    possible. The interval between copies limits their cost to 2 % of the training time. After a
+    failure, all ranks return to the newest step for which a copy of every rank's part survives.
+    Replicas need no copies, because a surviving replica broadcasts its state.
 
     Args:
         communicator: Communicator of the training ranks; on a spare rank, of the ranks that it has
@@ -75,7 +75,8 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
         self._is_new = self.pending = bool(
             communicator.membership and communicator.membership.has_joined
         )
-        self._copies: dict[int, dict[int, bytes]] = {}  # files by step, rank number
+        # Files of copied state, by step and then by rank number.
+        self._copies: dict[int, dict[int, bytes]] = {}
         self._replicas = False
         self._keeper: CheckpointKeeper | None = None
         self._ring: list[int] = []
@@ -96,7 +97,7 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
         """Prepare for a new training; this callback runs after the checkpoint keeper."""
         self._keeper, self._replicas = keeper, replicas
         self._steps_taken = self._copied_at = keeper.steps_taken
-        self._due = keeper.steps_taken + 2  # the first step traces the graph
+        self._due = keeper.steps_taken + 2  # skips the first step, which also traces the graph
         self._copied_when = self._clock.now()
         return self
 
@@ -114,7 +115,7 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
             self._copy()
 
     def _record_seconds(self, name: str) -> None:
-        """Record the seconds of a phase of the last recovery, unless they are recorded."""
+        """Record the seconds of a phase of the last recovery, unless they are already recorded."""
         seconds = self.faults[-1]["seconds"] if self.faults else {name: 0.0}
         if name not in seconds:
             now = self._clock.now()
@@ -127,7 +128,7 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
         if communicator.size == 1 or self._keeper is None:
             return
         step_seconds = (start - self._copied_when) / (self._steps_taken - self._copied_at)
-        file = self._file(self._keeper)  # first, because it completes pending messages
+        file = self._file(self._keeper)  # created first, because this completes pending messages
         rank, before, after = self._neighbours()
         lengths = communicator.allgather_scalar(len(file), "the lengths of copies")
         received = np.empty(int(lengths[before]), np.uint8)
@@ -162,7 +163,7 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
         self._notice(self._communicator.shrink(), noticed_at - self._step_start, noticed_at)
 
     def provide_state(self, keeper: CheckpointKeeper, fault: Fault, noticed_at: float) -> None:
-        """Store the state of this replica, on which the surviving ranks have agreed, for spares."""
+        """Store this replica's state, on which the surviving ranks have agreed, for spare ranks."""
         self._copies = {keeper.steps_taken: {self._communicator.number: self._file(keeper)}}
         self._replicas, self._steps_taken = True, keeper.steps_taken
         self._notice(fault.pop("ranks"), fault["seconds"]["detect"], noticed_at)
@@ -268,7 +269,7 @@ def _newest(
     numbers: Sequence[int],
     expected_numbers: set[int],
 ) -> tuple[int, dict[int, int]]:
-    """Return the newest step with a file of every rank, and the files' holders; (0, {}) if none.
+    """Return the newest step with a file of every rank, and who stores the files; (0, {}) if none.
 
     >>> _newest([{4: {0: 9, 1: 9}, 8: {0: 9}}, {}], [0, 1], {0, 1})
     (4, {0: 0, 1: 0})

@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 
 
 class ProgramKeeper:
-    """The base class of both keepers: each process writes its whole state into one file.
+    """The base class of program checkpoints: each process writes its whole state into one file.
 
     Args:
         session: Training session that runs the programs.
-        checkpoint_context: Folder, frequency and initial checkpoint.
-        recorder: Recorder of the session. The keeper replaces its `stop_asked`, because a
-            checkpoint must not contain a request to stop.
+        checkpoint_context: Folder and frequency of checkpoints, and the checkpoint from which
+            training resumes.
+        recorder: Recorder of the session. The keeper replaces the recorder's `stop_asked`, because
+            a checkpoint must not contain a request to stop.
     """
 
     def __init__(
@@ -128,12 +129,12 @@ class RankProgramKeeper(ProgramKeeper):
     """Saves checkpoints of programs on ranks; all ranks pause while each rank copies its state.
 
     Rank 0 decides when a checkpoint is due. A thread writes one file at a time, so the next
-    checkpoint waits until the previous checkpoint is written.
+    checkpoint waits until the previous one is written.
     """
 
     def play(self, world: MpiRuntime, stage: ComputeBackend, strategy: ProgramStrategy) -> None:
         """Run the programs to the end, from the start or from a checkpoint."""
-        # Saved states refer to these objects by name, because a restart creates new ones.
+        # Saved states refer to these objects by name, because a restart creates new objects.
         world.keeps({"roles": stage.roles, "strategy": strategy})
         program = partial(strategy.program, stage.roles)
         self._resume(lambda state: stage.load_state(world.take(state, program)))

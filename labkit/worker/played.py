@@ -72,11 +72,11 @@ class ProgramSession(Protocol):
 def play(session: ProgramSession, strategy: ProgramStrategy) -> ComputeBackend:
     """Train by running a strategy's programs on the experiment's clock (wall or virtual).
 
-    Afterwards the session's model has the trained weights. Its layer states are those of worker 0,
-    or the mean over all workers.
+    Afterwards the session's model has the trained weights. The layer states of this model are those
+    of worker 0, or the mean over all workers.
 
     Returns:
-        The compute backend, which knows the programs' roles and gradients.
+        The compute backend, which stores the roles of the programs and computed their gradients.
     """
     experiment, communicator = session.experiment, session.communicator
     session.compile(session.optimizer())
@@ -122,7 +122,7 @@ def play(session: ProgramSession, strategy: ProgramStrategy) -> ComputeBackend:
             ranks, stage, strategy
         )
     stage.leave()
-    mailbox.close()  # last, because the model may refer to buffers of the mailbox
+    mailbox.close()  # closed last, because the model may refer to the mailbox's buffers
     return stage
 
 
@@ -144,7 +144,8 @@ class ComputeBackend:
                 "the number of batches of your dataset is unknown, but programs need it; "
                 "give steps_per_epoch=…"
             )
-        # Replicas compress only the values that are averaged; they send all others uncompressed.
+        # Replicas compress only the values that are averaged, and send all other values
+        # uncompressed.
         self.compressor = getattr(strategy, "compressor", None)
         self._copies = strategy.copies(workers)
         self.replica = Replica(session.model, session.batches())
@@ -181,10 +182,10 @@ class ComputeBackend:
         self._epochs = EpochWeightStore()
         self._ended: dict[int, float] = {}  # end time of each epoch (s)
         self._replay_batches: Batches | None = None  # batches from batch 0, for a replay
-        self._last: dict[int, Vector] = {}  # current weights, by holder
+        self._last: dict[int, Vector] = {}  # current weights, by holder (a server or a worker)
 
     def hold(self, local_numbers: Iterable[int]) -> None:
-        """Create the weights of local servers; without servers, of each local worker or of all."""
+        """Create the weights of local servers or, without servers, of local workers or worker 0."""
         holders_without_servers = local_numbers if self._copies else [0]
         holders = (
             [n for n in local_numbers if n in self.roles.servers]
@@ -200,7 +201,7 @@ class ComputeBackend:
         return self._make_shard(self._part(holder))
 
     def whole_shard(self) -> Shard:
-        """Return all weights of the model with a new optimizer."""
+        """Return a shard with all weights of the model, and with a new optimizer."""
         return self._make_shard(placed(self.replica.shapes, 1, "round_robin")[0])
 
     def _make_shard(self, part: ServerPieces) -> Shard:
@@ -232,11 +233,11 @@ class ComputeBackend:
         return self.replica.curved(worker, weights, ends, self._session.batches())
 
     def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
-        """Run the forward pass of one member (stage or machine) of a replica for its next batch."""
+        """Run the forward pass of a stage or machine of a replica, for the replica's next batch."""
         return self._cut.members[place.member].forward(place, weights, values)
 
     def backward(self, place: Place, values: tuple[Vector, ...]) -> Gradient:
-        """Return the gradients for a completed forward pass of a replica's member."""
+        """Return the gradients of a replica's stage or machine for a completed forward pass."""
         gradient = self._cut.members[place.member].backward(place, values)
         return (
             self._inject_and_guard(place.worker, gradient, place.member)
@@ -306,7 +307,7 @@ class ComputeBackend:
         return weights
 
     def forget(self, worker: int) -> None:
-        """Give a worker a new optimizer, without slot values."""
+        """Replace a worker's optimizer by a new optimizer without slot values."""
         self._shards[worker].forget(self._session.optimizer())
 
     def _set_states(self, worker: int, flat: Vector) -> None:
@@ -336,11 +337,11 @@ class ComputeBackend:
             self._session.recorder.put(row)
 
     def snapshot(self, epoch: int, holder: int, weights: Vector, now: float) -> None:
-        """Store the weights of a holder at the end of an epoch, until all ranks can evaluate."""
+        """Store a server's or worker's weights at the end of an epoch, until they are evaluated."""
         if self._session.recorder is None or (self._copies and holder not in self._copies):
             return
         count = self._epochs.store(epoch, holder, weights)
-        self._ended[epoch] = now  # the time of the last holder remains
+        self._ended[epoch] = now  # the last holder's time replaces earlier times
         if self._virtual and count == self._holders:
             self._evaluate(epoch, self._epochs.pop(epoch))
 
@@ -374,8 +375,8 @@ class ComputeBackend:
         for holder, values in state["shards"].items():
             self._shards[holder].take(values)
         steps, states = state["replica"]
-        # A fast worker may train on many more batches than its share. The limit bounds the time
-        # that a damaged checkpoint may cost.
+        # A fast worker may train on many more batches than an equal share. The limit bounds the
+        # time that loading a damaged checkpoint may cost.
         most = 100 * self.roles.steps * self.roles.epochs * self.roles.workers
         if odd := [count for count in steps.values() if not 0 <= count <= most]:
             raise LabkitError(
@@ -421,8 +422,8 @@ class ComputeBackend:
     def _final_states(self) -> list[np.ndarray]:
         """Return the layer states for the final weights (collective).
 
-        If the weights are the mean over all workers, the states are the mean, too; otherwise, they
-        are the states of worker 0.
+        If the weights are the mean over all workers, the states are the mean, too. If not, they are
+        the states of worker 0.
         """
         workers = range(self.roles.workers if len(self._copies) > 1 else 1)
         rank, hosts = self._session.communicator.rank, self.roles.hosts
@@ -439,7 +440,7 @@ class ComputeBackend:
         ]
 
     def _evaluate(self, epoch: int, parts: Mapping[int, Vector]) -> None:
-        """Validate the weights that the holders had at the end of an epoch (collective)."""
+        """Validate the weights of all servers or workers at the end of an epoch (collective)."""
         session = self._session
         assert session.recorder is not None  # for the type checker: epochs need a recorder
         self._set_model(parts)
@@ -457,7 +458,7 @@ class ComputeBackend:
 
 
 def changed(arrays: Sequence[Vector], originals: Sequence[Vector]) -> bool:
-    """Return whether any array is another object than its original."""
+    """Return whether any array is a different object from its original."""
     return any(one is not other for one, other in zip(arrays, originals, strict=True))
 
 
@@ -494,7 +495,7 @@ class EpochWeightStore:
         self._places: dict[int, dict[int, int]] = {}
 
     def store(self, epoch: int, holder: int, weights: Vector) -> int:
-        """Store the weights of a holder; return the number of holders stored for the epoch."""
+        """Store the weights of a server or worker; return how many are stored for this epoch."""
         self._places.setdefault(epoch, {})[holder] = self._file.seek(0, 2)
         np.save(self._file, weights)
         return len(self._places[epoch])
@@ -504,7 +505,7 @@ class EpochWeightStore:
         return self._read(self._places.pop(epoch, {}))
 
     def load_all(self) -> dict[int, dict[int, Vector]]:
-        """Return all stored weights, by epoch and then by holder."""
+        """Return all stored weights, by epoch and then by holder (server or worker)."""
         return {epoch: self._read(places) for epoch, places in self._places.items()}
 
     def _read(self, places: Mapping[int, int]) -> dict[int, Vector]:

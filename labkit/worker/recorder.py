@@ -21,8 +21,8 @@ class Recorder(keras.callbacks.Callback, Hook):
     """A callback that times each step, counts its traffic, and stops all ranks at the same step.
 
     The seconds of a step include computation, waiting for other ranks and the exchange, but not
-    validation and the user's callbacks. The loss of a step is the loss of this rank's rows. It is
-    read inside the training step, because Keras logs running means.
+    validation and the user's callbacks. The loss of a step is the loss of this rank's rows. The
+    loss is read inside the training step, because Keras logs only running means.
 
     Args:
         communicator: Communicator of the ranks, whose traffic is recorded.
@@ -51,7 +51,7 @@ class Recorder(keras.callbacks.Callback, Hook):
         self.epochs: list[dict[str, float]] = []
         self.begin = 0
         self.stopped = False
-        self.timeline: Timeline | None = None  # of the strategy or the exchange
+        self.timeline: Timeline | None = None  # timeline of the strategy or of the exchange
         self._compressed: Any = None  # compressed reduction of the exchange, if any
         self._codec = 0.0
         self._loss = tf.Variable(float("nan"), dtype=tf.float64, trainable=False)
@@ -93,7 +93,7 @@ class Recorder(keras.callbacks.Callback, Hook):
         return float(self._loss.numpy())
 
     def note(self, loss: float | None, samples: int) -> None:
-        """Record the loss and rows of a strategy's own step; loss is None where it is unknown."""
+        """Record loss and rows of a strategy's own step; `loss` is None if this rank has none."""
         self._loss.assign(math.nan if loss is None else loss)
         self._samples.assign(0 if loss is None else samples)
 
@@ -139,7 +139,8 @@ class Recorder(keras.callbacks.Callback, Hook):
                 "rank": self.communicator.number,
                 "loss": loss if samples else math.nan,
                 "seconds": seconds,
-                # The remaining time; 0 if the exchange overlapped the computation completely.
+                # The compute time is the rest of the step's time, or 0 if the exchange overlapped
+                # the computation completely.
                 "compute_seconds": max(
                     0.0, seconds - traffic.wait_seconds - traffic.transfer_seconds - codec
                 ),
@@ -155,8 +156,8 @@ class Recorder(keras.callbacks.Callback, Hook):
             }
         )
         if self._report_if_due(now) and self.communicator.rank == 0 and self.stop_asked():
-            # The stop comes one step later, because no rank can complete that step without this
-            # rank.
+            # The stop takes effect one step later, because no rank can complete that step without
+            # this rank.
             self.communicator.board.request_stop(self.step)
         if self.communicator.board.is_stop_requested(self.step - 1):
             self.stopped = self.model.stop_training = True
@@ -199,8 +200,8 @@ class Recorder(keras.callbacks.Callback, Hook):
 class StopTogether(keras.callbacks.Callback):
     """A callback that stops all ranks if another callback stops training on one rank; runs last.
 
-    All ranks stop after the same step, which comes two steps later. The reason is that a rank that
-    exchanges by priority may be one step ahead.
+    All ranks stop after the same step, which is two steps after the request. Two steps are
+    necessary, because a rank that exchanges by priority may be one step ahead.
 
     Args:
         communicator: Communicator of the ranks that stop together.

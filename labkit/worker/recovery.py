@@ -22,17 +22,17 @@ class Recovery(keras.callbacks.Callback):
     r"""A callback that tracks the current step, with which survivors continue after a rank failure.
 
     If any surviving rank has taken a step, the step counts as taken. This rule gives exact results.
-    A rank changes its weights only after all means of a step are complete. A mean is complete only
-    after every rank, including a failed one, has sent its gradients. Therefore all ranks that take
-    step s have bitwise equal weights, and no rank takes step s+1 before all other ranks have taken
-    step s. The survivors have completed s or s+1 steps. The state of a survivor with the most steps
-    is broadcast, so no step is applied twice. If no survivor has taken the step, the survivors
-    repeat the step with the same global batch \(B_s\). The rows of this batch are divided again by
-    the survivors' shares, with boundaries \(\lfloor |B_s| C_r \rfloor\). Every sample is therefore
-    trained once per epoch.
+    A rank changes its weights only after all mean gradients of a step are complete. The mean of a
+    gradient is complete only after every rank, including a failed one, has sent its gradient.
+    Therefore all ranks that take step s have bitwise equal weights. No rank takes step s+1 before
+    all other ranks have taken step s. The survivors have completed s or s+1 steps. A survivor with
+    the most steps broadcasts its state, so no step is applied twice. If no survivor has taken the
+    step, the survivors repeat the step with the same global batch \(B_s\). The survivors divide the
+    rows of this batch again by their shares. The boundaries are \(\lfloor |B_s| C_r \rfloor\),
+    where \(C_r\) are the cumulative shares. Every sample is therefore trained once per epoch.
 
-    The metrics of this epoch lack the rows of failed ranks, and count the rows of a repeated step
-    twice. Residuals and layer states of failed ranks are lost.
+    The metrics of an epoch with a failure lack the rows of failed ranks, and count the rows of a
+    repeated step twice. Residuals and layer states of failed ranks are lost.
 
     Args:
         session: Training session of this rank.
@@ -40,8 +40,8 @@ class Recovery(keras.callbacks.Callback):
 
     Attributes:
         faults: Entries for the run's record, one for each rank failure.
-        stretches: Membership history: the ranks that trained, and the first step that they trained
-            together.
+        stretches: Membership history: each entry has the ranks that trained together, and their
+            first step.
     """
 
     def __init__(self, session: TrainingSession, exchange: Exchange) -> None:
@@ -87,7 +87,8 @@ class Recovery(keras.callbacks.Callback):
     def _recover(self) -> None:
         noticed_at, before = self._clock.now(), self._communicator.size
         dead = self._communicator.shrink(self._exchange.service.close)
-        if self._steps_taken > self._progress.taken:  # a later callback noticed the failure
+        # A callback that runs later noticed the failure.
+        if self._steps_taken > self._progress.taken:
             self._progress.on_train_batch_end(0)
         repeated, ranks_behind = self._agree()
         fault = {
@@ -120,7 +121,7 @@ class Recovery(keras.callbacks.Callback):
         variables, values = self._session.model.metrics_variables, self._progress.metrics
         for variable, value in zip(
             variables, values, strict=False
-        ):  # validation has overwritten these states
+        ):  # validation has overwritten these metric states
             variable.assign(value)
         assert self._session.peer_recovery is not None
         self._session.peer_recovery.provide_state(self._session.keeper(), fault, noticed_at)
@@ -128,10 +129,11 @@ class Recovery(keras.callbacks.Callback):
     def _agree(self) -> tuple[int, int]:
         """Adopt the state of a surviving rank that has taken the most steps.
 
-        Of two ranks with equally many steps, the rank that has ended the epoch takes precedence.
+        If several ranks have taken equally many steps, a rank that has ended the epoch is
+        preferred.
 
         Returns:
-            The number of repeated steps (0 or 1), and the number of ranks that had taken fewer
+            The number of steps to repeat (0 or 1), and the number of ranks that had taken fewer
             steps.
         """
         progress, recorder = self._progress, self._session.recorder

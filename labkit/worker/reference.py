@@ -28,8 +28,8 @@ from labkit.worker.session import TrainingSession
 Watch: TypeAlias = Callable[[keras.optimizers.Optimizer], keras.optimizers.Optimizer]
 
 LIMIT = 2**29  # maximum total bytes of cached weights
-TOLERANCE = {"float64": 1e-9, "float32": 1e-4}  # relative to the largest absolute weight
-UNIT = 24  # rows; divisible by 2, 3, 4, 6, 8 and 12, so remainders are preserved
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4}  # tolerance, relative to the largest absolute weight
+UNIT = 24  # number of rows; divisible by 2, 3, 4, 6, 8 and 12, so remainders are preserved
 
 # Fields of an experiment that do not affect the weights after training in one process.
 _OF_RANKS = (
@@ -43,8 +43,9 @@ _OF_RANKS = (
 def fewer(rows: int, batch_size: int, parts: int) -> tuple[int, int]:
     """Return smaller row counts of the data set and of a batch, with equal remainders.
 
-    Example: 8,292 rows in batches of 1024 and 8 parts become 540 rows in batches of 64. Both have
-    8 full batches and one partial batch, so the small case shows the errors of the large one.
+    Example: 8,292 rows in batches of 1024 and 8 parts become 540 rows in batches of 64. Both data
+        sets have 8 full batches and one partial batch, so the small case shows the errors of the
+        large case.
 
     Args:
         rows: Number of rows in the data set.
@@ -55,7 +56,7 @@ def fewer(rows: int, batch_size: int, parts: int) -> tuple[int, int]:
     if batch_size <= 3 * unit:
         return rows, batch_size
     full, rest = divmod(rows, batch_size)
-    size = 2 * unit + 1 + (batch_size - 1) % unit  # larger than any remainder
+    size = 2 * unit + 1 + (batch_size - 1) % unit  # the new batch size is larger than any remainder
     if rest > 2 * unit:
         rest = unit + 1 + (rest - 1) % unit
     return full * size + rest, size
@@ -73,7 +74,7 @@ def weights(
         short: Shortened experiment that the ranks train, too.
         source: Training data of the shortened experiment.
         parts: Number of parts into which ranks divide a batch.
-        learning: Session of the ranks, which knows the effective learning rate.
+        learning: Session of the ranks, from which the effective learning rate is read.
     """
     cache = ArrayCache(cache_folder("references"), LIMIT)
     key = _key(short, source, parts, learning.optimizer_record())
@@ -99,8 +100,8 @@ def _train(
     watch: Watch = lambda optimizer: optimizer,
 ) -> list[np.ndarray]:
     process = single_rank()
-    # The one process uses the wall clock without stragglers, and all rows, even if rank 0 scatters
-    # rows to the ranks.
+    # The reference process uses the wall clock without stragglers. It reads all rows, even if rank
+    # 0 scatters rows to the ranks.
     defaults: dict[str, object] = {
         "clock": "wall",
         "stragglers": {},
@@ -113,8 +114,8 @@ def _train(
         plan = plan_of(short, source.rows(process), shares, source.labels)
         session.feed.train = global_batches(source, plan, short.epochs)
     process.close()
-    # A user's optimizer is used itself, because a copy may be incomplete. Otherwise, a new
-    # optimizer gets the learning rate of the ranks.
+    # If the user compiled an optimizer, this optimizer is used itself, because a copy may be
+    # incomplete. If the user compiled none, a new optimizer gets the learning rate of the ranks.
     session.compile(
         watch(
             make()
@@ -133,7 +134,7 @@ def _key(short: Experiment, source: DataSource, parts: int, optimizer: JSON) -> 
     batches: JSON = None
     if (
         short.input_mode == "scatter" or short.data_partition != IID
-    ):  # then each rank shuffles separate rows
+    ):  # in these modes, each rank shuffles separate rows
         batches = [parts, list(short.batch_weights or ())]
     versions = [version(name) for name in ("keras", "tensorflow", "numpy")]
     rows = None if source.arrays is None else len(keras.tree.flatten(source.arrays)[0])

@@ -11,9 +11,9 @@ from labkit.records.stream import encode_lines
 class RemoteStream:
     """The rank's side of a progress stream; the submitting process writes it to the run's folder.
 
-    The rank publishes records as data of its ipyparallel call, in which it must create this object.
-    A request to stop arrives as an abort of the call: ipyparallel drops calls that have not
-    started, and only marks running calls as aborted.
+    The rank publishes records as data of its ipyparallel call, so it must create this object within
+    this call. A request to stop arrives as an abort of the call: ipyparallel drops calls that have
+    not started, and only marks running calls as aborted.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class RemoteStream:
         if records:
             publish_data(
                 {str(self._published): encode_lines(kind, records)}
-            )  # equal names would overwrite records
+            )  # records with equal names would overwrite each other
             self._published += 1
 
     def stop_asked(self) -> bool:

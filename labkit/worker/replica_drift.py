@@ -26,9 +26,9 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
 
     If the replicas differ, all ranks repeat the steps since the last comparison from the last
     common state. A rank whose repeated result differs from its first result was faulty. If the
-    repetition finds no faulty rank, for example after a reproducible error, the majority of three
-    or more ranks decides. A majority can be wrong, because ranks forward partial sums that they
-    receive.
+    repetition finds no faulty rank, for example after a reproducible error, a majority of the
+    replicas decides if there are three or more ranks. A majority can be wrong, because ranks
+    forward partial sums that they receive.
 
     Args:
         session: Training session of this rank; this callback must run after all callbacks that
@@ -93,7 +93,7 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
         )
 
     def _first_differing_step(self) -> int:
-        """Return the first step whose repetition gives other weights; the next step if none does.
+        """Return the first step whose repetition gives other weights; if none does, the next step.
 
         All ranks repeat the steps from the last common state.
         """

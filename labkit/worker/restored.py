@@ -45,7 +45,7 @@ class StateRestorer:
         dropped: Descriptions of the state that cannot be restored and is reset.
 
     Raises:
-        InvalidInput: The model has weights that the checkpoint lacks, or has in another shape.
+        InvalidInput: The checkpoint lacks weights of the model, or contains them in another shape.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class StateRestorer:
             print("; ".join([f"resuming from step {resume.step}", *notes]))
 
     def _put(self, state: CheckpointState, local: LocalVariable) -> None:
-        # A run with several optimizers may resume from a run with one optimizer, and vice versa.
+        # A run with several optimizers may resume from a run with one optimizer, and the reverse.
         names = local.name, local.name.partition("#")[0], local.name.replace("rate/", "optimizer/")
         for name in names:
             if (pieces := state.tensor(name)) and pieces[0].whole == local.whole:
@@ -97,11 +97,11 @@ class StateRestorer:
         self.dropped.add(f"{local.name}, which is not in the checkpoint")
 
     def _put_weights(self, state: CheckpointState) -> None:
-        """Restore the whole model's weights on every rank, however the checkpoint divides them."""
+        """Restore the whole model's weights on every rank, from any division in the checkpoint."""
         for variable in self._session.model.variables:
             if (
                 not variable.trainable and "float" not in variable.dtype
-            ):  # state of a random generator
+            ):  # skips the state of a random generator
                 continue
             value, shape = state.full_tensor(f"weights/{variable.path}"), tuple(variable.shape)
             if value is None or value.shape != shape:
@@ -151,7 +151,7 @@ class StateRestorer:
             remember.load_state_dict(_without_prefix(f"remembers/{what}/", arrays))
         metrics = _without_prefix(
             "metrics/", arrays
-        )  # zero here, because metric states are summed over the ranks
+        )  # zero, because metric states are summed over the ranks
         known = [np.zeros_like(metrics[str(number)]) for number in range(len(metrics))]
         self._session.progress.metrics = known
 
@@ -159,8 +159,8 @@ class StateRestorer:
         """Restore rank-local state on another number of ranks: only residuals are restored.
 
         Residuals are sent later, and enter a mean over the ranks. If m ranks had residuals
-        \\(e_r\\) and n ranks resume, the new residuals must therefore sum to \\(\\frac{n}{m}
-        \\sum_r e_r\\), so that no gradient is lost.
+        \\(e_r\\) and n ranks resume, the new residuals must sum to \\(\\frac{n}{m} \\sum_r e_r\\).
+        Then no gradient is lost.
         """
         experiment = self._manifest["experiment"]
         arrays_of_ranks = [rank.local_tensors() for rank in state.ranks.values()]

@@ -15,10 +15,10 @@ from labkit.records.ledger import SUFFIX, SampleRecord, encode_entry, hashes
 
 
 class SampleLedger(keras.callbacks.Callback, Hook):
-    """Writes a hash of each sample that enters the training step, see `labkit.records.ledger`.
+    """Writes a hash of each sample in the training step to a file, see `labkit.records.ledger`.
 
-    Use this callback in `Experiment(callbacks=…)` with `AllReduce`. Its cost is about 1 µs per
-    sample and one file write per step.
+    Use this callback in `Experiment(callbacks=…)` with `AllReduce`. The callback costs about 1 µs
+    per sample and one file write per step.
 
     Args:
         folder: Folder in which each rank writes a file.

@@ -16,7 +16,7 @@ from labkit.programs import CodecChannel, Roles, ServerPieces
 from labkit.programs.actions import Vector
 from labkit.programs.event_log import Event
 
-# An update rule: a function (weights, gradient, learning rate, update number from 1) that returns
+# An update rule is a function (weights, gradient, learning rate, update number from 1) that returns
 # the new weights.
 Rule: TypeAlias = Callable[[Vector, Vector, float, int], Vector]
 # A function (worker, step, weights) that returns the gradient.
@@ -28,7 +28,7 @@ OFF = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "a
 
 
 def rule_of(optimizer: keras.optimizers.Optimizer) -> Callable[[int], Rule] | str:
-    """Return a function (number of weights) that creates an update rule; a text if none exists."""
+    """Return a function from the number of weights to an update rule; if none exists, a reason."""
     config = optimizer.get_config()
     name = type(optimizer).__name__.lower()
     if name not in RULES:
@@ -87,10 +87,12 @@ def replay(
     """Return the weights after the logged updates, applied in the logged order.
 
     Every gradient is computed again, at the weight versions that the log states for its worker. The
-    result therefore differs if a worker used other weights than the logged versions.
+    result therefore differs from the trained weights if a worker used other weights than the logged
+    versions.
 
     Args:
-        roles: Roles: the servers, the workers and each server's part of the weights.
+        roles: Roles of all processes: the servers, the workers and each server's part of the
+            weights.
         events: Update events of all servers, see `labkit.programs.event_log.EventLog`.
         rule: Function that creates a server's update rule for a number of weights.
         rate: Function (update number from 0) that returns the learning rate.
@@ -99,7 +101,7 @@ def replay(
         correction: The staleness correction of the strategy.
 
     Raises:
-        LabkitError: No order of updates fits the log, so the log contradicts itself.
+        LabkitError: No order of updates is consistent with the log, so the log contradicts itself.
     """
     servers = {n: _Server(roles.part(n), roles.weights, rule) for n in roles.servers}
     versions_used: dict[tuple[int, int], dict[int, int]] = {}
@@ -172,15 +174,15 @@ class _Gradients:
         self._gradients: dict[tuple[int, int], dict[int, Vector]] = {}
         self._weights_used: dict[
             tuple[int, int], dict[int, Vector]
-        ] = {}  # weights behind each gradient
+        ] = {}  # weights at which each gradient was computed
         self._steps: dict[int, int] = {}  # number of computed gradients by worker
         pairs = [(worker, server) for worker in range(roles.workers) for server in roles.servers]
         self._ends = {
             pair: (make_channel(*pair), make_channel(*pair)) for pair in pairs
-        }  # each worker's end, server's end
+        }  # the worker's channel end, and the server's channel end
 
     def known(self, update: Sequence[Event]) -> bool:
-        """Return whether all weight versions that an update depends on exist already."""
+        """Return whether all weight versions that an update depends on have been computed."""
         return all(
             version < len(self._servers[server].versions)
             for event in update
@@ -215,7 +217,7 @@ class _Gradients:
         weights: dict[int, Vector] = {}
         for server, version in self._versions_used[worker, step].items():
             version_weights = self._servers[server].versions[version]
-            assert version_weights is not None  # kept until all workers have fetched it
+            assert version_weights is not None  # stored until all workers have fetched this version
             self._pending_fetches[server, version] -= 1
             worker_end, server_end = self._ends[worker, server]
             weights[server] = (

@@ -34,7 +34,7 @@ class ServingSpec:
         batch_sizes: Numbers of rows per batch.
         repeats: Number of timed single batches per size, strategy and network.
         streams: Number of timed batch streams per size, strategy and network.
-        under_way: Number of batches in a stream.
+        under_way: Number of batches in a stream, which the server may process at the same time.
     """
 
     file: str | bytes
@@ -71,9 +71,9 @@ class ServingResult:
 def serve(communicator: Communicator, spec: ServingSpec) -> ServingResult:
     """Run an inference benchmark on this rank, and return its times (collective).
 
-    The first call of each strategy, network and batch size, which traces, is recorded separately.
-    Strategies, networks and batch sizes alternate, so that other load on the machine affects all of
-    them equally.
+    The first call of each strategy, network and batch size traces the graph, and is therefore
+    recorded separately. Strategies, networks and batch sizes alternate, so that other load on the
+    machine affects all of them equally.
 
     Raises:
         InvalidInput: The model has several inputs or outputs, or a strategy cannot divide it.
@@ -118,7 +118,8 @@ class _Benchmark:
         for network, over in self._communicators.items():
             self._ways[network, ALONE] = inference_server(over, reference_model, None, like)
             for name, strategy in spec.ways.items():
-                # Each server gets its own copy, because dividing a model frees weights.
+                # Each server gets its own copy of the model, because dividing a model frees
+                # weights.
                 model = inference.load(spec.file)
                 self._ways[network, name] = inference_server(over, model, strategy, like)
         self._times: list[Record] = []
@@ -129,7 +130,8 @@ class _Benchmark:
         cases = list(product(self._ways, self._spec.batch_sizes))
         for place, size in cases:
             self._time_call("first", place, size)
-            # A batch of one row reaches one replica only; a stream makes all replicas trace.
+            # A batch of one row reaches only one replica; a stream makes all replicas trace their
+            # graphs.
             self._ways[place].stream([self._batches[size]] * self._spec.under_way)
         for what, count in (("batch", self._spec.repeats), ("stream", self._spec.streams)):
             for _ in range(count):

@@ -82,7 +82,7 @@ class TrainingSession:
         self.injectors: dict[int, Injector] = {}  # keys: ranks, or workers on the virtual clock
         self.timeline = Timeline(communicator.clock)
         self.partition: dict[str, JSON] = {}  # cuts between pipeline stages, and the reason
-        self.memory: Memory | None = None  # set by strategies that divide the model
+        self.memory: Memory | None = None  # set by strategies that divide the model among ranks
         self.layers: list[LayerRow] = []  # for each divided layer: this rank's share and bytes
         reset(experiment)
         self.model = build_model(experiment, source)
@@ -97,7 +97,7 @@ class TrainingSession:
         self.checkpoint_context: CheckpointContext | None = None
         self.recovery: Recovery | None = None  # set if training survives rank failures
         self.peer_recovery: PeerMemoryRecovery | None = (
-            None  # set if spare ranks may replace failed ones
+            None  # set if spare ranks may replace failed ranks
         )
         self._training_state: TrainingState | None = None
         self.chosen: dict[str, JSON] = {}  # results of `once`, saved in checkpoints
@@ -112,8 +112,8 @@ class TrainingSession:
 
     def divide_data(self) -> None:
         """Divide the data among the current ranks."""
-        # Programs train on the batches of `batches`; from this feed they use only the validation
-        # rows and the number of steps.
+        # Programs train on the batches that `batches` returns. They use this feed only for the
+        # validation rows and the number of steps.
         uses_programs = self.experiment.uses_programs
         experiment = self.experiment
         if uses_programs:
@@ -122,7 +122,7 @@ class TrainingSession:
         self.feed: Feed = self._source.feed(*arguments)
 
     def _batch_checks(self) -> list[keras.callbacks.Callback]:
-        """Return a callback that compares the ranks' batches if a function makes the dataset.
+        """Return a callback that compares the ranks' batches if a function creates the dataset.
 
         Arrays need no comparison, because their batches depend only on the seed.
         """
@@ -171,7 +171,7 @@ class TrainingSession:
             callbacks = [self.recovery, *callbacks]
         elif (
             self.peer_recovery is not None
-        ):  # recovery is impossible, because messages cross step boundaries
+        ):  # memory recovery is impossible: messages cross step boundaries
             self.peer_recovery.is_off, self.peer_recovery = True, None
         self.outlive(lambda: self._fit_from_here(callbacks))
 
@@ -260,7 +260,7 @@ class TrainingSession:
         self._training_state = state
 
     def once(self, name: str, measure: Callable[[], JSON]) -> JSON:
-        """Return a measurement, which is made once and restored when training resumes."""
+        """Return a measurement, which is made once; a resumed training returns the first value."""
         if name not in self.chosen:
             self.chosen[name] = measure()
         return self.chosen[name]
@@ -332,7 +332,8 @@ class TrainingSession:
             self.communicator.rank,
             config,
             self.model.get_weights(),
-            cloudpickle.dumps(Recipe.of(TrainingSession.optimizer(self))),  # no gradient log
+            # This method's optimizer does not log gradients.
+            cloudpickle.dumps(Recipe.of(TrainingSession.optimizer(self))),
             cloudpickle.dumps(options),
             folder,
         )
@@ -360,7 +361,7 @@ class TrainingSession:
 
         arguments = (self.experiment, self._source, self.communicator.rank, self.model)
         task = export(*arguments, self.optimizer(), self._options.get("loss"), folder)
-        # Rank 0 must write the samples before any process reads them.
+        # Rank 0 must write the samples before any of the new processes reads them.
         self.communicator.barrier("exported arrays")
         module, threads = f"labkit.frameworks.{installation.name}", self.experiment.threads
         return Child(module, name, task, self.communicator, threads, installation.python, inside)
@@ -374,8 +375,8 @@ class TrainingSession:
     ) -> None:
         """Train with the strategy's own step function, see `labkit.strategies.Session`.
 
-        `collect` gathers the weights of all ranks after the last epoch. It also runs after each
-        epoch if the user's callbacks may read the weights, or if validation needs them.
+        `collect` gathers the weights of all ranks after the last epoch. `collect` also runs after
+        each epoch if the user's callbacks may read the weights, or if validation needs them.
         """
         early = predict is None or self.experiment.callbacks is not None
 
@@ -429,7 +430,7 @@ class TrainingSession:
         return exchange.describe() if exchange is not None and exchange.buckets else None
 
     def saved(self) -> bytes | None:
-        """Return the trained model as a .keras file with a plain optimizer, which any Keras opens.
+        """Return the trained model, with a standard Keras optimizer, as the bytes of a .keras file.
 
         The result is None if Keras cannot save the model; the rank's output then gives the reason.
         """
@@ -467,8 +468,8 @@ class TrainingSession:
 class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
     r"""A learning rate that grows linearly from the rate of one worker to the scaled rate.
 
-    \(\eta_t = \eta (1 + (k - 1) \min(1, t / T))\), where η is the rate of one worker, k the scaling
-    factor, t the step, and T the number of warmup steps.
+    The rate is \(\eta_t = \eta (1 + (k - 1) \min(1, t / T))\). Here η is the rate of one worker, k
+    the scaling factor, t the step, and T the number of warmup steps.
 
     Reference: P. Goyal et al.: Accurate, large minibatch SGD, 2017, arXiv 1706.02677.
     """
@@ -483,7 +484,7 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         return self.base * (1.0 + (self.factor - 1.0) * share)
 
     def get_config(self) -> dict[str, float]:
-        """Return base, factor and steps."""
+        """Return the constructor's arguments: base, factor and steps."""
         return {"base": self.base, "factor": self.factor, "steps": self.steps}
 
 
@@ -491,7 +492,7 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
 def leave_modules() -> None:
     """Exclude imported modules from garbage collection, which halves the collection time.
 
-    This happens once per process, because garbage of later runs must be collected.
+    Only the first call in a process has an effect, because garbage of later runs must be collected.
     """
     gc.collect()
     gc.freeze()
@@ -508,7 +509,7 @@ def reset(experiment: Experiment) -> None:
 
 
 def restore() -> None:
-    """Restore the Keras settings of a new process, because a user's cell may run here next."""
+    """Restore the Keras settings of a new process, because a notebook cell may run here next."""
     keras.backend.clear_session()
     settings = keras_settings.settings()
     _apply(settings)
@@ -552,8 +553,8 @@ def _compile_options(
 ) -> dict[str, CompileOption]:
     options: dict[str, CompileOption] = {}
     if model.compiled:
-        # These are the original objects, because custom functions need not be registered with
-        # Keras.
+        # These arguments are the original objects, because custom functions need not be registered
+        # with Keras.
         compile_arguments = model._compile_config.config
         options = {
             k: v for k, v in compile_arguments.items() if k not in ("optimizer", "jit_compile")

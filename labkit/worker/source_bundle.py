@@ -20,13 +20,14 @@ FOLDER = "LABKIT_FOLDER"  # environment variable: temporary folder of a remote e
 def pack(modules: str) -> SourceBundle:
     """Return the sources of all modules and packages in some folders, by relative path.
 
-    A function can then import modules from the notebook's folder on any host. Data are not sent:
-    ranks read data from LABKIT_DATA, or download labkit's data sets. An empty `modules` gives {}.
+    A function can then import modules from the notebook's folder on any host. Data files are not
+    sent: ranks read data from LABKIT_DATA, or download labkit's data sets. An empty `modules` gives
+    {}.
     """
     packed: SourceBundle = {}
     for folder in map(
         Path, reversed(imports.split_folders(modules))
-    ):  # earlier folders take precedence
+    ):  # files of earlier folders replace equal names
         inits = [init for init in folder.glob("*/__init__.py") if init.parent.name != OWN]
         inside = [file for init in inits for file in init.parent.rglob("*.py")]
         # Unreadable files are skipped, such as lock files of editors, which are dangling links.
@@ -44,7 +45,7 @@ def enter_folder(folder: str, modules: str, luggage: SourceBundle | None) -> Non
     Args:
         folder: Working folder of the caller.
         modules: Folders from which the caller imports modules; "": none.
-        luggage: Bundle of source files from `pack`; None: the caller is on this host.
+        luggage: Bundle of source files from `pack`; None: the rank is on the caller's host.
     """
     is_local = luggage is None
     if luggage and not _matches(imports.split_folders(modules), luggage):
@@ -56,7 +57,7 @@ def enter_folder(folder: str, modules: str, luggage: SourceBundle | None) -> Non
 
 
 def _matches(folders: Sequence[str], luggage: SourceBundle) -> bool:
-    """Return whether, for each bundled name, the first file found in the folders is equal."""
+    """Return whether each bundled file equals the first file of its name in the folders."""
     try:
         return all(
             _first(folders, name).read_bytes() == content for name, content in luggage.items()

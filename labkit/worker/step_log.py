@@ -12,7 +12,7 @@ import tensorflow as tf
 from labkit.exchange.hooks import Batch, Hook, Logs, Rows, Variables
 from labkit.worker.gradient_log import GradientLog, call_numpy, graph_dependencies
 
-MOST = 2**28  # maximum bytes of a log; a full log omits later steps
+MOST = 2**28  # maximum bytes of a log; a log of this size omits later steps
 
 
 class LoggedUpdate(NamedTuple):
@@ -64,7 +64,7 @@ class LocalGradients(NamedTuple):
 
 
 class LocalGradientLog(Hook):
-    """A hook that logs the gradients of each step as backpropagation makes them.
+    """A hook that logs the gradients of each step as backpropagation computes them.
 
     Args:
         model: Model whose gradients are logged.

@@ -74,8 +74,8 @@ class TensorFlowTraining:
         with tf.GradientTape() as tape:
             predicted = self.model(x, training=True)
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted, training=True)
-            # Keras has divided the loss by the number of replicas, as if each had equally many
-            # rows.
+            # Keras has divided the loss by the number of replicas, as if all replicas had equally
+            # many rows.
             loss = loss * share * self.strategy.num_replicas_in_sync
         gradients = tape.gradient(loss, [variable.value for variable in variables])
         # Gradients of embeddings become dense, because an optimizer must sum equal rows before it
@@ -114,7 +114,7 @@ class SynchronousTraining(TensorFlowTraining):
 
         distribute = self.strategy.experimental_distribute_values_from_function
         distributed = [distribute(make_value(part)) for part in range(3)]
-        start = self.clock.now()  # the batches are ready, as if prefetched
+        start = self.clock.now()  # the batches are ready, so timing excludes input
         replicas = self.strategy.experimental_local_results(self.compiled(*distributed))
         losses = [loss.numpy() for loss in replicas]
         seconds = self.clock.now() - start
@@ -128,7 +128,8 @@ class CoordinatedTraining(TensorFlowTraining):
     """Asynchronous training: a coordinator schedules steps on free workers.
 
     Each worker reads separate batches. Workers do not wait for each other, but at most `AHEAD`
-    steps are scheduled beyond the last fetched result. An epoch ends when all its steps are done.
+    steps are scheduled beyond the last fetched result. An epoch ends when all steps of the epoch
+    have finished.
     """
 
     def __init__(self, task: TrainingTask, strategy: tf.distribute.Strategy) -> None:
@@ -209,8 +210,8 @@ class CoordinatedTraining(TensorFlowTraining):
                 batch_rows = tf.constant(rows)[tf.gather(ends, at) : tf.gather(ends, at + 1)]
                 return keras.tree.map_structure(lambda leaf: tf.gather(leaf, batch_rows), whole)
 
-            # Batch numbers start again from 0, because a fast worker takes more batches than its
-            # share.
+            # Batch numbers start again from 0, because a fast worker takes more batches than an
+            # equal share.
             numbers = tf.data.Dataset.range(steps).repeat()
             whole = tf.data.Dataset.load(folder).cache().repeat()
             return tf.data.Dataset.zip(numbers, whole).map(gather_batch).prefetch(2)
@@ -225,7 +226,7 @@ def strategy_of(tf_strategy: TFDistribute, workers: int) -> tf.distribute.Strate
     kinds = tf.distribute.experimental
     if tf_strategy.kind == "parameter_server":
         # TensorFlow may mistake a killed worker for a failed server, so it must ignore such
-        # failures; the rank watches the servers itself.
+        # failures. The labkit rank watches the servers itself.
         os.environ["TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES"] = str(2**31)
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         return tf.distribute.ParameterServerStrategy(resolver)

@@ -1,4 +1,4 @@
-"""The cache of equivalence verdicts: one file per verdict, of which invalid ones are ignored."""
+"""The cache of equivalence check results: one file per result; invalid files are ignored."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class SimulatedTraining:
         self._session, self._backend, self._strategy = session, stage, strategy
         experiment, roles = session.experiment, stage.roles
         virtual = experiment.virtual
-        assert virtual is not None  # for the type checker: see Experiment
+        assert virtual is not None  # for the type checker: `Experiment` guarantees it
         order: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for server, worker, step in virtual.update_order:
             order[server] += [(member, step) for member in roles.members(worker)]
@@ -64,8 +64,8 @@ class SimulatedTraining:
         """Run the simulation to its end.
 
         Args:
-            between: Function that is called between any two simulated events, for example to save a
-                checkpoint.
+            between: Function that is called between consecutive simulated events, for example to
+                save a checkpoint.
 
         Raises:
             InvalidInput: `between` is given, but replicas are divided into stages or tiles.
@@ -100,14 +100,14 @@ class SimulatedTraining:
         self._backend.load_state(stage)
 
     def _declare_shared(self) -> None:
-        # Saved states refer to these objects by name, because a restart creates new ones.
+        # Saved states refer to these objects by name, because a restart creates new objects.
         self.world.keeps({"roles": self._backend.roles, "strategy": self._strategy})
 
 
 def _timing_model(session: ProgramSession, stage: ComputeBackend) -> TimingModel:
     """Return the timing model of the virtual clock; missing compute times are measured."""
     experiment, virtual = session.experiment, session.experiment.virtual
-    assert virtual is not None  # for the type checker: see Experiment
+    assert virtual is not None  # for the type checker: `Experiment` guarantees it
     compute = virtual.compute_time or ComputeTime()
     measures = compute.seconds is None and compute.trace is None
     measured = update = 0.0

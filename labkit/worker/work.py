@@ -43,7 +43,8 @@ def work(
     Args:
         communicator: Communicator of the ranks that run the experiment.
         experiment: Experiment to train; its `ranks` equals the communicator's size.
-        checkpoint_context: Folder, frequency and initial checkpoint; None: no checkpoints.
+        checkpoint_context: Folder and frequency of checkpoints, and the checkpoint from which
+            training resumes; None: no checkpoints.
         report: Function (kind, records) that receives progress records, see
             `labkit.records.stream`.
         stop_asked: Function that rank 0 polls; if it returns True, all ranks end training after the
@@ -171,7 +172,7 @@ def _whole(
     exchange: dict[str, JSON] | None,
     peer_recovery: PeerMemoryRecovery | None,
 ) -> WholeResult | None:
-    """Return the run's results on the first rank, None on others; wait for the end of all ranks."""
+    """Return the run's results on the first rank, None on others; wait until all ranks end."""
     from labkit.records import environment
 
     communicator, recovery = session.communicator, session.recovery
@@ -192,7 +193,7 @@ def _whole(
                 *(recovery.faults if recovery is not None else []),
             ],
             membership_history=recovery.stretches if recovery is not None else [],
-            model=session.saved(),  # last, because `saved` compiles the model again
+            model=session.saved(),  # `saved` runs last, because it compiles the model again
         )
     communicator.barrier("the end of training")
     return whole
@@ -229,7 +230,7 @@ def infer(
 
 
 def _memory(session: TrainingSession) -> Memory:
-    """Return the memory of a rank with a whole model; strategies that divide it report it."""
+    """Return the memory of a rank with a whole model; strategies that divide a model report it."""
     from labkit.model_parallel import memory
 
     experiment, model, workers = session.experiment, session.model, session.communicator.size
@@ -250,12 +251,13 @@ def main(payload: bytes) -> Any:
     """Run a task's function on this rank; this is the entry point of an engine process.
 
     The task contains `call` (function and arguments, pickled), `ranks`, `spares` (number of spare
-    ranks), `limit` (timeout), `network`, `folder`, `modules`, `luggage` and `environment`. If the
-    task has `stream` (a folder) and `submitter` (a process), the function also gets `report` and
-    `stop_asked`, see `labkit.records.stream`. `deaths` is the number of earlier rank failures.
+    ranks), and `limit` (timeout). It also contains `network`, `folder`, `modules`, `luggage` and
+    `environment`. If the task has `stream` (a folder) and `submitter` (a process), the function
+    also gets `report` and `stop_asked`, see `labkit.records.stream`. The task's `deaths` is the
+    number of earlier rank failures.
 
-    A failed rank announces its error on the status table. Waiting ranks then raise an error, and
-    every engine process stays usable.
+    A failed rank announces its error on the status table that all ranks read. If a rank fails,
+    waiting ranks raise an error, and every engine process stays usable.
 
     Returns:
         The function's result, the failed ranks, and this rank's number; (None, [], None) on a spare
@@ -287,7 +289,8 @@ def main(payload: bytes) -> Any:
             options = {"report": writer.write, "stop_asked": writer.stop_asked}
         result = function(communicator, *arguments, **options)
         try:
-            communicator.barrier("the end of the call")  # detects ranks that failed after the call
+            # The barrier detects ranks that failed after the call.
+            communicator.barrier("the end of the call")
         except RankDied:  # the failed rank reports its failure, and its engine restarts
             communicator.release_spares()
             return result, communicator.lost, communicator.number
@@ -298,6 +301,6 @@ def main(payload: bytes) -> Any:
         raise cause from (None if cause is error else error)
     if communicator.rank == 0:
         communicator.release_spares()
-    with suppress(RankDied):  # the result is complete; failed engines restart
+    with suppress(RankDied):  # the result is complete; engines that failed restart
         communicator.close()
     return result, communicator.lost, communicator.number

@@ -20,7 +20,7 @@ from labkit.records.checkpoints import CheckpointContext
 from labkit.records.pieces import TensorBox, rank_file, write
 
 LOOK_EVERY = 0.01  # seconds between two polls
-LOOKS = 50  # polls between two checks of the run's owner, because a check reads a shared file
+LOOKS = 50  # polls between two checks of the run's owner; each check reads a shared file
 
 
 class StateCopy(NamedTuple):
@@ -44,11 +44,11 @@ class StateCopy(NamedTuple):
 
 
 class CheckpointWriter:
-    """A thread that writes one rank's file; on rank 0, it waits for all files and publishes them.
+    """A thread that writes one rank's file; on rank 0 it also publishes the files of all ranks.
 
     Args:
         communicator: Communicator of the ranks that write.
-        checkpoint_context: Folder of checkpoints, and process that owns the run.
+        checkpoint_context: Folder of checkpoints, and the process that owns the run.
 
     Raises:
         InvalidInput: This host does not share the run's folder.
@@ -65,7 +65,7 @@ class CheckpointWriter:
             )
 
     def is_owner(self) -> bool:
-        """Return whether this host has the folder, and no other process has resumed the run."""
+        """Return whether this host has the run's folder, and no other process resumed the run."""
         live, owner = Path(self._context.folder).parent / stream.FOLDER, self._context.owner
         return owner is None or stream.is_shared(live, owner)
 
@@ -98,8 +98,8 @@ class CheckpointWriter:
     def _write(self, copied: StateCopy) -> None:
         try:
             rank, owner = self._communicator.rank, self._context.owner or {}
-            # The folder's name contains the owner's pid, because ranks of a killed owner may still
-            # write the same step.
+            # The folder's name contains the owner's process id, because ranks of a killed owner may
+            # still write the same step.
             half = f"{copied.taken}.{owner.get('pid', 'half')}"
             folder = Path(self._context.folder) / half
             make_folder(folder, Path(self._context.folder).parent)
@@ -115,8 +115,8 @@ class CheckpointWriter:
         polls = 0
         while not all(path.exists() for path in sums):
             polls += 1
-            # Another process that resumes the run removes unpublished files, for which this loop
-            # would wait forever.
+            # If another process resumes the run, it removes unpublished files, and this loop would
+            # wait for them forever.
             taken_up = polls % LOOKS == 0 and not self.is_owner()
             if self._given_up.wait(LOOK_EVERY) or taken_up:
                 return

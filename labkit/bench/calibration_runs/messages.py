@@ -1,4 +1,4 @@
-"""Measurements of allreduces by level (memory, host, link), overheads, and compressors."""
+"""Calibration of allreduces by level (memory, host, link), of overheads and of compressors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def collectives(
 
 
 def emulated(costs: list[CollectiveCost]) -> list[Overhead]:
-    """Return the time by which a round of the ring on the emulated network exceeds simulation."""
+    """Return by how much each round of the ring on an emulated network exceeds its simulation."""
     found = []
     for cost in costs:
         if cost.network is None or cost.algorithm != "ring":
@@ -74,7 +74,7 @@ def emulated(costs: list[CollectiveCost]) -> list[Overhead]:
 def overheads(
     communicator: Communicator, gradients: Sequence[Shapes], repeats: int
 ) -> list[Overhead]:
-    """Time barriers, gradient buckets and messages of server programs (runs on ranks)."""
+    """Time barriers, gradient buckets and messages of parameter servers (runs on ranks)."""
     found = [
         ("meeting", 0, _meetings(communicator, repeats)),
         *_buckets(communicator, gradients, repeats),
@@ -100,7 +100,7 @@ def _meetings(communicator: Communicator, repeats: int) -> list[float]:
 def _buckets(
     communicator: Communicator, gradients: Sequence[Shapes], repeats: int
 ) -> Iterator[tuple[str, int, list[float]]]:
-    """Time what a gradient exchange adds to an empty step, without the time of allreduces."""
+    """Time what the exchange of gradients adds to an empty step, without the time of allreduces."""
     import tensorflow as tf
 
     from labkit.exchange import Exchange
@@ -168,7 +168,8 @@ def _messages(communicator: Communicator, repeats: int) -> Iterator[tuple[str, i
             float(np.median([there_and_back(communicator, mailbox, values) for _ in range(20)])) / 2
             for _ in range(1 + repeats)
         ]
-        yield "message", nbytes, seconds[1:]  # the first repeat touches new memory pages
+        # The first repeat touches new memory pages, so it is not counted.
+        yield "message", nbytes, seconds[1:]
     mailbox.close()
 
 
@@ -176,7 +177,7 @@ def wanted(
     compressors: Sequence[Compressor | Mapping[str, JSON] | str] | None,
     experiments: Sequence[Experiment],
 ) -> list[Compressor]:
-    """Return the given compressors (None: all without required fields) and the strategies' own."""
+    """Return the given compressors (None: all without required fields) and those of strategies."""
     found = without_fields() if compressors is None else [parse(each) for each in compressors]
     found += [own for each in experiments if (own := each.strategy.lossy) is not None]
     return list({digest(each.to_json()): each for each in found}.values())
@@ -188,7 +189,7 @@ def codecs(
     sizes: Sequence[int],
     repeats: int,
 ) -> list[CodecCost]:
-    """Time encode and decode, or else the reduction, of compressors by size (runs on ranks)."""
+    """Time a compressor's encode and decode, or its reduction, at each size (runs on ranks)."""
     described = [each.to_json() for each in compressors]
     found = []
     for nbytes in sizes:

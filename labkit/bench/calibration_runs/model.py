@@ -32,11 +32,11 @@ class ModelSeen:
     """The measurement of one model at one batch size.
 
     Attributes:
-        steps: Median seconds of a step in each turn, by number of concurrent ranks and by kind of
-            step.
+        steps: Median step seconds of each round of measurement, by number of concurrent ranks and
+            by kind of step.
         read: Seconds to read a batch.
         layers: Costs of the layers of the model.
-        memory: Bytes of activations per row of the batch.
+        memory: Bytes of stored activations per row of the batch.
         slots: Number of optimizer state values per weight.
     """
 
@@ -67,7 +67,7 @@ def look(
 def exchanged(
     communicator: Communicator, experiment: Experiment, rows: int, seconds: float
 ) -> list[float]:
-    """Return the median step seconds of each turn when all ranks train jointly (runs on ranks)."""
+    """Return the median step seconds of each round when all ranks train jointly (runs on ranks)."""
     from labkit.bench.calibration_runs.steps import measured
 
     with _new_keras(communicator):
@@ -88,10 +88,10 @@ def _new_keras(communicator: Communicator) -> Iterator[None]:
 
 
 def layers(model: keras.Model, rows: int, clock: Clock) -> tuple[LayerCost, ...]:
-    """Return the cost of each block: its share of the forward and of the backward pass.
+    """Return each block's cost: its shares of the model's forward time and backward time.
 
-    A model that cannot be split counts as one block. The overhead of a call, measured on an empty
-    block, is subtracted from each time.
+    A model that cannot be split counts as one block. The overhead of a function call, measured on a
+    block without layers, is subtracted from the time of each block.
     """
     from labkit.model_parallel.stages import Blocks, block_passes, footprint
 
@@ -125,7 +125,7 @@ def layers(model: keras.Model, rows: int, clock: Clock) -> tuple[LayerCost, ...]
 
 
 def _call(clock: Clock) -> tuple[float, float]:
-    """Return the overhead of a call: the seconds of both passes of an empty block."""
+    """Return the overhead of a call: the seconds of both passes of a block without layers."""
     import keras
 
     from labkit.model_parallel.stages import block_passes
@@ -141,7 +141,7 @@ def _shares(seconds: Sequence[float]) -> list[float]:
 
 
 def kind(part: keras.Model) -> str:
-    """Return the class name of a block's trainable layers if all have one, else the block's."""
+    """Return the class name that a block's trainable layers share, or the block's class name."""
     own = [each for each in part.layers if each.trainable_variables] or part.layers
     kinds = {type(each).__name__ for each in own} - {"InputLayer"}
     return kinds.pop() if len(kinds) == 1 else type(part).__name__
@@ -159,7 +159,7 @@ def _slots(model: keras.Model) -> int:
 
 
 def _memory(session: TrainingSession, rows: int) -> int:
-    """Return the bytes of activations per row of the batch; 0 if unknown."""
+    """Return the bytes of stored activations per row of the batch; 0 if the size is unknown."""
     from labkit.model_parallel import memory
 
     model = session.model
@@ -184,7 +184,7 @@ def replica_overhead(
         cluster: Cluster of the ranks.
         ranks: Number of ranks that train.
         seconds: Seconds spent on steps in each round.
-        rounds: Number of rounds, each with joint and with independent steps.
+        rounds: Number of rounds; each round times joint and independent steps.
         sums: Measured costs of allreduces with this number of ranks.
         overheads: Measured overheads with this number of ranks.
     """

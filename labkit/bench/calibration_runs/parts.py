@@ -1,4 +1,4 @@
-"""The times of a step's parts, as differences between kinds of steps of growing extent."""
+"""The cost of each part of a training step, as the difference of two measured step times."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ KINDS = ("forward", "gradient", "updated", "fit")
 def cost(
     rows: int, threads: int, ranks_at_once: int, seconds: Mapping[str, Sequence[float]]
 ) -> StepCost:
-    """Return the cost of each part: the difference of two consecutive kinds of steps.
+    """Return the cost of each part of a step: the difference of two consecutive kinds of steps.
 
-    Each kind extends the previous kind by one part. The medians of all parts add up to the median
-    of the whole step. The spread of a part is the spread of the differences over turns.
+    Each kind of step does the work of the previous kind and one further part of the training step.
+    The medians of all parts add up to the median time of the whole training step. The spread of a
+    part's cost is the spread of the time differences over the rounds of measurement.
     """
     names = ("forward", "backward", "update", "other")
     before, floor, found = np.zeros(len(seconds["fit"])), 0.0, {}
     for name, kind in zip(names, KINDS, strict=True):
         now = np.asarray(seconds[kind])
-        # A kind cannot be faster than the kind that it extends, so a negative difference is noise.
+        # A step cannot take less time than a step with less work, so a negative difference is
+        # noise.
         median = max(floor, float(np.median(now)))
         low, mid, high = np.quantile(now - before, (0.05, 0.5, 0.95))
         part = median - floor

@@ -20,19 +20,20 @@ from labkit.worker.session import TrainingSession
 if TYPE_CHECKING:
     from labkit.worker.feed import Feed
 
-WARM = 5  # number of whole warm-up steps; the first step is traced
-TURN = 0.2  # maximum seconds of a turn
-LENGTHS = (10, 5, 2, 1)  # allowed numbers of steps per turn; the largest that fits is used
-LEAST, MOST = 3, 50  # minimum and maximum number of turns
-BATCHES, AHEAD = 20, 2  # numbers of batches that are read, and of first batches not counted
+WARM = 5  # number of warm-up steps of `fit`; the first step traces the graph
+TURN = 0.2  # maximum seconds of one kind of step in a round
+# Numbers of steps per kind in a round; the largest that fits into TURN is used.
+LENGTHS = (10, 5, 2, 1)
+LEAST, MOST = 3, 50  # minimum and maximum number of rounds
+BATCHES, AHEAD = 20, 2  # number of batches read, and how many of them precede the timing
 
 
 class StepTimes(NamedTuple):
     """The measurement of a model at one batch size.
 
     Attributes:
-        steps: Median seconds of a step in each turn on the slowest rank, by number of concurrent
-            ranks and by kind of step.
+        steps: Median step seconds of the slowest rank in each round, by number of concurrent ranks
+            and by kind of step.
         read: Seconds to read a batch without concurrent work.
         session: The training session, for further measurements of its model.
     """
@@ -49,18 +50,18 @@ def measured(
     seconds: float,
     exchanges: bool = False,
 ) -> StepTimes:
-    """Time the steps of independent ranks, with 1, 2, … concurrent ranks in turns.
+    """Time the steps of independent ranks, with 1, 2, … ranks that compute concurrently.
 
-    Each rank trains alone, as `AllReduce` with one worker does. Between steps of `fit`, the forward
-    pass, the gradients and the updates of the same model are timed separately. Each step starts
-    after a barrier of the concurrent ranks, while all other ranks wait.
+    Each rank trains alone, as `AllReduce` with one worker does. Besides the steps of `fit`, the
+    forward pass, the gradients and the updates of the same model are timed. Each step starts after
+    a barrier of the ranks that compute; all other ranks wait.
 
     Args:
         communicator: Communicator of all ranks that may compute concurrently.
         experiment: Experiment with one worker.
         rows: Number of rows in the batch of one rank.
-        seconds: Seconds after which no further turn begins.
-        exchanges: Whether all ranks train jointly; only steps of `fit` are timed then.
+        seconds: Seconds after which no further round of measurement begins.
+        exchanges: Whether all ranks train jointly; if true, only steps of `fit` are timed.
     """
     size = communicator.size
     parts = [communicator.split(int(communicator.rank >= n)) for n in range(1, size + 1)]
@@ -71,8 +72,8 @@ def measured(
         source = read(experiment, own)
         fields: dict[str, Any] = {"workers": own.size, "batch_size": own.size * rows}
         if not callable(source.train):
-            # The epochs consist of whole batches and suffice for all turns; `Turns` ends the
-            # training.
+            # The epochs consist of whole batches and have enough steps for all rounds; `Turns` ends
+            # the training.
             steps = max(1, source.rows(own) // fields["batch_size"])
             most = WARM + MOST * len(circles) * LENGTHS[0] + 2
             fields |= {"steps_per_epoch": steps, "epochs": -(-most // steps)}
@@ -91,13 +92,13 @@ def measured(
 
 
 class Supply:
-    """A pause before each step that lets the input pipeline prefetch batches.
+    """A pause before each step of `fit`, in which the input pipeline prefetches batches.
 
-    The time that a step waits for its input is thus excluded, because this time depends on the rest
-    of the step.
+    The pause keeps waits for input out of the step time, because these waits depend on the other
+    work of the step.
 
     Args:
-        clock: Clock of the pause.
+        clock: Clock that measures the pause.
         read_s: Seconds to read one batch.
     """
 
@@ -111,9 +112,9 @@ class Supply:
 
 
 class Turns(keras.callbacks.Callback):
-    """A Keras callback that interleaves other kinds of steps with the steps of `fit`.
+    """A Keras callback that runs other kinds of steps between the steps of `fit`, and times them.
 
-    The session's recorder, the next callback in the list, times the steps of `fit`.
+    The next callback in the list, the recorder of the `TrainingSession`, times the steps of `fit`.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Turns(keras.callbacks.Callback):
         }
 
     def set_model(self, model: keras.Model) -> None:
-        """Trace the other kinds of steps before further callbacks wrap the model."""
+        """Trace the other kinds of steps before further callbacks wrap the Keras model."""
         super().set_model(model)
         batch, experiment = next(iter(self._session.feed.train)), self._session.experiment
         expected, rows = (
@@ -155,12 +156,12 @@ class Turns(keras.callbacks.Callback):
             part()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Run other kinds of steps before the next step of `fit`; end training after all turns."""
+        """Run other kinds of steps before the next step of `fit`; end training after all rounds."""
         if next(self._script, "the end") == "the end":
             self.model.stop_training = True
 
     def _plan(self) -> Iterator[None]:
-        """Run all turns in order, and yield whenever `fit` must run a step."""
+        """Run all rounds of measurement in order, and yield whenever `fit` must run a step."""
         for _ in range(WARM):
             yield
         slowest = self._communicator.allgather(self._recorder.rows[-1]["seconds"])
@@ -203,7 +204,7 @@ class Turns(keras.callbacks.Callback):
 def parts(
     model: keras.Model, optimizer: keras.optimizers.Optimizer, batch: Any
 ) -> dict[str, Callable[[], object]]:
-    """Return functions for all kinds of steps but `fit`, each compiled separately, on one batch."""
+    """Return a compiled function of one batch for each kind of step except those of `fit`."""
     x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
     variables = model.trainable_variables
     optimizer.build(variables)

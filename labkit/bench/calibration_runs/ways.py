@@ -1,4 +1,4 @@
-"""Measurements of whole steps of strategies on emulated networks, in repeated training runs."""
+"""Measurements of whole training steps of each strategy on emulated networks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labkit.records.run import Run
 from labkit.strategies import AllReduce
 
 STEPS = (WARM_UP + 24, 200)  # minimum and maximum number of steps of a run
-STRETCH = 4  # number of steps timed as one block; strategies with a period use the period
+STRETCH = 4  # number of steps timed as one block, unless the strategy has an averaging period
 
 
 def experiments_to_run(
@@ -37,7 +37,8 @@ def experiments_to_run(
         batches: Batch sizes of the runs on one rank.
         networks: Networks to emulate.
         workers: Number of available ranks.
-        trained: Function that returns the fields of an experiment that define model and optimizer.
+        trained: Function of an experiment that returns the experiment's fields that define model
+            and optimizer.
     """
     alone = [
         Experiment(strategy=AllReduce(), batch_size=rows, **trained(each))
@@ -67,16 +68,18 @@ def measured(
     seconds: float,
     progress: Callable[[str], None],
 ) -> list[WayCost]:
-    """Run each experiment several times, interleaved, and return the step time of each run.
+    """Run each experiment several times, interleaved; return the step time of each run.
 
     Args:
         cluster: Cluster with enough ranks for all experiments.
         ways: Experiments from `experiments_to_run`.
-        parts: Calibration from which each run's duration is forecast. Experiments without a
-            forecast are omitted, and so are experiments whose run fails.
+        parts: Calibration from which the duration of each run is forecast. Experiments without a
+            forecast are omitted. An experiment is also omitted if one of its runs fails.
         runs: Number of runs of each experiment.
-        seconds: Training time of a run in seconds, by which the number of its steps is chosen.
-        progress: Callback that receives progress lines, including the reasons of omissions.
+        seconds: Desired training time of a run in seconds, from which the number of steps is
+            computed.
+        progress: Callback that receives lines about the progress, including the reason of each
+            omission.
     """
     longer = [each for way in ways for each in _longer(way, parts, seconds, progress)]
     found: dict[int, list[float]] = {number: [] for number in range(len(longer))}
@@ -143,7 +146,7 @@ def _longer(
 
 
 def _stretch(strategy: Any, epoch: int | None) -> int:
-    """Return the number of steps that are timed as one block: the averaging period, if any."""
+    """Return how many steps are timed as one block: the averaging period, or `STRETCH` if none."""
     period = strategy.get("period") if isinstance(strategy, dict) else None
     steps: int = epoch or 1 if period == "epoch" else period or 1
     return steps if steps > 1 else STRETCH

@@ -24,7 +24,7 @@ def join(meeting: Meeting, task: Task) -> Peer:
 def start(meeting: Meeting, task: Task) -> Any:
     """Return the module torch after the start of a gloo process group over loopback."""
     environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    torch = import_module("torch")  # an optional package
+    torch = import_module("torch")  # torch is an optional package, so it is imported by name
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo",
@@ -44,7 +44,7 @@ class Peer:
         self.version = f"PyTorch {torch.__version__}"
 
     def measure(self, case: ModelCase, repeats: int) -> Agreed:
-        """Time local steps, steps with exchange and a plain allreduce; compare final weights."""
+        """Time local steps, steps with exchange and allreduces; compare ranks' final weights."""
         torch, distributed = self.torch, self.torch.distributed
         alone, together = self._model(case), self.spread(self._model(case))
         buffer = torch.zeros(case.parameters)
@@ -64,11 +64,11 @@ class Peer:
         return Agreed(**found, same_weights=same(self._meeting, checksum) and bool(right))
 
     def spread(self, model: Any) -> Any:
-        """Return the model wrapped for data parallel training."""
+        """Return the model wrapped in DistributedDataParallel."""
         return self.torch.nn.parallel.DistributedDataParallel(model)
 
     def full_value(self, parameter: Any) -> Any:
-        """Return all values of a parameter, which each process holds completely."""
+        """Return all values of a parameter; every process has a complete copy."""
         return parameter.detach()
 
     def leave(self) -> None:
@@ -91,13 +91,13 @@ class Peer:
         return step
 
     def _model(self, case: ModelCase) -> Any:
-        """Return the case's model with weights in PyTorch's order: (out, in) or (out, in, y, x)."""
+        """Return the case's model; weights are in PyTorch's order: (out, in) or (out, in, y, x)."""
         torch = self.torch
         layers = self._perceptron(case) if case.widths else self._convolutions()
         model = torch.nn.Sequential(*layers)
         with torch.no_grad():
             for parameter, array in zip(model.parameters(), case.arrays(), strict=True):
-                # Weights of convolutions have four dimensions, those of dense layers two, and
+                # Weights of convolutions have four dimensions, weights of dense layers two, and
                 # biases one.
                 order = {4: (3, 2, 0, 1), 2: (1, 0), 1: (0,)}[array.ndim]
                 parameter.copy_(torch.from_numpy(array.transpose(order)))

@@ -15,7 +15,7 @@ def join(meeting: Meeting, task: Task) -> Peer:
 
 
 class Peer(ddp.Peer):
-    """Measures the training steps of one process, which holds a shard of each parameter."""
+    """Measures the training steps of one process, which stores a shard of each parameter."""
 
     def spread(self, model: Any) -> Any:
         """Shard each layer with parameters, then the model, as `labkit.frameworks.fsdp` does."""

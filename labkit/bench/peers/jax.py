@@ -1,6 +1,6 @@
 """The benchmark of JAX over gloo, with the layout of `keras.distribution.DataParallel`.
 
-Each process has one device. Weights are replicated, the rows of a batch are sharded, and XLA
+Each process has one JAX device. Weights are replicated, the rows of a batch are sharded, and XLA
 inserts the allreduce of gradients.
 """
 
@@ -20,7 +20,7 @@ from labkit.bench.steps import MOMENTUM, RATE, ModelCase
 def join(meeting: Meeting, task: Task) -> Peer:
     """Start JAX with one thread per process; the first process is JAX's coordinator."""
     os.environ |= {"JAX_PLATFORMS": "cpu", "NPROC": os.environ["OMP_NUM_THREADS"]}
-    jax = import_module("jax")  # an optional package
+    jax = import_module("jax")  # jax is an optional package, so it is imported by name
     address = f"127.0.0.1:{task['ports'][0]}"
     jax.distributed.initialize(address, meeting.size, meeting.rank)
     return Peer(meeting, jax)
@@ -38,7 +38,7 @@ class Peer:
         self._here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def measure(self, case: ModelCase, repeats: int) -> Agreed:
-        """Time local steps, steps with exchange and a plain allreduce; compare final weights."""
+        """Time local steps, steps with exchange and allreduces; compare ranks' final weights."""
         jax, meeting = self._jax, self._meeting
         alone = Steps(jax, case, meeting.rank, self._here, self._here)
         together = Steps(jax, case, meeting.rank, self._everywhere, self._divided)
@@ -60,7 +60,7 @@ class Peer:
         self._jax.distributed.shutdown()
 
     def _row(self, values: np.ndarray) -> Any:
-        """Return a distributed matrix with one row per process; `values` is this process's row."""
+        """Return a distributed matrix; `values` is the row that this process contributes."""
         return self._jax.make_array_from_process_local_data(self._divided, values[np.newaxis])
 
 
@@ -70,9 +70,9 @@ class Steps:
     Args:
         jax: The module `jax`.
         case: Model and batch size.
-        rank: Rank that determines the batch.
-        weights: Sharding of the weights.
-        rows: Sharding of the rows of the batch.
+        rank: Rank whose batch of data is used.
+        weights: Sharding of the weights over the processes.
+        rows: Sharding of the rows of the batch over the processes.
     """
 
     def __init__(self, jax: Any, case: ModelCase, rank: int, weights: Any, rows: Any) -> None:

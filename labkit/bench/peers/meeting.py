@@ -1,8 +1,8 @@
-"""A barrier in shared memory, and the timing of steps, for processes of other frameworks.
+"""A barrier in shared memory, and step timing, for processes of other frameworks.
 
-All measured frameworks ("peers") use this barrier and labkit's rules of timing. The module depends
-only on NumPy, because it runs in the framework's Python, which may lack MPI and labkit's
-dependencies.
+All measured frameworks ("peers") use the barrier of this module and labkit's rules of timing. The
+module depends only on NumPy, because it runs in the framework's Python, which may lack MPI and
+labkit's dependencies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from labkit.bench.interleave import STEPS, Step, time_interleaved
 
-LIMIT = 120.0  # seconds to wait for another process
+LIMIT = 120.0  # seconds to wait for another process at the barrier
 
 
 class Task(TypedDict):
@@ -32,30 +32,31 @@ class Task(TypedDict):
 
 
 class Times(TypedDict):
-    """Median seconds of each repeat, by kind of step: of a step, and added to a local step."""
+    """Median seconds per repeat, by kind of step: of the step, and in excess of a local step."""
 
     seconds: dict[str, list[float]]
     added: dict[str, list[float]]
 
 
 class Agreed(Times):
-    """Times of steps, and whether all processes have equal weights after the last step."""
+    """Step times, and whether all processes have equal weights after the last step."""
 
     same_weights: bool
 
 
 class Record(Agreed):
-    """The result of one benchmark case, as rank 0 reports it."""
+    """The result of one benchmark case, which rank 0 reports."""
 
     case: str
     version: str
 
 
 class Meeting:
-    """A barrier and a gather among processes of one host, over a memory-mapped file.
+    """A barrier and a gather for processes of one host, in a memory-mapped file.
 
     Args:
-        path: File that contains `size_of(size)` zero bytes.
+        path: File that contains `size_of(size)` zero bytes, where `size` is the number of
+            processes.
         rank: Rank of this process.
         size: Number of processes.
     """
@@ -69,17 +70,18 @@ class Meeting:
 
     @staticmethod
     def size_of(size: int) -> int:
-        """Return the size of the file in bytes for this number of processes."""
+        """Return how many bytes the memory-mapped file needs for `size` processes."""
         return size * (8 + STEPS) * 8
 
     def barrier(self) -> None:
-        """Wait until all processes have called this method; raise TimeoutError after LIMIT s."""
+        """Wait until all processes call this method; raise TimeoutError after LIMIT seconds."""
         self._count += 1
         self._arrived[self.rank] = self._count
         start = time.monotonic()
         while self._arrived.min() < self._count:
-            # The process polls instead of sleeping, because waking up takes longer than some steps.
-            # It yields the core, because processes may share a core.
+            # The process polls instead of sleeping, because waking up would take longer than some
+            # steps. The process yields its core while it polls, because several processes may share
+            # a core.
             os.sched_yield()
             if time.monotonic() - start > LIMIT:
                 raise TimeoutError(f"rank {self.rank} waited {LIMIT:.0f} s for the other ranks")
@@ -89,18 +91,18 @@ class Meeting:
         self._results[self.rank, : len(values)] = values
         self.barrier()
         results = np.array(self._results[:, : len(values)])
-        # All processes must read these numbers before any process writes its next numbers.
+        # All processes must read the gathered numbers before any process writes its next numbers.
         self.barrier()
         return results
 
 
 def measure(meeting: Meeting, steps: dict[str, Step], repeats: int) -> Times:
-    """Time all kinds of steps; return their medians and added times, one value per repeat."""
+    """Time all kinds of steps; return step times and added times, one median per repeat."""
     taken = time_interleaved(steps, meeting.barrier, meeting.gather, repeats)
     return {"seconds": taken.seconds, "added": taken.added}
 
 
 def same(meeting: Meeting, checksum: float) -> bool:
-    """Return whether all processes have equal weights, by comparison of their checksums."""
+    """Return whether all processes have equal weights, by comparing checksums of the weights."""
     sums = meeting.gather([checksum])
     return bool(np.isfinite(sums).all() and (np.ptp(sums) <= 1e-6 * np.abs(sums).max()))

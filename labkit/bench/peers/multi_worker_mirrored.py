@@ -1,4 +1,4 @@
-"""The benchmark of TensorFlow's MultiWorkerMirroredStrategy: RING over gRPC, custom loop."""
+"""The benchmark of TensorFlow's MultiWorkerMirroredStrategy: RING over gRPC, own training loop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Peer:
         self.version = f"TensorFlow {tf.__version__}"
 
     def measure(self, case: ModelCase, repeats: int) -> Agreed:
-        """Time local steps, steps with exchange and a plain allreduce; compare final weights."""
+        """Time local steps, steps with exchange and allreduces; compare ranks' final weights."""
         import tensorflow as tf
 
         rank = self._meeting.rank
@@ -77,7 +77,7 @@ class Peer:
 
         with tf.device(
             "/cpu:0"
-        ):  # all_reduce needs tensors with a device; tf.function arguments have none
+        ):  # all_reduce needs tensors with a device, which tf.function arguments lack
             values = tf.nest.map_structure(tf.identity, values)
         context = tf.distribute.get_replica_context()
         return context.all_reduce(operation, values, options=self._options)

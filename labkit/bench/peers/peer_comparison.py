@@ -14,10 +14,11 @@ from labkit.frameworks.environments import Installation, find
 
 
 def validate_peers(names: Sequence[str], network: str | None) -> None:
-    """Validate the names of the frameworks to compare, and their network.
+    """Validate the names of the frameworks to compare, and the network.
 
     Raises:
-        InvalidInput: A framework is unknown, or a network is given, which only labkit can emulate.
+        InvalidInput: A framework is unknown, or a network is given. Only labkit can emulate a
+            network.
     """
     for name in names:
         find(name)
@@ -28,20 +29,21 @@ def validate_peers(names: Sequence[str], network: str | None) -> None:
 
 
 class PeerComparison:
-    """Other frameworks, measured in turns with the same cases and rules as labkit's steps.
+    """Other frameworks, measured alternately with labkit on the same cases and by the same rules.
 
-    Each turn starts new processes with one thread on this machine, connected over loopback. No
-    process of a framework runs between the framework's turns, so frameworks do not slow each other
-    down.
+    Each call of `turn` starts new processes with one thread on this machine, connected over
+    loopback. No process of a framework runs while another framework is measured, so frameworks do
+    not slow each other down.
 
     Args:
-        names: Names of frameworks, such as "ddp" or "horovod".
-        cases: Names of `labkit.bench.steps.CASES`; other cases are skipped.
+        names: Names of other frameworks, such as "ddp" or "horovod".
+        cases: Names of benchmark cases; names that are not in `labkit.bench.steps.CASES` are
+            skipped.
         workers: Number of processes of each framework.
 
     Attributes:
-        remarks: One sentence for each framework that is not installed, has failed, or ends with
-            unequal weights on its ranks.
+        remarks: One sentence for each framework that is not installed, fails, or ends with unequal
+            weights on its ranks.
 
     Raises:
         InvalidInput: A framework is unknown.
@@ -50,14 +52,15 @@ class PeerComparison:
     def __init__(self, names: Sequence[str], cases: Sequence[str], workers: int = 2) -> None:
         self._cases, self._workers = [case for case in cases if case in CASES], workers
         installations = [find(name) for name in dict.fromkeys(names)]
-        # A missing or failed framework becomes a remark; the other frameworks are still measured.
+        # A missing or failed framework becomes a remark, and the other frameworks are still
+        # measured.
         self.remarks = [peer for peer in installations if isinstance(peer, str)]
         self._records: dict[Installation, list[Record]] = {
             p: [] for p in installations if isinstance(p, Installation)
         }
 
     def turn(self) -> None:
-        """Measure one repeat of every framework, case and kind of step."""
+        """Measure one repeat of every framework and case, with all kinds of steps."""
         for peer in list(self._records):
             try:
                 self._records[peer] += run(peer, self._cases, self._workers, repeats=1)
@@ -68,12 +71,13 @@ class PeerComparison:
     def rows(self, local_rows: Sequence[Row] = ()) -> list[Row]:
         """Return three rows per framework and case: local step, step with exchange, allreduce.
 
-        If the ranks end with unequal weights, the row of the step with exchange has no times, and a
-        remark is added.
+        If the ranks end with unequal weights, the row of the step with exchange has no times, and
+        `remarks` gets a sentence.
 
         Args:
-            local_rows: Rows of labkit. Frameworks are compared with labkit's schedule `USUAL`, or
-                else with the first schedule.
+            local_rows: Rows of labkit, with which the rows of other frameworks are compared.
+                The comparison uses labkit's schedule `USUAL`, or labkit's first schedule if `USUAL`
+                was not measured.
         """
         rows: list[Row] = []
         for peer, all_records in self._records.items():
@@ -107,16 +111,16 @@ TIMES = ("median_ms", "min_ms", "p90_ms", "added_ms", "added_min_ms", "added_max
 
 
 def _ours(own: Sequence[Row], case: str) -> Row | None:
-    """Return the row of labkit's step with exchange for a case, or None if there is no such row."""
+    """Return the row of labkit's step with exchange for a case, or None if the row is missing."""
     exchanged = [row for row in own if row["case"] == case and row.get("same_weights")]
     return next((r for r in exchanged if r["what"] == USUAL), next(iter(exchanged), None))
 
 
 def _comparison(theirs: Row, ours: Row | None) -> Row:
-    """Return labkit's added time as a multiple of the other framework's added time.
+    """Return the ratio of labkit's added time to the other framework's added time.
 
-    The result is empty if one of the two times is not positive, because noise then exceeds this
-    time.
+    The result is empty if one of the two times is not positive, because noise then exceeds the
+    added time.
     """
     if ours is None or not min(_added_ms(ours), _added_ms(theirs)) > 0:
         return {}

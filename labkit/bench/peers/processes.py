@@ -30,14 +30,16 @@ RANK = [foreign.__file__, "labkit.bench.peers.rank"]
 
 
 def run(peer: Installation, cases: Sequence[str], workers: int, repeats: int) -> list[Record]:
-    """Measure another framework on some cases, with one thread per process.
+    """Measure another framework on some benchmark cases, with one thread per process.
 
     Returns:
-        One record per case: `case`, `version`, `seconds` (median step time of each repeat, by kind
-        of step), `added` (the same for the time added to the local step), and `same_weights`.
+        One record per case, with the fields `case` and `version`. `seconds` maps each kind of step
+        to its median time in each repeat. `added` maps each kind of step to the time that it adds
+        to the local step. `same_weights` tells whether all ranks end with equal weights.
 
     Raises:
-        LabkitError: A process failed or did not end; the message contains its last line of output.
+        LabkitError: A process failed or did not end; the message contains the last line of the
+            process's output.
     """
     with tempfile.TemporaryDirectory(prefix="labkit-peer-") as name:
         folder = Path(name)
@@ -74,8 +76,8 @@ def _commands(peer: Installation, task: Task) -> list[list[str]]:
             [peer.python, *RANK, json.dumps(task | {"rank": rank})] for rank in range(task["size"])
         ]
     rank = [peer.python, *RANK, json.dumps(task)]
-    # Horovod's background thread polls MPI, so MPI must yield when idle, and each process is bound
-    # to a core.
+    # Horovod's background thread polls MPI. MPI must therefore yield when idle, and each process is
+    # bound to a core.
     fits = task["size"] <= (os.cpu_count() or 1)
     place = ("--bind-to", "core") if fits else ("--bind-to", "none", "--oversubscribe")
     mca = ("--mca", "mpi_yield_when_idle", "1", "--mca", "btl", "^tcp")
@@ -83,7 +85,7 @@ def _commands(peer: Installation, task: Task) -> list[list[str]]:
 
 
 def _mpirun(python: str) -> str:
-    """Return the mpirun beside the framework's Python, else the system's, but never labkit's."""
+    """Return the mpirun beside the framework's Python, or one on PATH, but never labkit's."""
     own = str(Path(sys.executable).parent)
     places = os.environ.get("PATH", "").split(os.pathsep)
     if python != sys.executable:
@@ -97,19 +99,21 @@ def _mpirun(python: str) -> str:
 
 
 def _environment(peer: Installation) -> dict[str, str]:
-    # Variables of MPI are left out, because they would make the framework's ranks join this
-    # process's MPI job.
+    # MPI variables are removed, because with them the framework's ranks would join the MPI job of
+    # this process.
     variables = environment(peer.python)
     inherited = {k: v for k, v in variables.items() if not k.startswith(FOREIGN)}
-    # As on labkit's ranks, one thread computes and one thread may wait for messages.
+    # As on labkit's ranks, one thread of each process computes, and one thread may wait for
+    # messages.
     return (
         inherited
         | computing(1)
         | {
-            "HOROVOD_FUSION_THRESHOLD": "0",  # saves two copies; the fastest measured setting
+            # Without fusion, two copies are saved; the fastest measured setting.
+            "HOROVOD_FUSION_THRESHOLD": "0",
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            **launcher.huge_pages(),  # as on labkit's ranks
+            **launcher.huge_pages(),  # labkit's ranks also use huge pages
         }
     )
 
@@ -151,15 +155,15 @@ def _finish(
     end = time.monotonic() + limit
     while any(process.poll() is None for process in processes):
         failed = [number for number, process in enumerate(processes) if process.poll()]
-        # The wait ends at the first failure, because the other processes would wait for the failed
-        # process.
+        # Waiting ends at the first failure, because the other processes would wait forever for the
+        # failed process.
         if failed or time.monotonic() > end:
             break
         time.sleep(0.1)
     for number, process in enumerate(processes):
         if process.poll():
             lines = (folder / f"rank{number}.err").read_text(errors="replace").splitlines()
-            messages = [line for line in lines if re.search("[a-z]", line)]  # no lines of dashes
+            messages = [line for line in lines if re.search("[a-z]", line)]  # skips lines of dashes
             last = messages[-1].strip() if messages else f"exit code {process.returncode}"
             raise LabkitError(f"{name} ended early on rank {number}: {last}")
     if any(process.poll() is None for process in processes):

@@ -2,8 +2,9 @@
 
     python foreign.py labkit.bench.peers.rank '{"peer": "ddp", "rank": 0, "cases": ["cnn"], ...}'
 
-`labkit.frameworks.foreign` starts this module, so that it also runs in a Python without labkit. The
-module imports only modules of labkit that depend on nothing but NumPy. Rank 0 prints the results.
+`labkit.frameworks.foreign` starts this module, so that the module also runs in a Python without
+labkit. The module imports only modules of labkit that depend on nothing but NumPy. Rank 0 prints
+the results.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def main(task: dict[str, Any]) -> None:
         result = peer.measure(CASES[name], task["repeats"])
         if rank == 0:
             print(json.dumps({"case": name, "version": peer.version} | result), flush=True)
-    # A process that leaves early may end services that the other processes still use.
+    # All processes wait here, because a process that leaves early may end services that other
+    # processes still use.
     meeting.barrier()
     peer.leave()
 

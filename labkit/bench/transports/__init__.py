@@ -1,1 +1,1 @@
-"""A benchmark of transports that carry an array from one process to another."""
+"""A benchmark of transports that send an array from one process to another."""

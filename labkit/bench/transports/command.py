@@ -53,7 +53,7 @@ def command(
     train: bool,
     file: Path | None,
 ) -> None:
-    """Time the exchange of an array by gRPC, and by two-sided and one-sided messages."""
+    """Time the transfer of an array by gRPC, by two-sided and by one-sided messages."""
     wanted = measuring.plan(transports, namespaces=namespaces, rate=rate)
     for sentence in wanted.left_out:
         say(f"left out: {sentence}", err=True)
@@ -83,7 +83,7 @@ def command(
 
 
 def seconds(rows: Sequence[Row], transport: str, place: str, nbytes: int) -> float | None:
-    """Return the median seconds of a transport in a place at a size; None if it was not timed."""
+    """Return the median seconds of a transport in a place at an array size; None if not timed."""
     for row in rows:
         wanted = (row.get("transport"), row.get("place"), row["bytes"], row["what"])
         if wanted == (transport, place, nbytes, "exchange"):
@@ -92,13 +92,13 @@ def seconds(rows: Sequence[Row], transport: str, place: str, nbytes: int) -> flo
 
 
 def ratio(rows: Sequence[Row], other: str, at: str, place: str, nbytes: int = FOUR) -> float | None:
-    """Return a transport's time divided by the time of one-sided messages (static placement).
+    """Return a transport's time as a multiple of the time of one-sided messages (static placement).
 
     Args:
-        rows: Rows of `measure`.
-        other: Name of the other transport.
-        at: Place of the other transport.
-        place: Place of the one-sided messages.
+        rows: Rows that `measure` returns.
+        other: Name of the transport to compare with one-sided messages.
+        at: Place (kind of connection) where the other transport was measured.
+        place: Place (kind of connection) where one-sided messages were measured.
         nbytes: Size of the array in bytes.
     """
     slow, fast = seconds(rows, other, at, nbytes), seconds(rows, "one_sided", place, nbytes)

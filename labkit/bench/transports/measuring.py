@@ -1,4 +1,4 @@
-"""Measurements of the exchange of an array between two processes, over several transports."""
+"""Measurements of array transfers between two processes, over several transports."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ RATE = "1Gb"
 
 
 class Plan(NamedTuple):
-    """The transports to measure, and where their two processes run.
+    """The transports to measure, and the places where their two processes run.
 
     Attributes:
         ways: Transports with a place (such as shared memory, or TCP on loopback), in order of
             measurement.
-        left_out: Sentences that say which transports are omitted and why.
+        left_out: Sentences that state which transports are omitted and why.
         rate: Rate of the link between network namespaces in bits/s, such as "1Gb".
     """
 
@@ -53,18 +53,18 @@ def plan(
     Args:
         transports: Names of transports; default: all, see `ways.chosen`.
         places: Names of places; default: all, see `ways.chosen`.
-        namespaces: Whether to measure a link between two network namespaces; if the link is
+        namespaces: Whether to measure a link between two network namespaces. If such a link is
             impossible, the plan contains the reason.
-        rate: Rate of the link between namespaces, such as "1Gb".
+        rate: Rate of the link between network namespaces in bits/s, such as "1Gb".
 
     Raises:
-        InvalidInput: A name or the rate is invalid, or no transport remains.
+        InvalidInput: A name or the rate is invalid, or no transport can be measured.
     """
     bits_of(rate)
     ways, left_out = chosen(transports, places), []
     reasons = {LOOPBACK: hosts_wanted, APART: _unlinked if namespaces else lambda: "not requested"}
     for place, why_not in reasons.items():
-        # On loopback, TensorFlow's tasks, unlike MPI ranks, need no separate hosts.
+        # On loopback, MPI ranks need separate host names, but TensorFlow's tasks do not.
         lost = [
             way for way in ways if way.place == place and (place == APART or way.transport != GRPC)
         ]
@@ -77,26 +77,27 @@ def plan(
 
 
 def measure(wanted: Plan, sizes: Sequence[int] = SIZES, repeats: int = 5) -> list[Row]:
-    """Time the exchange of arrays between two processes, interleaved over transports.
+    """Time the transfer of arrays between two processes, alternating between transports.
 
-    An array of random bytes goes from one process to the other, which sends the array back without
-    a copy. The time of an exchange is half of the round trip, as the median over the exchanges that
-    fit into 0.3 s. TensorFlow's tasks exchange an array 32 times in one traced call (2 times above
-    1 MiB).
+    One process sends an array of random bytes to the other process, which sends the array back
+    without a copy. The time of a transfer is half of the round-trip time, as the median over the
+    round trips that fit into 0.3 s. TensorFlow's tasks send an array back and forth 32 times in one
+    traced call (2 times for arrays above 1 MiB).
 
     Args:
-        wanted: Plan from `plan`.
+        wanted: Plan of the measurement, from `plan`.
         sizes: Array sizes in bytes.
         repeats: Number of rounds over all transports and sizes.
 
     Returns:
-        One row per transport, place and size: the spread of the time over repeats (ms), `bandwidth`
-        (bytes/s), the number of `copies` of the array and their descriptions, `processor_ns` (CPU
-        time of both processes in ns per byte, with busy waiting), `tcp` (bytes sent by TCP as a
-        multiple of the array's bytes), and `correct` (whether the array returned bit-identical).
+        One row per transport, place and size. A row contains the spread of the time over repeats
+        (ms), `bandwidth` (bytes/s), and the number of `copies` of the array with their
+        descriptions. `processor_ns` is the CPU time of both processes in ns per byte, including
+        busy waiting. `tcp` is the number of bytes sent by TCP as a multiple of the array's bytes.
+        `correct` tells whether the array returned bit-identical.
 
     Raises:
-        InvalidInput: Sizes or repeats are out of range.
+        InvalidInput: `sizes` or `repeats` is out of range.
         LabkitError: A process ended early.
     """
     if min(sizes, default=0) < 1 or repeats < 1:
@@ -119,20 +120,22 @@ def train(
     batch_size: int = 64,
     repeats: int = 3,
 ) -> list[Row]:
-    """Train with one worker and one parameter server, interleaved over transports.
+    """Train with one worker and one parameter server, alternating between transports.
 
     Args:
-        wanted: Plan from `plan`.
-        target: Validation accuracy that a run must reach; the time until then is measured.
+        wanted: Plan of the measurement, from `plan`.
+        target: Validation accuracy that a run must reach; `seconds_to_target` is the time until
+            then.
         epochs: Number of epochs.
         widths: Widths of the hidden layers of an MLP, which is trained on the data set `digits`.
         batch_size: Batch size.
         repeats: Number of rounds over all transports.
 
     Returns:
-        One row per transport and place: the spread over repeats of the median step time (ms),
-        `bytes` of the weights, which each step fetches, `seconds_to_target` (median over repeats;
-        None if a repeat missed the target), and `accuracy` (of the worst repeat).
+        One row per transport and place: the spread over repeats of the median step time (ms), and
+        `bytes` of the weights, which each step fetches. `seconds_to_target` is the median over
+        repeats, or None if a repeat missed the target. `accuracy` is the accuracy of the worst
+        repeat.
     """
     training = ServerTraining(epochs, widths, batch_size, target)
     found: dict[Way, list[Row]] = {way: [] for way in wanted.ways}
@@ -154,7 +157,7 @@ def train(
 
 @contextmanager
 def processes(wanted: Plan) -> Iterator[Asking]:
-    """Start the processes of all transports; yield a function that runs a task on two of them."""
+    """Start the processes of all transports; yield a function that runs a task on two processes."""
     with ExitStack() as opened:
         link = None
         if any(way.place == APART for way in wanted.ways):
@@ -168,8 +171,8 @@ def processes(wanted: Plan) -> Iterator[Asking]:
 
         def ask(way: Way, question: Question) -> Any:
             processes = each[_key(way)]
-            # TensorFlow's task 0 reads the processor time of task 1, for which it needs task 1's
-            # pid.
+            # Task 0 of TensorFlow reads the CPU time of task 1, and needs the process id of task 1
+            # to read it.
             other = {"other": int(processes.ready[1])} if way.transport == GRPC else {}
             processes.ask({**question, **other})
             return json.loads(processes.answer())
@@ -182,7 +185,7 @@ def _key(way: Way) -> tuple[bool, str]:
 
 
 def _unlinked() -> str:
-    """Return why a link between namespaces is impossible; "" if it is possible."""
+    """Return why a link between network namespaces is impossible; "" if it is possible."""
     try:
         require_tools()
     except LabkitError as error:
@@ -191,7 +194,7 @@ def _unlinked() -> str:
 
 
 def _real(rate: str) -> Network:
-    """Return a Network that makes `TFDistribute` use a real link of this rate."""
+    """Return a `Network` with which `TFDistribute` uses a real link of this rate."""
     return Network(latency=0, bandwidth=bits_of(rate) / 8, name=rate)
 
 

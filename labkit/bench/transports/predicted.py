@@ -1,7 +1,8 @@
-"""Predicted times of the exchange over RDMA.
+"""Predicted times of the transfer of an array over RDMA.
 
-The module measures nothing, so the machine needs no RDMA hardware. The link is the preset of 100
-Gb/s InfiniBand, the network on which the paper (see `predict`) measures.
+This module computes its predictions without measurements, so the machine needs no RDMA hardware.
+The link is the preset of 100 Gb/s InfiniBand, the network of the measurements in the paper that
+`predict` cites.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from labkit.network import Network, finish_times
 
 NETWORK = "100Gb-infiniband"
 TCP_LATENCY = 20e-6  # latency of a TCP message in seconds, as in the preset "10GbE"
-COPY = 10e9  # bytes/s at which a core copies memory; a rounded value
+COPY = 10e9  # bytes/s at which a CPU core copies memory; a rounded value
 PLACE = "RDMA, predicted"
 
 
@@ -22,10 +23,10 @@ class Protocol(NamedTuple):
     """The messages and memory copies by which a protocol transfers an array.
 
     Attributes:
-        messages: Number of sequential messages; the last message carries the values.
-        copies: Number of copies of all values by a processor.
-        description: Description of the messages.
-        tcp: Whether the kernel's TCP carries the messages.
+        messages: Number of sequential messages; the last message contains the values of the array.
+        copies: Number of times that a CPU copies all values of the array.
+        description: Description of the protocol's messages.
+        tcp: Whether the kernel's TCP stack transfers the messages.
     """
 
     messages: int
@@ -47,24 +48,25 @@ PROTOCOLS = {
 def predict(
     sizes: Sequence[int], network: str | Network = NETWORK, copy: float = COPY
 ) -> list[Row]:
-    r"""Return one row per transport and size, with the predicted time:
+    r"""Return one row per transport and array size, with the predicted time T:
 
     \[T = m \lambda + \frac{n}{\beta} + c \frac{n}{\gamma},\]
 
-    for m sequential messages of latency λ, n bytes over a link of β bytes/s, and c copies at
-    γ bytes/s, without overlap. The model omits kernel load, small packets and memory registration.
+    where m is the number of sequential messages of latency λ, n the number of bytes over a link of
+    β bytes/s, and c the number of copies at γ bytes/s. Messages, the transfer and copies do not
+    overlap. The formula for the time neglects kernel load, small packets and memory registration.
 
     Args:
         sizes: Array sizes in bytes.
-        network: The link; its latency and bandwidth are used.
-        copy: Rate at which a core copies, bytes/s.
+        network: The link, of which the latency and the bandwidth are used.
+        copy: Rate at which a CPU core copies memory, in bytes/s.
 
-    Source: J. Xue et al.: Fast distributed deep learning over RDMA, EuroSys 2019, who report, of
-    training and not of one exchange, up to 25 times the speed of TensorFlow's gRPC, and up to 169 %
-    more than that of an RPC made for RDMA.
+    Source: J. Xue et al.: Fast distributed deep learning over RDMA, EuroSys 2019. The authors
+        report speeds of training, not times of transfers. They reach up to 25 times the speed of
+        TensorFlow's gRPC, and up to 169 % more than the speed of an RPC made for RDMA.
     """
     link = Network.parse(network)
-    assert link is not None  # for the type checker: `network` is not None
+    assert link is not None  # tells the type checker that `network` is not None
     rows = []
     for transport, each in PROTOCOLS.items():
         latency = TCP_LATENCY if each.tcp else link.latency

@@ -1,4 +1,4 @@
-"""`python -m labkit.bench.transports.rank`: two MPI ranks that exchange arrays on request."""
+"""`python -m labkit.bench.transports.rank`: two MPI ranks that transfer arrays on request."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from labkit.bench.transports.timed import WARM, ExchangeCost, array, exchanges, sent_by_tcp, timed
 from labkit.communicator import AnyMailbox, Communicator, open_mailbox, world
 
-LIMIT = 3600.0  # timeout in seconds, long because other transports are measured meanwhile
+LIMIT = 3600.0  # timeout in seconds; long, because other transports are measured in between
 THERE, BACK = (0, 1), (1, 0)
 
 
 class TransportPair:
-    """Two ranks that exchange arrays through a mailbox.
+    """Two ranks that send arrays to each other through a mailbox.
 
     Args:
         communicator: Communicator of the two ranks.
         transport: Name of a transport in `labkit.communicator.TRANSPORTS`.
-        nbytes: Size of the arrays in bytes; one-sided messages with static placement need it in
+        nbytes: Size of the arrays in bytes, which one-sided messages with static placement need in
             advance.
     """
 
@@ -34,7 +34,7 @@ class TransportPair:
         )
 
     def exchange(self, values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Send an array and return the reply (on rank 0)."""
+        """Send an array to rank 1 and return the reply (called on rank 0)."""
         self._carrier.post(THERE, np.zeros(1), values)
         return self._letter()
 
@@ -66,7 +66,7 @@ class TransportPair:
 
 
 def case(communicator: Communicator, transport: str, nbytes: int) -> ExchangeCost:
-    """Time round trips of an array within the time budget (collective)."""
+    """Time round trips of an array for as long as the time budget allows (collective)."""
     values, right = array(nbytes, seed=nbytes), True
     pair = TransportPair(communicator, transport, nbytes)
     seconds: list[float] = []
@@ -95,7 +95,7 @@ def case(communicator: Communicator, transport: str, nbytes: int) -> ExchangeCos
 
 
 def run_task(communicator: Communicator, task: dict[str, Any]) -> object:
-    """Run the requested measurement or training, and return rank 0's result (collective)."""
+    """Run a requested measurement or training, and return the result of rank 0 (collective)."""
     if "training" in task:
         from labkit.bench.transports.trained import ServerTraining, served, train_here
 
@@ -106,7 +106,7 @@ def run_task(communicator: Communicator, task: dict[str, Any]) -> object:
 
 
 def main() -> None:
-    """Answer each line of rank 0's standard input with a line, until the input ends."""
+    """Answer each line of rank 0's standard input with one line of output, until the input ends."""
     communicator = world(timeout=LIMIT)
     first = communicator.rank == 0
     if first:

@@ -25,8 +25,8 @@ _RANK = "labkit.bench.transports.rank"
 _TASK = "labkit.bench.transports.task"
 # This variable excludes the components of Open MPI that read another process's memory.
 _UNATTACHED = {"OMPI_MCA_smsc": "^cma,knem,xpmem"}
-# Open MPI's daemons do not use loopback addresses, so their network namespace gets another network
-# device.
+# Open MPI's daemons do not use loopback addresses, so their network namespace gets an additional
+# network device.
 _DEVICE = (
     f"ip link add {DEVICE} type veth peer name other && ip link set other up && "
     f"ip address add {ADDRESSES[0]}/30 dev {DEVICE} && ip link set {DEVICE} up && "
@@ -40,12 +40,13 @@ _TCP = {"pml": "ob1", "btl": "tcp,self", "osc": "^ucx", "mpi_yield_when_idle": "
 def ranks(place: str, namespaces: tuple[str, str] | None = None) -> Iterator[LinkedProcesses]:
     """Start two MPI ranks in one of the places `labkit.bench.transports.ways.PLACES`.
 
-    For TCP, each rank gets a separate host name. On one host, Open MPI would let two ranks share
-    the memory of a window regardless of the network.
+    For TCP, each rank gets a different host name. If both ranks had the same host name, Open MPI
+    would let them share the memory of a window regardless of the network.
 
     Args:
         place: Where the two ranks run and communicate, such as "TCP on loopback".
-        namespaces: Network namespaces of the two ranks; None: loopback or one host.
+        namespaces: Network namespaces of the two ranks; None: the ranks communicate over loopback
+            or within one host.
 
     Raises:
         LabkitError: The ranks ended early; the message contains their last lines of output.
@@ -66,7 +67,7 @@ def ranks(place: str, namespaces: tuple[str, str] | None = None) -> Iterator[Lin
         agent.write_text(_agent(dict(zip(HOSTS, namespaces, strict=True)) if namespaces else {}))
         agent.chmod(0o700)
         variables["PRTE_MCA_plm_ssh_agent"] = str(agent)
-        del variables["OMPI_MCA_btl"], variables["OMPI_MCA_osc"]  # set again below
+        del variables["OMPI_MCA_btl"], variables["OMPI_MCA_osc"]  # set again below, for the place
         options = (_TCP | {"btl_tcp_if_include": device}).items()
         command = [*launcher.mpiexec(2), "--prtemca", "plm", "ssh"]
         command += ["--host", ",".join(f"{host}:1" for host in HOSTS)]
@@ -78,7 +79,7 @@ def ranks(place: str, namespaces: tuple[str, str] | None = None) -> Iterator[Lin
 
 @contextmanager
 def tasks(namespaces: tuple[str, str] | None = None) -> Iterator[LinkedProcesses]:
-    """Start two TensorFlow tasks, connected by gRPC over loopback or between namespaces."""
+    """Start two TensorFlow tasks, which gRPC connects over loopback or between namespaces."""
     if namespaces:
         addresses = [f"{address}:{PORT}" for address in ADDRESSES]
     else:
@@ -126,7 +127,7 @@ def _alone() -> list[str]:
 
 
 def _agent(namespaces: Mapping[str, str]) -> str:
-    """Return a shell script that Open MPI runs instead of ssh: options, host name, command."""
+    """Return a shell script that replaces ssh for Open MPI: options, host name, command."""
     enters = "\n".join(
         f'{host}) set -- nsenter --net=/run/netns/{shlex.quote(namespace)} "$@" ;;'
         for host, namespace in namespaces.items()

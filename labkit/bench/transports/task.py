@@ -23,16 +23,16 @@ SMALL = 1 << 20  # maximum size of a small array in bytes
 
 
 def round_trips_per_call(nbytes: int) -> int:
-    """Return the number of round trips per call, which makes the call's overhead negligible."""
+    """Return how many round trips one call makes, so that the call's overhead is negligible."""
     return SMALL_COUNT if nbytes <= SMALL else LARGE_COUNT
 
 
 @cache
 def traced(count: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """Return a graph function that moves an array to the other task and back `count` times.
+    """Return a graph function that sends an array to the other task and back `count` times.
 
-    The function returns the array and its first element; the element can be fetched without a copy
-    of the array.
+    The function returns the array and the array's first element; the element can be fetched without
+    a copy of the array.
     """
     import tensorflow as tf
 
@@ -50,11 +50,11 @@ def traced(count: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
 
 
 def case(nbytes: int, other: int) -> ExchangeCost:
-    """Time round trips of an array between the tasks, within the time budget.
+    """Time round trips of an array between two tasks for as long as the time budget allows.
 
     Args:
         nbytes: Size of the array in bytes.
-        other: Process id of the other task.
+        other: Process id of the other TensorFlow task.
     """
     import tensorflow as tf
 
@@ -82,14 +82,14 @@ def case(nbytes: int, other: int) -> ExchangeCost:
 
 
 def start(number: int, addresses: list[str]) -> object:
-    """Start and return this task's server; task 0 instead connects to the tasks, returns None."""
+    """Start and return the server of task 1; on task 0, connect to both tasks and return None."""
     import tensorflow as tf
 
     spec = tf.train.ClusterSpec({"worker": addresses})
     if number:
         return tf.distribute.Server(spec, "worker", number, protocol="grpc")
-    # Graph optimizers are disabled, because they could remove the identity operations that move the
-    # array.
+    # Graph optimizers are disabled, because they could remove the identity operations that transfer
+    # the array.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     tf.config.experimental_connect_to_cluster(spec, "worker", number, protocol="grpc")
     return None
@@ -102,7 +102,7 @@ def main() -> None:
     print(os.getpid(), flush=True)
     sys.stdin.readline()
     if number == 0:
-        server = start(number, addresses)  # the other task is listening by now
+        server = start(number, addresses)  # the other task is already listening
     for line in sys.stdin:
         task: dict[str, Any] = json.loads(line)
         result = None if number else case(task["bytes"], task["other"])

@@ -1,4 +1,4 @@
-"""Functions for timing the exchange of an array over any transport."""
+"""Functions that time the transfer of an array over any transport."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 
 from labkit.frameworks.tcp_counters import connections, open_socket
 
-WARM, LEAST, MOST = 3, 3, 200  # numbers of round trips: warm-up, minimum, maximum
-BUDGET = 0.3  # seconds spent on one transport and array size
+WARM, LEAST, MOST = 3, 3, 200  # numbers of warm-up, of least and of most round trips
+BUDGET = 0.3  # seconds of round trips per transport and array size
 
 
 class ExchangeCost(TypedDict):
@@ -22,8 +22,8 @@ class ExchangeCost(TypedDict):
 
     Attributes:
         seconds: Half of the median round-trip time.
-        processor: CPU seconds of both processes together, with busy waiting.
-        tcp: Bytes that this process has sent by TCP.
+        processor: CPU seconds of both processes together, including busy waiting.
+        tcp: Bytes that this process sends by TCP.
         right: Whether the returned array is bit-identical to the sent array.
     """
 
@@ -39,12 +39,12 @@ def array(nbytes: int, seed: int = 0) -> np.ndarray:
 
 
 def exchanges(seconds: float) -> int:
-    """Return the number of round trips of `seconds` each that fit into the budget."""
+    """Return how many round trips of `seconds` each fit into the time budget."""
     return int(np.clip(BUDGET / seconds, LEAST, MOST))
 
 
 def timed(calls: int, call: Callable[[], object]) -> list[float]:
-    """Return the seconds of each call."""
+    """Return the seconds of each of `calls` calls of a function."""
     seconds = []
     for _ in range(calls):
         start = time.perf_counter()
@@ -54,7 +54,7 @@ def timed(calls: int, call: Callable[[], object]) -> list[float]:
 
 
 def sent_by_tcp() -> int:
-    """Return the bytes acknowledged on this process's open TCP connections."""
+    """Return how many bytes are acknowledged on this process's open TCP connections."""
     inodes = set()
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # the descriptor was closed in the meantime

@@ -1,4 +1,4 @@
-"""The effect of a transport on the step time of training and on the time to an accuracy."""
+"""The effect of a transport on the step time and on the time to reach an accuracy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from labkit.strategies import ParameterServer, Strategy, TFDistribute
 if TYPE_CHECKING:
     from labkit.communicator import Communicator
 
-WARM = 10  # number of untimed first steps
+WARM = 10  # number of untimed steps at the start
 
 
 class ServerTraining(NamedTuple):
@@ -27,7 +27,7 @@ class ServerTraining(NamedTuple):
         epochs: Number of epochs.
         widths: Widths of the hidden layers.
         batch_size: Batch size.
-        target: Validation accuracy that the training must reach; the time until then is measured.
+        target: Validation accuracy that the training must reach; the time to reach it is measured.
     """
 
     epochs: int
@@ -58,7 +58,7 @@ class ServerTraining(NamedTuple):
 
 
 def served(transport: Transport) -> ParameterServer:
-    """Return labkit's asynchronous parameter server, which is equivalent to TensorFlow's."""
+    """Return labkit's asynchronous parameter server strategy, equivalent to TensorFlow's."""
     return ParameterServer(servers=1, synchronous=False, transport=transport)
 
 
@@ -68,7 +68,7 @@ def grpc() -> TFDistribute:
 
 
 def train_here(communicator: Communicator, experiment: Experiment, target: float) -> Row:
-    """Train, and return this rank's step times and the time to accuracy (collective)."""
+    """Train, and return this rank's step times and the time to the target accuracy (collective)."""
     from labkit.worker.work import work
 
     result = work(communicator, experiment)
@@ -76,15 +76,16 @@ def train_here(communicator: Communicator, experiment: Experiment, target: float
         result.whole and result.whole.epochs, label="what epochs reached"
     )
     steps = [float(row["seconds"]) for row in result.rows]
-    return summary(steps, whole or [], target) if steps else {}  # a server rank has no steps
+    # On a server rank, there are no steps.
+    return summary(steps, whole or [], target) if steps else {}
 
 
 def summary(steps: Sequence[float], epochs: Sequence[Mapping[str, float]], target: float) -> Row:
-    """Return the spread of the step time (ms) and the time to the target accuracy (s).
+    """Return the spread of step times (ms) and the time to reach the target accuracy (s).
 
     Args:
-        steps: Seconds of each step of the worker.
-        epochs: Metrics after each epoch.
+        steps: Seconds of each step of one worker.
+        epochs: Metrics after each epoch, in order.
         target: Validation accuracy to reach.
     """
     later = 1e3 * np.array(steps[WARM:] or steps)

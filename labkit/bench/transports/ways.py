@@ -1,4 +1,4 @@
-"""The benchmark's transports and places, with the copies of an array that each one makes."""
+"""The benchmark's transports and places, with the memory copies that each combination makes."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from typing import NamedTuple
 from labkit.common.nearest import refuse_unknown
 
 SHARED, LOOPBACK, APART = "shared memory", "TCP on loopback", "TCP between namespaces"
-# In this place, Open MPI's reads from another process's memory are disabled, as on kernels that
-# forbid such reads (ptrace(2)).
+# In this place, Open MPI does not read another process's memory, as on kernels that forbid such
+# reads (ptrace(2)).
 UNATTACHED = "shared memory, no attach"
-WITHIN = (SHARED, UNATTACHED)  # places in which both processes share one host's memory
+WITHIN = (SHARED, UNATTACHED)  # places where both processes share the memory of one host
 PLACES = (*WITHIN, LOOPBACK, APART)
 GRPC = "grpc"
 
 # TCP copies an array twice: into the sender's kernel and out of the receiver's kernel. On loopback,
-# both are one kernel, which makes no further copy.
+# sender and receiver have the same kernel, which makes no further copy.
 _TCP = ("from the sender into its kernel", "from the kernel to the reader")
-# With Open MPI's active messages, the receiver's MPI library copies each fragment once more.
+# With Open MPI's active messages, the receiver's MPI library makes an additional copy of each
+# fragment.
 _FRAGMENTS = (*_TCP, "from the fragment that was received into the window")
 
 
 class Way(NamedTuple):
-    """A transport, and the place of its two processes.
+    """A transport, with the place where its two processes run.
 
     Attributes:
         transport: "grpc", or a name of `labkit.communicator.TRANSPORTS`.
-        place: One of `PLACES`.
-        copies: One description for each copy of the whole array.
+        place: Where the two processes run and communicate, one of `PLACES`.
+        copies: One description for each time that the whole array is copied.
     """
 
     transport: str
@@ -37,7 +38,7 @@ class Way(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of transport and place, such as `one_sided, shared memory`."""
+        """Name of the transport and the place, such as `one_sided, shared memory`."""
         return f"{self.transport}, {self.place}"
 
 
@@ -60,7 +61,7 @@ _COPIES = {
     ("two_sided", LOOPBACK): _TCP,
     ("two_sided", APART): _TCP,
     ("one_sided", SHARED): _PUT,
-    ("one_sided", UNATTACHED): _PUT,  # an MPI window needs no such reads
+    ("one_sided", UNATTACHED): _PUT,  # an MPI window needs no reads of another process's memory
     ("one_sided", LOOPBACK): _FRAGMENTS,
     ("one_sided", APART): _FRAGMENTS,
     ("one_sided_dynamic", SHARED): _READ,
@@ -72,7 +73,7 @@ WAYS = {way.name: way for way in (Way(*key, copies) for key, copies in _COPIES.i
 
 
 def chosen(transports: Sequence[str], places: Sequence[str]) -> list[Way]:
-    """Return the ways (transport and place) with these names; an empty sequence selects all.
+    """Return the transports with places that have these names; an empty sequence selects all.
 
     Raises:
         InvalidInput: A name is unknown.

@@ -1,4 +1,5 @@
-"""Checks of this machine. Each finding is one line; problems come with a command as fix."""
+"""Checks of this machine, which `labkit doctor` runs. Each finding is one line; a problem's line
+contains a command that fixes the problem."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ CHECKS: list[Check] = [
     programs.tensorflow,
     programs.keras,
 ]
-# These checks wait for other processes, and run in threads. They import nothing, because concurrent
-# imports in threads can deadlock.
+# These checks wait for other processes, and therefore run in threads. The checks in threads import
+# no modules, because concurrent imports can deadlock.
 WAITING = {
     *(ranks.mpiexec, ranks.ranks, fault_tolerance.deaths, hosts.hosts),
     *(programs.chromium, programs.slurm, programs.tensorflow),
@@ -59,8 +60,8 @@ def checks_of(launcher: str, hosts_text: str) -> list[Check]:
             file; "" for other launchers than "hosts".
 
     Raises:
-        InvalidInput: The launcher is "hosts" and `hosts_text` is empty, or the launcher is another
-            one and `hosts_text` names hosts.
+        InvalidInput: The launcher is "hosts" but `hosts_text` is empty, or the launcher is not
+            "hosts" but `hosts_text` names hosts.
     """
     if (launcher == "hosts") != bool(hosts_text):
         raise InvalidInput("--launcher hosts and --hosts a:2,b:2 go together")
@@ -72,11 +73,11 @@ def checks_of(launcher: str, hosts_text: str) -> list[Check]:
 
 
 def examine(checks: Sequence[Check] = CHECKS) -> Iterator[Diagnosis]:
-    """Run checks of this machine, and yield their findings in the order of the checks.
+    """Run the checks of this machine, and yield their findings in the order of the checks.
 
-    Some checks start two or three ranks for some seconds. Checks that wait for processes run
-    concurrently with the other checks. The longest check, the import of TensorFlow, therefore sets
-    the total duration.
+    Some checks start two or three ranks for some seconds. Checks that wait for other processes run
+    concurrently with the remaining checks. The total duration is therefore that of the longest
+    check, the import of TensorFlow.
     """
     with ThreadPoolExecutor(len(checks)) as pool:
         futures = {check: pool.submit(_findings, check) for check in checks if _waits(check)}
@@ -90,7 +91,7 @@ def _waits(check: Check) -> bool:
 
 
 def _findings(check: Check) -> list[Diagnosis]:
-    """Return the findings of a check; if the check raises an exception, report it as a finding."""
+    """Return the findings of a check; an exception of the check is also reported as a finding."""
     try:
         return list(check())
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Checks of running clusters, of their users, and of leftovers of ended clusters."""
+"""Checks of running clusters, of the processes that use them, and of leftovers of ended ones."""
 
 from __future__ import annotations
 
@@ -55,10 +55,11 @@ def _cluster_findings(folder: Path, up: bool, engines: list[int]) -> Iterator[Di
 
 
 def _holders(folder: Path) -> Iterator[str]:
-    """Yield the processes and sweeps for which a cluster keeps running (its holders).
+    """Yield the processes and sweeps that hold leases on a cluster (its holders).
 
-    The name of a lease file identifies the holder. The locks of lease files are not tested, because
-    closing a lease file would release a lock that this process itself holds.
+    The name of a lease file is the process id or the sweep that holds the lease. The locks of lease
+    files are not tested, because closing a lease file would also release a lock of this process on
+    the file.
     """
     for lease in sorted((folder / "leases").glob("*")):
         pid, _, rest = lease.name.partition("-")
@@ -77,15 +78,15 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _engines() -> dict[Path, list[int]]:
-    """Return the pids of this user's engines and controllers, by cluster keeper's lock file."""
+    """Return the pids of this user's engines and controllers, by their keeper's lock file."""
     pids: dict[Path, list[int]] = {}
     for process in psutil.process_iter():
         try:
-            # The search reads the commands and environments of processes, because no record lists
+            # The search reads the commands and environments of all processes, because no file lists
             # an engine whose cluster keeper is dead.
             if "labkit.cluster.engine" in process.cmdline():
                 keeper = Path(process.environ()["LABKIT_KEEPER"])
                 pids.setdefault(keeper, []).append(process.pid)
-        except (psutil.Error, KeyError):  # the process has ended, or belongs to another user
+        except (psutil.Error, KeyError):  # the process has ended, or another user owns it
             continue
     return pids

@@ -1,4 +1,4 @@
-"""The class of `labkit doctor`'s findings, and functions that run external commands."""
+"""The class of the findings of `labkit doctor`, and functions that run external commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Literal
 
 from labkit.common.errors import LabkitError
 
-LIMIT = 120.0  # seconds; a first import of TensorFlow from a cold disk takes most of a minute
+LIMIT = 120.0  # seconds; TensorFlow's first import from a slow disk takes most of a minute
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Diagnosis:
     """A finding of `labkit doctor`, printed as one line.
 
     Attributes:
-        state: "ok"; "note" for a problem with which runs still work; "broken" for a problem that
-            prevents runs.
+        state: "ok" for no problem, "note" for a problem despite which runs work, or "broken" for a
+            problem that prevents runs.
         what: A description of the finding.
-        fix: A shell command or advice that solves the problem; "": none.
+        fix: A shell command or advice that solves the problem; "" if there is no problem or no fix.
     """
 
     state: Literal["ok", "note", "broken"]
@@ -52,7 +52,7 @@ def output(
             capture_output=True,
             text=True,
             timeout=LIMIT,
-            # Without this setting, a command that prompts for input would wait until the timeout.
+            # With stdin connected, a command that prompts for input would wait until the timeout.
             stdin=subprocess.DEVNULL,
             env=os.environ | (variables or {}),
             check=False,
@@ -63,12 +63,12 @@ def output(
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the last line that a command has printed, from stderr unless stderr is empty."""
+    """Return the last line that a command has printed: on stderr, or on stdout without stderr."""
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip(" -*")]
     return lines[-1] if lines else f"ended with code {done.returncode} and no output"
 
 
 def python() -> str:
-    """Return a shell command for this interpreter, as a relative path where possible."""
+    """Return a shell command for this Python interpreter, as a relative path if possible."""
     relative = os.path.relpath(sys.executable)
     return f"{shlex.quote(sys.executable if relative.startswith('..') else relative)} -P"

@@ -1,4 +1,4 @@
-"""A check of MPI's fault tolerance: kill one of three ranks, and continue with the other two."""
+"""A check of MPI's fault tolerance: one of three ranks is killed, and the other two continue."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from labkit.cli.doctor.ranks import enclosure
 from labkit.communicator import launcher
 
 RANKS, VICTIM = 3, 0
-# If a rank dies, ranks that wait in an allreduce must raise RankDied. After `shrink`, the sums of
-# the surviving ranks must be correct.
+# When a rank dies, the ranks that wait in an allreduce must raise RankDied. After `shrink` has
+# removed the dead rank, the sums of the surviving ranks must be correct.
 RANK = f"""
 import os, signal
 import numpy as np
@@ -39,10 +39,11 @@ ranks.close()
 def deaths() -> Iterator[Diagnosis]:
     """Report whether ranks survive the death of another rank.
 
-    The check kills a rank, because build flags of an MPI library do not prove fault tolerance.
+    The check kills a rank, because the build flags of an MPI library do not prove that it is fault
+    tolerant.
     """
     command = [
-        *(enclosure() or ()),  # `ranks` reports a missing namespace
+        *(enclosure() or ()),  # the check `ranks` reports a missing namespace
         *launcher.mpiexec(RANKS, outlives=True),
         sys.executable,
         "-P",

@@ -1,4 +1,4 @@
-"""Checks of remote hosts: each has the same Python, and all can form one MPI world."""
+"""Checks of remote hosts: all have the same Python, and their ranks can form one MPI world."""
 
 from __future__ import annotations
 

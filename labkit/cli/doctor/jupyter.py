@@ -11,8 +11,8 @@ from pathlib import Path
 
 from labkit.cli.doctor.diagnosis import Diagnosis, python
 
-# The JupyterLab extensions that live figures need, and for each the Python package that provides
-# it.
+# This mapping contains the JupyterLab extensions that live figures need, each with the Python
+# package that provides it.
 EXTENSIONS = {"@jupyter-widgets/jupyterlab-manager": "jupyterlab_widgets", "anywidget": "anywidget"}
 
 
@@ -21,7 +21,7 @@ def plotly() -> Iterator[Diagnosis]:
     chosen = os.environ.get("PLOTLY_RENDERER")
     try:
         from plotly.io import renderers  # noqa: F401
-    except ValueError:  # the import of plotly fails with an unknown renderer
+    except ValueError:  # plotly's import fails if the renderer is unknown
         what = f"plotly: PLOTLY_RENDERER={chosen} is not a renderer of Plotly"
         yield Diagnosis("broken", what, "unset PLOTLY_RENDERER")
     else:
@@ -31,7 +31,7 @@ def plotly() -> Iterator[Diagnosis]:
 
 def widgets() -> Iterator[Diagnosis]:
     """Check that JupyterLab has the extensions that draw live figures."""
-    import anywidget  # noqa: F401  (the kernel's part)
+    import anywidget  # noqa: F401 (the kernel needs anywidget, too)
     from jupyter_core.paths import jupyter_path
 
     folders = [Path(folder) for folder in jupyter_path("labextensions")]
@@ -59,8 +59,8 @@ def _disabled() -> set[str]:
         path = Path(folder) / "labconfig" / "page_config.json"
         if path.is_file():
             entries = json.loads(path.read_text()).get("disabledExtensions", {})
-            # Older files hold a list of names. A plugin of an extension is named
-            # "extension:plugin".
+            # In older configuration files, the disabled extensions are a list of names. A plugin of
+            # an extension has a name of the form "extension:plugin".
             names = (
                 entries
                 if isinstance(entries, list)
@@ -71,7 +71,7 @@ def _disabled() -> set[str]:
 
 
 def kernel() -> Iterator[Diagnosis]:
-    """Check that JupyterLab's kernel python3 runs this interpreter, as `labkit run` does."""
+    """Check that JupyterLab's kernel python3 runs this interpreter, like `labkit run`."""
     from jupyter_client.kernelspec import KernelSpecManager
 
     command = KernelSpecManager().get_kernel_spec("python3").argv[0]

@@ -13,9 +13,9 @@ from labkit.cli.doctor.diagnosis import Diagnosis
 from labkit.common.machine import LOOPBACK_FIX, without_loopback
 from labkit.common.paths import usable_cores
 
-# Minimum free space in GiB, below which a run of two ranks may fail.
+# These constants are the minimum free space in GiB, below which a run of two ranks may fail.
 MEMORY, DISK, SHARED = 2.0, 1.0, 0.25
-SHARED_MEMORY = Path("/dev/shm")  # ranks of one host store gradient buckets here
+SHARED_MEMORY = Path("/dev/shm")  # ranks on the same host store gradient buckets here
 
 
 def cores() -> Iterator[Diagnosis]:
@@ -30,7 +30,7 @@ def cores() -> Iterator[Diagnosis]:
 
 
 def root() -> Iterator[Diagnosis]:
-    """Report whether the user is root, for whom Open MPI needs two environment variables."""
+    """Report whether the user is root; Open MPI then needs two environment variables."""
     if os.name == "posix" and os.geteuid() == 0:
         allow = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
         yield Diagnosis(
@@ -41,7 +41,7 @@ def root() -> Iterator[Diagnosis]:
 
 
 def loopback() -> Iterator[Diagnosis]:
-    """Check the loopback address, over which processes of this machine connect to each other."""
+    """Check the loopback address, through which processes of this machine connect to each other."""
     if problem := without_loopback():
         yield Diagnosis("broken", f"loopback: {problem}", f"{LOOPBACK_FIX}  # as root")
     else:
@@ -49,7 +49,7 @@ def loopback() -> Iterator[Diagnosis]:
 
 
 def data() -> Iterator[Diagnosis]:
-    """Report the available data sets, and the data sets that must be downloaded."""
+    """Report the data sets that are available, and those that must be downloaded first."""
     from labkit import datasets
 
     folder = os.environ.get("LABKIT_DATA")
@@ -99,7 +99,7 @@ def disk() -> Iterator[Diagnosis]:
         # existing parent.
         existing = next(path for path in (folder, *folder.resolve().parents) if path.exists())
         places[what] = existing
-        # Group the folders by device, because several folders often share one file system.
+        # Folders are grouped by device, because several folders often share one file system.
         systems.setdefault(existing.stat().st_dev, []).append(what)
         if not os.access(existing, os.W_OK):
             fix = f"chmod u+w {shlex.quote(str(existing))}  # or work in another folder"

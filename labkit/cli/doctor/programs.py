@@ -20,7 +20,7 @@ print(json.dumps([tf.__version__, keras.__version__, gpus]))
 """
 BROWSERS = (
     *("chromium", "chromium-browser", "google-chrome"),
-    *(  # macOS applications are not on PATH
+    *(  # on macOS, applications are not on PATH
         f"/Applications/{name}.app/Contents/MacOS/{name}" for name in ("Chromium", "Google Chrome")
     ),
 )
@@ -28,7 +28,8 @@ BROWSERS = (
 
 def tensorflow() -> Iterator[Diagnosis]:
     """Import TensorFlow, and report its version and the GPUs that it finds."""
-    # A subprocess imports TensorFlow, because a broken TensorFlow may crash its process.
+    # A subprocess imports TensorFlow, because a broken TensorFlow may crash the process that
+    # imports it.
     done = output([sys.executable, "-P", "-c", _TENSORFLOW], launcher.environment())
     if done.returncode != 0:
         fix = f"{python()} -m pip install --force-reinstall tensorflow=={version('tensorflow')}"
@@ -40,7 +41,7 @@ def tensorflow() -> Iterator[Diagnosis]:
 
 
 def keras() -> Iterator[Diagnosis]:
-    """Report Keras settings of the user that differ from those of runs."""
+    """Report the user's Keras settings that differ from the settings that runs use."""
     findings = [
         Diagnosis("note", f"keras: {what}", advice) for what, advice in keras_settings.notes()
     ]
@@ -77,7 +78,7 @@ def gpus(count: int, names: list[str]) -> Diagnosis:
 
 
 def chromium() -> Iterator[Diagnosis]:
-    """Report the browser that browser tests and screenshots use."""
+    """Report the browser that screenshots and tests in a browser use."""
     command = next(filter(None, map(shutil.which, BROWSERS)), None)
     mac = sys.platform == "darwin"
     if command is None:
@@ -95,7 +96,7 @@ def chromium() -> Iterator[Diagnosis]:
 
 
 def slurm() -> Iterator[Diagnosis]:
-    """Report the nodes of a Slurm cluster, if one exists."""
+    """Report the nodes of the Slurm cluster, if there is a Slurm cluster."""
     command = shutil.which("sinfo")
     if command is None:
         yield Diagnosis("ok", "slurm: none; ranks start on this machine")

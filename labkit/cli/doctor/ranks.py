@@ -21,9 +21,11 @@ from labkit.frameworks.private_network import isolate
 from labkit.hosts import host_probe
 
 RANKS = 2
-_BINDERS = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")  # read by each rank's OpenMP
+# Variables that OpenMP reads in each rank.
+_BINDERS = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
-# Each rank prints its report as JSON in one write, so that the lines of different ranks do not mix.
+# Each rank prints its report as JSON in a single write, so that lines of different ranks do not
+# mix.
 RANK = """
 import json, os, socket, sys
 from mpi4py import MPI
@@ -102,25 +104,26 @@ def ranks() -> Iterator[Diagnosis]:
 
 
 def enclosure() -> list[str] | None:
-    """Return the command prefix that gives mpiexec a network namespace; None if refused."""
+    """Return the command prefix that runs mpiexec in a network namespace; None if not permitted."""
     try:
         return isolate("mpiexec")
-    except LabkitError:  # clusters then bind mpiexec's sockets instead, or refuse to start
+    # Without a namespace, clusters bind mpiexec's sockets to loopback, or refuse to start.
+    except LabkitError:
         return None
 
 
 def rank_reports(done: subprocess.CompletedProcess[str]) -> list[RankReport]:
-    """Return the reports that a command's ranks have printed, in any order."""
+    """Return the reports that the ranks of a command have printed, in any order."""
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def trouble(done: subprocess.CompletedProcess[str], ranks: int) -> str:
-    """Return why the processes of a command did not form one MPI world; "" if they did."""
+    """Return why the processes of a command have not formed one MPI world; "" if they have."""
     if done.returncode != 0:
         return f"{Path(str(done.args[0])).name}: {last_line(done)}"
     reports = rank_reports(done)
-    # If mpi4py uses another MPI library than the launcher, each process is rank 0 of a world of
-    # one.
+    # If mpi4py and mpiexec use different MPI libraries, each process is rank 0 of a world of one
+    # process.
     if [rank["size"] for rank in reports] != [ranks] * ranks:
         library = reports[0]["library"] if reports else "nothing"
         return f"each rank is alone; mpi4py works with {library}, not with this launcher"
@@ -130,7 +133,7 @@ def trouble(done: subprocess.CompletedProcess[str], ranks: int) -> str:
 
 
 def threads(reports: list[RankReport]) -> Diagnosis:
-    """Check that the experiment's number of threads reaches TensorFlow in each rank."""
+    """Check that TensorFlow uses the experiment's number of threads in each rank."""
     found = {rank["threads"] for rank in reports}
     if found == {"1"}:
         what = "TensorFlow uses the experiment's number of threads in each rank"
@@ -140,7 +143,7 @@ def threads(reports: list[RankReport]) -> Diagnosis:
 
 
 def binding(reports: list[RankReport], reinstall: str) -> Diagnosis:
-    """Check that ranks may use all usable cores, because labkit binds no rank to cores."""
+    """Check that ranks may use all usable cores; labkit itself binds no rank to cores."""
     if binders := [name for name in _BINDERS if name in os.environ]:
         what = f"binding: {', '.join(binders)} may bind the threads of all ranks to the same cores"
         return Diagnosis("note", what, f"unset {' '.join(binders)}")

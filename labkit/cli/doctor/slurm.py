@@ -1,4 +1,4 @@
-"""Checks of Slurm: its controller, its nodes, its PMI types, and MPI worlds in its job steps."""
+"""Checks of Slurm: controller, nodes, PMI types, and MPI worlds that its job steps form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labkit.hosts.queue import Queue
 
 COMMANDS = ("sinfo", "squeue", "scontrol", "scancel", "sbatch", "salloc", "srun")
 PMI = "pmix"
-ROOM = 30  # maximum seconds until Slurm grants the check an allocation
+ROOM = 30  # maximum seconds until Slurm must grant an allocation to the check
 OPTIONS = "LABKIT_SLURM"  # environment variable with options for salloc and srun
 
 
@@ -78,7 +78,8 @@ def worlds() -> Iterator[Diagnosis]:
         f"srun --mpi={PMI}": ["srun", f"--mpi={PMI}", *room, *rank],
         "mpiexec in an allocation": ["salloc", *room, *launcher.mpiexec(RANKS), *rank],
     }
-    # The launches run one after the other, because concurrent allocations would compete for nodes.
+    # The two launches run one after the other, because concurrent allocations would compete for
+    # nodes.
     for launch, command in launches.items():
         done = output([*login(), *command], launcher.environment(over_hosts=True))
         wrong = trouble(done, RANKS)

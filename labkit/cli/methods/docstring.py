@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 SECTIONS = ("args", "raises", "returns", "attributes", "source")
-# "Args:", "Args and source:", "Args, raises and source:", "Source:", …
-# One heading may name several sections.
+# These are examples of headings: "Args:", "Args and source:", "Args, raises and source:",
+# "Source:", … One heading may name several sections.
 _HEAD = re.compile(r"([A-Za-z]+(?:(?:, | and )[a-z]+)*):\s*(.*)")
 _DIFFERS = re.compile(r"(?:^|(?<=\.)\s+)Differs from (?:it|them)[:,]?\s+")
 _ELSEWHERE = re.compile(r"as (?:for )?`(\w+)`")
@@ -17,7 +17,8 @@ _ELSEWHERE = re.compile(r"as (?:for )?`(\w+)`")
 
 @dataclass(frozen=True)
 class Docstring:
-    """The parts of a docstring; absent parts are "". Only the part `args` keeps its line breaks."""
+    """The sections of a docstring; absent sections are "". Only the text in `args` keeps its line
+    breaks."""
 
     summary: str
     args: str = ""
@@ -31,10 +32,10 @@ class Docstring:
         return found[1] if found else None
 
     def argument(self, name: str, names: Iterable[str]) -> str:
-        """Return the description of one argument from "Args"; `names` lists all arguments."""
+        """Return an argument's description in the section "Args"; `names` lists all arguments."""
         every = "|".join(map(re.escape, names))
-        # An argument's entry begins a line, or follows a semicolon: "size: of all; root: its
-        # place".
+        # The entry of an argument begins a line, or follows a semicolon, as in "size: of all; root:
+        # its place".
         starts = list(re.finditer(rf"(?:^|\n|;)\s*({every}):\s", self.args))
         ends = [*(start.start() for start in starts), len(self.args)][1:]
         parts = zip(starts, ends, strict=True)
@@ -43,7 +44,7 @@ class Docstring:
 
 
 def parse(text: str | None) -> Docstring:
-    """Parse a docstring, and convert its TeX delimiters into Markdown's dollar signs."""
+    """Parse a docstring, and convert TeX delimiters into the dollar signs of Markdown."""
     cleaned = inspect.cleandoc(text or "")
     summary, *_ = re.split(r"\n\s*\n", cleaned, maxsplit=1)
     sections = dict.fromkeys(SECTIONS, "")
@@ -59,13 +60,13 @@ def parse(text: str | None) -> Docstring:
             rest = line
         for section in current:
             sections[section] += f"{rest}\n"
-    # A zero byte, which no docstring contains, replaces the words "Differs from it".
+    # A zero byte, which occurs in no docstring, replaces the words "Differs from it".
     source, _, differs = _DIFFERS.sub("\0", _line(sections["source"])).partition("\0")
     return Docstring(_line(summary), _dollars(sections["args"]), source, differs)
 
 
 def _heading(line: str) -> tuple[list[str], str] | None:
-    """Return the sections that a line begins, and the rest of the line; None: no heading."""
+    """Return the sections that a heading names, and the rest of its line; None: no heading."""
     head = _HEAD.fullmatch(line)
     if head is None:
         return None
@@ -74,7 +75,7 @@ def _heading(line: str) -> tuple[list[str], str] | None:
 
 
 def _line(text: str) -> str:
-    joined = re.sub(r"(?<=\w)-\n\s*", "-", text)  # joins a hyphenated word again
+    joined = re.sub(r"(?<=\w)-\n\s*", "-", text)  # joins a word that was hyphenated at a line end
     return _dollars(" ".join(joined.split()))
 
 

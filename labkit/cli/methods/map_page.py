@@ -1,4 +1,4 @@
-"""The map of methods as one offline HTML page, with grids, cells, empty cells and axes."""
+"""The map of methods as an HTML page that opens offline, with grids, empty cells and axes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from labkit.figures.taxonomy import COLUMNS, MethodInCell, Row, empty, grid
 
 TITLE = "Map of labkit's methods"
 MENUS = ("compression", "scheduling")  # axes of the taxonomy that have a menu on the page
-# The methods in one cell of the grid: for each method's name, all positions of the method.
+# For one cell of the grid, this type maps each method's name to all positions of the method.
 _Here = Mapping[str, Sequence[MethodInCell]]
 
 
 def map_page(notebooks: Path, folder: Path) -> str:
-    """Return the HTML page of the map.
+    """Return the HTML page with the map of all methods.
 
     Args:
         notebooks: Folder of the notebooks that use the methods.
-        folder: Folder of the page, to which links to notebooks are relative.
+        folder: Folder of the page; links to notebooks are relative to this folder.
 
     Raises:
         InvalidInput: A notebook in the folder cannot be read.
@@ -39,7 +39,7 @@ def map_page(notebooks: Path, folder: Path) -> str:
     standings = [standing for each in every for standing in each.standings()]
     laid, code = grid(standings), [*embed.scripts(), (own / "map.js").read_text()]
     filled = sum(map(bool, laid.values()))
-    # The page shares the HTML head and the style sheet of reports.
+    # The page uses the same HTML head and style sheet as reports.
     places = [PackageLoader(f"labkit.{room}", ".") for room in ("cli.methods", "report")]
     environment = Environment(loader=ChoiceLoader(places), autoescape=True, trim_blocks=True)
     style = Path(embed.__file__).with_name("page.css").read_text() + (own / "map.css").read_text()
@@ -84,7 +84,7 @@ def _distinct(here: Sequence[MethodInCell], axis: str) -> str:
 
 
 def _data(laid: Mapping[tuple[Row, str], _Here]) -> JSON:
-    """Return the cells of the grid and their methods, as data for the page's script."""
+    """Return the grid's cells with their methods, as data for the script of the page."""
     from labkit.figures.taxonomy import method_text, title
 
     places: list[JSON] = [

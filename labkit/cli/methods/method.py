@@ -1,4 +1,4 @@
-"""Families of methods, with texts and sources from the docstrings of the methods."""
+"""Families of methods, with texts and sources from the methods' docstrings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from labkit.schedules.pipeline import ScheduleTable
     from labkit.schedules.round import Round
 
-# A method: its class, its function, or its docstring if the method is no Python object.
+# A `Member` is a method of a family: its class, its function, or a text if the method is no Python
+# object.
 Member: TypeAlias = "type | Callable[..., Iterable[Round] | ScheduleTable] | str"
 
 _ARXIV = re.compile(r"arXiv (\d{4}\.\d{4,5})")
@@ -32,7 +33,7 @@ _ARXIV = re.compile(r"arXiv (\d{4}\.\d{4,5})")
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a method; `default` is the repr of its default, None if it is required."""
+    """A parameter of a method; `default` is the repr of the default value, None if required."""
 
     name: str
     default: str | None
@@ -48,17 +49,17 @@ class Paper(NamedTuple):
 
 @dataclass(frozen=True)
 class Method:
-    """A method: its name in an experiment, and the contents of its docstring.
+    """A method: its name in an experiment, and the information in its docstring.
 
     Attributes:
-        name: Name of the method, as in the mapping of its family.
-        expression: Python expression that selects the method.
+        name: Name of the method, which is its key in the mapping of its family.
+        expression: Python expression that selects the method, such as `lk.AllReduce`.
         summary: First paragraph of the docstring.
         parameters: The method's parameters, with defaults and descriptions.
-        source: The publication: its authors, title and year, with the arXiv number if one exists.
-        differs: Differences between the method and its source.
-        papers: Papers that the method's class names; otherwise, the paper of the source.
-        axes: The method's values on the axes of the taxonomy, by axis name of
+        source: The publication: authors, title and year, with the arXiv number if one exists.
+        differs: How the method differs from the method in the publication.
+        papers: Papers that the method's class names; if it names none, the paper in `source`.
+        axes: The method's values on each axis of the taxonomy, by axis name in
             `labkit.strategies.AXES`.
     """
 
@@ -83,10 +84,10 @@ class Family:
 
     Attributes:
         title: Heading of the family's section.
-        question: Sentence or question that describes the family, printed below the heading.
-        place: Qualified name of the mapping, such as `labkit.strategies.STRATEGIES`.
+        question: Sentence or question that describes the family, printed below the title.
+        place: Qualified name of the family's mapping, such as `labkit.strategies.STRATEGIES`.
         template: Python expression that selects a method, with `{}` for the method's name.
-        members: The mapping from a method's name to its class, function or docstring.
+        members: The family's mapping from a method's name to its class, function or docstring.
     """
 
     title: str
@@ -96,7 +97,7 @@ class Family:
     members: Mapping[str, Member]
 
     def methods(self) -> list[Method]:
-        """Return all methods of the family, in the order of the mapping."""
+        """Return all methods of the family, in the order of the family's mapping."""
         return [self._method(name, member) for name, member in self.members.items()]
 
     def _method(self, name: str, member: Member) -> Method:
@@ -108,7 +109,7 @@ class Family:
             else f"{self.template.format(name)}({known})"
         )
         own, *others = _documents(member)
-        # A base class may name the source, if several methods share it.
+        # If several methods share a source, a base class of theirs may name it.
         origin = next(
             (d for d in (own, *others) if d.source and not d.source_function), Docstring("")
         )
@@ -178,8 +179,8 @@ def families() -> list[Family]:
 
 
 def _documents(member: Member) -> Iterator[Docstring]:
-    """Yield a method's docstring, then those of the function that it names, or of its bases."""
-    # An exchange schedule is given as a text instead of an object.
+    """Yield a method's docstring, then those of the function that it refers to, or of its bases."""
+    # An exchange schedule is given as its explanation, which is a string.
     document = parse(member if isinstance(member, str) else member.__doc__)
     yield document
     if document.source_function:
@@ -191,10 +192,10 @@ def _documents(member: Member) -> Iterator[Docstring]:
 
 
 def _papers(named: str, source: str) -> list[Paper]:
-    """Return the papers in `named`, e.g. `Li 2014; Chen 2016, arXiv 1604.00981`, or `source`."""
+    """Return papers in `named` (`Li 2014; Chen 2016, arXiv 1604.00981`), or the one in `source`."""
     if named:
         return [Paper(part.partition(",")[0], _number(part)) for part in named.split("; ")]
-    text = _ARXIV.sub("", source)  # an arXiv number may look like a year
+    text = _ARXIV.sub("", source)  # an arXiv number could be mistaken for a year
     author, year = re.search(r"[A-Z][^\W\d_]+", text), re.search(r"\b(19|20)\d\d\b", text)
     if author and year:
         return [Paper(f"{author[0]} {year[0]}", _number(source))]
@@ -207,7 +208,7 @@ def _number(text: str) -> str:
 
 
 def _places(member: Member) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield each axis of the taxonomy that applies to a method, with the method's values on it."""
+    """Yield each taxonomy axis that applies to a method, with the method's values on this axis."""
     if inspect.isclass(member) and issubclass(member, Strategy):
         yield from zip(AXES, map(dict.fromkeys, zip(*member.cells(), strict=True)), strict=True)
     elif inspect.isclass(member) and issubclass(member, Compressor):
@@ -230,7 +231,7 @@ def _parameters(member: Member) -> list[Parameter]:
 def _defaults(member: Member) -> dict[str, str | None]:
     if inspect.isclass(member) and issubclass(member, BaseModel):
         first = by_position(member)
-        # The field that a caller may pass by position comes first.
+        # The field that callers may pass as a positional argument comes first.
         fields = sorted(member.model_fields.items(), key=lambda field: field[0] != first)
         values = {n: f.get_default(call_default_factory=True) for n, f in fields}
         return {n: None if f.is_required() else repr(values[n]) for n, f in fields}

@@ -1,4 +1,4 @@
-"""The Markdown page of all methods with their papers, parameters and notebooks."""
+"""The Markdown page that lists all methods with papers, parameters and notebooks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ _ARXIV = re.compile(r"\barXiv (\d{4}\.\d{4,5})")
 
 
 def page(notebooks: Path, folder: Path | None = None) -> str:
-    """Return the Markdown page of all methods, with links to the notebooks that use each method.
+    """Return the Markdown page of all methods, which links each method to notebooks that use it.
 
     Args:
         notebooks: Folder of the notebooks that use the methods.
-        folder: Folder of the page, to which links are relative; default: the notebooks' folder.
+        folder: Folder of the page, to which links to notebooks are relative; default: the
+            notebooks' folder.
 
     Raises:
         InvalidInput: A notebook in the folder cannot be read.
@@ -47,7 +48,7 @@ def _table(family: Family, tried: Mapping[str, Sequence[Path]], place: str) -> I
     yield "|---|---|---|---|"
     for method in family.methods():
         names = ", ".join(f"`{parameter.name}`" for parameter in method.parameters)
-        # Links are relative to the page, so that the folder can move.
+        # Links are relative to the page, so that the folder with page and notebooks can be moved.
         links = [(path.stem, Path(place, path.name).as_posix()) for path in tried[method.name]]
         paths = ", ".join(f"[{name}]({link})" for name, link in links)
         yield f"| {method.name} | {method.cited} | {names or 'none'} | {paths or 'none yet'} |"
@@ -73,6 +74,6 @@ def _details(method: Method) -> Iterator[str]:
 
 
 def _either(places: Sequence[str]) -> str:
-    """Return a list as text, such as `synchronous` or `none, quantization or sparsification`."""
+    """Return names as text, such as `synchronous` or `none, quantization or sparsification`."""
     *first, last = places
     return f"{', '.join(first)} or {last}" if first else last

@@ -1,4 +1,4 @@
-"""The taxonomy of strategies: their cells, papers and notebooks, and each axis with its values."""
+"""The taxonomy of strategies: their cells, papers and notebooks, and the values of each axis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Placed:
     kind: type[Strategy]
 
     def standings(self) -> Iterator[MethodInCell]:
-        """Yield the strategy's entry in each cell of the taxonomy that its fields allow."""
+        """Yield an entry for each cell of the taxonomy that the strategy's fields allow."""
         names = tuple(path.stem for path in self.notebooks)
         for cell in self.kind.cells():
             yield MethodInCell(self.method.name, self.method.cited, names, cell)
@@ -43,7 +43,7 @@ def placed(code: Mapping[Path, str]) -> list[Placed]:
 
 
 def members(axis: str, place: str) -> list[str]:
-    """Return the names of the methods, of all families, that have a given value on an axis."""
+    """Return the names of the methods (of all families) that have the value `place` on an axis."""
     every = [method for family in families() for method in family.methods()]
     return [each.name for each in every if place in each.axes.get(axis, ())]
 

@@ -17,8 +17,8 @@ def taxonomy(every: Sequence[Placed], place: str) -> Iterator[str]:
     """Yield the Markdown lines of the map.
 
     Args:
-        every: All strategies, from `placed`.
-        place: Path of the notebooks' folder, relative to the page.
+        every: All strategies, as the function `placed` returns them.
+        place: Path of the notebooks' folder, relative to the page with the map.
     """
     standings = [standing for each in every for standing in each.standings()]
     known = {each.method.name: each for each in every}
@@ -80,12 +80,12 @@ def _row(head: str, cells: Iterable[Iterable[str]]) -> str:
 
 
 def _entry(each: Placed, place: str) -> str:
-    """Return a strategy's entry with links, such as `AllReduce, Vishnu 2016, tour`."""
-    first = each.notebooks[:1]  # the notebook that names the strategy most often
+    """Return a strategy's Markdown entry with links, such as `AllReduce, Vishnu 2016, tour`."""
+    first = each.notebooks[:1]  # the notebook with the most mentions of the strategy
     links = [f"[{path.stem}]({Path(place, path.name).as_posix()})" for path in first]
     return ", ".join([_link(each.method.name), each.method.cited, *links])
 
 
 def _link(name: str) -> str:
-    """Return a link to the method's section on the page."""
+    """Return a link to the section about a method on the page of methods."""
     return f"[{name}](#{name.lower()})"

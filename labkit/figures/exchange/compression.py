@@ -41,17 +41,17 @@ from labkit.records.run import Run
 from labkit.records.step_costs import step_costs
 from labkit.records.verdict import accuracies, arrivals, judge_runs
 
-_ROOM = 0.7  # lower end of the time axis relative to the least time, for text
+_ROOM = 0.7  # lower end of the time axis / least time; leaves room for text
 
 
 def bandwidth(
     runs: Iterable[Run] | Run, latency: float = LATENCY, over: tuple[float, float] = RANGE
 ) -> Figure:
-    """Draw the predicted step time of each method over bandwidth, and where the fastest changes.
+    """Draw the predicted step time of each method over bandwidth, and mark the fastest methods.
 
-    The prediction adds the closed-form time of the links for the measured bytes to the measured
-    compute and codec time. Markers are steps measured on emulated networks (median, p10 to p90).
-    Runs that failed their equivalence check are omitted.
+    The prediction is the measured compute and codec time plus the time in which the links transfer
+    the measured bytes, from a formula. Markers show steps that were measured on emulated networks
+    (median, p10 to p90). The figure omits runs that failed their equivalence check.
 
     Args:
         runs: Runs to compare.
@@ -110,7 +110,7 @@ def bandwidth(
 
 
 def simulation_error_text(results: Iterable[MethodCost]) -> str:
-    """Return the errors of predicted against measured steps, as the end of a sentence."""
+    """Return a phrase with the errors of predicted step times relative to measured ones."""
     sizes = [abs(error) for error in bandwidths.prediction_errors(results).values()]
     if not sizes:
         return "; no run on an emulated network verifies this"
@@ -119,12 +119,12 @@ def simulation_error_text(results: Iterable[MethodCost]) -> str:
 
 
 def methods(entries: Sequence[RunEntry]) -> list[MethodCost]:
-    """Return the measured costs of each method, each the median over networks.
+    """Return the measured costs of each method; each cost is the median over networks.
 
     Raises:
         LabkitError: No run with several ranks has a recorded history.
     """
-    # Runs with one worker are excluded, because they use no link.
+    # Runs with a single worker are excluded, because they use no network link.
     usable = [e for e in entries if not e.gate_failed and (e.metrics.get("workers") or 1) > 1]
     groups = {name: [e.run for e in group] for name, group in group_by_method(usable).items()}
     candidates = bandwidths.methods(groups)
@@ -137,13 +137,13 @@ def methods(entries: Sequence[RunEntry]) -> list[MethodCost]:
 
 
 def group_by_method(entries: Sequence[RunEntry]) -> dict[str, list[RunEntry]]:
-    """Group runs by method; runs of one method differ only in network and seed."""
+    """Group runs by method; runs of the same method differ only in network and seed."""
     groups: dict[str, list[RunEntry]] = {}
     for entry in entries:
         groups.setdefault(json.dumps(method_fields(entry.run), sort_keys=True), []).append(entry)
     firsts = [group[0].run for group in groups.values()]
     called = [method(run) for run in firsts]
-    # Compressor names label the methods, unless methods also differ in other parameters.
+    # A method is labelled by its compressor's name, unless methods also differ in other parameters.
     is_distinct = len(set(called)) == len(called)
     short = (
         names([{"compressor": name} for name in called], called) if is_distinct else labels(firsts)
@@ -192,13 +192,13 @@ def _in_words(candidate: MethodCost, over: tuple[float, float]) -> str:
 
 @dataclass(frozen=True)
 class Gain:
-    r"""Speed-up \(s = T_b / T_c\) of a compressed run over its baseline, from median step times.
+    r"""The speed-up \(s = T_b / T_c\) of a compressed run over its baseline; T: median step time.
 
     Attributes:
-        entry, baseline: Compressed run c, and the run b without compression.
+        entry, baseline: The compressed run c, and its baseline, the run b without compression.
         speed: Speed-up s.
-        low, high: Least and greatest speed-up: p10 of the baseline's step time over p90 of the
-            run's, and p90 over p10.
+        low, high: Least and greatest speed-up: the baseline's p10 step time over the run's p90, and
+            the baseline's p90 over the run's p10.
     """
 
     entry: RunEntry
@@ -209,7 +209,7 @@ class Gain:
 
     @property
     def judged(self) -> str:
-        """Conclusion from the least and the greatest speed-up."""
+        """The conclusion from the least and the greatest speed-up, as text."""
         if self.low > 1:
             return "it pays"
         if self.high < 1:
@@ -227,10 +227,10 @@ def summarize_compression(
 
     Args:
         runs: Runs with and without gradient compression.
-        baseline: Run to compare all others with; default: for each compressed run, the uncompressed
-            run with otherwise equal parameters.
-        target: Accuracy until which time and bytes are counted; default: the lowest accuracy of the
-            baseline's seeds.
+        baseline: Run with which all other runs are compared; default: for each compressed run, the
+            uncompressed run whose other parameters are equal.
+        target: Accuracy up to which time and bytes are counted; default: the lowest accuracy among
+            the baseline's seeds.
 
     Raises:
         LabkitError: There are no runs.
@@ -271,13 +271,13 @@ def _gain(entry: RunEntry, base: RunEntry) -> Gain | None:
     if not same or entry.gate_failed or base.gate_failed:
         return None
     group, other = entry.metrics["step_ms"], base.metrics["step_ms"]
-    # These are the least and the greatest speed-up within the spreads of both runs.
+    # The least and the greatest speed-up follow from the p10 and p90 step times of both runs.
     low, high = other["p10"] / group["p90"], other["p90"] / group["p10"]
     return Gain(entry, base, other["median"] / group["median"], low, high)
 
 
 def _group_key(entry: RunEntry, baseline: Run | None) -> str:
-    """Return the key of the runs to compare: the task, or "" if all share a given baseline."""
+    """Return a key that is equal for comparable runs: the task, or "" with a given baseline."""
     return "" if baseline else json.dumps(task_fields(entry.run), sort_keys=True)
 
 
@@ -307,7 +307,7 @@ def _networks(shown: Sequence[RunEntry], gains: dict[str, Gain], baseline: Run |
 
 
 def _costs(entry: RunEntry, base: RunEntry, gain: Gain | None) -> list[str]:
-    """Return texts on the bytes that a run saves, its codec time and its speed-up."""
+    """Return texts about the bytes that a run saves, its codec time and its speed-up."""
     details = []
     raw, payload = (
         compared_entry.metrics.get("payload_bytes_per_step") for compared_entry in (base, entry)
@@ -325,7 +325,7 @@ def _costs(entry: RunEntry, base: RunEntry, gain: Gain | None) -> list[str]:
         parts = ("codec", "wire", "wait")
         spent = ", ".join(f"{part} {seconds_text(getattr(costs, part))}" for part in parts)
         details.append(f"{spent} per step")
-    # Without a speed-up, the summary states the reason.
+    # If there is no speed-up, the summary states the reason for its absence.
     if gain is None:
         return [*details, "no speed-up, because no run without compression is on this network"]
     spread = f"spread {gain.low:.2f} to {gain.high:.2f}"
@@ -333,12 +333,12 @@ def _costs(entry: RunEntry, base: RunEntry, gain: Gain | None) -> list[str]:
 
 
 def _accuracy(entry: RunEntry, base: RunEntry, target: float | None) -> list[str]:
-    """Return texts on a run's accuracy over seeds, and on its cost to reach the target."""
+    """Return texts about a run's accuracy over seeds, and its cost until it reaches the target."""
     details = [judge_runs(entry.run, base.run).sentence]
     by_seed = accuracies(base.run)
     if target is None and by_seed:
-        # The default is the lowest accuracy over the baseline's seeds, because each seed reaches
-        # it.
+        # The default target is the lowest accuracy among the baseline's seeds, because every seed
+        # reaches it.
         target = min(by_seed.values())
     if target is not None:
         ours, theirs = (_arrival(compared_entry, target) for compared_entry in (entry, base))
@@ -347,9 +347,9 @@ def _accuracy(entry: RunEntry, base: RunEntry, target: float | None) -> list[str
 
 
 def _arrival(entry: RunEntry, target: float) -> str:
-    """Describe the median cost over seeds to reach the target; invalid times are omitted."""
+    """Describe the cost to reach the target (median over seeds), without times that are invalid."""
     by_seed = arrivals(entry.run, target)
-    # Seeds that miss the target have no cost, so the text states how many seeds reach it.
+    # Seeds that miss the target have no cost, so the text states how many seeds reach the target.
     reached = [arrival for arrival in by_seed.values() if arrival is not None]
     if not reached:
         return "not reached"
@@ -374,7 +374,7 @@ def _without_gain(pairs: Sequence[tuple[RunEntry, RunEntry]], gains: dict[str, G
 
 
 def _bandwidths(shown: Sequence[RunEntry], baseline: Run | None) -> list[str]:
-    """Return texts on the predicted fastest method by bandwidth, with the prediction's error."""
+    """Return texts about the predicted fastest method for each bandwidth, and prediction errors."""
     groups: dict[str, list[RunEntry]] = {}
     for entry in shown:
         if entry.metrics.get("workers", 1) > 1 and not entry.gate_failed:

@@ -24,15 +24,15 @@ MEASURES = {
     "bits_per_parameter": ("Bits per parameter", "bits"),
     "fraction_sent": ("Fraction sent", "share of elements"),
 }
-_LINES = 60  # greatest number of layers in the figure; more lines are indistinguishable
-_NAMED = 6  # greatest number of layers that a sentence names
-_BANDS = 6  # with more layers, bands of ranks and seeds would cover each other
+_LINES = 60  # maximum number of layers in the figure, because more lines cannot be told apart
+_NAMED = 6  # maximum number of layers that a sentence names
+_BANDS = 6  # maximum number of layers with bands, which would overlap
 
 
 def compression_stats(run: Run) -> Figure:
     """Draw error, cosine, residual, bits and sent fraction of gradients by step and layer.
 
-    Each layer has a line (mean over ranks and seeds) and a band (range).
+    Each layer has a line (mean over ranks and seeds) and a band (range over ranks and seeds).
 
     Raises:
         LabkitError: The run has no compression statistics.
@@ -80,8 +80,8 @@ def summarize_compression_stats(run: Run) -> Markdown:
         LabkitError: The run has no compression statistics.
     """
     observed = observations(run)
-    # Infinite values are dropped, because the error relative to a gradient of zeros would make the
-    # mean infinite.
+    # Infinite values are dropped; the error relative to a gradient of zeros, for example, would
+    # make the mean infinite.
     finite = observed.replace([np.inf, -np.inf], np.nan)
     layers = finite.groupby("layer", sort=False)[list(MEASURES)].mean()
     cosine = layers["cosine"].dropna()
@@ -111,7 +111,7 @@ def summarize_compression_stats(run: Run) -> Markdown:
 
 
 def _range_text(values: pd.Series[float]) -> str:
-    """Format the range of values, such as `0.1 to 0.5`, or the single value."""
+    """Format the range of values, such as `0.1 to 0.5`; a single value if all are equal."""
     ends = dict.fromkeys(f"{end:.3g}" for end in (values.min(), values.max()))
     return " to ".join(ends)
 
@@ -127,7 +127,7 @@ def _residuals(finite: pd.DataFrame) -> list[str]:
         norms.iloc[-quarter:].mean(),
         norms.iloc[-2 * quarter : -quarter].mean(),
     )
-    # A growth below five percent may be due to chance.
+    # The limit is five percent, because a smaller growth may be due to chance.
     grows = "still grows" if last_quarter > 1.05 * previous_quarter else "has stopped growing"
     return [
         f"The residual {grows}: its mean norm is {last_quarter:.3g} in the last quarter of the "
@@ -143,7 +143,8 @@ def _panel(observed: pd.DataFrame, measure: str, looks: dict[str, LineStyle]) ->
     table.columns = ["layer", "step", "value", "value_low", "value_high"]
     if len(looks) > _BANDS:
         table = table[["layer", "step", "value"]]
-    # Only every n-th step is drawn, because a browser needs seconds for all steps of many layers.
+    # Only every n-th step is drawn, because a browser takes seconds to draw all steps of many
+    # layers.
     thinned = table.groupby("layer").cumcount() % (len(table) // len(looks) // POINTS + 1) == 0
     traces = line_with_band(table[thinned], "step", "value", looks, by="layer")
     look = {} if measure == "cosine" else {"rangemode": "tozero"}

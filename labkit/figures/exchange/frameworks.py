@@ -1,4 +1,4 @@
-"""Training with other frameworks: bytes between processes, and comparison with labkit."""
+"""Training with other frameworks: bytes between processes, and a comparison with labkit."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from labkit.records.run import Run
 
 
 def traffic_matrix(runs: Iterable[Run] | Run) -> Figure:
-    """Draw the bytes per step that processes of other frameworks send over TCP, a panel per run.
+    """Draw the TCP bytes per step between processes of other frameworks, one panel per run.
 
     Args:
-        runs: Runs of `TFDistribute` and `ExternalFramework` on Linux. The figure omits runs over
-            MPI and on other systems, because these have no byte counts.
+        runs: Runs of the strategies `TFDistribute` and `ExternalFramework` on Linux. The figure
+            omits runs over MPI and on other systems, because their bytes are not counted.
     """
     shown = [entry for entry in completed_entries(runs) if not sent_bytes(entry.run).empty]
     panels, words = [], []
@@ -44,7 +44,7 @@ def traffic_matrix(runs: Iterable[Run] | Run) -> Figure:
 
 
 def framework_table(runs: Iterable[Run] | Run) -> pd.DataFrame:
-    """Return a row per run: its strategy, labkit's equivalent, cost of a step, and accuracy."""
+    """Return a row per run: strategy, equivalent labkit strategy, cost of a step, and accuracy."""
     return _comparison(runs).table
 
 
@@ -86,7 +86,7 @@ def _findings(results: FrameworkComparison) -> Iterator[Finding]:
 
 
 def _no_speed(row: pd.Series) -> str:
-    """Return the reason why a run has no speed."""
+    """Return the reason why a run has no value for its speed."""
     if row["equivalence"] == "failed":
         return f"the equivalence gate of {row['strategy']} failed, so it has no speed"
     return (

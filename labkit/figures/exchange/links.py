@@ -26,7 +26,7 @@ Rows: TypeAlias = Sequence[Row]
 TIMES = {"median_ms": "ms", "min_ms": "least ms", "p90_ms": "p90 ms"}
 OVER_FASTEST = "times the fastest measured"
 
-BASE = "ring"  # algorithm to which all other algorithms are compared
+BASE = "ring"  # the algorithm with which all others are compared
 GAINS = {"ratio": "ring's time / its own", "ratio_min": "least", "ratio_max": "most"}
 PREDICTED_GAINS = GAINS | {"predicted_ratio": "predicted"}
 TRAFFIC = {
@@ -41,7 +41,7 @@ TRAFFIC = {
 
 
 def transport_times(rows: Rows) -> Figure:
-    """Draw one-way message time over bytes: a panel per rank placement, a line per transport.
+    """Draw one-way message time over bytes: one panel per rank placement, one line per transport.
 
     Bands reach from the least time of the repeats to the 90th percentile. Predicted times have
     separate panels.
@@ -77,7 +77,7 @@ def transport_times(rows: Rows) -> Figure:
 
 
 def transport_steps(trained: Rows) -> Figure:
-    """Draw the median training step per transport and rank placement, with the repeats' spread.
+    """Draw the median training step per transport and rank placement, and its spread over repeats.
 
     Args:
         trained: Measured training steps, from `labkit.bench.transports.measuring.train`.
@@ -109,9 +109,9 @@ def transport_steps(trained: Rows) -> Figure:
 
 
 def transport_table(rows: Rows, nbytes: int) -> pd.DataFrame:
-    """Return time, copies and CPU time per transport, rank placement and size.
+    """Return message time, copies and CPU time for each transport, rank placement and size.
 
-    The sizes are the least measured size and `nbytes`.
+    The table has two message sizes: the least measured size and `nbytes`.
     """
     table = _exchanges(rows)
     measured = {"processor_ns": "processor ns a byte", "tcp": "by TCP, times the array"}
@@ -125,9 +125,10 @@ def transport_table(rows: Rows, nbytes: int) -> pd.DataFrame:
 
 
 def transport_gains(rows: Rows, nbytes: int) -> pd.DataFrame:
-    """Return a row per rank placement: time of two-sided over time of one-sided messages.
+    """Return, per rank placement, the time of two-sided divided by that of one-sided messages.
 
-    `low` and `high` compare the least time of one transport with the 90th percentile of the other.
+    `low` and `high` are the limits of this ratio: the least time of one transport is compared with
+    the 90th percentile of the other.
     """
     table = _exchanges(rows)
     wall = table[(table["clock"] == "wall") & (table["bytes"] == nbytes)]
@@ -143,7 +144,7 @@ def transport_gains(rows: Rows, nbytes: int) -> pd.DataFrame:
 
 
 def transport_training(trained: Rows) -> pd.DataFrame:
-    """Return a row per transport and rank placement: step, time to the target, and accuracy."""
+    """Return a row per transport and rank placement: step time, time to target, and accuracy."""
     table = pd.DataFrame([dict(row) for row in trained]).rename(columns=TIMES)
     table[OVER_FASTEST] = table["ms"] / table["ms"].min()
     columns = ["transport", "place", "bytes", *TIMES.values(), OVER_FASTEST]
@@ -151,7 +152,7 @@ def transport_training(trained: Rows) -> pd.DataFrame:
 
 
 def summarize_transport(rows: Rows, nbytes: int, trained: Rows = ()) -> Markdown:
-    """Compare transports by rank placement, at the smallest size, and in training steps.
+    """Compare transports by rank placement, at the smallest message size, and in training steps.
 
     Args:
         rows: Results of `labkit.bench.transports.measuring.measure` and `predict`.
@@ -174,14 +175,14 @@ def summarize_transport(rows: Rows, nbytes: int, trained: Rows = ()) -> Markdown
 
 
 def _ratio(what: str, values: Sequence[float]) -> Finding:
-    """Return the finding on a speed-up, given as (ratio, least, greatest)."""
+    """Return a finding about a speed-up, which is given as (ratio, least, greatest)."""
     ratio, low, high = values
     verdict = ratio_verdict(low, high)
     return Finding(what, value=ratio, band=(low, high), text="{:.2f}".format, verdict=verdict)
 
 
 def _smallest(table: pd.DataFrame, head: str, column: str, *ends: str) -> Finding:
-    """Return the finding on the fastest and slowest of these rows, which share a buffer size."""
+    """Return a finding about the fastest and the slowest of these rows, which have one size."""
     ranked = table.sort_values(column).to_dict("records")
     first, last = ranked[0], ranked[-1]
     slower = f"{last['name']} takes {last[column] / first[column]:.2f} times the fastest"
@@ -210,13 +211,13 @@ def _exchanges(rows: Rows) -> pd.DataFrame:
 
 
 def _networks(rows: Rows) -> str:
-    """Return the networks of the rows; a row without one used the network of this machine."""
+    """Return the networks of the rows; a row without a network used this machine's own."""
     named = [str(row["network"] or "of this machine") for row in rows]
     return ", ".join(dict.fromkeys(named))
 
 
 def _clocks(table: pd.DataFrame) -> str:
-    """Name the clocks of the rows: `wall clock`, `simulation, not measured`, or both."""
+    """Name the clocks of the rows: `wall clock`, or `simulation, not measured`, or both."""
     texts = {"wall": "wall clock", "simulation": "simulation, not measured"}
     return " and ".join(texts[clock] for clock in table["clock"].unique())
 
@@ -243,7 +244,7 @@ def _by_place(group: pd.DataFrame, nbytes: int) -> Iterator[Finding]:
 
 
 def _steps(trained: Rows) -> Iterator[Finding]:
-    """Yield a finding per measured training, the shortest step first, with time to the target."""
+    """Yield a finding per measured training, shortest step first, with its time to the target."""
     ranked = sorted(trained, key=lambda row: float(row["median_ms"] or 0.0))
     for number, row in enumerate(ranked):
         middle, low, high = (float(row[name] or 0.0) / 1e3 for name in TIMES)
@@ -254,7 +255,7 @@ def _steps(trained: Rows) -> Iterator[Finding]:
 
 
 def _arrival(row: Mapping[str, str | float | None]) -> str:
-    """Describe the time to the target accuracy."""
+    """Describe the time until the target accuracy is reached."""
     seconds, target = row["seconds_to_target"], float(row["target"] or 0.0)
     if seconds is None:
         return f"target accuracy {target:.0%} not reached"
@@ -273,11 +274,11 @@ def hosts_ways(network: Network) -> pd.DataFrame:
 
 
 def hosts_traffic(rows: Rows, network: Network) -> pd.DataFrame:
-    """Return a row per algorithm at the largest buffer: bytes in all and between hosts, times.
+    """Return a row per algorithm for the largest buffer: bytes in all, between hosts, and times.
 
     Args:
         rows: Measurements of `labkit.bench.host_allreduce.measure`.
-        network: Network whose bandwidth gives the time of the bytes between hosts.
+        network: Network whose bandwidth determines how long the bytes between hosts take.
     """
     table = _table(rows)
     table = table[table["bytes"] == table["bytes"].max()]
@@ -287,7 +288,7 @@ def hosts_traffic(rows: Rows, network: Network) -> pd.DataFrame:
 
 
 def hosts_gains(rows: Rows) -> pd.DataFrame:
-    """Return speed-ups over the ring by algorithm and size, from the time ratio of each repeat."""
+    """Return the speed-up over the ring for each algorithm and size, from ratios in each repeat."""
     table = _table(rows)
     table = table[table["algorithm"] != BASE]
     return (
@@ -298,13 +299,14 @@ def hosts_gains(rows: Rows) -> pd.DataFrame:
 
 
 def hosts_speedup(rows: Rows) -> Figure:
-    """Draw the speed-up of each algorithm over the ring by size, measured and simulated.
+    """Draw each algorithm's speed-up over the ring by buffer size, measured and simulated.
 
     Args:
         rows: Measurements of `labkit.bench.host_allreduce.measure`.
     """
     table = _table(rows).rename(columns={"ratio_min": "ratio_low", "ratio_max": "ratio_high"})
-    looks = lines(table["algorithm"])  # includes the ring, so that colours agree with other figures
+    # All algorithms, even the ring, so that colours agree between figures.
+    looks = lines(table["algorithm"])
     table = table[table["algorithm"] != BASE]
     ends = [table["bytes"].min() / 1.5, table["bytes"].max() * 1.5]
     table["hover"] = [
@@ -339,8 +341,8 @@ def hosts_speedup(rows: Rows) -> Figure:
 def hosts_training(runs: Iterable[Run], network: Network) -> pd.DataFrame:
     """Return a row per run: step time, speed-up over the ring, and predicted allreduce time.
 
-    `least` and `most` are speed-ups from the 10th percentile of one run's step and the 90th of the
-    other's. Runs that failed the equivalence check have no times.
+    `least` and `most` are limits of the speed-up: the 10th percentile of one run's step is compared
+    with the 90th percentile of the other's. Runs that failed the equivalence check have no times.
     """
     records = []
     for run in runs:
@@ -366,12 +368,13 @@ def summarize_hosts(rows: Rows, network: Network, runs: Iterable[Run]) -> Markdo
     """Summarize which algorithms are faster than the ring, and the traffic between hosts.
 
     Args:
-        rows, network: Measurements of `labkit.bench.host_allreduce.measure`, and their network.
-        runs: Runs of the same experiment, with the ring and with other algorithms.
+        rows, network: Measurements of `labkit.bench.host_allreduce.measure`, and the network on
+            which they were made.
+        runs: Runs of one experiment, with the ring and with other allreduce algorithms.
     """
     table = _table(rows)
     findings = [*_gains(table), *_step_gains(hosts_training(runs, network))]
-    # Algorithms without a gain come first.
+    # Algorithms that are not faster than the ring come first.
     findings.sort(key=lambda finding: finding.verdict == "it pays")
     small = table[table["bytes"] == table["bytes"].min()].dropna(subset="median_ms")
     small = small.assign(name=small["algorithm"], s=small["median_ms"] / 1e3)
@@ -404,7 +407,7 @@ def _gains(table: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _step_gains(trained: pd.DataFrame) -> Iterator[Finding]:
-    """Yield a finding per algorithm: the speed-up of a training step over that with the ring."""
+    """Yield a finding per algorithm: its speed-up of a training step, compared with the ring."""
     for row in trained[trained["algorithm"] != BASE].to_dict("records"):
         what = f"Training step, speed-up of **{row['algorithm']}** over {BASE}"
         values = [row[name] for name in GAINS.values()]
@@ -415,7 +418,7 @@ def _step_gains(trained: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _levels(traffic: pd.DataFrame, network: Network) -> Iterator[Finding]:
-    """Yield findings on latency between and within hosts, and on the ring with both placements."""
+    """Yield findings about latency between and inside hosts, and the ring's time per placement."""
     between, inside = hosts_ways(network).to_dict("records")
     yield Finding(
         "Latency",

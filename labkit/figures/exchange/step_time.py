@@ -1,4 +1,4 @@
-"""Time of a training step: Gantt chart, overlap of communication with compute, and parts."""
+"""Time of a training step: Gantt chart, overlap of communication, and parts of the step."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from labkit.records.run import Run, flatten
 from labkit.records.step_costs import PARTS, StepCosts, step_costs
 from labkit.records.timed_steps import activities, step_seconds, timeline_of, typical_steps
 
-SHOWN = 3  # default number of training steps in a timeline
-MOST_RANKS = 8  # greatest number of ranks in a timeline
-LANE = 24  # height in pixels of a lane
+SHOWN = 3  # default number of training steps in a Gantt chart
+MOST_RANKS = 8  # maximum number of ranks in a Gantt chart
+LANE = 24  # height in pixels of one lane of a Gantt chart
 STEP = ", step %{customdata[0]}"
-# These colours of Okabe and Ito (2008) are distinct with any colour vision.
+# These colours of Okabe and Ito (2008) can be told apart with any colour vision.
 KINDS = {"compute": BarKind("compute", "#56B4E9", f"compute{STEP}")} | {
     kind: BarKind(f"{kind}{what}", color, f"{kind} bucket %{{customdata[1]}}{STEP}")
     for kind, what, color in (
@@ -50,25 +50,25 @@ KINDS = {"compute": BarKind("compute", "#56B4E9", f"compute{STEP}")} | {
 
 
 def timeline(runs: Iterable[Run] | Run, steps: Iterable[int] | None = None) -> Figure:
-    """Draw a Gantt chart for each run on the same time scale, with two lanes per rank.
+    """Draw a Gantt chart for each run, with two lanes per rank; all charts have one time scale.
 
-    The lane "training" shows computing, packing of gradients into buckets, and waiting for buckets.
-    The lane "communication" shows when the communication thread exchanges each bucket. All ranks
-    use the clock of the host.
+    The lane "training" shows when a rank computes, packs gradients into buckets, and waits for
+    buckets. The lane "communication" shows when the communication thread exchanges each bucket. The
+    times of all ranks come from the clock of their host.
 
     Args:
         runs: Runs to draw.
-        steps: Numbers of the steps to draw; default: three consecutive steps of typical duration,
-            after the first 10.
+        steps: Numbers of the training steps to draw; default: three consecutive steps of typical
+            duration, after the first 10 steps.
 
     Raises:
         LabkitError: A run has no timeline.
-        InvalidInput: A run has none of these steps.
+        InvalidInput: A run does not have the requested steps.
     """
     shown = entries(runs)
     wanted = None if steps is None else sorted(set(steps))
     drawn = {e.key: _activities(e, wanted) for e in shown if not e.gate_failed}
-    # All runs share a time scale, so that a shorter step looks shorter.
+    # All runs have the same time scale, so that a shorter step looks shorter.
     ends = [rows[rows["kind"] == "step"]["stop"].max() for rows in drawn.values()]
     ranks = max((rows["rank"].nunique() for rows in drawn.values()), default=1)
     panels, words = [], []
@@ -96,7 +96,7 @@ def _activities(entry: RunEntry, wanted: Sequence[int] | None) -> pd.DataFrame:
 def _panel(title: str, rows: pd.DataFrame) -> GanttPanel:
     ranks = sorted(rows["rank"].unique())[:MOST_RANKS]
     rows = rows[rows["rank"].isin(ranks)]
-    # Communication overlaps with training, so the two need separate lanes.
+    # Communication overlaps with training, so each needs a separate lane.
     served = rows["kind"] == "communicate"
     ways = served.map({True: "communication", False: "training"})
     bars = rows.assign(
@@ -106,7 +106,7 @@ def _panel(title: str, rows: pd.DataFrame) -> GanttPanel:
         text=rows["bucket"].map("{:.0f}".format).where(served, ""),
     )
     order = [f"rank {rank} {way}" for rank in ranks for way in ("training", "communication")]
-    # The step has no bar, because it would cover the bars of its parts.
+    # A whole step has no bar, because this bar would cover the bars of its parts.
     steps = bars["kind"] == "step"
     details, below = ("step", "bucket"), [_step_marks(bars[steps])]
     return GanttPanel(title, order, bars[~steps], details, below)
@@ -126,7 +126,7 @@ def _step_marks(steps: pd.DataFrame) -> Trace:
 
 
 def _durations(rows: pd.DataFrame) -> str:
-    """List the durations of steps: `steps 20 to 22: 17.3, 17.9, 18.1 ms`."""
+    """List the durations of steps, such as `steps 20 to 22: 17.3, 17.9, 18.1 ms`."""
     seconds = 1e3 * step_seconds(rows)
     first, last = seconds.index.min(), seconds.index.max()
     named = f"step {first}" if first == last else f"steps {first} to {last}"
@@ -148,19 +148,21 @@ def _wait_text(entry: RunEntry, rows: pd.DataFrame) -> str:
     )
 
 
-_FREE = ("name", "strategy.schedule", "strategy.bucket_bytes")  # fields that may differ
+# Fields in which compared runs may differ.
+_FREE = ("name", "strategy.schedule", "strategy.bucket_bytes")
 
 
 def overlap(runs: Iterable[Run] | Run) -> pd.DataFrame:
-    r"""Return the communication time that overlap hides, and the most that it could hide.
+    r"""Return how much communication time overlap hides, and how much it could hide at most.
 
-    The table has a row for each run, with medians over its steps after the first 10. `step_ms` is
-    the time of the slowest rank. `communication_ms` \(C\) is the sum over all buckets. `exposed_ms`
-    \(E\) is the time in which computation waits for communication, and `hidden_ms` is \(C - E\).
-    `ideal_ms` is the hidden time if the link exchanged the buckets, ready at the same times, in the
-    best order without delay. `reached` is hidden / ideal, missing if nothing can be hidden.
-    `against_sequential_ms` is the step time of the run without overlap among these runs, minus that
-    of this run.
+    The table has one row per run, with medians over its training steps after the first 10.
+    `step_ms` is the step time of the slowest rank. `communication_ms`, \(C\) in formulas, is the
+    exchange time summed over all buckets. `exposed_ms`, \(E\) in formulas, is the time in which
+    training waits for communication; `hidden_ms` is \(C - E\). `ideal_ms` is the communication time
+    that would be hidden if the link exchanged the buckets without delay, in the best order.
+    `reached` is `hidden_ms` / `ideal_ms`; the value is missing if no communication can be hidden.
+    `against_sequential_ms` is the step time of the comparable run without overlap, minus the step
+    time of this run.
 
     Raises:
         LabkitError: A run has no timeline.
@@ -179,7 +181,7 @@ def overlap(runs: Iterable[Run] | Run) -> pd.DataFrame:
 
 
 def summarize_exchange(runs: Iterable[Run] | Run) -> Markdown:
-    """Summarize the communication time of each run, its hidden part, and the resulting gain."""
+    """Summarize the communication time of each run, how much of it is hidden, and the gain."""
     shown = entries(runs)
     table = overlap([entry.run for entry in shown])
     findings = [
@@ -201,16 +203,16 @@ def summarize_exchange(runs: Iterable[Run] | Run) -> Markdown:
 
 
 def _baseline(run: Run, runs: Iterable[Run]) -> Run | None:
-    """Return the run without overlap that differs from this run only in the bucket schedule."""
+    """Return the run without overlap that differs from this run only in schedule and buckets."""
     if _is_sequential(run):
         return None
-    # All other fields must be equal, so that the schedule alone explains a difference in time.
+    # All other fields must be equal, so that only the schedule can explain a difference in time.
     sequential = filter(_is_sequential, runs)
     return next((other for other in sequential if _other_fields(other) == _other_fields(run)), None)
 
 
 def _is_sequential(run: Run) -> bool:
-    """Whether a run sends all buckets after backpropagation, and ranks do not take turns."""
+    """Whether a run sends all buckets after backpropagation, without ranks taking turns."""
     schedule = SCHEDULES.get(run.experiment["strategy"].get("schedule"))
     return schedule is not None and schedule.after and not schedule.turns
 
@@ -225,7 +227,7 @@ def _words(row: dict[str, float]) -> tuple[str, ...]:
         f"a step takes {row['step_ms']:.3g} ms; {buckets} {row['communication_ms']:.3g} ms, and "
         f"training waits {row['exposed_ms']:.3g} ms per step"
     ]
-    # A `reached` of NaN means that no communication could be hidden.
+    # The test is true for NaN, which means that no communication could be hidden.
     if row["reached"] != row["reached"]:
         details.append(
             "no communication could be hidden, because training waits before the first bucket is "
@@ -247,17 +249,17 @@ def _words(row: dict[str, float]) -> tuple[str, ...]:
     return tuple(details)
 
 
-# Hatches distinguish the parts of a step without colour.
+# Hatches make the parts of a step distinguishable without colour.
 _LOOKS = dict(zip(PARTS, zip(PALETTE, ("", "/", "x", "."), strict=False), strict=True))
-_LETTERS = 140  # letters that fit in one line under all bars together
-_LINES, _LINE = 5, 14  # greatest number of lines of a label, and pixels per line
+_LETTERS = 140  # letters that fit in one line below all bars of the figure
+_LINES, _LINE = 5, 14  # maximum number of lines in a label, and pixels per line
 
 
 def step_parts(runs: Iterable[Run] | Run) -> Figure:
-    """Draw the parts of a step as a stacked bar per run: compute, codec, wire time, and waiting.
+    """Draw a stacked bar per run with the parts of a step: compute, codec, wire time, and waiting.
 
-    The parts are medians over the steady steps and means over ranks. The diamond is the measured
-    step, with p10 to p90. A run that failed its equivalence check has no bar.
+    Each part is a median over the measured steps, and a mean over ranks. The diamond shows the
+    measured step time, with p10 to p90. A run that failed its equivalence check has no bar.
 
     Raises:
         LabkitError: There are no runs.
@@ -281,13 +283,13 @@ def step_parts(runs: Iterable[Run] | Run) -> Figure:
     below = 36 + _LINE * max(map(len, names), default=0)
     details = [*words, refusals(shown)]
     figure = sheet([[panel]], looks, title, overload(shown), details, plot=280, below=below)
-    # The stacked parts add up to the step; the diamond shows the measured step for comparison.
+    # The sum of the stacked parts is compared with the measured step time, which the diamond shows.
     figure.update_layout(barmode="stack")
     return figure
 
 
 def _in_words(costs: StepCosts) -> str:
-    """Describe the parts of a step: `compute 3 ms, codec 1 ms, wire 2 ms, wait 0 s`."""
+    """Describe the parts of a step, such as `compute 3 ms, codec 1 ms, wire 2 ms, wait 0 s`."""
     return ", ".join(f"{part} {seconds_text(getattr(costs, part))}" for part in PARTS)
 
 
@@ -326,10 +328,11 @@ def _measured(drawn: list[tuple[RunEntry, StepCosts]]) -> Trace:
 
 
 def _label_lines(label: str, bars: int) -> list[str]:
-    """Break a label into lines; long words break after brackets and underscores."""
-    # Lines have nine letters or more, because shorter lines would break every word.
+    """Break a label into lines; long words are broken after brackets and underscores."""
+    # Each line has room for at least nine letters, because shorter lines would break every word.
     width = max(9, _LETTERS // bars)
-    # A blank marks each possible break of a word; the last line removes the remaining blanks.
+    # A blank is inserted at each possible break of a word; the last statement removes the unused
+    # blanks.
     words = [w if len(w) <= width else re.sub(r"(?<=[(_])", " ", w) for w in label.split()]
     label_lines = textwrap.wrap(" ".join(words), width, max_lines=_LINES, placeholder=" …")
     return [re.sub(r"(?<=[(_]) ", "", line) for line in label_lines]

@@ -1,1 +1,1 @@
-"""Figures of forecasts and of their comparison with measured runs."""
+"""Figures of forecasts, and comparisons of forecasts with measured runs."""

@@ -1,4 +1,4 @@
-"""Forecasts of efficiency by number of workers, and comparison of forecasts with runs."""
+"""Forecasts of parallel efficiency by number of workers, compared with measured runs."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from labkit.forecast import Forecast
 from labkit.records.run import Run
 
 Foreseen = Mapping[str, Sequence[Forecast]]  # forecasts for several numbers of workers, by name
-# Measured runs have the same names, and each run has its own forecast. One run of each name has a
-# single worker.
+# Measured runs have the same names as the forecasts, and each run has its own forecast. For each
+# name, at least one measured run has a single worker.
 Measured = Mapping[str, Sequence[tuple[Run, Forecast]]]
-HALF_EFFICIENCY = 0.5  # below this efficiency, ranks lose more time than they compute
+HALF_EFFICIENCY = 0.5  # below this efficiency, more than half of the workers' time is lost
 
 
 def scaling_table(
     foreseen: Foreseen, measured: Measured | None = None, weak: bool = True
 ) -> pd.DataFrame:
-    """Return a row per forecast or run: name, kind, workers, efficiency, samples/s, step in s.
+    """Return a row per forecast or run: name, kind, workers, efficiency, samples/s, step (s).
 
-    The efficiency of a run is its samples/s per worker, divided by the samples/s of the run with
-    one worker.
+    The efficiency of a run is its samples/s per worker, divided by the samples/s of a run with one
+    worker.
 
     Raises:
-        InvalidInput: There are runs of a name, but none of them has one worker.
+        InvalidInput: For a name with measured runs, no run has one worker.
     """
     rows = [
         {"name": name, "kind": "forecast", "workers": forecast.workers}
@@ -77,16 +77,16 @@ def _measured(name: str, run: Run, own_forecast: Forecast, base: float) -> dict[
 def forecast_scaling(
     foreseen: Foreseen, measured: Measured | None = None, weak: bool = True
 ) -> Figure:
-    """Draw efficiency over workers: forecasts as lines with intervals, runs as markers.
+    """Draw efficiency over the number of workers: forecasts as lines, measured runs as markers.
 
-    Open markers are runs that used more threads than the host has cores.
+    An open marker is a run that used more threads than its host has cores.
 
     Args:
-        foreseen: Forecasts by name.
-        measured: Runs by the same names, each with its own forecast for ranks that share this
-            machine; one run of each name has one worker.
-        weak: Whether each rank keeps its batch size (weak scaling); otherwise, ranks divide one
-            batch.
+        foreseen: Forecasts for several numbers of workers, by name.
+        measured: Measured runs by the same names, each with its own forecast for ranks that share
+            this machine; for each name, one run has a single worker.
+        weak: Whether the batch size per rank is constant (weak scaling); if false, the ranks divide
+            one batch of constant size (strong scaling).
     """
     table = scaling_table(foreseen, measured, weak)
     looks = lines(table["name"])
@@ -128,7 +128,7 @@ def forecast_scaling(
 def summarize_scaling(
     foreseen: Foreseen, measured: Measured | None = None, weak: bool = True
 ) -> Markdown:
-    """Summarize where efficiency falls below one half, the last efficiency, and forecast errors."""
+    """Summarize where efficiency falls below 50 %, its last value, and the forecast errors."""
     return sentences(_scaling_findings(scaling_table(foreseen, measured, weak)))
 
 
@@ -138,7 +138,7 @@ def _scaling_findings(table: pd.DataFrame) -> list[Finding]:
         forecast_rows = rows[rows["kind"] == "forecast"].sort_values("workers")
         above = forecast_rows[
             (forecast_rows["efficiency"] >= HALF_EFFICIENCY).cummin()
-        ]  # stops at the first efficiency below one half
+        ]  # stop at the first efficiency below one half
         last = forecast_rows.iloc[-1]
         most = "none" if above.empty else plural(int(above["workers"].max()), "worker")
         details = [f"efficiency at {last['workers']:,} workers {last['efficiency']:.0%}"]
@@ -160,18 +160,18 @@ def _with_band(name: str, value: float, forecast: Forecast) -> dict[str, float]:
     return {name: value} | band
 
 
-WORST = 5  # number of settings with the largest errors that the summary lists
-# A setting is a row of `tests.acceptance.forecasts.comparison.compared`: case, network,
-# predicted_ms, low_ms, high_ms, measured_ms, least_ms, most_ms, error, group.
+WORST = 5  # number of settings in the list of the largest errors
+# Each row is one setting, from `tests.acceptance.forecasts.comparison.compared`, with the fields
+# case, network, predicted_ms, low_ms, high_ms, measured_ms, least_ms, most_ms, error and group.
 Compared = Sequence[Mapping[str, Any]]
 
 
 def forecast_diagonal(rows: Compared, calibration: str = "") -> Figure:
-    """Draw predicted over measured step times, a marker per setting, with whiskers for ranges.
+    """Draw predicted over measured step times: one marker per setting, with ranges as whiskers.
 
     Args:
         rows: Predicted and measured step times of each setting; see `Compared`.
-        calibration: Name of the calibration behind the forecasts, for the title.
+        calibration: Name of the calibration that the forecasts use, for the title.
     """
     table = _error_table(rows)
     looks = lines(table["group"])
@@ -199,7 +199,7 @@ def summarize_diagonal(rows: Compared) -> Markdown:
 
 
 def _error_table(rows: Compared) -> pd.DataFrame:
-    """Return a table of times in seconds, with the range of runs and the interval of forecasts."""
+    """Return a table of step times in seconds, with ranges for runs and intervals for forecasts."""
     table = pd.DataFrame(rows)
     columns = {"predicted": ("predicted", "low", "high"), "measured": ("measured", "least", "most")}
     for name, (middle, low, high) in columns.items():

@@ -24,22 +24,23 @@ if TYPE_CHECKING:
     from labkit.figures.kit.frames import Animation
     from labkit.strategies import Strategy
 
-GAIN = 0.05  # least saved share of the reference strategy's time that counts as a gain
+GAIN = 0.05  # least fraction of the reference strategy's time whose saving counts as a gain
 APART = "not distinguishable"
-UNSURE = "#BBBBBB"  # colour of map cells without a distinguishable winner
+UNSURE = "#BBBBBB"  # colour of map cells in which no strategy is clearly the fastest
 BANDS = (
     "Times are medians over seeds; bands reach from the seed with the fewest steps to that with "
     "the most. A way is fastest if its slowest seed is faster than the fastest seed of all others"
 )
-CELL, AXIS = 34, 56  # heights in pixels: row of the map, and axis above the map
+CELL, AXIS = 34, 56  # heights in pixels of a map row, and of the axis above the map
 
 
 def winners_table(places: Iterable[MapPoint], usual: str) -> pd.DataFrame:
     """Return the fastest strategy and its gain for each latency, worker count and bandwidth.
 
-    `gain` is the saved share of the reference strategy's time; below 5 %, the reference counts as
-    the winner. If times have bands over seeds, a strategy wins only if its band ends before all
-    others begin. It must also be the reference or save at least 5 %. Otherwise, the winner is "not
+    `gain` is the fraction of the reference strategy's time that is saved; if it is below 5 %, the
+    reference counts as the winner. If times have bands over seeds, a strategy can only win if its
+    band ends before all other bands start. In addition, the winner must be the reference strategy,
+    or save at least 5 % of its time. If no strategy meets these conditions, the winner is "not
     distinguishable".
 
     Raises:
@@ -61,18 +62,18 @@ def winners_table(places: Iterable[MapPoint], usual: str) -> pd.DataFrame:
 
 
 def winners_map(places: Sequence[MapPoint], usual: str, of: str, subtitle: str = "") -> Animation:
-    """Draw a map of the fastest strategy, with the share of time that it saves.
+    """Draw a map of the fastest strategies, and of the fraction of time that each saves.
 
-    Bandwidth increases to the right, the number of workers upwards, and a slider selects the
-    latency. A strategy counts as faster if it saves at least 5 % of the reference's time and its
-    band over seeds does not overlap other bands.
+    On the map, bandwidth increases to the right and the number of workers upwards; a slider selects
+    the latency. A strategy counts as faster if it saves at least 5 % of the reference strategy's
+    time, and if its band over seeds overlaps no other band.
 
     Args:
-        places: Times of all strategies for each latency, worker count and bandwidth, from
-            `Study.map`.
+        places: Map points from `Study.map`: the times of all strategies for each latency, worker
+            count and bandwidth.
         usual: Name of the reference strategy, against which savings are computed.
         of: Description of the trained model.
-        subtitle: Further facts, such as on the machines.
+        subtitle: Further information, for example about the machines.
     """
     from labkit.figures.kit.canvas import HEAD
     from labkit.figures.kit.frames import CONTROLS, LEGEND, animation, legend
@@ -119,12 +120,12 @@ def winners_map(places: Sequence[MapPoint], usual: str, of: str, subtitle: str =
 
 
 def summarize_winners(places: Sequence[MapPoint], usual: str) -> Markdown:
-    """Summarize how often a strategy is faster than the reference, which one, and its gain."""
+    """Summarize how often which strategy is faster than the reference, and its gain."""
     return sentences(winners_findings(places, usual))
 
 
 def winners_findings(places: Sequence[MapPoint], usual: str) -> list[Finding]:
-    """Return findings on where a strategy is faster than the reference, and its largest gain."""
+    """Return findings: where a strategy is faster than the reference, and its largest gain."""
     table, banded = winners_table(places, usual), places[0].bands is not None
     gains = table[~table["winner"].isin([usual, APART])]
     head = f"way other than **{usual}** saves at least {GAIN:.0%} of the time in"
@@ -145,7 +146,7 @@ def winners_findings(places: Sequence[MapPoint], usual: str) -> list[Finding]:
 
 
 def _winner(place: MapPoint, usual: str) -> tuple[str, float]:
-    """Return the fastest strategy at a map point, and its saved share of the reference time."""
+    """Return the fastest strategy at a map point, and the fraction of reference time it saves."""
     best = min(place.seconds, key=lambda name: place.seconds[name])
     gain = 1 - place.seconds[best] / place.seconds[usual]
     if place.bands is None:
@@ -156,7 +157,7 @@ def _winner(place: MapPoint, usual: str) -> tuple[str, float]:
 
 
 def _time(place: MapPoint, name: str) -> str:
-    """Format the time of a strategy at a map point, with its band over seeds."""
+    """Format the time of a strategy at a map point, with its range over seeds."""
     details = f"{name} {seconds_text(place.seconds[name])}"
     if place.bands is None:
         return details
@@ -168,7 +169,7 @@ def _time(place: MapPoint, name: str) -> str:
 def _cells(
     group: pd.DataFrame, looks: Mapping[str, str], bandwidths: list[float], workers: list[int]
 ) -> Trace:
-    """Return the heat map for one latency, with a cell per bandwidth and number of workers."""
+    """Return the heat map for one latency: one cell per bandwidth and number of workers."""
     by: Mapping[tuple[int, float], Mapping[str, object]] = {
         (row["workers"], row["bandwidth"]): row for row in group.to_dict("records")
     }
@@ -190,12 +191,12 @@ def _cells(
     return heat | {"text": texts, "texttemplate": "%{text}", "customdata": hover}
 
 
-Inputs = Mapping[str, Sequence[Run]]  # runs with keys "real" and "synthetic", the kind of input
-FAST, PROMPT = 1e10 / 8, 1e-4  # least bandwidth (bytes/s) and greatest latency (s) of fast networks
+Inputs = Mapping[str, Sequence[Run]]  # runs by the kind of their input, "real" or "synthetic"
+FAST, PROMPT = 1e10 / 8, 1e-4  # fast networks: least bandwidth (bytes/s), greatest latency (s)
 
 
 def sources_table(sources: Sequence[Provenance]) -> pd.DataFrame:
-    """Return a row per number that a forecast uses: its name, and where it comes from."""
+    """Return a row per number that a forecast uses: the number's name and its source."""
     return pd.DataFrame(list(sources), columns=["figure", "from"])
 
 
@@ -215,9 +216,9 @@ def codec_table(calibration: Calibration) -> pd.DataFrame:
 
 
 def steps_to(trained: Mapping[str, Run], target: float) -> dict[str, list[int]]:
-    """Return the sorted steps after which each run's seeds reached a target accuracy, by name.
+    """Return, by run name, the sorted steps after which the run's seeds reached a target accuracy.
 
-    Runs with a seed that missed the target are omitted.
+    Runs are omitted if one of their seeds missed the target.
     """
     by_seed = {name: list(arrivals(run, target).values()) for name, run in trained.items()}
     return {
@@ -228,7 +229,7 @@ def steps_to(trained: Mapping[str, Run], target: float) -> dict[str, list[int]]:
 
 
 def steps_table(trained: Mapping[str, Run], target: float) -> pd.DataFrame:
-    """Return a row per run: number of seeds that reached the target, and their steps until then."""
+    """Return a row per run: how many seeds reached the target, and after how many steps."""
     rows = []
     for name, run in trained.items():
         seeds = arrivals(run, target)
@@ -239,7 +240,7 @@ def steps_table(trained: Mapping[str, Run], target: float) -> pd.DataFrame:
 
 
 def verified_table(predicted: Mapping[str, Forecast], runs: Mapping[str, Run]) -> pd.DataFrame:
-    """Return a row per run: predicted and measured step in ms, and predicted / measured - 1."""
+    """Return a row per run: predicted step (ms), measured step (ms), and predicted/measured - 1."""
     rows = []
     for name, run in runs.items():
         forecast, step = predicted[name], run.metrics["step_ms"]
@@ -264,13 +265,13 @@ def summarize_study(
     """Summarize efficient numbers of workers and servers, and costs of a slow rank and of input.
 
     Args:
-        study: Scaling study on machines that are like the measured one.
+        study: Scaling study for machines that are like the measured machine.
         strategies: Strategies to forecast, by name.
-        efficiency: Least parallel efficiency (0 to 1) at which more workers are worth their cost.
-        slow: Factor by which one rank computes more slowly.
-        servers: For each number of workers, the number of servers whose time is within 5 % of the
-            shortest in a sweep.
-        inputs: Runs to compare, with the keys "real" and "synthetic" for their input.
+        efficiency: Parallel efficiency (0 to 1) below which more workers are not worth their cost.
+        slow: Factor by which one rank computes more slowly than the other ranks.
+        servers: For each number of workers, a number of parameter servers whose time is within 5 %
+            of the shortest time in a sweep.
+        inputs: Runs to compare by the kind of their input, with the keys "real" and "synthetic".
     """
     findings = []
     for name, way in strategies.items():
@@ -309,12 +310,12 @@ def summarize_break_even(
     """Summarize gains from compression on fast networks, the winners, and the forecast errors.
 
     Args:
-        places: Times of all strategies for each latency, worker count and bandwidth, from
-            `Study.map`.
+        places: Map points from `Study.map`: the times of all strategies for each latency, worker
+            count and bandwidth.
         usual: Name of the reference strategy, against which savings are computed.
         compressed: Names of the strategies with compression.
-        predicted, runs: Forecasts, and runs of the same settings, by the same names.
-        reached: Map points with times to a target accuracy; default: none.
+        predicted, runs: Forecasts and measured runs; equal names denote equal settings.
+        reached: Map points that contain times to a target accuracy; default: none.
     """
     fast = [place for place in places if place.bandwidth >= FAST and place.latency <= PROMPT]
     findings = [*_compression_gain(fast, usual, compressed), *winners_findings(places, usual)]
@@ -332,7 +333,7 @@ def summarize_break_even(
 def _compression_gain(
     fast: Sequence[MapPoint], usual: str, compressed: Sequence[str]
 ) -> Iterator[Finding]:
-    """Yield findings on how many compressors save time at how many points with fast networks."""
+    """Yield findings: how many compressors save time, and at how many points with fast networks."""
     pairs = [
         1 - seconds / place.seconds[usual]
         for place in fast
@@ -366,7 +367,7 @@ def _input_cost(inputs: Inputs) -> Iterator[Finding]:
 
 
 def _compressor_name(compressor: Mapping[str, object]) -> str:
-    """Name a compressor and its inner compressor: `ErrorFeedback(TopK)`."""
+    """Name a compressor and its inner compressor, such as `ErrorFeedback(TopK)`."""
     inner = compressor.get("inner")
     name = str(compressor["name"])
     return f"{name}({_compressor_name(inner)})" if isinstance(inner, Mapping) else name

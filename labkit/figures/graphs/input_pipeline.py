@@ -1,4 +1,4 @@
-"""Input pipelines and threads: idle time for input, its overhead, and step time by threads."""
+"""Input pipelines and threads: waiting for input, I/O overhead, and step time by threads."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from labkit.figures.kit.sheet import sheet
 from labkit.records.input_wait import SYNTHETIC, InputTrace, input_costs
 from labkit.records.thread_counts import KINDS, ThreadSweep, more_is_less, thread_costs
 
-SHOWN = 5  # default number of training steps in the timeline
-LANE = 24  # height of a lane in pixels
-MOST_LANES = 4  # greatest number of lanes of concurrent batches, to limit the height
+SHOWN = 5  # default number of training steps in the Gantt chart
+LANE = 24  # height of one lane of the Gantt chart, in pixels
+MOST_LANES = 4  # maximum number of lanes for concurrent batches, to limit the height
 STEP_HOVER = "step %{customdata[0]:.0f}"
-# These colours of Okabe and Ito (2008) are distinct with any colour vision.
+# These colours of Okabe and Ito (2008) can be told apart with any colour vision.
 INPUT_KINDS = {
     "compute": BarKind("training computes", "#56B4E9", f"computes, {STEP_HOVER}"),
     "idle": BarKind(
@@ -36,11 +36,10 @@ INPUT_KINDS = {
 
 
 def input_timeline(trace: InputTrace, steps: int = SHOWN) -> Figure:
-    """Draw a Gantt chart for each kind of input: training, and below, the preparation of batches.
+    """Draw a Gantt chart for each kind of input: training, and the preparation of batches below it.
 
-    Each chart shows consecutive steps from the middle of the measurement whose step time is the
-    median of the repeats. All charts share a time scale. Orange marks the time in which training
-    waits for input.
+    Each chart shows consecutive steps from the middle of one repeat, the repeat with the median
+    step time. All charts have the same time scale. Orange bars show when training waits for input.
 
     Args:
         trace: Measured steps and batches, the result of `labkit.bench.input_pipeline.measure`.
@@ -74,7 +73,7 @@ def _median_repeat(steps: pd.DataFrame, count: int) -> pd.DataFrame:
     parts = [
         _bars(shown, "idle", "start", "ready"),
         _bars(shown, "compute", "ready", "stop"),
-        # The bars include batches of later steps, if their preparation starts during the drawn
+        # The bars also show batches for later steps, if their preparation starts during the drawn
         # steps.
         _bars(turn[turn["made_start"] < last], "made", "made_start", "made_stop"),
     ]
@@ -92,7 +91,7 @@ def _bars(rows: pd.DataFrame, kind: str, start: str, stop: str) -> pd.DataFrame:
 
 
 def _input_lane_names(bars: pd.DataFrame) -> list[str]:
-    """Return the lane of each batch: the first lane that is free when its preparation starts."""
+    """Return the lane of each batch: the first free lane at the start of its preparation."""
     free: list[float] = []
     lane_names = {}
     for row in bars.sort_values("start").itertuples():
@@ -103,24 +102,24 @@ def _input_lane_names(bars: pd.DataFrame) -> list[str]:
 
 
 def _input_lanes(title: str, rows: pd.DataFrame, end: float) -> GanttPanel:
-    # The bars of batches that are still in preparation end with the last drawn step.
+    # If a batch is still in preparation after the last drawn step, its bar is cut there.
     start, stop = rows["start"].clip(lower=0), rows["stop"].clip(upper=end)
     bars = rows.assign(start=start, length=stop - start, text="")
     order = ["training", *sorted(set(rows["lane"]) - {"training"})]
     return GanttPanel(title, order, bars[bars["length"] > 0], ("step",))
 
 
-# Hatches distinguish the parts of a step without colour.
+# Hatches make the parts of a step distinguishable without colour.
 PARTS = {"compute_ms": ("compute", "#56B4E9", ""), "idle_ms": ("idle", "#E69F00", "/")}
 MEASURED_STEP = LineStyle("measured step", INK, "solid", "diamond")
 OVERHEAD = LineStyle("I/O overhead", "#D55E00", "solid", "circle")
-_LETTERS = 12  # greatest number of letters in one line below a bar
+_LETTERS = 12  # maximum number of letters in one line below a bar
 
 
 def input_overhead(trace: InputTrace) -> Figure:
-    """Draw compute time and idle time of a step, and the I/O overhead, for each kind of input.
+    """Draw a step's compute time, idle time and I/O overhead, for each kind of input.
 
-    Values are medians over repeats, with the range of the repeats.
+    The drawn values are medians over repeats, with the range over repeats.
     `labkit.records.input_wait.input_costs` defines the overhead, which is 0 for the synthetic
     input.
     """
@@ -162,8 +161,8 @@ def input_overhead(trace: InputTrace) -> Figure:
     ]
     title = "Synthetic and real input, 1 process · wall clock · network not used"
     figure = sheet([[parts], [over]], [*looks, MEASURED_STEP, OVERHEAD], title, (), words, below=62)
-    # The stacked bar shows compute plus idle time; the diamond shows the measured step time for
-    # comparison.
+    # The stacked bar (compute plus idle time) is compared with the measured step time, which the
+    # diamond shows.
     figure.update_layout(barmode="stack")
     return figure
 
@@ -204,7 +203,7 @@ def _finding(way: str, row: pd.Series, repeats: int) -> Finding:
 
 
 def _cache_cost(trace: InputTrace) -> str:
-    """Return a sentence on the one-time cost of filling the cache of an input."""
+    """Return a sentence about the time that the first pass takes to fill an input's cache."""
     return (
         f"The first pass, which fills the cache, took {trace.filled:.3g} s; the cache file has "
         f"{bytes_text(trace.nbytes)}"
@@ -212,7 +211,7 @@ def _cache_cost(trace: InputTrace) -> str:
 
 
 def _answer(way: str, row: pd.Series) -> str:
-    """Return the conclusion on the kind of input with the least overhead."""
+    """Return a sentence about the kind of input with the least overhead."""
     if row["overhead_low"] <= 0:
         return f"**{way}** is nearest to tensors in memory, and the difference is within noise"
     return (
@@ -232,9 +231,9 @@ def _overheads(rows: pd.DataFrame) -> Trace:
 
 
 def thread_sweep(sweep: ThreadSweep) -> Figure:
-    """Draw step time over intra-op threads: a panel per batch size, a line per inter-op count.
+    """Draw step time over intra-op threads: one panel per batch size, one line per inter-op count.
 
-    Lines are medians over repeats, and bands are ranges of repeats. A cross marks the number of
+    Lines show medians over repeats, and bands show ranges over repeats. A cross marks the number of
     threads from which on every repeat is slower than the shortest step; see
     `labkit.records.thread_counts.more_is_less`.
     """
@@ -254,7 +253,7 @@ def thread_sweep(sweep: ThreadSweep) -> Figure:
 
 
 def summarize_thread(sweep: ThreadSweep) -> Markdown:
-    """Summarize per batch size the best number of threads, and the number that slows the step."""
+    """Summarize, per batch size, the best number of threads, and the number that slows steps."""
     findings = [Finding(_thread_finding(row)) for row in more_is_less(sweep).to_dict("records")]
     return sentences(findings)
 
@@ -279,7 +278,7 @@ def _threads_panel(
 
 
 def _crosses(costs: pd.DataFrame, slowdowns: pd.DataFrame) -> list[Trace]:
-    """Return crosses, per kind of threads, at counts whose step is longer in every repeat."""
+    """Return crosses, per kind of threads, at counts for which steps are longer in every repeat."""
     traces = []
     for row in slowdowns.dropna(subset="less_from").to_dict("records"):
         pair = {row["threads"]: row["less_from"], _other(row["threads"]): row["other"]}
@@ -294,7 +293,7 @@ def _other(kind: str) -> str:
 
 
 def _thread_finding(row: dict[str, float | str]) -> str:
-    """Describe the finding on one batch size and one kind of threads (intra-op or inter-op)."""
+    """Describe the result for one batch size and one kind of threads (intra-op or inter-op)."""
     kind, other = str(row["threads"]), _other(str(row["threads"]))
     head = (
         f"**{row['batch']} samples per step**: with {row['other']} {other}-op, the shortest step "

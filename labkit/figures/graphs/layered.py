@@ -1,4 +1,4 @@
-"""Layered drawings of operation graphs, with one colour and symbol per device."""
+"""Layered drawings of operation graphs, with a colour and a symbol for each device."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from labkit.figures.kit.marks import QUIET
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import sheet
 
-MOST = 60  # greatest number of nodes in a figure; `collapsed` reduces larger graphs
+MOST = 60  # maximum number of nodes in a figure; `collapsed` reduces larger graphs
 SWEEPS = 12  # number of passes that reorder all layers by the positions of neighbours
-LAYER = 42  # pixels between layers
-BEND = 0.35  # width that an edge takes in each layer it passes, relative to a node
-LOOSE = 2.0  # greatest factor by which a sparse layer is widened to make room for texts
+LAYER = 42  # vertical distance between two layers, in pixels
+BEND = 0.35  # width of an edge in each layer that it crosses / width of a node
+LOOSE = 2.0  # maximum factor by which a sparse layer is widened, for texts
 COPY = "#D55E00"
-# With more copies between devices than this, only the hover texts show the bytes.
+# If the figure has more copies between devices than NAMED, only the hover texts show their bytes.
 NAMED = 14
 
 
 @dataclass(frozen=True)
 class DrawnNode:
-    """An operation in the drawing.
+    """An operation in a drawing of an operation graph.
 
     Attributes:
-        name: Unique name of the node.
-        kind: Text beside the node, such as the operation type.
+        name: The node's name, which is unique in the graph.
+        kind: Text that is drawn beside the node, such as the operation type.
         device: Device that executes the operation, such as `CPU:1`.
-        details: Hover text after the name.
-        weight: Seconds, or another measure of importance; `collapsed` merges light nodes first.
+        details: Text that follows the name in the hover text.
+        weight: Seconds, or another measure of importance; `collapsed` merges nodes of low weight
+            first.
     """
 
     name: str
@@ -47,7 +48,7 @@ class DrawnNode:
 
 @dataclass(frozen=True)
 class Edge:
-    """A dependency of the target node on the source node; a control edge carries no data."""
+    """A dependency of the target node on the source node; a control edge transfers no data."""
 
     source: str
     target: str
@@ -68,15 +69,15 @@ def layered(
     title: str = "Graph",
     remark: str = "",
 ) -> Figure:
-    """Draw nodes in layers, each below its dependencies, with a colour and a symbol per device.
+    """Draw nodes in layers, each below its dependencies; colour and symbol show the device.
 
-    A thick edge connects devices, so its tensor is copied; the text beside the edge shows the
-    bytes. Dotted edges are control dependencies without data.
+    A thick edge connects two devices, so its tensor is copied; the text beside it shows the bytes.
+    Dotted edges are control dependencies, which transfer no data.
 
     Args:
         nodes: At most `MOST` nodes; `collapsed` reduces larger graphs.
         edges: Edges between the nodes, without cycles.
-        title: Title; the caller includes the clock if the figure shows times.
+        title: Title of the figure; if the figure shows times, the caller adds the clock.
         remark: Subtitle.
 
     Raises:
@@ -91,7 +92,7 @@ def layered(
     drawn = [_edge(edge, paths[edge], edge in copies, len(copies)) for edge in edges]
     drawn += [_nodes(nodes, places, device, look) for device, look in looks.items()]
     deepest = int(max(place.layer for place in places.values()))
-    # The axis includes the bends of edges, because they may lie outside all nodes.
+    # The axis range includes the bends of edges, because bends may lie outside all nodes.
     ends = [place.across for place in chain(places.values(), *paths.values())]
     panel = Panel(
         title=f"{plural(len(nodes), 'node')}, {plural(len(copies), 'edge')} between devices\n"
@@ -99,7 +100,7 @@ def layered(
         x="",
         y="",
         traces=drawn,
-        # The right margin makes room for the text beside the last node.
+        # The right margin leaves room for the text beside the last node.
         x_axis={"visible": False, "range": [min(ends) - 0.5, max(ends) + 1.0]},
         y_axis={"visible": False, "range": [deepest + 0.7, -0.7]},
     )
@@ -111,7 +112,7 @@ def layered(
 
 
 class GraphLayout(NamedTuple):
-    """Positions in the drawing: each node by name, and the points of each edge in order."""
+    """The positions in a drawing: of each node by name, and of the points along each edge."""
 
     nodes: dict[str, DrawnPosition]
     edges: dict[Edge, list[DrawnPosition]]
@@ -144,7 +145,7 @@ def layers(names: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
             raise InvalidInput(
                 f"the edges form a cycle among {remaining}: give a graph without cycles"
             )
-        # All nodes whose inputs have depths get their own, one layer below the deepest input.
+        # Each node whose inputs all have a depth gets a depth one below its deepest input.
         depths |= {name: 1 + max((depths[n] for n in needs[name]), default=-1) for name in ready}
     return depths
 
@@ -165,8 +166,8 @@ def _validate_graph(nodes: Sequence[DrawnNode], edges: Sequence[Edge]) -> None:
             raise InvalidInput(f"an edge refers to {sorted(unknown)[0]!r}, which is not a node")
 
 
-# A path of an edge through the layers holds the node names at its ends, and names of bends in the
-# layers between. Bends take room in their layer, as nodes do.
+# The path of an edge contains the names of its two nodes, and between them a name for its bend in
+# each layer that it crosses. A bend needs room in its layer, like a node.
 Path = tuple[str, ...]
 
 
@@ -182,7 +183,7 @@ def _edge_paths(edges: Sequence[Edge], depths: Mapping[str, int]) -> dict[Edge, 
 def _places(
     nodes: Sequence[DrawnNode], depths: Mapping[str, int], paths: Mapping[Edge, Path]
 ) -> dict[str, DrawnPosition]:
-    """Order each layer by the mean position of the neighbours above, then below, in many passes.
+    """Order each layer by its neighbours' mean positions, alternately above and below, many times.
 
     Source: Sugiyama, Tagawa and Toda 1981, *Methods for visual understanding of hierarchical system
     structures*. Difference: the result is the order after the last pass, not the order with the
@@ -237,7 +238,8 @@ def _edge(edge: Edge, path: Sequence[DrawnPosition], copied: bool, copies: int) 
     if edge.control:
         line["dash"] = "dot"
     if copied:
-        # The bytes are written at the last segment, where edges from the same node are apart.
+        # The bytes are shown at the last segment of an edge, where edges from one node are far
+        # apart.
         above, below = path[-2:]
         middle = DrawnPosition((above.layer + below.layer) / 2, (above.across + below.across) / 2)
         path = [*path[:-1], middle, below]
@@ -294,13 +296,13 @@ def collapsed(
 ) -> tuple[list[DrawnNode], list[Edge]]:
     """Merge neighbours on the same device, the lightest first, until at most `most` nodes remain.
 
-    Two nodes are merged only if the first has no other successor or the second no other
-    predecessor, so no cycle can arise. The merged node has the name and kind of the heavier one,
-    the sum of the weights, and edges with summed bytes. If no further pair can be merged, more than
-    `most` nodes remain.
+    Two nodes are merged only if the first has no other successor or the second has no other
+    predecessor, so that no cycle arises. The merged node has the name and kind of the node with the
+    larger weight, the sum of both weights, and edges with summed bytes. If no further pair can be
+    merged, more than `most` nodes remain.
 
     Args:
-        nodes, edges: Nodes and edges of the graph, as for `layered`.
+        nodes, edges: Nodes and edges of the graph, as in `layered`.
         most: Number of nodes at which merging stops.
     """
     remaining = {node.name: node for node in nodes}
@@ -331,7 +333,7 @@ def _with_count(node: DrawnNode, count: int) -> DrawnNode:
 
 
 def _merge_edge(links: dict[tuple[str, str], Edge], edge: Edge) -> None:
-    """Add an edge to `links`, merged with an existing edge between these nodes; bytes add up."""
+    """Add an edge to `links`; if an edge connects the same nodes, add the bytes to this edge."""
     ends = (edge.source, edge.target)
     if (old := links.get(ends)) is not None:
         edge = replace(edge, bytes=edge.bytes + old.bytes, control=edge.control and old.control)

@@ -33,10 +33,10 @@ def break_even_table(rows: Sequence[Row]) -> pd.DataFrame:
         rows: Measured times of products and copies, from `labkit.worker.devices.Examined.speeds`.
 
     Returns:
-        A table with the size n of n × n matrices. host_ms and device_ms are times of one product.
-        in_ms and out_ms are times to copy one matrix to and from the device. there_ms is the round
-        trip: two copies to the device, the product, and a copy back. pays is whether the round trip
-        is faster than the host in all repeats.
+        A table with the size n of n × n matrices. host_ms and device_ms are the times of one
+        product on host and device. in_ms and out_ms are the times to copy one matrix to and from
+        the device. there_ms is the time of two copies to the device, the product there, and a copy
+        back. pays is whether there_ms is less than the time on the host in all repeats.
     """
     table = pd.DataFrame(rows)
     table["ms"] = 1e3 * table["seconds"]
@@ -60,8 +60,8 @@ def break_even_table(rows: Sequence[Row]) -> pd.DataFrame:
 def break_even(rows: Sequence[Row]) -> Figure | Markdown:
     """Draw times by matrix size: products on host and device, copies, and round trips.
 
-    Bands span the repeats. If `rows` is empty, because there is no GPU, the function returns a
-    sentence instead.
+    Bands show the range of times over the repeats. If `rows` is empty, because there is no GPU, the
+    function returns a sentence instead of a figure.
     """
     if not rows:
         return Markdown(NONE)
@@ -87,7 +87,7 @@ def break_even(rows: Sequence[Row]) -> Figure | Markdown:
 
 
 def break_even_finding(rows: Sequence[Row]) -> Finding:
-    """Return the finding on the matrix size from which the round trip to the device is faster."""
+    """Return a finding: from which matrix size the round trip to the device is faster."""
     if not rows:
         return Finding(NONE.removesuffix("."))
     devices = list(dict.fromkeys(str(row["device"]) for row in rows if row["what"] == "product"))
@@ -108,11 +108,11 @@ def _verdict(way: pd.DataFrame, host: str, device: str) -> str:
     )
 
 
-LANE = 34  # height of the lane of a device in pixels
+LANE = 34  # height of one device's lane in the Gantt chart, in pixels
 PREDICTED, MEASURED = "predicted", "measured"
-FREE = 1e12  # bits/s from which the bandwidth of a link counts as unlimited (shared memory)
+FREE = 1e12  # bits/s; a link with at least this bandwidth counts as unlimited (shared memory)
 SHARED = "logical CPU devices share the cores of this machine"
-# These colours of Okabe and Ito (2008) are distinct with any colour vision.
+# These colours of Okabe and Ito (2008) can be told apart with any colour vision.
 PARTS = {
     "forward": BarKind("forward", "#56B4E9", "%{customdata[0]}"),
     "gradient": BarKind("gradient", "#E69F00", "%{customdata[0]}"),
@@ -125,19 +125,20 @@ COPY = BarKind("copy between devices", INK)
 def placement_table(
     plans: Mapping[str, Sequence[PlacementPlan]], measured: Sequence[PlanMeasurement] = ()
 ) -> pd.DataFrame:
-    """Return a row per link and placement rule: predicted and, for the first link, measured times.
+    """Return a row per link and placement rule: predicted times, and measured ones for one link.
 
     Args:
         plans: Placements of a step's operations, by the name of the link between devices; all
-            random plans of a link form one row.
-        measured: Measured step times of the plans for the first link; default: none.
+            random placements of a link form one row.
+        measured: Measured step times of the plans for the first link; default: no measurements.
 
     Returns:
-        A table with the columns link, rule and plans (their number). predicted_ms is the median
-        over plans, with the least and greatest. copies and copied_bytes per step are medians over
-        plans. balance is the mean share of step time in which a device computes. measured_ms is the
-        median of all steps, with p10 and p90. of_predicted is measured / predicted. bound_ms is the
-        lower bound of the step time of any plan (`TaskGraph.shortest`).
+        A table with the columns link, rule and plans (the number of plans). predicted_ms is the
+        median over plans, with the least and greatest value. copies and copied_bytes per step are
+        medians over plans. balance is the mean fraction of the step time in which a device
+        computes. measured_ms is the median of all steps, with p10 and p90. of_predicted is measured
+        / predicted. bound_ms is the lower bound of the step time of any plan
+        (`TaskGraph.shortest`).
     """
     seconds = {timing.name: timing.seconds for timing in measured}
     first = next(iter(plans), "")
@@ -176,11 +177,11 @@ def placement_table(
 def makespans(
     plans: Mapping[str, Sequence[PlacementPlan]], measured: Sequence[PlanMeasurement] = ()
 ) -> Figure:
-    """Draw predicted step times by placement rule, a panel per link, and measured step times.
+    """Draw predicted step times by placement rule, one panel per link, and measured step times.
 
-    Whiskers of predictions span the random plans of all seeds; whiskers of measured steps span p10
-    to p90. The dashed line is the lower bound of the step time of any plan. The arguments are those
-    of `placement_table`.
+    Whiskers of predictions show the range over random plans of all seeds; whiskers of measured
+    steps show p10 to p90. The dashed line is the lower bound of the step time of any plan. The
+    arguments are the same as those of `placement_table`.
     """
     table = placement_table(plans, measured)
     looks = lines(table["rule"])
@@ -229,14 +230,14 @@ def placement_gantt(plans: Sequence[PlacementPlan]) -> Figure:
 
 
 def part_of(name: str) -> str:
-    """Return the phase of an operation, by the scope in its name: forward, gradient or update."""
+    """Return an operation's phase (forward, gradient or update), from the scope in its name."""
     if name.startswith("gradient_tape"):
         return "gradient"
     return "update" if name.startswith("descent") else "forward"
 
 
 def link_text(machine: DeviceGroup) -> str:
-    """Describe the link between devices: `a link of 101 µs at 1 Gb/s`."""
+    """Describe the link between devices, such as `a link of 101 µs at 1 Gb/s`."""
     latency = f"a link of {seconds_text(machine.latency)}"
     if 8 * machine.bandwidth >= FREE:
         return f"{latency}, unlimited bandwidth"
@@ -294,8 +295,8 @@ def summarize_placement(
     """Compare predicted and measured placements, and state whether all compute the same step.
 
     Args:
-        results: Measurements of the machine from which the plans were made.
-        plans, measured: Plans by link and measured step times, as for `placement_table`.
+        results: Measurements of the machine, from which the plans were made.
+        plans, measured: Plans by link, and measured step times, as in `placement_table`.
     """
     table = placement_table(plans, measured)
     first = next(iter(plans))
@@ -357,7 +358,7 @@ def _kernels(results: PlacementMeasurements) -> Iterator[Finding]:
 
 
 def _rules(results: PlacementMeasurements) -> Iterator[Finding]:
-    """Yield a finding per question; it tells soft from strict placement if the results differ."""
+    """Yield a finding per question; list soft and strict placement separately if they differ."""
     answers_by_question: dict[str, dict[str, list[str]]] = {}
     for row in results.rules:
         refused = row["ran_on"] == "nowhere"
@@ -373,7 +374,7 @@ def _rules(results: PlacementMeasurements) -> Iterator[Finding]:
 
 
 def _predicted(link: str, rows: Sequence[Mapping[str, Any]], rules: Sequence[str]) -> Finding:
-    """Return the predictions for a link; a rule without a plan exceeded the memory of a device."""
+    """Return the predictions for a link; name rules that exceed the memory of a device."""
     texts = [_prediction_text(row) for row in rows if row["rule"] != LIST]
     missing = [name for name in rules if name not in [row["rule"] for row in rows]]
     texts += [f"memory exceeded: {', '.join(missing)}"] if missing else []
@@ -426,7 +427,7 @@ def _measured(group: Mapping[str, Mapping[str, Any]]) -> Finding:
 
 
 def _slower_links(table: pd.DataFrame) -> list[str]:
-    """Name the links with which list scheduling is predicted to be slower than one device."""
+    """Name the links for which list scheduling is predicted to be slower than one device."""
     by = table.pivot_table(index="link", columns="rule", values="predicted_ms", sort=False)
     if not {LIST, ONE} <= {*by.columns}:
         return []

@@ -22,7 +22,7 @@ from labkit.records.step_graph import StepGraph
 
 
 class OperationStyle(NamedTuple):
-    """Name, colour and symbol of a state of operations; symbols distinguish without colour."""
+    """Name, colour and symbol of an operation's state; the symbol is distinct without colour."""
 
     name: str
     color: str
@@ -35,7 +35,7 @@ RUNNING = OperationStyle("running", "#D55E00", "diamond")
 DONE = OperationStyle("finished", "#009E73", "circle")
 STATES = (WAITING, QUEUED, RUNNING, DONE)
 LEGEND = legend([(state.name, state.color, "square") for state in STATES])
-# Heights in pixels: caption, layer of the graph, queue length, and gap.
+# These are heights in pixels: the caption, a layer of the graph, the queue-length curve, and a gap.
 CAPTION, LAYER, QUEUE, BETWEEN = 56, 38, 110, 50
 TIME, LENGTH = "x2", "y2"  # names of the axes for time and queue length
 
@@ -43,10 +43,11 @@ TIME, LENGTH = "x2", "y2"  # names of the axes for time and queue length
 def fixed_traces(
     nodes: Sequence[DrawnNode], places: GraphLayout, times: Sequence[float], lengths: Sequence[int]
 ) -> list[Trace]:
-    """Return the traces that all frames share: edges, operation types, and queue length by time."""
+    """Return the traces that all frames share: edges, operation types, and queue length curve."""
     node_places = [places.nodes[node.name] for node in nodes]
     types = words(
-        # The operation type is beside the node, because the node contains the dependency count.
+        # The operation type is drawn beside the node, because the node itself shows the dependency
+        # count.
         np.array([[place.across + 0.16, place.layer] for place in node_places]),
         [safe_text(node.kind) for node in nodes],
         10,
@@ -69,7 +70,7 @@ def fixed_traces(
 def frame(
     nodes: Sequence[DrawnNode], places: GraphLayout, moment: Moment, caption: str, length: int
 ) -> list[Trace]:
-    """Return the traces of one frame: nodes by state, a marker at the time, and the caption."""
+    """Return the traces of one frame: nodes by state, a marker of the time, and the caption."""
     states = [state_of(node.name, moment) for node in nodes]
     node_places = [places.nodes[node.name] for node in nodes]
     counts = [moment.unresolved[node.name] for node in nodes]
@@ -109,7 +110,7 @@ def frame(
 
 
 def state_of(name: str, moment: Moment) -> OperationStyle:
-    """Return the state of an operation (waiting, queued, running, done) at a moment."""
+    """Return the state of an operation at a moment: waiting, queued, running or done."""
     if name in moment.running:
         return RUNNING
     if name in moment.queued:
@@ -118,7 +119,7 @@ def state_of(name: str, moment: Moment) -> OperationStyle:
 
 
 def frame_layout(places: GraphLayout, most: int) -> Trace:
-    """Return the axes of caption, graph and queue length; `most` is the greatest queue length."""
+    """Return the axes of caption, graph and queue length; `most` is the maximum queue length."""
     layers = [place.layer for place in places.nodes.values()]
     ends = [place.across for place in places.nodes.values()]
     high = LAYER * (max(layers) + 2)
@@ -140,9 +141,9 @@ def frame_layout(places: GraphLayout, most: int) -> Trace:
 
 
 def _edges(places: GraphLayout, control: bool) -> Trace:
-    """Return all control edges (dotted), or all data edges, as one trace."""
+    """Return one trace with all control edges (dotted), or with all data edges."""
     paths = [_path(edge, path) for edge, path in places.edges.items() if edge.control == control]
-    # A point of NaN separates two edges, because Plotly breaks a line there.
+    # A point of NaN between two edges separates them, because Plotly breaks a line at NaN.
     gap = np.full((1, 2), np.nan)
     points = np.concatenate([gap[:0], *(part for path in paths for part in (path, gap))])
     return {
@@ -164,15 +165,15 @@ def _path(edge: Edge, path: Sequence[tuple[float, float]]) -> np.ndarray:
     return np.array([(across, layer) for layer, across in path], float)
 
 
-NAMED = 4  # greatest number of operations that the caption names
+NAMED = 4  # maximum number of operations that the caption names
 
 
 def ready_animation(graph: StepGraph) -> Figure:
     """Animate a traced step, with a frame for each start or end of an operation.
 
-    The number in a circle counts the unfinished dependencies of the operation. At zero, the
-    operation enters the queue and waits for a thread. A curve below the graph shows the queue
-    length over time.
+    The number in a node's circle is the number of its unfinished dependencies. When this number is
+    zero, the operation enters the queue and waits for a thread. A curve below the graph shows the
+    queue length over time.
 
     Args:
         graph: Graph of at most 60 operations that compute.
@@ -210,7 +211,7 @@ def ready_animation(graph: StepGraph) -> Figure:
         table=_as_table(moments, started, types),
         step="moment ",
         first=1,
-        # The still picture shows the middle frame, which has operations in each state.
+        # The still picture is the middle frame, in which operations of all states are likely.
         first_frame=len(states) // 2,
     )
 
@@ -218,7 +219,7 @@ def ready_animation(graph: StepGraph) -> Figure:
 def queue_table(graph: StepGraph) -> pd.DataFrame:
     """Return a row for each operation that computes, ordered by ready time; times are in ms.
 
-    `needs` is the number of dependencies of the operation, and `wait_ms` its time in the queue.
+    `needs` is the operation's number of dependencies, and `wait_ms` is its time in the queue.
     """
     rows = [
         {
@@ -237,7 +238,7 @@ def queue_table(graph: StepGraph) -> pd.DataFrame:
 
 
 def summarize_queue(graph: StepGraph) -> Markdown:
-    """Summarize whether operations respected their dependencies, and the queue length."""
+    """Summarize whether operations respected their dependencies, and how long the queue was."""
     queue = ready_queue(graph)
     waits, moments = queue.waited, queue.moments()
     early = queue.started_early()

@@ -17,7 +17,8 @@ from labkit.figures.kit.lanes import BarKind, GanttPanel, lanes
 from labkit.figures.kit.panels import Trace
 from labkit.records.step_graph import Flow, Operation, StepGraph, Transfer
 
-# These operation types have common names; all other types keep TensorFlow's names.
+# These operation types are shown with common names; all other types are shown with TensorFlow's
+# names.
 SHORT = {
     "_Arg": "argument",
     "_Retval": "result",
@@ -35,7 +36,7 @@ def drawn_step(graph: StepGraph, title: str) -> Figure:
 
     Args:
         graph: Traced step, the result of `labkit.bench.step_graphs.measure`.
-        title: Description of the step.
+        title: Description of the training step, for the title.
     """
     nodes, edges = nodes_of(graph)
     few = collapsed(nodes, edges)
@@ -44,7 +45,7 @@ def drawn_step(graph: StepGraph, title: str) -> Figure:
 
 
 def partitioned_step(graph: StepGraph, title: str) -> Figure:
-    """Draw the executed graph with a node for each Send and Recv operation of TensorFlow."""
+    """Draw the executed graph; each Send and Recv operation of TensorFlow has a separate node."""
     nodes, edges = nodes_of(graph)
     remark = _operation_counts(graph, nodes)
     nodes, edges = _with_send_receive(graph, nodes, edges)
@@ -55,8 +56,9 @@ def partitioned_step(graph: StepGraph, title: str) -> Figure:
 def nodes_of(graph: StepGraph) -> tuple[list[DrawnNode], list[Edge]]:
     """Return the operations as nodes with type, device and time, and the edges between them.
 
-    Arguments and constants exist before the step starts, and are as many as all other operations.
-    Therefore they are omitted, unless the step sends them to another device.
+    Arguments and constants exist before the step starts; there are as many of them as of all other
+    operations. Therefore arguments and constants are omitted, unless the step sends them to another
+    device.
     """
     reads, sent = {flow.target for flow in graph.flows}, {t.source for t in graph.transfers}
     shown = [
@@ -89,7 +91,7 @@ def _operation_counts(graph: StepGraph, nodes: list[DrawnNode]) -> str:
 
 
 def short(op: str) -> str:
-    """Return the name of an operation type for figures."""
+    """Return the name that figures show for an operation type."""
     return SHORT.get(op, op)
 
 
@@ -124,16 +126,16 @@ def _with_send_receive(
 def _send_receive_nodes(graph: StepGraph) -> Iterator[DrawnNode]:
     for transfer in graph.transfers:
         details = transfer.tensor_name
-        # The infinite weight keeps these nodes separate, because `collapsed` merges light nodes
-        # with their neighbours.
+        # The infinite weight keeps send and receive nodes separate, because `collapsed` merges
+        # nodes of low weight first.
         yield DrawnNode(transfer.send, "send", transfer.sender, details, math.inf)
         yield DrawnNode(transfer.receive, "receive", transfer.receiver, details, math.inf)
 
 
 # These operations compute nothing: constants, results and no-ops.
 HOLDS = ("Const", "_Retval", "NoOp")
-FEW = 36  # greatest number of nodes that have room for their texts
-LETTERS = 16  # greatest length of a node's text; the hover text has the full name
+FEW = 36  # maximum number of nodes for which texts have enough room
+LETTERS = 16  # maximum letters of a node's text; the hover text has the full name
 
 
 def step_picture(
@@ -144,17 +146,20 @@ def step_picture(
 ) -> Figure:
     """Draw the operations in layers, coloured by device; cheap neighbours on a device are merged.
 
-    Constants, results and handles of variables are omitted, because they compute nothing.
+    Constants, results, no-ops and handles of variables are omitted, because they compute nothing.
 
     Args:
         graph: Traced step, the result of `labkit.worker.executed_step.step_graph`.
         title: Description of the step; the figure title adds the clock and the network.
-        most: Greatest number of nodes to draw; cheap operations are merged until no more remain.
-        log: Device of each operation in TensorFlow's placement log, shown in the hover texts;
-            default: not shown.
+        most: Maximum number of nodes to draw; cheap operations are merged until at most this number
+            of nodes remains.
+        log: For each operation, its device in TensorFlow's placement log, which the hover texts
+            show;
+            default: the hover texts show no devices from a log.
 
     Raises:
-        InvalidInput: No operation computes, or more nodes remain than a figure can show.
+        InvalidInput: No operation computes, or after merging more nodes remain than a figure can
+            show.
     """
     handles = {f.source for f in graph.flows if f.bytes == 0 and not f.control}
     shown = [
@@ -181,7 +186,7 @@ def step_picture(
 
 
 def _edges(flows: Sequence[Flow]) -> list[Edge]:
-    """Return the edges without control edges that duplicate a data edge."""
+    """Convert flows to edges; omit control edges that connect the same nodes as a data edge."""
     read = {(flow.source, flow.target) for flow in flows if not flow.control}
     return [
         Edge(flow.source, flow.target, flow.bytes, flow.control)
@@ -191,13 +196,13 @@ def _edges(flows: Sequence[Flow]) -> list[Edge]:
 
 
 def _short(op: str) -> str:
-    """Shorten an operation type: `AssignSub` for `AssignSubVariableOp`."""
+    """Shorten an operation type, such as `AssignSubVariableOp` to `AssignSub`."""
     word = op.lstrip("_").removesuffix("Op").removesuffix("Variable")
     return word if len(word) <= LETTERS else f"{word[: LETTERS - 1]}…"
 
 
 def _log_text(name: str, log: Mapping[str, str] | None) -> str:
-    """Return hover text with the logged device; operations created after placement have none."""
+    """Return hover text with an operation's logged device; late operations are not in the log."""
     if log is None:
         return ""
     return f", placed on {log[name]} according to the log" if name in log else ", not in the log"
@@ -208,12 +213,12 @@ def _duration(seconds: float) -> str:
 
 
 def transfers_table(graph: StepGraph) -> pd.DataFrame:
-    """Return a row for each pair of send and receive, in the order in which tensors are produced.
+    """Return a row per pair of send and receive operations, in the order of tensor production.
 
     `made_ms` is the end of the operation that produces the tensor. `used_ms` is the start of the
-    first operation on the other device that reads the tensor. `between_ms` is the difference:
-    copying, and waiting in the queue. Times are missing if TensorFlow's profiler recorded no event,
-    such as for arguments.
+    first operation on the receiving device that reads the tensor. `between_ms` is `used_ms` -
+    `made_ms`, which includes copying, and waiting in the queue. Times are missing for operations
+    without an event in TensorFlow's profiler, such as arguments.
     """
     at = {operation.name: operation for operation in graph.operations}
     rows = [_transfer_row(transfer, graph, at) for transfer in graph.transfers]
@@ -285,7 +290,8 @@ def summarize_transfers(graph: StepGraph) -> Markdown:
 LANE = 26  # height of a lane of operations in pixels
 LANES = ("other operations", "gradients", "updates")
 DETAILS = "%{customdata[0]}"
-# These colours of Okabe and Ito (2008), as in `entries`, are distinct with any colour vision.
+# These colours of Okabe and Ito (2008), also used in `entries`, can be told apart with any colour
+# vision.
 KINDS = dict(
     zip(
         LANES,
@@ -300,14 +306,13 @@ KINDS = dict(
 
 
 def control_timeline(graphs: Mapping[str, StepGraph]) -> Figure:
-    """Draw a Gantt chart for each graph on the same time scale, with a line at the last gradient.
+    """Draw a Gantt chart per graph, on one time scale, with a line at the end of the last gradient.
 
     Args:
         graphs: Graphs of the same training step with different control dependencies, by title.
 
     Raises:
-        InvalidInput: A step updates no variable, so the order of gradients and updates is
-            undefined.
+        InvalidInput: A step updates no variable, so there is no order of gradients and updates.
     """
     table = control_order(graphs)
     drawn = {what: _bars(graph) for what, graph in graphs.items()}
@@ -339,7 +344,7 @@ def control_order(graphs: Mapping[str, StepGraph]) -> pd.DataFrame:
 
 
 def summarize_control(graphs: Mapping[str, StepGraph]) -> Markdown:
-    """State for each graph whether updates may start before the last gradient, and did so."""
+    """State per graph whether updates may start before the last gradient, and whether any did."""
     findings = []
     for what, row in control_order(graphs).iterrows():
         findings.append(
@@ -357,7 +362,7 @@ def summarize_control(graphs: Mapping[str, StepGraph]) -> Markdown:
 
 
 def _verdict(row: pd.Series) -> str:
-    """State whether updates may start before the last gradient, and whether they did."""
+    """State whether updates may start before the last gradient, and whether any update did."""
     if not row["gated"]:
         return "early updates are allowed, because not every update waits for every gradient"
     return (
@@ -368,7 +373,7 @@ def _verdict(row: pd.Series) -> str:
 
 
 def _parts(graph: StepGraph) -> dict[str, list[Operation]]:
-    """Return the operations with a profiler event, by lane: other, gradient, or update."""
+    """Return the operations that have a profiler event, by lane: other, gradient, or update."""
     timed = {
         operation.name: operation
         for operation in graph.operations
@@ -377,7 +382,7 @@ def _parts(graph: StepGraph) -> dict[str, list[Operation]]:
     updates = {name for name, operation in timed.items() if operation.op == UPDATE}
     if not updates:
         raise InvalidInput("this step updates no variable: give a training step")
-    # Gradients are the timed operations whose results an update reads.
+    # An operation counts as a gradient if it is timed and an update reads its result.
     gradient_names = {
         f.source for f in graph.flows if f.target in updates and not f.control
     } & timed.keys()

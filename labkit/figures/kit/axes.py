@@ -1,4 +1,4 @@
-"""Positions of values on an axis: proportional to numbers, or equally spaced slots for words."""
+"""Positions of values on an axis: numbers in proportion, words in slots of equal width."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ TITLES = {
 }
 # The limits are needed, because Plotly would extend an axis with few accuracies down to -50 %.
 SHARES = {"tickformat": ".1%", "autorangeoptions": {"clipmin": -0.02, "clipmax": 1.02}}
-# For accuracies: range that counts as equal, and margin of an axis around equal values.
+# Two numbers for accuracies: the range within which values count as equal, and the margin of the
+# axis around equal values.
 _ALIKE, _AROUND = 0.001, 0.05
-_SLOTS = 8  # greatest number of distinct numbers that get a slot each
-_ONE = 0.01  # relative difference below which both ends of a scale count as one value
-_WIDE = 30.0  # ratio of greatest to least value from which a scale is logarithmic
-_LETTERS = 18  # greatest length of a word in letters
+_SLOTS = 8  # maximum number of distinct numbers that are placed in slots
+_ONE = 0.01  # relative difference below which the ends of a scale count as equal
+_WIDE = 30.0  # greatest / least value from which a scale is logarithmic
+_LETTERS = 18  # maximum length of a tick text in letters
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class AxisScale:
 
 
 def shares(values: Iterable[float]) -> Trace:
-    """Return an axis of accuracies; if all are equal, they get a margin on both sides."""
+    """Return an axis for accuracies; if all are equal, with a margin on both sides."""
     numbers = [value for value in values if value == value]
     if not numbers or max(numbers) - min(numbers) > _ALIKE:
         return dict(SHARES)
@@ -62,11 +63,12 @@ def names_axis(names: Sequence[str]) -> Trace:
 
 
 def scale(values: Sequence[Value], measured: bool) -> AxisScale:
-    """Return the positions of values (one per run) on an axis.
+    """Return the positions of the runs' values on an axis; there is one value per run.
 
     Args:
-        values: Value of each run; None if a run has no value, or none that may be shown.
-        measured: Whether the values are results; results are never placed in slots.
+        values: The value of each run; None if a run has no value, or its value must not be shown.
+        measured: Whether the values are results of runs; results are placed in proportion, never in
+            slots.
     """
     known = [value for value in values if value is not None]
     numeric = all(is_number(value) for value in known)
@@ -108,19 +110,19 @@ def number_text(value: float) -> str:
 
 def _proportional(values: Sequence[Value], known: list[float]) -> AxisScale:
     low, high = min(known, default=0.0), max(known, default=1.0)
-    # Least and greatest values that differ by less than 1 %, such as 5.79 M and 5.80 M bytes, count
-    # as one value.
+    # If the least and greatest values differ by less than 1 %, such as 5.79 M and 5.80 M bytes,
+    # they count as equal.
     if high - low < _ONE * abs(high):
         middle = tuple(None if value is None else 0.5 for value in values)
         return AxisScale(places=middle, ticks=((0.5, known[0] if known else None),))
-    # A wide range needs a logarithmic scale, because most values would lie at one end of a linear
-    # scale.
+    # A wide range needs a logarithmic scale, because on a linear scale most values would be close
+    # to one end.
     logarithmic = low > 0 and high / low >= _WIDE
     transform = math.log if logarithmic else float
     span = transform(high) - transform(low)
 
     def place(value: float) -> float:
-        # A single value is in the middle of the axis.
+        # If there is only one value, its position is the middle of the axis.
         return (transform(value) - transform(low)) / span if span else 0.5
 
     ends = [low, high] if span else [low]

@@ -27,14 +27,15 @@ CLEAR = "rgba(0,0,0,0)"
 
 
 class Figure(go.Figure):
-    """A figure whose notebook output holds both Plotly's MIME type and the alternative text.
+    """A figure whose notebook output contains Plotly's MIME type and the alternative text.
 
-    Plotly's default renderer writes only its own MIME type, which a conversion to HTML drops.
-    Plotly's HTML renderers load MathJax from a server. With both types in the output, JupyterLab
-    and labkit's report draw the figure, and other programs show the text.
+    Plotly's default renderer writes only Plotly's MIME type, which is lost in a conversion to HTML.
+    Plotly's HTML renderers are not used, because they load MathJax from a server. Because the
+    output contains both, JupyterLab and labkit's report draw the figure, and other programs show
+    the text.
     """
 
-    _ipython_display_: Callable[[], None] | None = None  # overrides `_repr_mimebundle_` if set
+    _ipython_display_: Callable[[], None] | None = None  # if set, overrides `_repr_mimebundle_`
 
     @property
     def alt(self) -> str:
@@ -43,9 +44,10 @@ class Figure(go.Figure):
 
     @property
     def content(self) -> Trace:
-        """Data and layout of the figure as JSON objects."""
+        """Data and layout of the figure, as objects that can be written to JSON."""
         content: Trace = json.loads(self.to_json())
-        # JupyterLab loses the height of a figure without a width when its window is resized.
+        # The width is set, because JupyterLab resets the height of a figure without a width when
+        # its window is resized.
         return content | {"layout": {"width": WIDTH} | content["layout"]}
 
     def _repr_mimebundle_(self, *args: str, **kwargs: str) -> Trace:
@@ -60,20 +62,20 @@ class Figure(go.Figure):
 
 
 def html_page(figure: go.Figure) -> str:
-    """Return a figure as an HTML page whose metadata names labkit as the generator."""
-    # MathJax is excluded, because Plotly would load it from a server, and labkit's figures do not
-    # need it.
+    """Return a figure as an HTML page; the page's metadata names labkit as the generator."""
+    # MathJax is excluded: Plotly would load it from a server, and labkit's figures contain no
+    # formulas that need it.
     page: str = figure.to_html(config=CONFIG, include_mathjax=False)
     return page.replace("<head>", '<head><meta name="generator" content="labkit">', 1)
 
 
-# These are the widths in pixels of a notebook cell and of a narrow report page.
+# These are widths in pixels: that of a notebook cell, and that of a narrow report page.
 WIDTH, NARROW = 920, 760
 ABOVE = 48  # height in pixels of the title above the axes of a panel
 HEAD, REMARK, LEFT, RIGHT, GAP = 40, 30, 62, 16, 84
 LEGEND_LINE, NOTE_LINE, LETTER, SMALL_LETTER = 30, 15, 6.4, 5.9
 
-# These trace keys hold one value per point after traces are joined.
+# After traces are joined, these Plotly keys contain one value per point.
 _BY_POINT = {
     *("x", "y", "color", "symbol", "hovertemplate", "hovertext", "array", "arrayminus", "shape")
 }
@@ -90,7 +92,7 @@ def draw(
     plot: int = PLOT,
     below: int = BELOW,
 ) -> Figure:
-    """Draw rows of panels in one figure, with title and remark above, and one legend below.
+    """Draw rows of panels in one figure, with title and remark above, and a legend below.
 
     Args:
         rows: Rows of panels, from top to bottom.
@@ -101,9 +103,10 @@ def draw(
     """
     head = HEAD + (REMARK if remark else 0)
     heights = [ABOVE + plot + below + _notes_height(panels) for panels in rows]
-    # The legend's height is added to the figure, because Plotly would otherwise shrink the panels.
+    # The legend's height is added to the figure's height, because Plotly would otherwise shrink the
+    # panels.
     legend = _legend_height(entries)
-    inner = sum(heights)  # height in pixels of all panels, Plotly's "paper" area
+    inner = sum(heights)  # height in pixels of all panels, which Plotly calls "paper"
     figure = Figure()
     layout = base_layout(title, remark, alt) | {"height": head + inner + legend}
     layout["margin"] = {"t": head, "b": legend, "l": LEFT, "r": RIGHT, "pad": 0}
@@ -111,24 +114,27 @@ def draw(
     number = 0
     for row, panels in enumerate(rows):
         top = 1 - (sum(heights[:row]) + ABOVE) / inner
-        # Plotly expects domains as fractions of the paper, so the pixels are divided by its height.
+        # Plotly expects positions as fractions of the paper's height, so the pixels are divided by
+        # this height.
         y_domain = [top - plot / inner, top]
         for x_domain, panel in zip(_columns(len(panels)), panels, strict=True):
             number += 1
             end = "" if number == 1 else str(number)
             x_axis = axis(panel.x, domain=x_domain, anchor=f"y{end}", **panel.x_axis)
             y_axis = axis(panel.y, domain=y_domain, anchor=f"x{end}", **panel.y_axis)
-            # The x axes of linked panels follow that of the first panel with the same link.
+            # If panels have the same link, their x axes follow the x axis of the first of these
+            # panels.
             if panel.link and linked.setdefault(panel.link, f"x{end}") != f"x{end}":
                 x_axis["matches"] = linked[panel.link]
             if not panel.traces:
-                # Axes are hidden around a note, because empty axes would suggest lost data.
+                # The axes around a note are hidden, because empty axes would suggest that data are
+                # missing.
                 x_axis["visible"] = y_axis["visible"] = False
             layout |= {f"xaxis{end}": x_axis, f"yaxis{end}": y_axis}
             layout["annotations"] += _words(panel, x_domain, y_domain, below)
             axes = {"xaxis": f"x{end}", "yaxis": f"y{end}"}
-            # Runs need separate traces only for clicks in the legend, which is omitted for many
-            # entries.
+            # Each run needs a separate trace only for clicks in the legend; with many entries,
+            # there is no legend.
             traces = panel.traces if len(entries) <= MANY else join_points(panel.traces)
             figure.add_traces([{"type": "scatter"} | trace | axes for trace in traces])
     if switched := [panel.over for panels in rows for panel in panels if panel.over]:
@@ -136,14 +142,15 @@ def draw(
     if legend and all(isinstance(entry, RunEntry) for entry in entries):
         layout["meta"] |= {"legend": legend}
     if legend:
-        # The legend has traces of its own, so that it names a run once for all panels.
+        # The legend uses separate traces, so that it shows each run once, even if several panels
+        # draw the run.
         figure.add_traces([_legend_trace(entry) for entry in entries])
     figure.update_layout(layout)
     return figure
 
 
 def _switch(figure: Figure, panels: Sequence[dict[str, Trace]]) -> Trace:
-    """Return buttons that switch the x axis of the panels, such as from steps to seconds."""
+    """Return buttons that switch the panels' x axis, for example from steps to seconds."""
     places = [place for place, trace in enumerate(figure.data) if "over" in (trace.meta or {})]
     buttons = []
     for name in panels[0]:
@@ -165,17 +172,19 @@ def _switch(figure: Figure, panels: Sequence[dict[str, Trace]]) -> Trace:
 
 
 def panel_content(panel: Panel, plot: int, below: int, many: bool) -> Trace:
-    """Return one panel as Plotly data and layout, without title and legend.
+    """Return one panel as Plotly data and layout, without the figure's title and legend.
 
-    The function does not use Plotly's `Figure`, because validating a hundred curves takes longer
+    The function does not create a Plotly `Figure`, because validating a hundred curves takes longer
     than drawing them. With `many`, the points of all runs are joined into one trace.
     """
-    # In a row, only the first panel shows the row names; a single panel always shows them.
+    # In a row of panels, only the first panel shows the row names; a panel that is shown alone
+    # always shows its row names.
     named = {name: value for name, value in panel.y_axis.items() if name != "showticklabels"}
     x_axis, y_axis = axis(panel.x, **panel.x_axis), axis(panel.y, **named)
     traces = join_points(panel.traces) if many else panel.traces
     layout = base_layout("", "", panel.title) | {"xaxis": x_axis, "yaxis": y_axis}
-    del layout["template"]  # only Plotly for Python, not its script, knows templates by name
+    # Plotly's script does not know templates by name, unlike Plotly for Python.
+    del layout["template"]
     layout |= {"height": plot + below + 12, "showlegend": False}
     layout["margin"] = {"t": 12, "b": below, "l": LEFT, "r": RIGHT, "pad": 0}
     layout["meta"] = {"alt": panel.title, "over": panel.over}
@@ -186,7 +195,7 @@ def panel_content(panel: Panel, plot: int, below: int, many: bool) -> Trace:
 
 
 def _legend_trace(entry: RunEntry | LineStyle) -> Trace:
-    """Return a trace that adds the line of a run to the legend, but draws no points."""
+    """Return a trace that adds an entry to the legend, but draws no points."""
     line = {"color": entry.color, "dash": entry.dash, "width": 3}
     marker = {"color": entry.color, "symbol": entry.symbol, "size": 8}
     look = {"mode": "lines+markers", "line": line, "marker": marker, "showlegend": True}
@@ -202,14 +211,14 @@ def _legend_height(shown: Sequence[RunEntry | LineStyle]) -> int:
 
 
 def _columns(count: int) -> list[list[float]]:
-    """Return the x domains of `count` panels side by side, with gaps for axis labels."""
+    """Return the x positions of `count` panels side by side, with gaps for axis labels."""
     gap = GAP / (WIDTH - LEFT - RIGHT)
     width = (1 - gap * (count - 1)) / count
     return [[place * (width + gap), place * (width + gap) + width] for place in range(count)]
 
 
 def _words(panel: Panel, x: Sequence[float], y: Sequence[float], below: int) -> list[Trace]:
-    """Return annotations: the title above the panel, and the note in the panel or below it."""
+    """Return annotations: the title above a panel, and the note inside or below the panel."""
     first, _, rest = panel.title.partition("\n")
     small = f'<br><span style="font-size:11px">{safe_text(rest)}</span>' if rest else ""
     look = {"xref": "paper", "yref": "paper", "showarrow": False}
@@ -240,8 +249,8 @@ def _words(panel: Panel, x: Sequence[float], y: Sequence[float], below: int) -> 
 
 
 def _note_lines(panel: Panel, width: float) -> list[str]:
-    """Wrap the note to the width of a panel, given as a share of the canvas."""
-    # The wrapped note must also fit a narrow page.
+    """Wrap the note to the width of a panel, which is given as a fraction of the canvas."""
+    # The note is wrapped for the narrow page width, so that it fits both page widths.
     letters = int(width * NARROW / SMALL_LETTER)
     return [line for part in panel.note.split("\n") for line in textwrap.wrap(part, letters)]
 
@@ -266,14 +275,14 @@ def axis(title: str, **changes: JSON) -> Trace:
 
 
 def base_layout(title: str, remark: str, alt: str) -> Trace:
-    """Return the base layout of a figure, for light and dark pages."""
+    """Return the layout that all figures have in common, for light and dark pages."""
     heading = {"text": safe_text(title), "font": {"size": 15}, "x": 0, "xref": "paper", "y": 1}
     place = {"xanchor": "left", "yanchor": "top", "yref": "container", "pad": {"t": 8}}
     under = {"subtitle": {"text": safe_text(remark), "font": {"size": 12}}} if remark else {}
     legend = {"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"}
     return {
-        # No template is used, because Plotly's templates suit either light or dark pages, and
-        # labkit's colours suit both.
+        # No template is used: a template of Plotly suits either light or dark pages, while labkit's
+        # colours suit both.
         "template": "none",
         "title": heading | place | under,
         "paper_bgcolor": CLEAR,
@@ -288,22 +297,23 @@ def base_layout(title: str, remark: str, alt: str) -> Trace:
 
 
 def join_points(traces: Sequence[Trace]) -> list[Trace]:
-    """Join traces of one point each into one trace, which a browser draws a hundred times faster.
+    """Join single-point traces into one trace, which a browser draws a hundred times faster.
 
-    The `meta` of a trace names its runs, for the run picker and for linked selection: `run` is the
-    key of a trace's only run. `runs` holds the keys of all runs of a line or band. `points` holds
-    the keys of the runs of each point. A legend click cannot hide joined points, so this function
-    is for figures without a legend.
+    The `meta` of a trace contains the keys of its runs, for the run picker and for linked
+    selection: `run` is the key if the trace has only one run. In `meta`, `runs` contains the keys
+        of all runs that a line or band represents. In `meta`, `points` contains the keys of the
+        runs for each point. Use this function only for figures without a legend, because a legend
+        click cannot hide joined points.
     """
     others: list[Trace] = []
     single_points: dict[tuple[str | None, ...], list[Trace]] = {}
     for trace in traces:
-        # Only traces of single points are joined, because a line through points of several runs
-        # would suggest that they belong together.
+        # Traces with lines are not joined, because a line through points of several runs would
+        # suggest that these points are connected.
         is_single_point = len(trace["x"]) == 1 and "lines" not in (trace.get("mode") or "")
         meta = trace.get("meta") or {}
-        # A trace with positions on alternative axes stays separate, because buttons move each trace
-        # to these positions.
+        # A trace with positions on alternative axes is not joined, because buttons move each trace
+        # to these positions separately.
         if is_single_point and "run" in meta and "over" not in meta:
             look = (trace.get("type"), trace.get("mode"), *sorted(set(trace) - _DROPPED))
             single_points.setdefault(look, []).append(dict(trace))

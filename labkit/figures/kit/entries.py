@@ -21,14 +21,14 @@ from labkit.records.analysis.settings import Seeds, group_seeds
 from labkit.records.compressors import compressor_expression
 from labkit.records.run import Run, gate_failed
 
-LONGEST = 60  # greatest length of a label in letters, without the number of a duplicate
-_MOST_PARAMETERS = 60  # greatest number of parameters that labels are built from
-_WORD = 28  # greatest length of one part of a label in letters
-# Parameters by priority in labels: if two parameters distinguish the same runs, the label uses the
-# first one. Random parameters, such as seeds, come last.
+LONGEST = 60  # maximum letters of a label, without the number of a duplicate
+_MOST_PARAMETERS = 60  # maximum number of parameters from which labels are built
+_WORD = 28  # maximum letters of one part of a label
+# These parameters are ordered by priority: if two parameters distinguish the same runs, the label
+# uses the earlier one. Parameters that only cause random differences, such as seeds, come last.
 _ORDER = ("name", "strategy", "compressor", "network", "workers", "model", "dataset", "algorithm")
 _LAST = ("repeats", "seed")
-# In labels, values of these parameters need no parameter name before them.
+# In labels, the values of these parameters are clear without the parameter's name.
 _BARE = {*_ORDER} - {"workers"}
 _SHORT = {"learning_rate": "lr", "batch_size": "batch"}
 _CALL = re.compile(r"(?:\w+\()*(\w+)(?:\((\w+=[^(),]+(?:, \w+=[^(),]+)*)\))?\)*")
@@ -37,18 +37,18 @@ Row = Mapping[str, Value]
 
 
 def names(rows: Sequence[Row], fallback: Sequence[str]) -> list[str]:
-    """Return a distinct name for each run, from the fewest parameters that distinguish the runs.
+    """Return a distinct name per run, from the fewest parameters that distinguish the runs.
 
-    Names omit values that a run does not have, if the names stay distinct. Runs with equal
-    parameters get numbers.
+    A parameter that a run does not have is omitted from the run's name, if all names stay distinct.
+    If runs have equal parameters, numbers are appended to their names.
 
     Args:
         rows: For each run, the parameters in which runs differ, by name.
-        fallback: For each run, the name if no parameter distinguishes the run.
+        fallback: For each run, the name that is used if no parameter distinguishes the run.
     """
     parameters = _needed_parameters(rows)
-    # If the runs differ by compressor but not by strategy, the name of a run without a compressor
-    # says so.
+    # If the runs differ by compressor but not by strategy, a run without a compressor has a name
+    # that says this.
     dense = "compressor" if "strategy" not in parameters else ""
     words = [
         [
@@ -68,7 +68,7 @@ def names(rows: Sequence[Row], fallback: Sequence[str]) -> list[str]:
 
 
 def _brief(words: Sequence[Sequence[tuple[bool, str]]], drop_usual: bool) -> list[tuple[str, ...]]:
-    """Return the words of each name without absent values and words that most names have."""
+    """Shorten names: omit absent values, and words that occur in most of the names."""
     placed = [list(enumerate(word for _, word in row)) for row in words]
     counts = Counter(pair for row in placed for pair in row)
     names = []
@@ -76,18 +76,19 @@ def _brief(words: Sequence[Sequence[tuple[bool, str]]], drop_usual: bool) -> lis
         present = [pair for pair, (is_present, _) in zip(pairs, row, strict=True) if is_present]
         rare = [pair for pair in present if 2 * counts[pair] <= len(words)]
         absent = [pair for pair in pairs if pair not in present]
-        # If most runs share all other values of this run, an absent value is its name.
+        # If a run differs from most runs only by an absent value, its name is the word for this
+        # absence.
         rare = rare or [pair for pair in absent if 2 * counts[pair] <= len(words)][:1]
-        # A single rare word is hard to interpret alone, so a frequent word precedes it.
+        # A single rare word is hard to interpret alone, so a more frequent word is put before it.
         few = rare if len(rare) > 1 else present[: 2 - len(rare)] + rare
         names.append(tuple(word for _, word in sorted(set(few if drop_usual else present))))
     return names
 
 
 def _needed_parameters(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
-    """Return the parameters that distinguish the rows, with a word for each of their values."""
+    """Return the parameters that distinguish the rows, each with a word for each of its values."""
     known = dict.fromkeys(name for row in rows for name in row)
-    # The limit keeps names readable and bounds the pairwise comparison of parameters.
+    # The limit keeps names readable, and limits the time to compare parameters.
     ranked = sorted(known, key=_rank)[:_MOST_PARAMETERS]
     needed = {name: _words(name, [row.get(name) for row in rows]) for name in ranked}
     count = _count_distinct(rows, needed)
@@ -109,7 +110,7 @@ def _count_distinct(rows: Sequence[Row], words: Mapping[str, Mapping[str, str]])
 
 
 def _words(name: str, values: Sequence[Value]) -> dict[str, str]:
-    """Return the word of each value of a parameter: the shortest form with distinct words."""
+    """Return a word per value of a parameter: the shortest form in which all words differ."""
     distinct = {repr(value): _plain(name, value) for value in values}
     forms: list[Callable[[str], str]] = [_cut]
     if name == "compressor":
@@ -132,7 +133,7 @@ def _plain(name: str, value: Value) -> str:
 
 
 def compressor_text(compressor: str, with_feedback: bool = False) -> str:
-    """Shorten a compressor, such as `ErrorFeedback(TopK(ratio=0.01))` to `TopK 1 %`."""
+    """Shorten a compressor's text, such as `ErrorFeedback(TopK(ratio=0.01))` to `TopK 1 %`."""
     call = _CALL.fullmatch(compressor)
     if call is None or " " in compressor.partition("(")[0]:
         return _cut(compressor)
@@ -150,7 +151,7 @@ def _cut(text: str, letters: int = _WORD) -> str:
 
 
 def _add_numbers(names: Sequence[str]) -> list[str]:
-    """Return the names in order; duplicates get an appended number."""
+    """Return the names in order, with a number appended to each duplicate."""
     counts, used, distinct = Counter(names), set(names), []
     for text in names:
         name, number = text, 0
@@ -162,16 +163,16 @@ def _add_numbers(names: Sequence[str]) -> list[str]:
     return distinct
 
 
-# The colours of Okabe and Ito (2008) are distinct with any colour vision. Black and yellow are
-# omitted, because they are invisible on a dark or a light page. The seventh run repeats the first
-# colour with another dash.
+# These colours of Okabe and Ito (2008) can be told apart with any colour vision. Black and yellow
+# are omitted, because black is invisible on a dark page, and yellow on a light page. There are six
+# colours: the seventh run uses the first colour again, with a different dash.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "square", "diamond", "cross")
 
-INK = "#7a7a7a"  # colour of text and lines that is legible on white and on black
+INK = "#7a7a7a"  # colour of text and lines, legible on white and on black pages
 
-MANY = 24  # greatest number of runs in a legend; a run picker replaces larger legends
+MANY = 24  # maximum number of runs in a legend; beyond, there is a run picker
 OVERSUBSCRIBED = "* more threads (ranks \N{MULTIPLICATION SIGN} threads per rank) than cores"
 NO_RUNS = (
     "no runs to compare: run a notebook first (labkit run notebooks/tour.ipynb), then give the "
@@ -179,14 +180,14 @@ NO_RUNS = (
 )
 
 
-# A style holds the Plotly keys that all traces of one legend entry share: name, legend group, and
-# keys of the entry's runs.
+# A style contains the Plotly keys that all traces of one legend entry share: name, legend group,
+# and the keys of the entry's runs.
 Style: TypeAlias = dict[str, str | dict[str, str | list[str]]]
 
 
 @dataclass(frozen=True)
 class RunEntry:
-    """A run as it appears in a figure; its metrics are read from disk once."""
+    """A run as it appears in figures; its metrics are read from disk once."""
 
     run: Run
     key: str
@@ -198,17 +199,17 @@ class RunEntry:
 
     @property
     def members(self) -> tuple[Run, ...]:
-        """Runs that this entry represents: a single run, or one run per seed."""
+        """The runs that this entry represents: a single run, or one run per seed."""
         return self.run.members if isinstance(self.run, Seeds) else (self.run,)
 
     @property
     def gate_failed(self) -> bool:
-        """Whether the run failed its equivalence check; figures then omit its speed."""
+        """Whether the run failed its equivalence check, in which case figures omit its speed."""
         return gate_failed(self.run)
 
     @property
     def style(self) -> Style:
-        """Plotly keys that all traces of the run share: name, legend group, and run key."""
+        """The Plotly keys that all traces of the run share: name, legend group, and run key."""
         return {"legendgroup": self.key, "meta": {"run": self.key}, "name": safe_text(self.label)}
 
 
@@ -224,7 +225,7 @@ class LineStyle:
 
     @property
     def style(self) -> Style:
-        """Plotly keys that all traces of the line share: name, legend group, and run keys."""
+        """The Plotly keys that all traces of the line share: name, legend group, and run keys."""
         style = {"legendgroup": self.label, "name": safe_text(self.label)}
         return style | ({"meta": {"runs": list(self.runs)}} if self.runs else {})
 
@@ -247,7 +248,8 @@ def entries(runs: Iterable[Run] | Run) -> list[RunEntry]:
     all_runs = [runs] if isinstance(runs, Run) else list(runs)
     if not all_runs:
         raise LabkitError(NO_RUNS)
-    # Figures do not draw runs without results, so only runs with results use up colours.
+    # Runs without results are not drawn, so the next colour is chosen only after a run with
+    # results.
     places = accumulate((bool(run.metrics) for run in all_runs), initial=0)
     return [
         RunEntry(
@@ -256,7 +258,7 @@ def entries(runs: Iterable[Run] | Run) -> list[RunEntry]:
             label=label,
             color=PALETTE[place % len(PALETTE)] if run.metrics else INK,
             dash=DASHES[place // len(PALETTE) % len(DASHES)],
-            # When colours repeat, both the dash and the symbol change.
+            # When the colours repeat, the dash and the symbol both change.
             symbol=SYMBOLS[place // len(PALETTE) % len(SYMBOLS)],
             metrics=run.metrics,
         )
@@ -265,7 +267,7 @@ def entries(runs: Iterable[Run] | Run) -> list[RunEntry]:
 
 
 def settings(runs: Iterable[Run] | Run) -> list[RunEntry]:
-    """Return an entry for each setting; runs that differ only in the seed share an entry."""
+    """Return one entry per setting; runs that differ only in their seed share an entry."""
     return entries(group_seeds([runs] if isinstance(runs, Run) else list(runs)))
 
 
@@ -279,7 +281,7 @@ def completed_entries(runs: Iterable[Run] | Run) -> list[RunEntry]:
 
 
 def key(run: Run) -> str:
-    """Return the key of a run in all figures: a digest of its experiment and its start time."""
+    """Return a run's key for all figures: a digest of its experiment and its start time."""
     # The key includes the start time, which distinguishes repeated runs of the same experiment.
     text = json.dumps([run.experiment, run.status.get("started")], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -291,14 +293,14 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def distinct_labels(runs: Sequence[Run], rows: Sequence[dict[str, Value]]) -> list[str]:
-    """Return labels from given parameters; a star marks runs with more threads than cores."""
+    """Return labels from the given parameters; a star marks runs with more threads than cores."""
     plain_names = names(rows, [run.name for run in runs])
     stars = (" *" if run.metrics.get("oversubscribed") else "" for run in runs)
     return [f"{name}{star}" for name, star in zip(plain_names, stars, strict=True)]
 
 
 def safe_text(text: str) -> str:
-    """Escape tags and links in a text for Plotly."""
+    """Escape tags and links in a text, because Plotly would interpret them."""
     return escape(text, quote=False)
 
 

@@ -15,18 +15,18 @@ class Markdown(str):
 
 @dataclass(frozen=True)
 class Finding:
-    """A statement of a text summary: a subject, its value with a range, and a conclusion.
+    """One statement of a text summary: a subject, its value with a range, and a conclusion.
 
     Attributes:
         head: Start of the sentence, before the colon; `**` marks bold names.
-        subject: What has the value, such as a run; empty if the head names it.
-        value: Number in the unit that `text` expects; None for a finding in words.
-        band: Least and greatest value over seeds or steps; None: no range.
-        seeds: Number of seeds that the value averages; 0 if the band is not over seeds.
+        subject: The run or other thing that the value describes; empty if the head names it.
+        value: Number in the unit that `text` expects; None if the finding has no number.
+        band: Least and greatest value over seeds or steps; None: there is no range.
+        seeds: Number of seeds over which the value is a mean; 0 if the band is not over seeds.
         text: Function that formats the number and the ends of the band.
         unit: Unit after the number.
         details: Further texts after the number, in order.
-        verdict: Conclusion at the end of the sentence.
+        verdict: The conclusion, which ends the sentence.
     """
 
     head: str = ""
@@ -41,11 +41,11 @@ class Finding:
 
     @property
     def number(self) -> str:
-        """Value with its range, `91.20% (3 seeds, 90.10% to 92.00%)`; empty without a value."""
+        """The value with its range: `91.20% (3 seeds, 90.10% to 92.00%)`; empty without a value."""
         if self.value is None:
             return ""
         number = f"{self.text(self.value)}{self.unit}"
-        # A single seed has no spread, and equal values have none.
+        # The range is omitted for a single seed and for equal values, because there is no spread.
         if self.band is None or self.seeds == 1 or self.band[0] == self.band[1]:
             return number
         count = f"{self.seeds} seeds, " if self.seeds else "spread "
@@ -53,7 +53,7 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """Finding as a sentence: `Head: **subject**, number; details: verdict.`"""
+        """The finding as a sentence: `Head: **subject**, number; details: verdict.`"""
         subject = ", ".join(
             part for part in (f"**{self.subject}**" * bool(self.subject), self.number) if part
         )
@@ -67,18 +67,18 @@ def reproduced_text(holds: bool) -> str:
 
 
 def published(claim: str, source: str, holds: bool, *details: str) -> Finding:
-    """Return the finding whether these runs reproduce a published claim."""
+    """Return a finding that states whether these runs reproduce a published claim."""
     return Finding(f"**{claim}** ({source}): {reproduced_text(holds)}", details=details)
 
 
 def ratio_verdict(
     low: float, high: float, worse: str = "it does not pay", same: str = "no difference"
 ) -> str:
-    """Return the conclusion for a speed ratio whose range is above 1, below 1, or includes 1."""
+    """Return the conclusion for a speed ratio: its range is above 1, below 1, or includes 1."""
     return "it pays" if low > 1 else worse if high < 1 else same
 
 
 def sentences(findings: Iterable[Finding], head: str = "") -> Markdown:
-    """Return a Markdown list with one sentence per finding, after an optional head."""
+    """Return a Markdown list with one sentence per finding, after an optional head line."""
     lines = [f"- {finding.sentence}" for finding in findings]
     return Markdown("\n".join([head, "", *lines] if head else lines))

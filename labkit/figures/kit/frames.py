@@ -16,16 +16,16 @@ from labkit.figures.kit.panels import Trace
 Points = NDArray[np.float64]  # shape (points, 2): x and y
 
 ACTIVE = "#0072B2"
-MILLISECONDS = 1400  # time for which the animation shows each frame
+MILLISECONDS = 1400  # milliseconds for which the animation shows each frame
 CONTROLS, LEGEND = 74, 34  # heights in pixels below the axes: buttons with slider, and legend
-BARE: Trace = {"visible": False, "fixedrange": True}  # an invisible axis without zoom
+BARE: Trace = {"visible": False, "fixedrange": True}  # an invisible axis that users cannot zoom
 
 
 class Animation(Figure):
-    """An animated figure, and below it a collapsed table with a row for each frame.
+    """An animated figure, and below it a collapsed table with one row per frame.
 
-    Plotly's buttons and slider do not support the keyboard. The table supports it, and works
-    without JavaScript.
+    Plotly's buttons and slider do not support the keyboard. The table can be used by keyboard, and
+    works without JavaScript.
     """
 
     def _ipython_display_(self) -> None:
@@ -50,18 +50,18 @@ def animation(
     first_frame: int = 0,
     names: Sequence[str] = (),
 ) -> Animation:
-    """Return a figure with a frame for each state; all states have the same number of traces.
+    """Return a figure with one frame per state; all states have the same number of traces.
 
     Args:
         fixed: Traces that all frames share.
-        states: Traces that change, one list per frame.
-        layout: Plotly layout of axes and shapes; `height` is that between title and legend in
-            pixels.
+        states: For each frame, the list of traces that change.
+        layout: Plotly layout of axes and shapes; its `height` is the height between title and
+            legend in pixels.
         title, alt: Title and alternative text of the figure.
-        table: HTML table that describes each frame in a row.
-        step: Prefix of the frame number under the slider.
+        table: HTML table with one row per frame, which describes the frame.
+        step: Text before the frame number, below the slider.
         first: Number of the first frame under the slider.
-        first_frame: Index of the frame that is visible before the animation plays.
+        first_frame: Index of the frame that is visible before the animation starts.
         names: Names of the frames under the slider; default: numbers.
     """
     places = list(range(len(fixed), len(fixed) + len(states[0])))
@@ -69,8 +69,8 @@ def animation(
         go.Frame(name=names[at] if names else str(first + at), data=state, traces=places)
         for at, state in enumerate(states)
     ]
-    # The changing traces come after the fixed ones, because a frame names the traces that it
-    # replaces by index.
+    # The changing traces follow the fixed ones, because a frame gives the indices of the traces
+    # that it replaces.
     figure = Animation(data=[*fixed, *states[first_frame]], frames=frames)
     margin = {"t": HEAD, "b": LEGEND + CONTROLS, "l": 16, "r": 16, "pad": 0}
     figure.update_layout(
@@ -84,8 +84,8 @@ def animation(
 
 
 def words(points: ArrayLike, texts: Sequence[str], letters: int, **changes: object) -> Trace:
-    """Return texts at points, shape (points, 2), as a trace, because frames cannot change notes."""
-    # Each frame repeats all points, so single precision halves the size of the figure.
+    """Return a trace of texts at points (points, 2); unlike notes, frames can change a trace."""
+    # Single precision halves the size of the figure, because each frame repeats all points.
     x, y = np.array(points, np.float32).reshape(-1, 2).T.round(3)
     look = {"mode": "text", "textfont": {"size": letters, "color": INK}, "showlegend": False}
     quiet = {"cliponaxis": False, "hoverinfo": "skip"}
@@ -107,11 +107,11 @@ def arrows(
         color, dash: Colour and dash of all curves.
         hover: Hover text of each curve.
         names: Label of each curve, at its middle; default: no labels.
-        side: Vertical position of the labels relative to the curves, "top" or "bottom".
+        side: Where labels are relative to their curves, "top" or "bottom".
     """
-    # All arrows form one trace, because every frame must have the same number of traces.
+    # All arrows form one trace, so that every frame has the same number of traces.
     sizes = [len(path) for path in paths]
-    # A point of NaN separates two curves, because Plotly breaks a line there.
+    # A point of NaN between two curves separates them, because Plotly breaks a line at NaN.
     gap = np.full((1, 2), np.nan)
     parts = [part for path in paths for part in (path, gap)]
     points = np.concatenate([gap[:0], *parts]).astype(np.float32)
@@ -170,7 +170,7 @@ def table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _frame_options(milliseconds: int) -> Trace:
-    """Return Plotly options that show a frame for this time, without a transition."""
+    """Return Plotly options that show each frame for this time, without a transition."""
     frame = {"duration": milliseconds, "redraw": True}
     return {"mode": "immediate", "frame": frame, "transition": {"duration": 0}}
 

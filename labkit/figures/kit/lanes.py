@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class BarKind(NamedTuple):
-    """A kind of bars in a Gantt chart: name in the legend, colour and hover text.
+    """A kind of bars in a Gantt chart: legend name, colour and hover text.
 
     The hover text is a Plotly template; `%{customdata[0]}` is the first column in
     `GanttPanel.details`.
@@ -30,16 +30,16 @@ class BarKind(NamedTuple):
 
 @dataclass(frozen=True)
 class GanttPanel:
-    """A panel of a Gantt chart.
+    """One panel of a Gantt chart, with its lanes and bars.
 
     Attributes:
         title: Title of the panel; lines after the first are smaller.
         order: Names of the lanes, from top to bottom.
-        bars: A row for each bar with columns lane, kind, start and length (ms), text (in the bar),
-            and optionally opacity; None: the panel has no bars.
+        bars: Table with a row per bar and the columns lane, kind, start and length (ms), text (in
+            the bar), and optionally opacity; None: the panel has no bars.
         details: Names of further columns of `bars`, which the hover text shows.
-        below: Traces under the bars, such as messages between lanes.
-        note: Text in a panel without bars, such as the reason.
+        below: Traces that are drawn below the bars, such as messages between lanes.
+        note: Text of a panel without bars, such as the reason why there are none.
     """
 
     title: str
@@ -60,17 +60,17 @@ def lanes(
     end: float,
     more: Sequence[BarKind] = (),
 ) -> Figure:
-    """Draw Gantt charts below each other, with the same time scale.
+    """Draw Gantt charts one below the other, with the same time scale.
 
     Args:
         panels: Panels from top to bottom.
-        kinds: Kinds of bars by the key that the column `kind` uses.
-        title, remark, words: Title, subtitle and alternative text, as in `Sheet`.
+        kinds: The kinds of bars, by their key in the column `kind`.
+        title, remark, words: Title, subtitle and alternative text, the same as in `Sheet`.
         lane: Height of a lane in pixels.
         end: End of the time axis in ms.
-        more: Further legend entries, such as lines for messages.
+        more: Further legend entries, for example for lines that show messages.
     """
-    # The legend lists only kinds that have bars.
+    # The legend lists only the kinds of which there are bars.
     present = {kind for panel in panels if panel.bars is not None for kind in panel.bars["kind"]}
     legend = [*(kinds[kind] for kind in kinds if kind in present), *more]
     figure = sheet(
@@ -92,7 +92,7 @@ def lanes(
 def connections(
     kind: BarKind, times: Sequence[tuple[float, float]], ends: Sequence[tuple[str, str]]
 ) -> Trace:
-    """Return one trace of lines from (start in ms, sender's lane) to (stop, receiver's lane)."""
+    """Return one trace of lines: (start in ms, sender's lane) to (stop in ms, receiver's lane)."""
     return {
         "mode": "lines",
         "x": [time for pair in times for time in (*pair, None)],
@@ -123,7 +123,7 @@ def _panel(panel: GanttPanel, kinds: Mapping[str, BarKind], end: float) -> Panel
 
 
 def _bars(rows: pandas.DataFrame, kind: BarKind, panel: GanttPanel) -> Trace:
-    """Return the bars of one kind as one trace, so that a legend click hides all of them."""
+    """Return all bars of one kind as one trace, so that a legend click hides all of them."""
     marker = {"color": kind.color, "line": {"color": "white", "width": 0.5}}
     if "opacity" in rows:
         marker["opacity"] = rows["opacity"].to_numpy()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Looks = Mapping[str, RunEntry | LineStyle]
 QUIET = {"hoverinfo": "skip", "showlegend": False}
-_FEW = 20  # columns with more values are stored in single precision
+_FEW = 20  # columns with more values than this are stored in single precision
 _HATCHES = {"solid": "", "dash": "/", "dot": ".", "dashdot": "x"}
 
 
@@ -37,10 +37,10 @@ def line_with_band(
         table: Table with the columns x and y, and optionally the ends of the spread, `<y>_low` and
             `<y>_high`.
         x, y: Names of the columns to draw.
-        looks: Line styles by the values of the column `by`.
+        looks: Line style for each value of the column `by`.
         by: Column that groups rows into lines.
-        marks: Whether each point has a marker; a line of one point always has a marker.
-        faint: Column that is drawn as a faint line instead of a band, such as unsmoothed values.
+        marks: Whether each point has a marker; a line with only one point always has a marker.
+        faint: Column that is drawn as a faint line, such as unsmoothed values, if there is no band.
         changes: Further Plotly keys of the line traces.
     """
     return [
@@ -60,7 +60,7 @@ def line_over_band(
     faint: str = "",
     **changes: str | bool,
 ) -> list[Trace]:
-    """Return the line of one group of rows, with a band for the spread of y."""
+    """Return the line for one group of rows, and a band that shows the spread of y."""
     return [
         *_band_or_faint_line(group, x, y, look, faint),
         _line(group, x, y, look, marks) | changes,
@@ -77,7 +77,7 @@ def points_with_bars(
     drawn = []
     for name, rows in _rows_by(table, by).items():
         look = looks[name]
-        # Each row has its own trace, because a legend entry or click refers to whole traces.
+        # Each row is a separate trace, because a legend entry or a click selects whole traces.
         for row in rows:
             symbol = f"{look.symbol}-open" if row.get("open") else look.symbol
             outline = {"width": 2, "color": look.color}
@@ -95,12 +95,12 @@ def points_with_bars(
 def bars(
     table: pd.DataFrame, x: str, y: str, looks: Looks, *, by: str = "run", horizontal: bool = False
 ) -> list[Trace]:
-    """Return bars, one trace per style, with whiskers for the spread of their lengths.
+    """Return bars, one trace per style, with whiskers that show the spread of the lengths.
 
-    Hatches distinguish bars when colours repeat. With `horizontal`, x is the length of a bar and y
-    its position.
+    Hatches distinguish bars when colours repeat. If `horizontal` is true, x is the length of a bar
+    and y its position.
     """
-    # Whiskers show the spread of the column that gives the lengths of the bars.
+    # Whiskers show the spread of the column that contains the lengths of the bars.
     length = x if horizontal else y
     drawn = []
     for name, rows in _rows_by(table, by).items():
@@ -123,7 +123,7 @@ def bars(
 def points(
     table: pd.DataFrame, x: str, y: str, look: RunEntry | LineStyle, *, size: int = 8
 ) -> Trace:
-    """Return all rows as one trace of markers in one style, with error bars for the spread of y."""
+    """Return all rows as one trace of markers, with error bars that show the spread of y."""
     marker = {"color": look.color, "symbol": look.symbol, "size": size}
     trace: Trace = {"x": list(table[x]), "y": list(table[y]), "mode": "markers", "marker": marker}
     if f"{y}_low" in table:
@@ -140,7 +140,7 @@ def curve(
     width: float = 1,
     **details: object,
 ) -> Trace:
-    """Return a line through calculated values; `details` are further keys, such as a hover text."""
+    """Return a line through calculated values; `details` are further Plotly keys of the line."""
     line = {"color": look.color, "dash": look.dash, "width": width}
     return {"x": x, "y": y, "mode": "lines", "line": line} | QUIET | look.style | details
 
@@ -167,13 +167,13 @@ def crosses(
 def words(
     table: pd.DataFrame, x: str, y: str, text: str = "text", *, size: int = 11, **changes: str
 ) -> Trace:
-    """Return the texts of a table's rows at their positions, in the text colour of the page."""
+    """Return a table's texts at their positions, in the text colour of the page."""
     places = {"x": list(table[x]), "y": list(table[y]), "text": list(table[text])}
     return places | {"mode": "text", "textfont": {"size": size, "color": INK}} | QUIET | changes
 
 
 def rule(x: Sequence[float | None], y: Sequence[float | None], dash: str = "solid") -> Trace:
-    """Return a thin line that belongs to no run, such as an ideal, a Pareto front or an axis."""
+    """Return a thin line that represents no run, such as an ideal, a Pareto front or an axis."""
     return {
         "x": x,
         "y": y,
@@ -185,12 +185,12 @@ def rule(x: Sequence[float | None], y: Sequence[float | None], dash: str = "soli
 def whisker(
     middle: Sequence[float], low: Sequence[float], high: Sequence[float], color: str
 ) -> Trace:
-    """Return error bars from `low` to `high`, which are invisible without a spread."""
+    """Return error bars from `low` to `high`; if both are equal, the bars are invisible."""
     least, value, most = (np.asarray(values, float) for values in (low, middle, high))
     return {
         "array": np.maximum(most - value, 0).tolist(),
-        # Lengths are clipped, because rounding may put a mean outside its range, and Plotly needs
-        # nonnegative lengths.
+        # Lengths below 0 are set to 0: rounding may place a mean outside its range, and Plotly
+        # needs nonnegative lengths.
         "arrayminus": np.maximum(value - least, 0).tolist(),
         "symmetric": False,
         "color": color,
@@ -207,7 +207,7 @@ def _groups(
 
 
 def _rows_by(table: pd.DataFrame, by: str) -> dict[str, list[Trace]]:
-    """Group rows by a column; for thousands of groups of one row, this is faster than pandas."""
+    """Group rows by a column; for thousands of single-row groups, this is faster than pandas."""
     results: dict[str, list[Trace]] = {}
     for row in table.to_dict("records"):
         results.setdefault(row[by], []).append(row)
@@ -228,12 +228,12 @@ def _line(group: pd.DataFrame, x: str, y: str, look: RunEntry | LineStyle, marks
 def _band_or_faint_line(
     group: pd.DataFrame, x: str, y: str, look: RunEntry | LineStyle, faint: str
 ) -> list[Trace]:
-    """Return the band between least and greatest value; without a spread, the faint line."""
+    """Return the band between the limits of y; if there is no spread, the faint line."""
     quiet = {"x": _thin(group[x]), "mode": "lines"} | QUIET | look.style
     low, high = f"{y}_low", f"{y}_high"
-    # There is no band of width zero, because it would be an invisible trace with hover text.
+    # A band of width zero is not drawn, because it would be an invisible trace with hover text.
     if low in group and not group[low].equals(group[high]):
-        # Two invisible lines bound the filled area of the band.
+        # The filled area of the band lies between two invisible lines.
         fill = {"fill": "tonexty", "fillcolor": transparent(look.color, 0.2)}
         edges = [quiet | {"line": {"width": 0}, "y": _thin(group[end])} for end in (low, high)]
         return [edges[0], edges[1] | fill]
@@ -242,11 +242,11 @@ def _band_or_faint_line(
 
 
 def _thin(values: pd.Series) -> np.ndarray:
-    """Return many values in single precision, because a figure shows fewer than six digits."""
+    """Return long columns in single precision, because a figure shows fewer than six digits."""
     return np.asarray(values, np.float32 if len(values) > _FEW else float)
 
 
-Scale = list[tuple[float, str]]  # colours by position from 0 (least) to 1 (greatest)
+Scale = list[tuple[float, str]]  # colours by position, from 0 (least value) to 1 (greatest value)
 
 
 def cells(
@@ -261,16 +261,16 @@ def cells(
     letters: int = 12,
     on: Trace | None = None,
 ) -> Trace:
-    """Return a heat map of a table, whose rows and columns are placed by names or edges.
+    """Return a heat map of a table; names or edges determine the places of rows and columns.
 
     Args:
-        values: Values, shape (rows, columns).
-        x, y: Names or edges of the columns and the rows; default: their numbers.
-        colors: Colour scale from 0 to `most`; default: the colour axis of the figure.
+        values: Values of the table, shape (rows, columns).
+        x, y: Names or edges of the columns (x) and of the rows (y); default: their numbers.
+        colors: Colour scale for values from 0 to `most`; default: the figure's colour axis.
         most: Value at the upper end of the colour scale.
         hover: Plotly template of the hover text; default: no hover text.
-        gap: Pixels between cells.
-        texts: Text of each cell, by row and column; default: none.
+        gap: Width of the gaps between cells in pixels.
+        texts: Text of each cell, by row and column; default: no texts.
         letters: Font size of the texts in pixels.
         on: Plotly keys of the axes; default: the first axes.
     """
@@ -300,10 +300,10 @@ def matrix_panel(
 
     Args:
         title: Title of the panel.
-        names: Names of the senders and receivers.
+        names: Names of the processes, each of which is a sender and a receiver.
         values: Sent amounts, shape (senders, receivers).
         texts: Function that formats an amount.
-        verb: Hover text between sender and receiver.
+        verb: Words between sender and receiver in the hover text, such as "sends to".
         axes: Titles of the x and the y axis.
         letters: Font size of the texts in pixels.
     """
@@ -325,7 +325,7 @@ def matrix_panel(
 def part_bars(
     x: Any, y: Any, name: str, color: str, hatch: str, hover: str, **changes: object
 ) -> Trace:
-    """Return the trace of one part of stacked bars, with a hatch that distinguishes it."""
+    """Return the trace for one part of stacked bars, which a hatch distinguishes from others."""
     return {
         "type": "bar",
         "x": x,
@@ -339,13 +339,13 @@ def part_bars(
 
 
 def fade_to(color: str, alpha: float = 1.0) -> Scale:
-    """Return a colour scale from transparent to this colour, given as RGB text "213,94,0"."""
-    # The low end is transparent, so that it has the colour of the light or dark page.
+    """Return a colour scale from transparent to a colour, given as RGB text "213,94,0"."""
+    # The low end of the scale is transparent, so that it shows the page's colour, light or dark.
     return [(0, f"rgba({color},0)"), (1, f"rgba({color},{alpha})")]
 
 
 def step_colors(colors: Sequence[str]) -> Scale:
-    """Return a colour scale with one constant colour around each of the values 0, 1, 2, …."""
+    """Return a colour scale in steps: one constant colour around each of the values 0, 1, 2, …."""
     last = len(colors) - 1
     return [
         (min(max((step + side) / last, 0.0), 1.0), color)

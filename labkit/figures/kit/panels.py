@@ -1,4 +1,4 @@
-"""Panels as data: traces, axes and texts of one chart."""
+"""Panels as data: the traces, axes and texts of one chart."""
 
 from __future__ import annotations
 
@@ -6,26 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-# A trace, an axis or a layout is a Plotly dictionary. Plotly's schema validates the dictionary when
-# the figure is drawn.
+# A `Trace` is a Plotly dictionary that describes a trace, an axis or a layout. Plotly's schema
+# validates this dictionary when the figure is drawn.
 Trace: TypeAlias = dict[str, Any]
 
-PLOT, BELOW = 200, 50  # pixels: height of the axes of a panel, height of the labels below
+PLOT, BELOW = 200, 50  # heights in pixels: a panel's axes, and the labels below the axes
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Traces, axes and texts of a chart.
+    """The traces, axes and texts of one chart in a figure.
 
     Attributes:
         title: Title; the first line is bold.
         x, y: Axis titles with units.
-        traces: Plotly traces, without names of axes.
-        note: Text in the middle of a panel without traces; with `always_note`, text below the axis.
-        always_note: Whether a panel with traces shows the note, too.
+        traces: Plotly traces; they do not contain names of axes.
+        note: Text in the middle of a panel without traces; if `always_note` is true, text below the
+            axis of any panel.
+        always_note: Whether the note is also shown in a panel that has traces.
         x_axis, y_axis: Further Plotly settings of the axes.
-        link: Key; panels with the same key zoom their x axes together.
-        over: Alternative x axes by name; the `meta` of a trace holds its positions on them.
+        link: A key; if the user zooms the x axis of one panel, those of panels with the same key
+            follow.
+        over: Alternative x axes by name; the `meta` of a trace contains its positions on these
+            axes.
     """
 
     title: str

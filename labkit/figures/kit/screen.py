@@ -1,4 +1,4 @@
-"""A figure that a notebook updates; a placeholder is shown until Plotly has drawn the figure."""
+"""A figure that a notebook updates, with a placeholder until Plotly has drawn the figure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PixelScale(NamedTuple):
 
 
 def picture(content: Trace) -> str:
-    """Return an SVG picture of a Plotly figure, given as JSON, whose axes have domains."""
+    """Return an SVG picture of a Plotly figure, which is given as JSON with positions of axes."""
     layout, data = content["layout"], content["data"]
     width, height = layout["width"], layout["height"]
     title = layout["title"]["text"]
@@ -64,7 +64,7 @@ def picture(content: Trace) -> str:
 
 
 def _panel(layout: Trace, end: str, traces: Sequence[Trace]) -> Iterator[str]:
-    """Yield the SVG elements of a panel: one pair of axes and its traces."""
+    """Yield the SVG elements of one panel, which consists of a pair of axes and its traces."""
     margin = layout["margin"]
     across = layout["width"] - margin["l"] - margin["r"]
     up = layout["height"] - margin["t"] - margin["b"]
@@ -94,7 +94,7 @@ def _panel(layout: Trace, end: str, traces: Sequence[Trace]) -> Iterator[str]:
 
 
 def _axis_scale(values: Sequence[float], axis: Trace, first: float, last: float) -> PixelScale:
-    """Return an axis that spans these values, with a margin of 5 %."""
+    """Return an axis that contains all of these values, with a margin of 5 % at the ends."""
     if "range" in axis:
         low, high = axis["range"]
         return PixelScale(low, high, first, last)
@@ -147,18 +147,18 @@ def _legend(data: Sequence[Trace], width: float, height: float) -> Iterator[str]
 
 
 def _text(x: float, y: float, text: str, size: int, anchor: str = "start", more: str = "") -> str:
-    # The text is unescaped before escaping, because Plotly's texts contain HTML entities, and
-    # users' names may contain any character.
+    # The text is unescaped first, because Plotly's texts contain HTML entities; then it is escaped,
+    # because users' names may contain any character.
     inner = escape(unescape(text))
     place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
     return f"<text {place}{more}>{inner}</text>"
 
 
 class _Source(ipywidgets.Widget):
-    """Plotly's script in a widget, which all figures of a kernel share and request by message.
+    """A widget that stores Plotly's script; all figures of a kernel request it by message.
 
-    If the script were part of the widget state, a reloaded page would receive this large state
-    first. The other widgets have only four seconds to appear.
+    If the script were part of a widget's state, a reloaded page would receive this large state
+    before anything else. All other widgets have only four seconds to appear on the reloaded page.
     """
 
     def __init__(self) -> None:
@@ -170,11 +170,11 @@ class _Source(ipywidgets.Widget):
 
 
 class _Plot(anywidget.AnyWidget):
-    """A widget that Plotly draws in a browser.
+    """A widget in which the browser draws a figure with Plotly.
 
     Attributes:
-        figure: Data and layout; each change replaces both.
-        ended: Whether this is the last change of the figure.
+        figure: Data and layout of the figure; each change replaces both.
+        ended: Whether the figure will not change any more.
         chosen: Key of the run that the user highlights; an empty key highlights no run.
     """
 
@@ -186,19 +186,20 @@ class _Plot(anywidget.AnyWidget):
 
 
 class FigureScreen:
-    """A display area in a notebook for a figure that changes.
+    """A display area in a notebook for a figure that changes over time.
 
     A placeholder (a picture or text) uses only standard Jupyter widgets. Each browser shows the
-    placeholder until Plotly has loaded and drawn a change, which may take seconds or never happen.
+    placeholder until Plotly has been loaded and has drawn a change, which may take seconds or never
+    happen.
 
     Args:
         content: Data and layout of the first figure, as Plotly JSON.
-        words: HTML of the placeholder; default: an SVG picture of the figure.
+        words: HTML text of the placeholder; default: an SVG picture of the figure.
 
     Attributes:
-        widget: Widget to display.
-        content: Data and layout of the figure.
-        plot: Widget in which Plotly draws the figure; None before the first change.
+        widget: The widget that the notebook displays.
+        content: Current data and layout of the figure, as Plotly JSON.
+        plot: The widget in which Plotly draws the figure; None before the first change.
     """
 
     def __init__(self, content: Trace, words: str = "") -> None:
@@ -210,11 +211,11 @@ class FigureScreen:
         self._set_content(content)
 
     def show(self, content: Trace, ended: bool = False) -> None:
-        """Replace the shown figure by `content`; `ended` marks the last change."""
+        """Replace the shown figure by `content`; `ended` marks the last change of the figure."""
         self._set_content(content)
         if self.plot is None:
-            # The picture is sent first, because Plotly's script of several megabytes delays later
-            # messages.
+            # The picture is sent before the plot, because Plotly's script of several megabytes
+            # delays later messages.
             self.plot = _Plot(_source=_source().model_id, figure=content, ended=ended)
             self.widget.children = [self._picture, self.plot]
         else:

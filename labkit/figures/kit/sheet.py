@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sheet:
-    """Rows of panels that form one figure, or that a report page shows one by one.
+    """Rows of panels, shown as one figure, or one after another on a report page.
 
     Attributes:
         rows: Rows of panels, from top to bottom.
         shown: Entries of the legend.
-        title: Title, which includes the clock and the network if the figure shows times.
+        title: Title of the sheet, which includes the clock and the network if the figure shows
+            times.
         remarks: Remarks on all panels, which form the subtitle.
-        words: Descriptions of the panels' content, for the alternative text.
+        words: Descriptions of what the panels show, for the alternative text.
         plot: Height of the axes of a panel in pixels.
         below: Height of the labels under the axes in pixels.
     """
@@ -37,21 +38,21 @@ class Sheet:
 
     @property
     def remark(self) -> str:
-        """Subtitle: all remarks in one line."""
+        """The subtitle, which contains all remarks in one line."""
         return " · ".join(part for part in self.remarks if part)
 
     @property
     def alt(self) -> str:
-        """Alternative text: title, remarks, and at most `MANY` of the texts in `words`."""
+        """The alternative text: title, remarks, and at most `MANY` of the texts in `words`."""
         more = len(self.words) - MANY
         rest = (f"and {more} more; see the table",) if more > 0 else ()
         parts = (self.title, *self.remarks, *self.words[:MANY], *rest)
         return ". ".join(part for part in parts if part) + "."
 
     def figure(self) -> Figure:
-        """Draw all panels on one canvas, with a legend."""
-        # Plotly is imported late, because its import takes half a second, which `lk.table` and
-        # `labkit ls` avoid.
+        """Draw all panels as one figure, with a legend."""
+        # Plotly is imported only here: the import takes half a second, which `lk.table` and `labkit
+        # ls` avoid.
         from labkit.figures.kit.canvas import draw
 
         shown = list(self.shown)
@@ -67,7 +68,7 @@ def sheet(
     plot: int = PLOT,
     below: int = BELOW,
 ) -> Figure:
-    """Draw rows of panels as one figure; see `Sheet` for the arguments."""
+    """Draw rows of panels as one figure; the arguments are described in `Sheet`."""
     return Sheet(rows, list(entries), title, remarks, words, plot, below).figure()
 
 

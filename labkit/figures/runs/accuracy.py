@@ -1,4 +1,4 @@
-"""Test accuracies of runs with their range over seeds, and findings on them."""
+"""Test accuracies of runs with their range over seeds, and findings about them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = ("accuracy", "accuracy_low", "accuracy_high", "seeds", "wire_bytes", "
 
 
 def accuracy_range(run: Run) -> tuple[float, float, float]:
-    """Return the test accuracy of a run, and the least and the greatest over its seeds."""
+    """Return a run's test accuracy, and its least and greatest value over seeds."""
     accuracy = float(run.metrics["test_accuracy"])
     low, high = seed_range(run, "test_accuracy") or (accuracy, accuracy)
     return accuracy, low, high
@@ -41,13 +41,13 @@ def accuracy_table(
 
 
 def accuracy_finding(row: Any, head: str = "", subject: str = "", *details: str) -> Finding:
-    """Return the finding on a row of `accuracy_table`, given as a tuple from `itertuples`."""
+    """Return a finding about one row of `accuracy_table`, given as a tuple from `itertuples`."""
     band = row.accuracy_low, row.accuracy_high
     return Finding(head, subject, row.accuracy, band, row.seeds, PERCENT, details=details)
 
 
 def list_accuracies(table: pd.DataFrame) -> str:
-    """List the labels (column `way`) and accuracies of a table: `ring 91.0%, complete 92.0%`."""
+    """List labels (column `way`) and accuracies, such as `ring 91.0%, complete 92.0%`."""
     return ", ".join(f"{row.way} {row.accuracy:.1%}" for row in table.itertuples())
 
 

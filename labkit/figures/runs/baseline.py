@@ -32,13 +32,14 @@ _LOSSES = {
 
 
 def summarize_seed(candidate: Run, baseline: Run) -> Markdown:
-    r"""Summarize in how many seeds the candidate's loss is lower, and how likely that is by chance.
+    r"""Summarize in how many seeds the candidate's loss is lower, and how likely chance causes
+    this.
 
-    The probability that chance alone gives k or more of n seeds is that of the one-sided sign test:
-    \(p = 2^{-n} \sum_{i \ge k} \binom{n}{i}\).
+    The one-sided sign test gives the probability that chance alone causes k or more successes in n
+    seeds: \(p = 2^{-n} \sum_{i \ge k} \binom{n}{i}\).
 
     Raises:
-        LabkitError: The runs share no completed seed.
+        LabkitError: No seed is completed in both runs.
     """
     table = seed_by_seed(candidate, baseline)
     steps = int(with_end_times(candidate.history)["step"].max()) + 1
@@ -59,18 +60,18 @@ def _chance(wins: int, trials: int) -> float:
     return float(sum(comb(trials, successes) for successes in range(wins, trials + 1)) / 2**trials)
 
 
-_SAME = 0.005  # relative memory difference that counts as equal, such as by a loss scale
+_SAME = 0.005  # relative memory difference that counts as equal
 
 
 def precision_table(runs: Iterable[Run] | Run, baseline: Run) -> pd.DataFrame:
-    """Return a row per run: precision of compute and wire, accuracy, verdict, bytes and ms.
+    """Return a row per run: precision of compute and wire, accuracy, equivalence, bytes and ms.
 
     `weights_bytes`, `gradients_bytes`, `optimizer_bytes` and `peak_bytes` are the maxima over
-    ranks. A run that failed its equivalence check has no time (ms).
+    ranks. If a run failed its equivalence check, the table contains no time (ms) for it.
 
     Args:
         runs: Runs to compare; the baseline may be among them.
-        baseline: Run whose accuracy is the reference.
+        baseline: Run with whose accuracy all others are compared.
 
     Raises:
         LabkitError: There are no runs, or a run has no results.
@@ -91,8 +92,8 @@ def summarize_memory(runs: Iterable[Run] | Run, baseline: Run) -> Markdown:
         for entry in shown
         if entry.run.path != baseline.path
     ]
-    # Peaks are listed in the order of the runs, because a process keeps its memory and later peaks
-    # can only be higher.
+    # Peaks are listed in the order of the runs, because a process does not release its memory, so
+    # later peaks can only be higher.
     in_order = sorted(shown, key=lambda entry: str(entry.run.status.get("started")))
     peaks = ", ".join(bytes_text(entry.metrics["memory_bytes"]["peak"]) for entry in in_order)
     lines.append(
@@ -104,13 +105,14 @@ def summarize_memory(runs: Iterable[Run] | Run, baseline: Run) -> Markdown:
 
 
 def summarize_loss_scale(rows: Iterable[Mapping[str, float]]) -> Markdown:
-    """List the steps that ranks skipped, and state whether all ranks had equal loss scales.
+    """List the steps that ranks skipped; state whether loss scales were equal on all ranks.
 
     Args:
-        rows: Records of loss scales and updates by step and rank, as for `loss_scales`.
+        rows: Records of loss scales and updates by step and rank, as in the function `loss_scales`.
     """
     table = loss_scales(rows)
-    made = table["updates"].diff().fillna(table["updates"])  # updates per step (0: skipped)
+    # Number of updates in each step (0: skipped).
+    made = table["updates"].diff().fillna(table["updates"])
     skipped = [
         f"step {step} by "
         + ("all ranks" if group.all() else f"rank {', '.join(map(str, group[group].index))} only")
@@ -129,7 +131,7 @@ def summarize_loss_scale(rows: Iterable[Mapping[str, float]]) -> Markdown:
 
 
 def _memory(group: dict[str, float], base: dict[str, float]) -> str:
-    """Describe a run's memory beside the baseline's, such as `keeps 1.6 MB of weights (2x)`."""
+    """Compare a run's memory with the baseline's, such as `keeps 1.6 MB of weights (2x)`."""
     more = [
         f"{bytes_text(group[kind])} of {kind} ({group[kind] / base[kind]:.3g}x)"
         for kind in PERSISTENT_MEMORY

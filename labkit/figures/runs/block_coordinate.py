@@ -26,21 +26,23 @@ if TYPE_CHECKING:
 
 _CLOSE = 1e-6  # relative gap at which a run counts as having reached the optimum
 _NEVER = math.inf
-_DRAWN = 60  # greatest number of drawn blocks; cells of more would be smaller than a pixel
-_HALF = 0.5  # share of random selection's rounds that a sentence compares with
+_DRAWN = 60  # maximum number of drawn blocks, because cells need at least a pixel
+_HALF = 0.5  # fraction of random selection's rounds that a sentence mentions
 
 
 def optimality_gap(runs: Iterable[Run], optimum: float) -> Figure:
-    r"""Draw the optimality gap \((F - F^*) / F^*\) of each run over rounds, with a band of seeds.
+    r"""Draw each run's optimality gap \((F - F^*) / F^*\) over rounds, with its range over seeds.
 
     Args:
-        runs: Runs of block coordinate descent, or others whose loss is the whole objective F.
+        runs: Runs of block coordinate descent, or other runs whose loss is the complete objective
+            F.
         optimum: Least value F* of the objective, from an independent solver.
     """
     shown, traces, words = entries(runs), [], []
     for entry in shown:
         group = _gaps(entry.run, optimum)
-        # A logarithmic axis needs positive gaps, so gaps are clipped at the rounding error.
+        # Gaps below the rounding error are raised to it, because a logarithmic axis needs positive
+        # values.
         table = group.clip(lower=np.finfo(float).eps) if len(group) else group
         traces += line_over_band(table, "step", "gap", entry)
         words.append(f"{entry.label}: {group['gap'].iloc[-1]:.2g} after {len(group) - 1} rounds")
@@ -60,7 +62,8 @@ def dependencies(couplings: NDArray[np.float64], dependency: float) -> Figure:
 
     Args:
         couplings: Couplings from 0 to 1, shape (blocks, blocks), from
-            `labkit.schedules.blocks.couplings`; of many blocks, only the first are drawn.
+            `labkit.schedules.blocks.couplings`; if there are many blocks, only the first ones are
+            drawn.
         dependency: Least coupling (0 to 1) with which two blocks never change in the same round.
     """
     dependent = couplings >= dependency
@@ -83,7 +86,7 @@ def dependencies(couplings: NDArray[np.float64], dependency: float) -> Figure:
 
 
 def summarize_blocks(runs: Sequence[Run], optimum: float) -> Markdown:
-    """Summarize the rounds of each run to a relative gap of a millionth, and bytes per round.
+    """Summarize each run's rounds until its relative gap is a millionth, and bytes per round.
 
     Published: selection by priority needs fewer rounds than random selection (Lee 2014).
     """
@@ -130,26 +133,26 @@ def _priority_claim(needed: dict[str, list[int | None]]) -> Iterator[Finding]:
 
 
 def _selection(run: Run) -> str:
-    """Return a run's rule of block selection; strategies without a rule change all at once."""
+    """Return a run's block selection rule; without a rule, all blocks change at once."""
     strategy = run.experiment["strategy"]
     return str(strategy.get("selection", "all at once"))
 
 
 def _rounds_until(run: Run, optimum: float) -> list[int | None]:
-    """Return the rounds until each seed is close to the optimum; None if a seed never is."""
+    """Return, for each seed, the rounds until it is close to the optimum; None if it never is."""
     results: list[int | None] = []
     for seed_run in completed_seeds(run):
         close = _gaps(seed_run, optimum)["gap"].to_numpy() <= _CLOSE
-        # Each row has the loss before the update of its round, so its index is the number of
+        # A row contains the loss before the update of its round, so its index equals the number of
         # completed rounds.
         results.append(int(close.argmax()) if close.any() else None)
     return results
 
 
 def _gaps(run: Run, optimum: float) -> pd.DataFrame:
-    """Return a table of rounds and relative optimality gaps, with the range over seeds."""
+    """Return a table of relative optimality gaps by round, with their range over seeds."""
     group = loss_curve(run.history)
     ends = [end for end in ("", "_low", "_high") if f"loss{end}" in group]
-    # The first row has the loss before any update, so its round is 0.
+    # The first row contains the loss before any update, so its round number is 0.
     gaps = {f"gap{end}": group[f"loss{end}"] / optimum - 1 for end in ends}
     return group[["step"]].assign(step=group["step"] - 1, **gaps)

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class ComparisonTable(pd.DataFrame):
-    """A DataFrame with a readable display in notebooks; its values are unchanged.
+    """A DataFrame with a readable display in notebooks; the displayed values stay unchanged.
 
     The display rounds numbers to four digits, or from a thousand on to integers. Columns with
-    "bytes" in their name show units. Selections of the table, and results of operations on it, are
-    of this type, too.
+    "bytes" in their name are displayed with units, such as MB. Selections from the table, and
+    results of operations on the table, also have this type.
     """
 
     @property
@@ -36,8 +36,8 @@ class ComparisonTable(pd.DataFrame):
         return ComparisonTable
 
     def _repr_html_(self) -> str | None:
-        # Each cell is formatted by its own type, because columns of type object may contain
-        # numbers.
+        # Each cell is formatted by its own type, because a column of type object may contain
+        # numbers and texts.
         texts = [
             self.iloc[:, place].map(_cell_formatter(name))
             for place, name in enumerate(self.columns)
@@ -69,12 +69,12 @@ def _cell_formatter(column: Any) -> Any:
 
 
 def compare(runs: Iterable[Run] | Run) -> Figure:
-    """Draw learning curves over steps, seconds or bytes; and samples/s, speed-up and efficiency.
+    """Draw learning curves over steps, seconds or bytes, and samples/s, speed-up and efficiency.
 
-    The legend names the parameters that distinguish the runs. Seeds of one setting form a line with
-    a band. A run that failed its equivalence check has no speed. `figure.alt` describes the figure
-    in words. Related figures: `labkit.figures.pareto`, `parallel_coordinates`, `heat_map`,
-    `scatter`.
+    The legend names only the parameters that distinguish the runs. Runs that differ only in their
+    seeds are drawn as one line with a band. If a run failed its equivalence check, its speed is not
+    shown. `figure.alt` describes the figure in words. Related figures: `labkit.figures.pareto`,
+    `parallel_coordinates`, `heat_map`, `scatter`.
 
     Raises:
         LabkitError: There are no runs.
@@ -92,12 +92,12 @@ def sheets(entries: Sequence[RunEntry]) -> list[Sheet]:
 
 
 def curves(runs: Iterable[Run] | Run) -> Figure:
-    """Draw training loss and test results of runs over steps, seconds, or bytes on the wire."""
+    """Draw training loss and test results over steps, seconds, or bytes on the wire."""
     return _learning(naming.settings(runs)).figure()
 
 
 def throughput(runs: Iterable[Run] | Run) -> Figure:
-    """Draw the samples per second of each run; whiskers span slow (p90) to fast (p10) steps."""
+    """Draw the samples per second of each run; whiskers extend from slow (p90) to fast (p10)."""
     shown = naming.settings(runs)
     words = [speed.throughput_in_words(shown)]
     rows = [[speed.throughput_panel(shown)]]
@@ -105,7 +105,7 @@ def throughput(runs: Iterable[Run] | Run) -> Figure:
 
 
 def speedup(runs: Iterable[Run] | Run) -> Figure:
-    """Draw speed-up and efficiency relative to one worker, for strong and weak scaling."""
+    """Draw speed-up and efficiency relative to one worker, for strong and for weak scaling."""
     shown = naming.settings(runs)
     words = [speed.speedup_in_words(shown) or speed.NO_BASELINE, speed.refusals(shown)]
     rows = [speed.scaling_panels(shown)]
@@ -113,7 +113,7 @@ def speedup(runs: Iterable[Run] | Run) -> Figure:
 
 
 def table(runs: Iterable[Run] | Run) -> pd.DataFrame:
-    """Return a row per run: differing parameters, state, equivalence verdict, key metrics.
+    """Return a row per run: differing parameters, state, equivalence check, and key metrics.
 
     Raises:
         LabkitError: There are no runs.
@@ -127,7 +127,7 @@ def table(runs: Iterable[Run] | Run) -> pd.DataFrame:
         row | {"state": _state(run), "equivalence": verdict(run)} | key_metrics(run)
         for run, row in zip(all_runs, apart, strict=True)
     ]
-    # A dictionary, unlike a set, keeps the parameters in the order of the experiment's fields.
+    # A dictionary, unlike a set, preserves the order of the experiment's fields.
     differing = dict.fromkeys(name for row in apart for name in row)
     every = dict.fromkeys((*KEY_METRICS, *(name for run in all_runs for name in logged_names(run))))
     measured = [name for name in every if any(name in row for row in rows)]
@@ -138,13 +138,13 @@ def table(runs: Iterable[Run] | Run) -> pd.DataFrame:
 
 
 def _rename_clashes(row: dict[str, Value]) -> dict[str, Value]:
-    """Rename parameters that have the names of other columns."""
-    # A strategy or a model may have a field named `state` or `equivalence`.
+    """Rename parameters whose names equal the names of other columns."""
+    # For example, a strategy or a model may have a field named `state` or `equivalence`.
     return {f"{k} (parameter)" if k in ("state", "equivalence") else k: v for k, v in row.items()}
 
 
 def show(figure: Figure) -> None:
-    """Display a figure in a notebook, or in a browser if called from a script."""
+    """Display a figure in a notebook; in a script, open it in a browser."""
     from labkit.figures.kit.canvas import CONFIG
 
     try:
@@ -152,7 +152,8 @@ def show(figure: Figure) -> None:
         from IPython.display import display
     except ImportError:
         get_ipython = None
-    # IPython may be installed although no notebook is running.
+    # A check for the package is not enough, because IPython may be installed although no notebook
+    # is running.
     if get_ipython is not None and get_ipython() is not None:
         display(figure)
     else:
@@ -166,7 +167,7 @@ def _learning(shown: Sequence[RunEntry]) -> Sheet:
 
 
 def _speeds(shown: Sequence[RunEntry]) -> Sheet:
-    """Return the figure sheet of throughput, speed-up and efficiency."""
+    """Return the sheet with throughput, speed-up and efficiency."""
     words = [speed.throughput_in_words(shown), speed.speedup_in_words(shown)]
     panels = [speed.throughput_panel(shown), *speed.scaling_panels(shown)]
     return Sheet([panels], shown, _title(shown, "Speed"), overload(shown), words)
@@ -179,9 +180,9 @@ def _title(shown: Sequence[RunEntry], what: str = "") -> str:
 
 
 def _remarks(shown: Sequence[RunEntry]) -> list[str]:
-    """Return remarks for the subtitle, such as on too few cores or runs without results."""
+    """Return remarks for the subtitle, for example about too few cores or runs without results."""
     empty = [entry for entry in shown if not entry.metrics]
-    # The line names two runs at most, for lack of room; the table lists all runs.
+    # The line names at most two runs, because it has no room for more; the table lists all runs.
     lines = [f"{e.label}: no results ({e.run.status['state']})" for e in empty[:2]]
     more = [f"{len(empty) - 2} more without results"] if len(empty) > 2 else []
     single = [entry for entry in shown if entry.metrics and _is_one_step(entry)]
@@ -196,7 +197,7 @@ def _remarks(shown: Sequence[RunEntry]) -> list[str]:
 
 
 def _is_one_step(entry: RunEntry) -> bool:
-    """Whether the run has a single step, whose time includes TensorFlow's tracing."""
+    """Whether the run has a single training step, whose time includes TensorFlow's tracing."""
     first, whole = (entry.metrics.get(name) for name in ("first_step_ms", "train_seconds"))
     return bool(first and whole and first / 1e3 >= whole * (1 - 1e-9))
 

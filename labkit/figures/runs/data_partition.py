@@ -17,14 +17,14 @@ from labkit.figures.kit.sheet import sheet
 
 
 def shard_labels(experiment: Experiment) -> Figure:
-    """Draw the shares of class labels in each worker's samples, as one stacked bar per worker.
+    """Draw the fractions of class labels in each worker's samples, one stacked bar per worker.
 
     Args:
-        experiment: Experiment on a data set with class labels, or on arrays; the function loads the
-            data.
+        experiment: An experiment on a data set with class labels, or on arrays; the function loads
+            the data.
 
     Raises:
-        InvalidInput: The data have no integer labels.
+        InvalidInput: The labels of the data are not integers.
     """
     labels = _labels(experiment)
     shares = experiment.batch_weights or (1.0,) * experiment.workers

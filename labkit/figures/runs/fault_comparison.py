@@ -16,7 +16,7 @@ from labkit.figures.kit.sheet import sheet
 from labkit.records.analysis.fault_costs import compare_faults
 from labkit.records.run import Run
 
-Pairs = Mapping[str, tuple[Run, Run | None]]  # by strategy: (without faults, with)
+Pairs = Mapping[str, tuple[Run, Run | None]]  # by strategy: (run without faults, run with faults)
 
 _COLUMNS = {
     "name": "strategy",
@@ -33,13 +33,13 @@ _COLUMNS = {
 
 
 def fault_table(pairs: Pairs) -> pd.DataFrame:
-    """Return a row per strategy, sorted by the share of goodput kept under the faults."""
+    """Return a row per strategy, ordered by the fraction of goodput that remains under faults."""
     table = compare_faults(pairs).sort_values("kept", ascending=False, kind="stable")
     return table[list(_COLUMNS)].rename(columns=_COLUMNS).reset_index(drop=True)
 
 
 def fault_costs(pairs: Pairs) -> pd.DataFrame:
-    """Return a row per survived crash: the step, and the seconds of each recovery phase."""
+    """Return a row per survived crash: its step, and the seconds of each recovery phase."""
     faults = [
         {"strategy": name, "step": fault["step"]}
         | {f"{part}, s": seconds for part, seconds in fault["seconds"].items()}
@@ -50,11 +50,11 @@ def fault_costs(pairs: Pairs) -> pd.DataFrame:
 
 
 def fault_comparison(pairs: Pairs, script: str = "") -> Figure:
-    """Draw the share of goodput kept under faults and the recovery time, a bar per strategy.
+    """Draw remaining goodput under faults and recovery time, with a bar per strategy.
 
     Args:
-        pairs: For each strategy name, its run without faults and its run with faults (None if that
-            is impossible).
+        pairs: For each strategy name, its run without faults and its run with faults, or None if
+            the strategy cannot run with faults.
         script: Description of the injected faults, for the title.
     """
     table = compare_faults(pairs).sort_values("kept", ascending=False, kind="stable")
@@ -98,7 +98,7 @@ def fault_comparison(pairs: Pairs, script: str = "") -> Figure:
 
 
 def summarize_fault(pairs: Pairs) -> Markdown:
-    """Summarize failed strategies, the highest and lowest share of goodput kept, lost samples."""
+    """Summarize failed strategies, highest and lowest remaining goodput, and lost samples."""
     table = compare_faults(pairs)
     finished, failed = table[table["finished"]], table[~table["finished"]]
     return sentences(
@@ -133,7 +133,7 @@ def _goodput_kept(finished: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _losses(finished: pd.DataFrame) -> Iterator[Finding]:
-    """Yield findings on lost samples and on the largest loss of accuracy."""
+    """Yield findings about lost samples and about the largest loss of accuracy."""
     whole: Sequence[str] = list(finished[finished["lost"] == 0]["name"])
     if len(finished):
         yield Finding(

@@ -22,10 +22,10 @@ LATENCY, RATE = "latency_ms", "rows_per_second"
 
 
 def serving(served: ServingMeasurements) -> Figure:
-    """Draw latency and throughput over the batch size, with a column of panels for each network.
+    """Draw latency and throughput over batch size, with one column of panels per network.
 
-    Lines are medians. The band of a latency spans its 10th to 90th percentile; the band of a
-    throughput spans all measured request streams.
+    The lines show medians. A band shows the 10th to 90th percentile of latencies, or the range of
+    throughputs over all measured request streams.
 
     Args:
         served: Measured latencies and throughputs, the result of `labkit.cluster.serve`.
@@ -82,10 +82,10 @@ def _text(column: str, value: float) -> str:
 
 
 def summarize_serving(served: ServingMeasurements) -> Markdown:
-    """Summarize the lowest latency, the highest throughput, and the gain of slicing the model.
+    """Summarize the lowest latency, the highest throughput, and the gain from slicing the model.
 
-    An inference configuration counts as better than another if their spreads do not overlap: p10 to
-    p90 of latencies, or the range of throughputs over all streams.
+    A configuration counts as better than another if their spreads do not overlap; the spread is p10
+    to p90 of latencies, or the range of throughputs over all streams.
     """
     latency, rate = served.latency(), served.throughput()
     networks = list(dict.fromkeys(latency["network"]))
@@ -111,7 +111,7 @@ _MEET = "spreads overlap"
 
 
 def _lowest_latency(latency: pd.DataFrame, network: str) -> Finding:
-    """Return the finding on the configuration with the lowest latency for the smallest batch."""
+    """Return a finding: the configuration with the lowest latency for the smallest batch."""
     size = min(latency["batch_size"])
     group = latency[(latency["network"] == network) & (latency["batch_size"] == size)]
     first, *others = group.sort_values(LATENCY, kind="stable").to_dict("records")
@@ -128,7 +128,7 @@ def _lowest_latency(latency: pd.DataFrame, network: str) -> Finding:
 
 
 def _highest_throughput(rate: pd.DataFrame, network: str) -> Finding:
-    """Return the finding on the highest throughput; configurations use their best batch sizes."""
+    """Return a finding: the highest throughput, if each configuration uses its best batch size."""
     group = rate[rate["network"] == network].sort_values(RATE, ascending=False, kind="stable")
     first, *others = group.drop_duplicates("way").to_dict("records")
     is_ahead = all(first[f"{RATE}_low"] > other[f"{RATE}_high"] for other in others)
@@ -152,12 +152,12 @@ def _verdict(is_ahead: bool) -> str:
 
 
 def _winner(results: Finding) -> str:
-    """Return the configuration that is better than all others, if spreads do not overlap."""
+    """Return the best configuration, if its spread does not overlap with that of any other."""
     return "no clear winner" if results.verdict == _MEET else results.subject
 
 
 def _slices(latency: pd.DataFrame, network: str) -> Finding:
-    """Compare the latency of sliced models with that of one process for each batch size."""
+    """For each batch size, compare the latency of a sliced model with that of one process."""
     group = latency[latency["network"] == network]
     ours, alone = (
         group[group["way"] == way].set_index("batch_size") for way in (_SLICES, ONE_PROCESS)
@@ -193,7 +193,7 @@ def _differences(served: ServingMeasurements) -> Finding:
 def _best_by_network(
     networks: list[str], lowest_latencies: list[Finding], highest_throughputs: list[Finding]
 ) -> Finding:
-    """Return the finding on the best configurations for each network."""
+    """Return a finding about the best configurations on each network."""
     pairs = [
         f"{network}: {_winner(first)} and {_winner(most)}"
         for network, first, most in zip(
@@ -205,19 +205,20 @@ def _best_by_network(
 
 ORIGINAL = "original"
 LEVEL = 0.05  # significance level of the sign test that compares accuracies
-WORTH = 1.02  # files whose sizes have a ratio below this count as equally large
+WORTH = 1.02  # ratio of file sizes below which two files count as equally large
 
-Row: TypeAlias = dict[str, Any]  # row of the table that `labkit.deployment.compare` returns
+Row: TypeAlias = dict[str, Any]  # a row of the table that `labkit.deployment.compare` returns
 
 
 def deployment(table: pd.DataFrame) -> Figure:
-    """Draw accuracy over file size and over inference time, with a marker for each method.
+    """Draw accuracy over file size and over inference time, with one marker per method.
 
-    The shape of a marker shows the family of the method. In both panels, methods at the upper left
-    are better. Whiskers span the repeats. A remark names methods that do not support the model.
+    The shape of a marker identifies the family of the method. In both panels, the best methods are
+    at the upper left. Whiskers show the range over repeats. A remark names the methods that do not
+    support the model.
 
     Args:
-        table: Table with a row per method, the result of `labkit.deployment.compare`.
+        table: Table with one row per method, the result of `labkit.deployment.compare`.
     """
     rows = _measured(table)
     shown = _lines(rows)
@@ -234,7 +235,7 @@ def deployment(table: pd.DataFrame) -> Figure:
 
 
 def summarize_deployment(table: pd.DataFrame) -> Markdown:
-    """Summarize accuracy, size and time of each method; name the smallest file without loss."""
+    """Summarize accuracy, size and time of each method, and name the smallest file without loss."""
     rows = _rows(table)
     original = rows[ORIGINAL]
     findings = [
@@ -266,7 +267,8 @@ def _bytes(row: Row) -> str:
     text = f"{bytes_text(row['bytes'])}, {_ratio_text(row['smaller'], 'smaller', 'larger')}"
     if row["file"].endswith(".keras"):
         return text
-    # The size with gzip is stated, because gzip needs no compression method.
+    # The size after gzip is also stated, because gzip reduces the size without any compression
+    # method.
     return f"{text}; gzip of its .keras file: {bytes_text(row['keras_gzip_bytes'])}"
 
 
@@ -324,13 +326,13 @@ def _rows(table: pd.DataFrame) -> dict[str, Row]:
 
 
 def _measured(table: pd.DataFrame) -> dict[str, Row]:
-    # NaN is not equal to itself, so this omits methods that do not support the model, which have
-    # NaN bytes.
+    # NaN is not equal to itself, so this condition omits methods that do not support the model;
+    # their bytes are NaN.
     return {name: row for name, row in _rows(table).items() if row["bytes"] == row["bytes"]}
 
 
 def _lines(rows: dict[str, Row]) -> dict[str, LineStyle]:
-    """Return line styles: a symbol for each family of methods, a colour for each method."""
+    """Return line styles: one symbol per family of methods, and one colour per method."""
     members: dict[str, list[str]] = {}
     for name, row in rows.items():
         members.setdefault(row["family"], []).append(name)

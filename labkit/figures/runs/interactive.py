@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
     from labkit.figures.kit.canvas import Figure
 
-MOST = 400  # greatest number of points of a live curve; then, neighbours are averaged
-# The parts of a step have the colours of `timeline`; patterns distinguish them without colour.
+MOST = 400  # maximum number of points of a live curve before neighbours are averaged
+# The parts of a step have the same colours as in `timeline`; hatches make them distinguishable
+# without colour.
 PARTS = {
     "compute": ("#56B4E9", ""),
     "codec": ("#009E73", "/"),
@@ -34,7 +35,7 @@ _NO_METRICS = (
     "seconds",
     "loss",
     "val_loss",
-)  # fields of an epoch's record that are not metrics
+)  # fields of an epoch's record that contain no metrics
 
 _MIB = 2**20
 _HEIGHT = 560
@@ -42,11 +43,11 @@ _HEIGHT = 560
 
 @dataclass
 class LiveCurve:
-    """A curve that grows point by point and keeps at most `MOST` points.
+    """A curve that grows point by point and stores at most `MOST` points.
 
     Attributes:
         x, y: Coordinates of the points.
-        values_per_point: Number of consecutive added values that one point averages.
+        values_per_point: Number of consecutive values that are averaged to one point.
     """
 
     x: list[float] = field(default_factory=list)
@@ -55,7 +56,7 @@ class LiveCurve:
     _next: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, x: float, y: float) -> None:
-        """Add a point, unless its y value is not finite."""
+        """Add a value to the curve, unless its y coordinate is not finite."""
         if not math.isfinite(y):
             return
         self._next.append((x, y))
@@ -65,20 +66,21 @@ class LiveCurve:
         self.y.append(sum(point[1] for point in self._next) / self.values_per_point)
         self._next.clear()
         if len(self.x) == MOST:
-            # A full curve averages neighbouring points, so that the whole training stays visible.
+            # When a curve is full, neighbouring points are averaged, so that the whole training
+            # stays visible.
             self.x, self.y = _averaged_pairs(self.x), _averaged_pairs(self.y)
-            # From now on, a point averages twice as many values, which bounds memory and drawing
-            # time.
+            # Afterwards, each new point averages twice as many values as before, which limits
+            # memory and drawing time.
             self.values_per_point *= 2
 
 
 class LiveFigure:
-    """Live figure of loss, metrics, and for each rank speed, sent bytes and parts of a step.
+    """A live figure of loss and metrics, and of speed, sent bytes and step parts of each rank.
 
     Args:
         label: Label of the experiment, for the title.
         workers: Number of ranks.
-        clock: Clock that the times refer to, "wall" or "virtual".
+        clock: Name of the clock that measures the times, "wall" or "virtual".
 
     Attributes:
         screen: Display area of the figure in a notebook.
@@ -105,20 +107,20 @@ class LiveFigure:
         shares: Mapping[int, Mapping[str, float]],
         ended: bool = False,
     ) -> None:
-        """Add new data and redraw the figure.
+        """Add new data to the curves, and redraw the figure.
 
         Args:
-            rows: New rows of the history, one per step and rank.
-            epochs: Metrics of newly completed epochs.
-            shares: For each rank, the share of its time in each part of a step, from 0 to 1.
-            ended: Whether these are the last data of the training.
+            rows: New rows of the run's history, one row per step and rank.
+            epochs: Metrics of the epochs that have been completed since the last call.
+            shares: For each rank, the fraction (0 to 1) of its time that each part of a step takes.
+            ended: Whether the training has ended, so that no more data follow.
         """
         for row in rows:
             self._row(row)
         for epoch in epochs:
             self._epoch(epoch)
-        # The traces of metrics are created here, because their names are known only after the first
-        # epoch.
+        # The traces of metrics are created here, because the names of metrics are unknown before
+        # the end of the first epoch.
         metrics = [_metric(name, place) for place, name in enumerate(self._metrics)]
         data = [self._with_data(trace, shares) for trace in [*self._traces, *metrics]]
         self.screen.show({"data": data, "layout": self._layout}, ended)
@@ -127,7 +129,8 @@ class LiveFigure:
         rank, step = int(row["rank"]), row["step"] + 1
         self._curves["loss", rank].add(step, row["loss"])
         speed = row["samples"] / max(row["seconds"], 1e-9)
-        # A step without samples of this rank has no speed, because zero would distort the mean.
+        # If a rank has no samples in a step, the step has no speed, because zero would distort the
+        # mean.
         self._curves["speed", rank].add(step, speed or math.nan)
         self._sent[rank] += row.get("wire_bytes", 0) / _MIB
         self._curves["sent", rank].add(step, self._sent[rank])
@@ -241,7 +244,7 @@ _NO_RUN = "no run"
 
 
 class LinkedFigures:
-    """Figures that select a run together: widgets in JupyterLab, elsewhere plain figures."""
+    """Figures that select the same run: widgets in JupyterLab, plain figures without JupyterLab."""
 
     def __init__(self, *figures: Figure) -> None:
         if not figures:
@@ -253,17 +256,17 @@ class LinkedFigures:
         self.labels = {key: label for figure in figures for key, label in _runs(figure)}
 
     def widget(self) -> ipywidgets.VBox:
-        """Return a widget with a list of the runs, and the figures below the list.
+        """Return a widget that contains a list of the runs, with the figures below the list.
 
         A click on the line, the marker or the legend entry of a run selects the run. A second click
-        deselects it.
+        on the same run deselects it.
         """
         import ipywidgets
         import traitlets
 
         from labkit.figures.kit.screen import FigureScreen
 
-        # The list entry with the empty key deselects all runs.
+        # The list entry with an empty key deselects every run.
         options = [(_NO_RUN, ""), *((label, key) for key, label in self.labels.items())]
         choice = ipywidgets.Dropdown(options=options, value="", description="stands out:")
         panels = []
@@ -277,18 +280,18 @@ class LinkedFigures:
     def _ipython_display_(self) -> None:
         from IPython.display import display
 
-        # In the output of a job, figures are plain, because widgets need a running kernel.
+        # In the output of a job, plain figures are shown, because widgets need a running kernel.
         shown = self.figures if "LABKIT_JOB" in os.environ else [self.widget()]
         for item in shown:
             display(item)
 
 
 def linked_selection(*figures: Figure) -> LinkedFigures:
-    """Show figures with linked selection: a run that is selected in one figure stands out in all.
+    """Show figures with linked selection: a run selected in one figure is highlighted in all.
 
-    A click on the line, the marker or the legend entry of a run selects the run, and so does the
-    list above the figures. A second click deselects it. In the output of `labkit run`, the figures
-    are plain; `labkit report` links them by its own script.
+    The user selects a run by a click on its line, marker or legend entry, or in the list above the
+    figures. A second click on the same run deselects it. The output of `labkit run` contains plain
+    figures; `labkit report` links figures by a script of its own.
 
     Raises:
         InvalidInput: There are no figures.
@@ -297,7 +300,7 @@ def linked_selection(*figures: Figure) -> LinkedFigures:
 
 
 def _runs(figure: Figure) -> Iterator[tuple[str, str]]:
-    """Yield the key and the label of each run that has traces of its own."""
+    """Yield the key and the label of each run that has a separate trace."""
     for trace in figure.data:
         if "run" in (trace.meta or {}):
             yield trace.meta["run"], unescape(trace.name)

@@ -20,18 +20,18 @@ from labkit.records.verdict import completed_seeds
 
 _RATES = {"none": "fixed rate", "sqrt": "square root", "linear": "linear"}
 _LINEAR, _WARM = "linear", "linear, warm-up"
-_APART = 0.12  # distance between the crosses of two rules, as a share of a doubling of workers
+_APART = 0.12  # shift between two rules' crosses, in doublings of workers
 _MEASURES = {"samples": "samples", "seconds": "seconds of training"}
 
 
 def large_batch(runs: Iterable[Run], target: float) -> Figure:
-    """Draw samples and seconds to a target accuracy over workers, a line per learning-rate rule.
+    """Draw samples and seconds to a target accuracy over workers, one line per learning-rate rule.
 
-    Bands are ranges over seeds. A cross marks a run in which some seeds missed the target, at the
-    samples or seconds of its whole training.
+    The bands show the range over seeds. A cross marks a run in which some seeds missed the target
+    accuracy; it shows the samples or seconds of the whole training.
 
     Args:
-        runs: Runs with equal batch sizes per worker; see `large_batch_table`.
+        runs: Runs with the same batch size per worker; see `large_batch_table`.
         target: Target accuracy on the validation data.
     """
     shown = entries(runs)
@@ -54,10 +54,11 @@ def large_batch(runs: Iterable[Run], target: float) -> Figure:
 def large_batch_table(runs: Sequence[Run], target: float) -> pd.DataFrame:
     """Return a row per learning-rate rule and number of workers: seeds, and cost of the target.
 
-    `reached` is the number of seeds that reached the target. `samples` and `seconds` until then are
-    means over these seeds, with ranges. `all_samples` and `all_seconds` are those of the whole
-    training (maximum over seeds). With one worker, all rules of an optimizer give the same rate, so
-    one run counts for each rule that has no run with one worker.
+    `reached` is the number of seeds that reached the target accuracy. `samples` and `seconds` are
+    the cost until the target is reached: means over the seeds that reached it, with ranges.
+    `all_samples` and `all_seconds` are the cost of the whole training (maximum over seeds). With
+    one worker, all rules of an optimizer give the same learning rate. Therefore one run with one
+    worker also counts for the rules that have no such run.
     """
     table = to_target({str(number): run for number, run in enumerate(runs)}, target)
     table["optimizer"] = [run.experiment.get("optimizer", "sgd") for run in runs]
@@ -74,21 +75,21 @@ def large_batch_table(runs: Sequence[Run], target: float) -> pd.DataFrame:
 
 
 def summarize_large_batch(runs: Sequence[Run], target: float) -> Markdown:
-    """Summarize which published claims hold, the fastest rule, and the samples of each rule.
+    """Summarize which published claims hold, which rule is the fastest, and each rule's samples.
 
-    Published: up to some batch size, training with the linear rule needs the same number of
-    samples, and warm-up extends this range of batch sizes (Goyal 2017, arXiv 1706.02677). LARS
-    extends the range further (You 2017, arXiv 1708.03888), and so does LAMB (You 2019, arXiv
-    1904.00962).
+    Published: up to some batch size, training with the linear rule needs a constant number of
+        samples; warm-up extends this range of batch sizes (Goyal 2017, arXiv 1706.02677). LARS
+        extends this range of batch sizes further (You 2017, arXiv 1708.03888), and LAMB also does
+        (You 2019, arXiv 1904.00962).
 
     Args:
-        runs, target: Runs and target accuracy, as for `large_batch`.
+        runs, target: Runs and target accuracy, the same as in `large_batch`.
     """
     table = large_batch_table(runs, target).reset_index()
     rules = dict.fromkeys(table["rule"])
     reach = {rule: _largest_scale(table, rule) for rule in rules}
     claims = [*_linear_rule(table), *_rule_comparisons(table, reach)]
-    # Findings on claims that do not hold come first.
+    # The findings about claims that do not hold come first.
     claims.sort(key=lambda finding: "**not**" not in finding.head)
     return sentences([*claims, *_fastest(table, target), *_by_rule(table)])
 
@@ -118,7 +119,7 @@ def _order(run: Run) -> tuple[bool, str, int, bool]:
 
 
 def _with_one_worker(table: pd.DataFrame, rules: list[str]) -> pd.DataFrame:
-    """Sort the rows by rule, and copy the row of one worker to the rules that share it."""
+    """Sort the rows by rule; copy the row of one worker to rules of its optimizer that lack one."""
     single_worker = table[table["workers"] == 1].drop_duplicates("optimizer").set_index("optimizer")
     more = [
         single_worker.loc[[optimizer]].reset_index().assign(rule=rule)
@@ -139,7 +140,8 @@ def _panel(table: pd.DataFrame, measure: str, looks: dict[str, LineStyle], targe
         group = table[~complete & (table["rule"] == rule)]
         if group.empty:
             continue
-        # Crosses of several rules are shifted, because they would cover each other.
+        # The crosses of several rules are shifted, because they would hide each other at the same
+        # position.
         group = group.assign(
             at=group["workers"] * 2 ** (_APART * (place - (len(looks) - 1) / 2)),
             hover=[
@@ -160,13 +162,13 @@ def _panel(table: pd.DataFrame, measure: str, looks: dict[str, LineStyle], targe
 
 
 def _largest_scale(table: pd.DataFrame, rule: str) -> int:
-    """Return the largest number of workers with which all seeds reached the target, or 0."""
+    """Return the largest number of workers with which all seeds reached the target; 0: none."""
     group = table[(table["rule"] == rule) & (table["reached"] == table["seeds"])]
     return int(group["workers"].max()) if len(group) else 0
 
 
 def _linear_rule(table: pd.DataFrame) -> Iterator[Finding]:
-    """Judge with how many workers the linear rule still needs as few samples as one worker."""
+    """Judge up to how many workers the linear rule needs as few samples as a single worker."""
     group = table[table["rule"] == _LINEAR].set_index("workers")
     if 1 not in group.index or len(group) < 2 or group["reached"][1] < group["seeds"][1]:
         return
@@ -232,7 +234,7 @@ def _by_rule(table: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _samples_text(row: pd.Series, workers: int) -> str:
-    """Format samples as `8 workers 12,288 samples (3 seeds, …)`, or count successful seeds."""
+    """Format samples as `8 workers 12,288 samples (3 seeds, …)`, or count the successful seeds."""
     workers_text = plural(workers, "worker")
     if row["reached"] < row["seeds"]:
         return f"{workers_text} {row['reached']} of {row['seeds']} seeds reached the target"

@@ -1,4 +1,4 @@
-"""Learning curves: loss per step and results per epoch, over steps, seconds or bytes."""
+"""Learning curves: loss per step and test results per epoch, over steps, seconds or bytes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from labkit.records.run import logged_names, logged_results
 if TYPE_CHECKING:
     import pandas as pd
 
-POINTS = 300  # greatest number of points of a curve; a half or a quarter with many runs
-CURVES = 240  # greatest number of runs with curves; only their histories are read
-MOST = 9000  # greatest total of points in a panel, which bounds the drawing time
-OWN = 6  # greatest number of user-defined metrics that have a panel
-Tables: TypeAlias = "Mapping[str, pd.DataFrame]"  # tables of runs, by the keys of legend entries
-FEW = 8  # greatest number of runs with unsmoothed lines; more would cover each other
-_MOST_GROUPS = 3  # greatest number of groups of coinciding curves that a remark names
-SAME = 1e-4  # curves closer than this share of the greatest loss coincide visibly
+POINTS = 300  # maximum points of a curve; with many runs, a half or a quarter of it
+CURVES = 240  # maximum number of runs with curves; only these runs' histories are read
+MOST = 9000  # maximum number of points in a panel, to limit drawing time
+OWN = 6  # maximum number of user-defined metrics with a panel
+# One table per run, by the keys of the legend entries.
+Tables: TypeAlias = "Mapping[str, pd.DataFrame]"
+FEW = 8  # maximum number of runs with unsmoothed lines, which hide each other
+_MOST_GROUPS = 3  # maximum number of groups of coinciding curves that a remark lists
+SAME = 1e-4  # curves coincide if they differ by less than this fraction of the loss
 
 AXES = {
     "step": "step",
@@ -39,8 +40,8 @@ AXES = {
 def learning_panels(entries: Sequence[RunEntry]) -> tuple[list[list[Panel]], list[str], str]:
     """Return panels of loss, test results and user-defined metrics; remarks; alternative text.
 
-    The panels are in rows of two. The x axis of each panel can be switched between steps, seconds
-    and bytes.
+    The panels are arranged in rows of two. Buttons switch the x axis of all panels between steps,
+    seconds and bytes.
     """
     whole, entries = entries, select_curves(entries)
     curves = {entry.key: loss_curve(entry.run.history) for entry in entries}
@@ -51,7 +52,7 @@ def learning_panels(entries: Sequence[RunEntry]) -> tuple[list[list[Panel]], lis
     words = "; ".join(f"{e.label}: {_in_words(e, curves[e.key])}" for e in entries)
     if len(entries) < len(whole):
         words = f"curves of {len(entries)} of {len(whole)} runs, evenly selected; {words}"
-    # For tasks without classes, the panel shows the test loss instead of the test accuracy.
+    # If the task has no classes, the panel shows the test loss instead of the test accuracy.
     judged = "val_accuracy" if any("val_accuracy" in t for t in epochs.values()) else "val_loss"
     what = "Test accuracy" if judged == "val_accuracy" else "Test loss"
     tests = {key: rows.dropna(subset=[judged]) for key, rows in epochs.items() if judged in rows}
@@ -71,7 +72,7 @@ def learning_panels(entries: Sequence[RunEntry]) -> tuple[list[list[Panel]], lis
 
 
 def _user_metrics(shown: Sequence[RunEntry], results: Tables) -> list[str]:
-    """Return the names of user-defined metrics with several values, which form curves."""
+    """Return the names of user-defined metrics that have several values and so form a curve."""
     every = dict.fromkeys(name for entry in shown for name in logged_names(entry.run))
     return [
         name
@@ -87,10 +88,10 @@ def _rows_with(results: Tables, name: str, points: int) -> Tables:
 
 
 def select_curves(entries: Sequence[RunEntry]) -> Sequence[RunEntry]:
-    """Return the runs whose curves are drawn, because thousands of curves would hide each other.
+    """Return the runs whose curves are drawn, as thousands of curves would hide each other.
 
-    The selected runs are evenly spaced, and include the first, the last, and those with the best
-    and the worst test result.
+    The selected runs are evenly spaced; they include the first and last run, and the runs with the
+    best and worst test result.
     """
     if len(entries) <= CURVES:
         return entries
@@ -104,13 +105,13 @@ def select_curves(entries: Sequence[RunEntry]) -> Sequence[RunEntry]:
 
 def thin_rows(table: pd.DataFrame, points: int = POINTS) -> pd.DataFrame:
     """Return at most `points` evenly spaced rows, including the first and the last row."""
-    # `np.unique` removes the duplicate positions of a table with fewer rows than points.
+    # `np.unique` removes duplicate positions, which occur if a table has fewer rows than `points`.
     places = np.unique(np.linspace(0, len(table) - 1, points).round().astype(int))
     return table.iloc[places[: len(table)]]
 
 
 def _axes(losses: Tables) -> dict[str, Trace]:
-    """Return the x axes steps, seconds and bytes; without sent bytes, there is no axis of bytes."""
+    """Return the x axes for steps, seconds and bytes; without sent bytes, none for bytes."""
     sent = [most for curve in losses.values() if len(curve) and (most := curve["bytes"].max()) > 0]
     axes: dict[str, Trace] = {over: {"title": {"text": title}} for over, title in AXES.items()}
     if not sent:
@@ -129,7 +130,7 @@ def _panel(
 ) -> Panel:
     is_loss = y == "smooth"
     faint = "loss" if is_loss and len(shown) <= FEW else ""
-    # Results of epochs have markers, because epochs are few; steps are too many for markers.
+    # Epochs are few, so their results have markers; steps are too many for markers.
     marks = not is_loss and len(shown) <= MANY
     refused = speed.refusals(shown)
     traces = []
@@ -137,8 +138,8 @@ def _panel(
         results = tables.get(entry.key, ())
         if len(results):
             drawn = line_over_band(results, "step", y, entry, marks=marks, faint=faint)
-            # Each drawn trace refers to a column of raw values: two edges of a band and a line, or
-            # a raw and a smoothed line.
+            # Each drawn trace refers to a column of raw values: the two edges of a band and its
+            # line, or a raw line and a smoothed line.
             raw = ["loss_low", "loss_high", "loss"] if len(drawn) == 3 else ["loss"] * len(drawn)
             places = _over_all(results, entry, axes)
             for trace, name in zip(drawn, raw, strict=True):
@@ -161,7 +162,7 @@ def _panel(
 def _over_all(
     results: pd.DataFrame, entry: RunEntry, axes: dict[str, Trace]
 ) -> dict[str, list[float | None]]:
-    """Return a run's positions on the other x axes; seconds are omitted if its check failed."""
+    """Return a run's positions on the other x axes; a run with a failed check has no seconds."""
     over = [
         name for name in axes if name != "step" and not (name == "seconds" and entry.gate_failed)
     ]
@@ -169,12 +170,12 @@ def _over_all(
 
 
 def _rounded(values: pd.Series[float]) -> list[float | None]:
-    """Round numbers to five digits, because the page stores them as text."""
+    """Round numbers to five digits, because an HTML page stores them as text."""
     return [float(f"{v:.5g}") if np.isfinite(v) else None for v in np.asarray(values, float)]
 
 
 def _no_bytes_reason(shown: Sequence[RunEntry], losses: Tables) -> list[str]:
-    """Return a remark on why there is no axis of bytes, or no remark."""
+    """Return a remark that explains why there is no axis for bytes; no remark if there is one."""
     several = [entry for entry in shown if entry.metrics.get("workers", 1) > 1]
     if not several or any(curve["bytes"].max() > 0 for curve in losses.values()):
         return []
@@ -186,7 +187,7 @@ def _no_bytes_reason(shown: Sequence[RunEntry], losses: Tables) -> list[str]:
 
 
 def _coinciding_curves(shown: Sequence[RunEntry], curves: dict[str, pd.DataFrame]) -> list[str]:
-    """Return a remark such as `workers 1 and workers 2 coincide to 1e-7` for equal curves."""
+    """Return a remark on equal curves, such as `workers 1 and workers 2 coincide to 1e-7`."""
     groups: list[list[RunEntry]] = []
     worst: list[float] = []
     for entry in shown:
@@ -216,18 +217,19 @@ def _more_text(count: int) -> str:
 
 
 def _gap(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the largest relative difference between two curves; infinite if lengths differ."""
+    """Return the largest relative difference of two curves; infinite if their lengths differ."""
     if not len(one) or len(one) != len(other) or not np.isfinite(one).all():
         return np.inf
     return float(np.abs(one - other).max() / max(np.abs(one).max(), 1e-30))
 
 
 def _in_words(entry: RunEntry, curve: pd.DataFrame) -> str:
-    """Describe a run's curve: `loss 2.3 → 0.21 in 60 steps and 0.3 s, test accuracy 0.95`."""
+    """Describe a curve, such as `loss 2.3 → 0.21 in 60 steps and 0.3 s, test accuracy 0.95`."""
     parts = []
     if len(curve):
         ends = " → ".join(f"{curve['smooth'].iloc[place]:.3g}" for place in (0, -1))
-        seconds = curve["seconds"].iloc[-1]  # NaN if the user logged the curve as a list
+        # NaN if the user has logged the curve as a list of losses.
+        seconds = curve["seconds"].iloc[-1]
         time = "" if entry.gate_failed or np.isnan(seconds) else f" and {seconds:.3g} s"
         sent = curve["bytes"].iloc[-1]
         spent = f", {bytes_text(sent)}" if sent > 0 else ""

@@ -39,34 +39,34 @@ from labkit.records.run import Run
 
 __all__ = ["has_grid", "heat_map"]
 
-_MOST = 9  # greatest number of axes; more leave no room for labels
-_BELOW, _ABOVE = -0.055, 1.055  # y positions of the labels at both ends of an axis (0 to 1)
-_ACROSS = 125  # letters that fit in one line across the panel
-_SPREAD = 0.5  # share of a slot over which the lines of its runs are spread
+_MOST = 9  # maximum number of axes that leaves room for their labels
+_BELOW, _ABOVE = -0.055, 1.055  # y positions of the labels below and above an axis from 0 to 1
+_ACROSS = 125  # letters that fit in one line across the whole panel
+_SPREAD = 0.5  # fraction of a slot over which the lines of its runs are spread
 
 Axis = tuple[str, list[Value], AxisScale]
 
 
 def parallel_coordinates(runs: Iterable[Run] | Run, axes: Sequence[str] | None = None) -> Figure:
-    """Draw each run as a line across axes of its parameters and results.
+    """Draw each run as a line that crosses axes of the runs' parameters and results.
 
-    A run that failed its equivalence check has no speed, so its line has a gap at the axis of the
+    If a run failed its equivalence check, it has no speed, so its line has a gap at the axis of the
     speed.
 
     Args:
         runs: Runs to compare.
-        axes: Names of parameters and metrics, from left to right; default: the parameters that
-            differ (except the seed), then accuracy or loss, bytes, and samples/s.
+        axes: Names of parameters and metrics, from left to right; default: the parameters in which
+            runs differ (except the seed), then accuracy or loss, bytes, and samples/s.
 
     Raises:
         LabkitError: There are no runs.
-        InvalidInput: No run has a parameter or metric of a name in `axes`.
+        InvalidInput: A name in `axes` is not a parameter or metric of any run.
     """
     return parallel_sheet(settings(runs), axes).figure()
 
 
 def parallel_sheet(entries: Sequence[RunEntry], axes: Sequence[str] | None = None) -> Sheet:
-    """Return the sheet of `parallel_coordinates` for these entries."""
+    """Return the sheet that `parallel_coordinates` draws for these entries."""
     chosen = _axes(entries, axes)
     panel = Panel(
         title="",
@@ -88,11 +88,11 @@ def _axes(shown: Sequence[RunEntry], names: Sequence[str] | None) -> list[Axis]:
     runs = [entry.run for entry in shown]
     parameter_names = parameters(runs)
     if names is None:
-        # Seeds and names of runs have no axes, because they do not explain results.
+        # Seeds and names of runs have no axes, because they do not explain the results.
         names = [name for name in parameter_names if name not in ("seed", "name")][
             : _MOST - len(RESULTS)
         ]
-        # A result that is equal in all runs has no axis, because it distinguishes none of them.
+        # A result that is equal in all runs has no axis, because it does not distinguish the runs.
         names += [name for name in RESULTS if len(set(metric_values(runs, name))) > 1]
     chosen = list(names) or list(parameter_names) or [RESULTS[0]]
     columns = [(name, values_of(runs, name, parameter_names)) for name in chosen]
@@ -121,10 +121,10 @@ def _lines(shown: Sequence[RunEntry], axes: Sequence[Axis]) -> list[Trace]:
 
 
 def _side_by_side(axis_scale: AxisScale) -> list[float | None]:
-    """Return the positions on an axis; runs in one slot are spread, so that lines stay visible."""
+    """Return positions on an axis; runs in one slot are spread, so that all lines are visible."""
     if not axis_scale.slots:
         return list(axis_scale.places)
-    # Half of each slot is empty, which separates the runs of neighbouring slots.
+    # Runs use only half of each slot; the empty half separates them from the runs of the next slot.
     room = _SPREAD / len(axis_scale.ticks)
     members: dict[float | None, list[int]] = {}
     for place, value in enumerate(axis_scale.places):
@@ -143,8 +143,8 @@ def _rules(count: int) -> Trace:
 
 
 def _ticks(axes: Sequence[Axis]) -> Trace:
-    """Return the labels of all slots, and those at the ends of numeric axes, as one trace."""
-    room = _ACROSS // len(axes) + 1  # letters that fit between two axes
+    """Return one trace with the labels of all slots, and of both ends of each numeric axis."""
+    room = _ACROSS // len(axes) + 1  # number of letters that fit between two axes
     rows = [
         (place, y, safe_text(text), f"middle {side}")
         for place, (name, _, on) in enumerate(axes)
@@ -158,7 +158,7 @@ def _ticks(axes: Sequence[Axis]) -> Trace:
 
 
 def _slot_words(name: str, on: AxisScale, room: int) -> list[tuple[float, str, str]]:
-    """Return labels of slots as (y, text, side), at positions that the fewest lines cross."""
+    """Return the labels of slots as (y, text, side), at positions where few lines cross them."""
     up, side = ((0.5 + _SPREAD / 2) / 2 / len(on.ticks), "right") if room else (0.0, "left")
     gap = "\N{NO-BREAK SPACE}" * 2
     details = [(at + up, word(name, value)) for at, value in on.ticks]
@@ -167,7 +167,7 @@ def _slot_words(name: str, on: AxisScale, room: int) -> list[tuple[float, str, s
 
 
 def _ends(name: str, on: AxisScale) -> list[tuple[float, str, str]]:
-    # An axis with a single value has only one label, above the axis.
+    # An axis with a single value has only one label, which is above the axis.
     ends = [on.ticks[0], on.ticks[-1]] if len(on.ticks) > 1 else [(1.0, on.ticks[0][1])]
     return [(_BELOW if at == 0 else _ABOVE, text_of(name, value), "center") for at, value in ends]
 
@@ -186,7 +186,7 @@ def _names(axes: Sequence[Axis]) -> Trace:
 
 
 def _left_margin(axes: Sequence[Axis]) -> float:
-    """Return the width of the first axis's labels, in units of the distance between axes."""
+    """Return the room for the first axis's labels, in units of the distance between axes."""
     name, _, on = axes[0]
     letters = max(len(word(name, value)) for _, value in on.ticks) + 2 if on.slots else 0
     return max(0.035, letters / _ACROSS) * len(axes)
@@ -203,7 +203,7 @@ def _line_in_words(entry: RunEntry, axes: Sequence[Axis], place: int) -> str:
 
 
 _COLORS = "Cividis"  # Nuñez, Anderton, Renslow (2018): legible with any colour vision
-_CELL = 34  # height of a row of the heat map in pixels
+_CELL = 34  # height in pixels of one row of the heat map
 
 
 def heat_map(
@@ -212,19 +212,20 @@ def heat_map(
     y: str | None = None,
     measures: Sequence[str] = (),
 ) -> Figure:
-    """Draw a heat map of results by two parameters, with a panel for each measure.
+    """Draw a heat map of results by two parameters, with one panel per measure.
 
-    A cell shows the median over its runs. Speeds exclude runs that failed their equivalence check.
+    Each cell shows the median over the runs with the cell's parameter values. For speeds, runs that
+    failed their equivalence check are excluded.
 
     Args:
         runs: Runs to compare.
-        x, y: Names of parameters that differ between runs; default: the two with the largest grid
+        x, y: Names of two parameters in which the runs differ; default: those with the largest grid
             of combinations.
         measures: Names of metrics, one per panel; default: test accuracy or loss, and samples/s.
 
     Raises:
         LabkitError: There are no runs.
-        InvalidInput: The runs form no grid of these parameters.
+        InvalidInput: The runs do not form a grid of these two parameters.
     """
     return heat_sheet(settings(runs), x, y, measures).figure()
 
@@ -235,11 +236,11 @@ def heat_sheet(
     y: str | None = None,
     measures: Sequence[str] = (),
 ) -> Sheet:
-    """Return the sheet of `heat_map` for these entries."""
+    """Return the sheet that `heat_map` draws for these entries."""
     all_runs = [entry.run for entry in entries]
     x, y = axes_of(all_runs, x, y)
     table = cross_table({entry.key: entry.run for entry in entries}, x, y, measures)
-    names = list(table.columns[4:])  # names of the measures; `cross_table` has four other columns
+    names = list(table.columns[4:])  # names of the measures, which follow the first four columns
     several = max(map(len, table["runs"]))
     remarks = [f"median of up to {several} runs per cell" if several > 1 else "one run per cell"]
     others = [name for name in parameters(all_runs) if name not in (x, y)]
@@ -256,7 +257,7 @@ def heat_sheet(
 
 
 class Grid(NamedTuple):
-    """Parameters x and y of a heat map, with the values of columns (`across`) and rows (`down`)."""
+    """The two parameters of a heat map: x with column values `across`, y with row values `down`."""
 
     x: str
     y: str
@@ -265,7 +266,7 @@ class Grid(NamedTuple):
 
 
 def _cell_table(table: pd.DataFrame, grid: Grid, name: str) -> pd.DataFrame:
-    """Return a row for each cell of the heat map, even if empty: position, runs, value, texts."""
+    """Return a row per cell of the heat map, also for empty cells: position, runs, value, texts."""
     group = {(repr(row[grid.y]), repr(row[grid.x])): row for row in table.to_dict("records")}
     rows = []
     for row, down in enumerate(grid.down):
@@ -298,8 +299,7 @@ def _panel(cell_rows: pd.DataFrame, grid: Grid, name: str, first: bool) -> Panel
     colors |= {"customdata": in_rows(hover), "text": text, "texttemplate": "%{text}"}
     scale = get_colorscale(_COLORS)
     colors |= {"coloraxis": None, "colorscale": scale, "showscale": False}
-    # Cells without a value show the reason in the page's text colour, because they have no
-    # background.
+    # A cell without a value has no background, so its reason is shown in the page's text colour.
     reasons = words(cell_rows[blank], "x", "y", size=12)
     return Panel(
         title=title_of(name).capitalize(),
@@ -309,15 +309,16 @@ def _panel(cell_rows: pd.DataFrame, grid: Grid, name: str, first: bool) -> Panel
         note=f"{plural(failed, 'run')} without speed: equivalence gate failed" if failed else "",
         always_note=bool(failed),
         x_axis=_axis(grid.x, grid.across) | {"range": [-0.5, len(grid.across) - 0.5]},
-        # Only the first panel labels the rows, because all panels have the same rows.
+        # Only the first panel labels the rows, because the rows of all panels are the same.
         y_axis=_axis(grid.y, grid.down)
         | {"range": [len(grid.down) - 0.5, -0.5], "showticklabels": first},
     )
 
 
 def _dots(cell_rows: pd.DataFrame) -> Trace:
-    """Return a dot in each cell with runs; a dot is visible only if one of its runs is selected."""
-    # Each cell has a point for its runs, because Plotly cannot select cells of a heat map.
+    """Return a dot in each cell with runs, which is visible only if one of the runs is selected."""
+    # The runs of a cell are selected through a separate point, because Plotly cannot select cells
+    # of a heat map.
     group = cell_rows[cell_rows["runs"].map(len) > 0]
     ring = {"width": 2, "color": "#000000"}
     marker = {"symbol": "circle", "size": 9, "color": "#ffffff", "line": ring, "opacity": 0}
@@ -350,7 +351,7 @@ def _cells_in_words(cell_rows: pd.DataFrame, name: str) -> str:
 
 
 def search_history(results: SearchResult) -> Figure:
-    """Draw the values of a search's trials, the best value so far, and parameter importance."""
+    """Draw the value of each trial in a search, the best value so far, and parameter importance."""
     metric, trials = safe_text(results.metric), results.trials
     points = [
         _points(trials[trials["state"] == state], state, symbol)

@@ -35,22 +35,23 @@ from labkit.strategies import Gossip
 
 EACH_STEP, MEAN, ELASTIC = "every step", "averaging", "elastic averaging"
 DELAYED, IMMEDIATE = "asynchronous, delayed Nesterov", "asynchronous, immediate Nesterov"
-NEARLY = 0.98  # target: this share of the final accuracy with delayed momentum
-SHORT = range(8, 33)  # periods, in steps, that cost no accuracy in the paper
+NEARLY = 0.98  # fraction of the final accuracy with delayed momentum, as a target
+SHORT = range(8, 33)  # periods in steps that, according to the paper, cost no accuracy
 
 DISTANCE = "consensus_distance"
-TOLERANCE = 1.02  # ratio below which two consensus distances count as equal
-PUBLISHED_SPEED = 4.0  # published ratio: epoch time of an allreduce over asynchronous gossip
+TOLERANCE = 1.02  # ratio of two consensus distances below which they count as equal
+PUBLISHED_SPEED = 4.0  # published ratio: epoch time of allreduce / asynchronous gossip
 COMPLETE, FREE = "all workers", ", asynchronous"
 
 ONE, ENSEMBLE, SINGLE = "one model", "an ensemble", "a model alone"
 
 
 def period_cost(runs: Iterable[Run]) -> Figure:
-    """Draw test accuracy over the synchronization period: a line per rule, a band over seeds.
+    """Draw test accuracy over the synchronization period: a line per rule, a band for the seeds.
 
     Args:
-        runs: Runs whose replicas synchronize periodically; synchronous runs count as period 1.
+        runs: Runs whose replicas synchronize periodically; a run that synchronizes in every step
+            has period 1.
     """
     shown = entries(runs)
     table = period_table([entry.run for entry in shown])
@@ -71,15 +72,17 @@ def period_cost(runs: Iterable[Run]) -> Figure:
 def summarize_period(runs: Sequence[Run]) -> Markdown:
     """Summarize the accuracy, bytes and time of each synchronization period.
 
-    Published: periods of 8 to 32 steps cost no accuracy beyond the spread of seeds, and longer
-    periods do (Lin 2020, arXiv 1808.07217). At long periods, an outer Nesterov optimizer is better
-    than plain averaging (Douillard 2023, arXiv 2311.08105), even if pseudo-gradients have only 4
-    bits (Douillard 2025, arXiv 2501.18512). Elastic averaging tolerates long periods (Zhang 2015,
-    arXiv 1412.6651). Asynchronous workers need more steps without delayed Nesterov momentum (Liu
-    2024, arXiv 2401.09135).
+    Published: synchronization periods of 8 to 32 steps cost no accuracy beyond the spread of seeds,
+        while longer periods do (Lin 2020, arXiv 1808.07217). At long periods, an outer Nesterov
+        optimizer is more accurate than plain averaging (Douillard 2023, arXiv 2311.08105), even if
+        pseudo-gradients have only 4 bits (Douillard 2025, arXiv 2501.18512). Elastic averaging
+        remains accurate at long synchronization periods (Zhang 2015, arXiv 1412.6651). Asynchronous
+        workers need more steps without delayed Nesterov momentum than with it (Liu 2024, arXiv
+        2401.09135).
 
-    "Within the seeds" means that the ranges of two runs over seeds overlap; "beyond the seeds",
-    that all seeds of one run are better. Periods longer than the training are not judged.
+    "Within the seeds" means that two runs' ranges over seeds overlap; "beyond the seeds" means that
+    every seed of one run is better than every seed of the other. If a synchronization period is
+    longer than the training, it is not judged.
     """
     table = period_table(runs)
     reached = table[table["period"] <= table["steps"]]
@@ -93,7 +96,7 @@ def period_table(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def _rule(run: Run) -> dict[str, Any]:
-    """Return the synchronization rule of a run, its period in steps, and its codec."""
+    """Return a run's rule for synchronizing its replicas, the period in steps, and the codec."""
     strategy, epochs = run.experiment["strategy"], run.metrics.get("epochs") or [{}]
     rule, codec, period = EACH_STEP, "", strategy.get("period", 1)
     if "period" in strategy:
@@ -111,13 +114,13 @@ def _rule(run: Run) -> dict[str, Any]:
 
 
 def _codec(compressor: Mapping[str, JSON] | None) -> str:
-    """Describe the codec: `in 4 bits`, or `by` and the name of the compressor."""
+    """Describe the codec of a compressor: `in 4 bits`, or `by` and the compressor's name."""
     if compressor is None:
         return ""
     inner = compressor.get("inner")
     levels = (inner if isinstance(inner, Mapping) else compressor).get("levels")
     if isinstance(levels, int):
-        # There are as many levels on each side of zero, and zero is one more value.
+        # There are equally many levels above and below zero, and zero itself is one more value.
         return f"in {(2 * levels).bit_length()} bits"
     return f"by {compressor_expression(dict(compressor))}"
 
@@ -158,7 +161,7 @@ def _averaging(table: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _elastic(table: pd.DataFrame) -> Iterator[Finding]:
-    """Judge whether elastic averaging tolerates long synchronization periods."""
+    """Judge whether elastic averaging stays accurate at long synchronization periods."""
     elastic = table[table["rule"] == ELASTIC].sort_values("period")
     if elastic["period"].nunique() > 1:
         claim = "Elastic averaging tolerates long periods, within the seeds"
@@ -170,7 +173,7 @@ def _elastic(table: pd.DataFrame) -> Iterator[Finding]:
 def _at_longest_period(
     rule: str, source: str, ours: pd.DataFrame, theirs: pd.DataFrame
 ) -> Iterator[Finding]:
-    """Compare a rule with averaging at the longest common period, unless this period is short."""
+    """Compare a rule with averaging at their longest common period, unless this period is short."""
     longest = max({*ours["period"]} & {*theirs["period"]}, default=None)
     ours, theirs = ours[ours["period"] == longest], theirs[theirs["period"] == longest]
     if len(ours) and not ours["period"].isin(SHORT).any():
@@ -179,7 +182,7 @@ def _at_longest_period(
 
 
 def _compressed_gradients(table: pd.DataFrame) -> Iterator[Finding]:
-    """Compare compressed outer gradients with those of full precision at the same period."""
+    """Compare the accuracy of compressed and of full-precision outer gradients at equal periods."""
     coded = table[table["codec"] != ""]
     for (codec, period), ours in coded.groupby(["codec", "period"], sort=False):
         rule = ours["rule"].iloc[0].removesuffix(f", {codec}")
@@ -190,7 +193,7 @@ def _compressed_gradients(table: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _delayed_momentum(table: pd.DataFrame) -> Iterator[Finding]:
-    """Compare, per period, the steps with and without delayed momentum to nearly its accuracy."""
+    """Compare how many steps runs with and without delayed momentum need, for each period."""
     delayed, immediate = (
         table[table["rule"] == rule].set_index("period") for rule in (DELAYED, IMMEDIATE)
     )
@@ -221,7 +224,7 @@ def consensus(runs: Iterable[Run]) -> Figure:
     """Draw the root-mean-square distance of replicas from their mean weights after each epoch.
 
     Args:
-        runs: Runs; those whose workers always have equal weights are not drawn.
+        runs: Runs of several replicas; runs whose workers always have equal weights are not drawn.
     """
     shown = entries(runs)
     traces, words = [], []
@@ -245,7 +248,7 @@ def consensus(runs: Iterable[Run]) -> Figure:
 def gossip_table(runs: Sequence[Run]) -> pd.DataFrame:
     """Return a row per run: communication topology, consensus distance, accuracy, and cost.
 
-    The columns are topology (`way`), spectral gap, final consensus distance of the weights,
+    The columns are: topology (`way`), spectral gap, final consensus distance of the weights,
     accuracy with its range over seeds, bytes on the wire per step, and seconds of the training and
     of an epoch.
     """
@@ -256,7 +259,7 @@ def gossip_table(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def _topology(run: Run) -> dict[str, Any]:
-    """Return topology, spectral gap (NaN if all workers exchange), and consensus distance."""
+    """Return topology, spectral gap (NaN if all workers communicate), and consensus distance."""
     fields = dict(run.experiment["strategy"])
     distance = (run.metrics.get("epochs") or [{}])[-1].get(DISTANCE, 0.0)
     if fields.pop("name") != "Gossip":
@@ -271,16 +274,16 @@ def _topology(run: Run) -> dict[str, Any]:
 def summarize_consensus(runs: Sequence[Run]) -> Markdown:
     """Summarize the consensus distance of each topology, and its cost in accuracy and time.
 
-    Published: gossip between neighbours reaches the accuracy of averaging over all workers, and
-    does so in less time on a slow network (Lian 2017, arXiv 1705.09056). A graph with a larger
-    spectral gap keeps the replicas closer together (Assran 2019).
+    Published: gossip between neighbours is as accurate as averaging over all workers, and takes
+        less time on a slow network (Lian 2017, arXiv 1705.09056). On a graph with a larger spectral
+        gap, the weights of the replicas differ less (Assran 2019).
     """
     table = gossip_table(runs)
     return sentences([*_topologies(table), *_gossip_claims(table)])
 
 
 def summarize_slow_worker(runs: Sequence[Run]) -> Markdown:
-    """Summarize the epoch time of each topology with one slow worker.
+    """Summarize the epoch time of each topology if one worker is slow.
 
     Published: if one worker is 10 times slower, an epoch of asynchronous gossip is at least 4 times
     as fast as an epoch with an allreduce (Lian 2018, arXiv 1710.06952).
@@ -341,9 +344,9 @@ def codistillation_table(
     """Return a row per training method (`way`): accuracy, seeds, bytes per step, and seconds.
 
     Args:
-        one: Run of a model that all workers train synchronously.
-        taught: Runs of codistilled models, with the same number of workers as `one`.
-        ensembles: For each seed, the runs of as many separately trained models as workers; the
+        one: Run in which all workers train a single model synchronously.
+        taught: Runs of codistilled models, with the same number of workers as the run `one`.
+        ensembles: For each seed, runs of separately trained models, one model per worker; the
             ensemble averages the models' predictions.
     """
     table = accuracy_table((one, *taught), _exchange)
@@ -360,7 +363,7 @@ def codistillation_table(
 
 
 def summarize_codistillation(table: pd.DataFrame) -> Markdown:
-    """Compare a single model, codistilled models, and an ensemble, with equal total gradients.
+    """Compare a single model, codistilled models, and an ensemble, for equal total gradients.
 
     Published: a codistilled model is better than a model that is trained alone, with more workers
     in synchronous training (Anil 2018, arXiv 1804.03235).

@@ -26,7 +26,8 @@ from labkit.records.analysis.columns import (
 from labkit.records.analysis.spending import MEASURES, front, spending
 from labkit.records.run import Run
 
-_WIDE = 30.0  # ratio of greatest to least value from which an axis is logarithmic
+# An axis is logarithmic if its greatest value is at least this multiple of its least value.
+_WIDE = 30.0
 
 
 def scatter(runs: Iterable[Run] | Run, x: str, y: str) -> Figure:
@@ -34,7 +35,8 @@ def scatter(runs: Iterable[Run] | Run, x: str, y: str) -> Figure:
 
     Args:
         runs: Runs to compare.
-        x, y: Names of parameters that differ, or of metrics, as in `lk.to_dataframe(runs)`.
+        x, y: Names of metrics, or of parameters that differ between the runs, as in
+            `lk.to_dataframe(runs)`.
 
     Raises:
         LabkitError: There are no runs.
@@ -69,15 +71,15 @@ def scatter(runs: Iterable[Run] | Run, x: str, y: str) -> Figure:
 def _table(
     shown: Sequence[RunEntry], x: tuple[str, list[Value]], y: tuple[str, list[Value]]
 ) -> pd.DataFrame:
-    """Return a row per run that has both values: their positions and spreads over seeds."""
+    """Return a table row per run that has both values: axis positions, and ranges over seeds."""
     rows = []
     for place, entry in enumerate(shown):
         row: dict[str, str | float] = {"run": entry.key}
         for axis, (name, values) in (("x", x), ("y", y)):
             if values[place] is not None:
                 row[axis] = _place(values, values[place])
-                # Without a spread over seeds, both ends equal the value, so that no error bar is
-                # drawn.
+                # Without a range over seeds, both ends of the range equal the value, so that no
+                # error bar is drawn.
                 ends = seed_range(entry.run, name) or (row[axis], row[axis])
                 row[f"{axis}_low"], row[f"{axis}_high"] = ends
         row["hover"] = safe_text(f"{text_of(y[0], y[1][place])}, {text_of(x[0], x[1][place])}")
@@ -89,7 +91,7 @@ _COLUMNS = ["run", *(f"{axis}{end}" for axis in "xy" for end in ("", "_low", "_h
 
 
 def _place(values: Sequence[Value], value: Value) -> float:
-    """Return the position of a value: a number itself, or the index of a word."""
+    """Return the axis position of a value: a number itself, or the index of a text value."""
     if _words(values):
         return float([repr(slot) for slot in sorted_values(values)].index(repr(value)))
     return float(value or 0.0)
@@ -113,7 +115,7 @@ def _axis(name: str, values: Sequence[Value], is_parameter: bool) -> Trace:
     return ticks | ({"type": "log"} if wide else {})
 
 
-_NAMED = 3  # greatest number of runs that a note names
+_NAMED = 3  # greatest number of run names in a note
 _COSTS = {
     "bytes": ("bytes after the first step, all ranks", bytes_axis, bytes_text),
     "seconds": ("seconds after the first step", seconds_axis, seconds_text),
@@ -123,9 +125,10 @@ _COSTS = {
 def pareto(runs: Iterable[Run] | Run) -> Figure:
     """Draw test accuracy over bytes on the wire and over seconds, with their Pareto fronts.
 
-    Error bars span the seeds. A run has a filled marker if no other run on its network and clock
-    dominates it. A run dominates another if it is at least as good in accuracy, bytes and seconds,
-    and better in one of them. A run that failed its equivalence check has no seconds.
+    Error bars span the seeds. A marker is filled if no other run with the same network and clock
+    dominates the marker's run. A run dominates another run if it is at least as good in accuracy,
+    bytes and seconds, and better in at least one of these values. A run that failed its equivalence
+    check has no value in seconds.
 
     Raises:
         LabkitError: There are no runs.
@@ -134,11 +137,11 @@ def pareto(runs: Iterable[Run] | Run) -> Figure:
 
 
 def pareto_sheet(entries: Sequence[RunEntry]) -> Sheet:
-    """Return the sheet of `pareto` for these entries."""
+    """Return the panels and texts of the figure `pareto` for these runs."""
     looks: dict[str, RunEntry] = {entry.key: entry for entry in entries}
     table = spending({key: entry.run for key, entry in looks.items()})
-    # The filled markers depend on accuracy, bytes and seconds, although each panel shows only two
-    # of them.
+    # A filled marker depends on accuracy, bytes and seconds, although each panel shows only
+    # accuracy and one cost.
     table["open"] = ~table.index.isin(front(table, MEASURES).index)
     panels = [_panel(table, looks, cost, refusals(entries)) for cost in _COSTS]
     remarks = [
@@ -186,7 +189,7 @@ def _fronts(drawn: pd.DataFrame, cost: str) -> list[Trace]:
     best = front(drawn, ("accuracy", cost)).sort_values(cost)
     links = best.groupby(["network", "clock"], sort=False)
     groups = [best] if cost == "bytes" else [group for _, group in links]
-    # The front is a step line, because nothing was measured between two runs.
+    # The Pareto front is a step line, because nothing was measured between two runs.
     line = rule([], [], "dot")["line"] | {"width": 1.5, "shape": "hv"}
     look = {"name": "Pareto front", "line": line}
     return [
@@ -196,6 +199,6 @@ def _fronts(drawn: pd.DataFrame, cost: str) -> list[Trace]:
 
 def _run_in_words(row: dict[str, float]) -> str:
     details = [f"accuracy {row['accuracy']:.2%}", bytes_text(row["bytes"])]
-    if row["seconds"] == row["seconds"]:  # False for NaN, which a run without seconds has
+    if row["seconds"] == row["seconds"]:  # false for NaN, the value of a run without seconds
         details.append(seconds_text(row["seconds"]))
     return f"{', '.join(details)}{'' if row['open'] else ' (on the front)'}"

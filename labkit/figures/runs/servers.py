@@ -19,13 +19,15 @@ from labkit.figures.runs.speed import refusals
 from labkit.records.analysis.columns import seed_range
 from labkit.records.run import Run, gate_failed
 
-_CLIFF = 1.5  # throughput ratio when workers double, below which growth has stopped
+# Growth has stopped if twice the workers give less than this multiple of the throughput.
+_CLIFF = 1.5
 
 
 def server_scaling(runs: Iterable[Run] | Run) -> Figure:
     """Draw samples per second over workers: a line per server configuration, a band of seeds.
 
-    Runs with a slow worker are excluded, because their speed is not comparable.
+    Runs with a slow worker are excluded, because their speed is not comparable with that of other
+    runs.
     """
     shown = [entry for entry in entries(runs) if not entry.run.experiment.get("stragglers")]
     table = _table(shown)
@@ -74,12 +76,13 @@ def server_prediction(predicted: Sequence[Run], measured: Sequence[Run]) -> pd.D
 
 
 def summarize_server(runs: Iterable[Run] | Run) -> Markdown:
-    """Summarize where each server configuration stops scaling, and judge published claims.
+    """Summarize where each server configuration stops scaling; compare with published claims.
 
-    Published: one parameter server saturates, and more servers saturate with more workers. The
-    throughput of servers on the workers' machines collapses before that of separate servers
-    (Bugliarello). A backup worker shortens the step if one worker is slow (Chen 2016). The last
-    sentence names the configuration with the highest throughput.
+    Published claim: one parameter server saturates; several servers saturate only with more
+    workers. Published claim (Bugliarello): with more workers, the throughput of servers on the
+    workers' machines collapses before that of servers on separate machines. Published claim (Chen
+    2016): a backup worker shortens the step if one worker is slow. The last sentence of the summary
+    names the configuration with the highest throughput.
     """
     passed = [run for run in ([runs] if isinstance(runs, Run) else runs) if not gate_failed(run)]
     fast = [run for run in passed if not run.experiment.get("stragglers")]
@@ -165,7 +168,7 @@ def _backup_workers(slow: Sequence[Run]) -> Iterator[Finding]:
 
 
 def _highest_throughput(runs_by_way: dict[str, dict[int, Run]]) -> Iterator[Finding]:
-    """Return the finding on the fastest configuration, the next, and the fastest with servers."""
+    """Name the fastest and second-fastest configuration, and the fastest with servers."""
     most = max((n for group in runs_by_way.values() for n in group), default=0)
     ranked = sorted(
         (group[most] for group in runs_by_way.values() if most in group), key=_rate, reverse=True
@@ -182,7 +185,7 @@ def _highest_throughput(runs_by_way: dict[str, dict[int, Run]]) -> Iterator[Find
 
 
 def _table(shown: Sequence[RunEntry]) -> pd.DataFrame:
-    """Return a row per run: label (`way`), workers, and samples/s with the range over seeds."""
+    """Return a table row per run: label (`way`), workers, and samples/s with range over seeds."""
     rows = []
     for entry in shown:
         if not entry.gate_failed and entry.metrics.get("samples_per_second"):
@@ -216,7 +219,7 @@ def _speed(run: Run, head: str, subject: str, details: str) -> Finding:
 
 
 def _gain(group: dict[int, Run], few: int, many: int) -> float:
-    """Return the throughput ratio per doubling of workers, as geometric mean between two counts."""
+    """Return the mean throughput ratio per doubling of workers, between two worker counts."""
     return float((_rate(group[many]) / _rate(group[few])) ** (1 / math.log2(many / few)))
 
 

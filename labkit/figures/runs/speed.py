@@ -29,19 +29,19 @@ def refusals(entries: Sequence[RunEntry]) -> str:
 
 
 def refusal(entry: RunEntry) -> str:
-    """Return the text that replaces the speed of a run that failed its equivalence check."""
+    """Return the text shown instead of the speed of a run that failed its equivalence check."""
     difference = (entry.metrics.get("equivalence") or {}).get("max_abs_difference")
     size = "" if difference is None else f" (max |Δ| {difference:.2g})"
     return f"no speed figure: equivalence gate failed{size}"
 
 
 def scalings_by_key(entries: Sequence[RunEntry]) -> pd.DataFrame:
-    """Return the table of `scalings` (speed-ups over one worker), by the keys of the entries."""
+    """Return the table of `scalings` (speed-ups over one worker), labelled by run keys."""
     return scalings({entry.key: entry.run for entry in entries})
 
 
 def throughput_panel(entries: Sequence[RunEntry]) -> Panel:
-    """Return a panel with a bar for each run, and a whisker from slow (p90) to fast (p10) steps."""
+    """Return a panel: a throughput bar per run, a whisker from slow (p90) to fast (p10) steps."""
     import pandas as pd
 
     rows = [
@@ -66,7 +66,8 @@ def throughput_panel(entries: Sequence[RunEntry]) -> Panel:
 def scaling_panels(entries: Sequence[RunEntry]) -> list[Panel]:
     """Return panels of speed-up and efficiency: a marker per run, filled for strong scaling.
 
-    Lines connect the medians of seeds, bands show their spread, and a dashed line shows the ideal.
+    Lines connect the medians over seeds, bands show the range over seeds, and a dashed line shows
+    the ideal.
     """
     table = scalings_by_key(entries)
     ticks = sorted(set(table["workers"]))
@@ -79,7 +80,8 @@ def scaling_panels(entries: Sequence[RunEntry]) -> list[Panel]:
             y=unit,
             traces=_scaling_traces(table, entries, y) if len(table) else [],
             note=note,
-            # Only the panel of speed-ups shows the note, because both panels have the same note.
+            # Only the panel of speed-ups shows the note, because the note of the efficiency panel
+            # would be the same.
             always_note=bool(note) and y == "speedup",
             x_axis={"tickvals": ticks} if ticks else {},
             y_axis={"rangemode": "tozero"},
@@ -92,7 +94,7 @@ def scaling_panels(entries: Sequence[RunEntry]) -> list[Panel]:
 
 
 def throughput_in_words(entries: Sequence[RunEntry]) -> str:
-    """List the samples per second of every run, or the reason why there are none."""
+    """List the samples per second of every run, or the reason why a run has no speed."""
     parts = []
     for entry in entries:
         speed = entry.metrics.get("samples_per_second")
@@ -104,7 +106,7 @@ def throughput_in_words(entries: Sequence[RunEntry]) -> str:
 
 
 def speedup_in_words(entries: Sequence[RunEntry]) -> str:
-    """List speed-up and efficiency of every run; empty without a run of one worker."""
+    """List speed-up and efficiency of every run; return "" without a one-worker run."""
     labels = {entry.key: entry.label for entry in entries}
     return "; ".join(
         f"{labels[point.run]}: speed-up {point.speedup:.2f} on {point.workers} workers "
@@ -117,7 +119,7 @@ def speedup_in_words(entries: Sequence[RunEntry]) -> str:
 def _speeds(entry: RunEntry) -> dict[str, float | str]:
     speed, step = entry.metrics["samples_per_second"], entry.metrics.get("step_ms") or {}
     middle = step.get("median") or 0.0
-    # The 90th percentile of the step time gives the lowest speed, because longer steps process
+    # The 90th percentile of the step time gives the lowest speed, because a long step processes
     # fewer samples per second.
     slow, fast = (speed * middle / step[edge] if step.get(edge) else speed for edge in _EDGES)
     return {

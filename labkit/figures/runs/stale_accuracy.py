@@ -55,10 +55,11 @@ def staleness_cost(runs: Iterable[Run]) -> Figure:
 def summarize_staleness_cost(runs: Sequence[Run], classes: int = 10) -> Markdown:
     """Summarize whether training with stale gradients needs a correction, and which one helps.
 
-    Published: 15- and 30-softsync with 30 learners stay near chance at the learning rate α₀. At
-    α₀/τ (τ: staleness), they reach the accuracy of synchronous training (Zhang 2016, arXiv
-    1511.05950). The claim on α₀/τ holds if the best seed of each corrected run reaches the worst
-    seed of synchronous training.
+    Published result: with 30 learners and the learning rate α₀, 15- and 30-softsync stay near the
+    accuracy of random guesses. At the rate α₀/τ, where τ is the staleness, 15- and 30-softsync
+    reach the accuracy of synchronous training (Zhang 2016, arXiv 1511.05950). The summary confirms
+    the claim on the rate α₀/τ if the best seed of each corrected run reaches the worst seed of
+    synchronous training.
 
     Args:
         runs: Softsync runs, and synchronous runs as the reference.
@@ -104,13 +105,14 @@ def _correction_claims(table: pd.DataFrame, best: pd.Series, guess: float) -> It
 
 
 def stale_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return a row per run: label (`way`), correction, mean staleness, and accuracy columns."""
+    """Return a table row per run: label (`way`), correction, mean staleness, accuracy columns."""
     return accuracy_table(runs, _correction).sort_values("staleness", kind="stable")
 
 
 def _correction(run: Run) -> dict[str, Any]:
     strategy, way = run.experiment["strategy"], way_of(run)
-    # Softsync runs form one line per correction; every other run is a point with its own label.
+    # Softsync runs with the same correction form one line; every other run is a point with its own
+    # label.
     remedy = correction_text(strategy.get("staleness_correction")) if strategy.get("n") else way
     return {
         "way": way,
@@ -120,12 +122,12 @@ def _correction(run: Run) -> dict[str, Any]:
 
 
 def time_to_target(runs: Sequence[Run], target: float) -> pd.DataFrame:
-    """Return a row per run: label (`way`), slow worker, and cost to reach a target accuracy.
+    """Return a table row per run: label (`way`), slow worker, and cost to reach the target.
 
     Args:
-        runs: Runs of any strategies.
-        target: Target accuracy on the validation data; the costs are seconds, samples and MiB until
-            then.
+        runs: Runs with any training strategies.
+        target: Target accuracy on the validation data; the table states seconds, samples and MiB
+            until a run reaches it.
     """
     table = to_target({str(number): run for number, run in enumerate(runs)}, target)
     table.insert(0, "way", [way_of(run) for run in runs])
@@ -138,9 +140,10 @@ def time_to_target(runs: Sequence[Run], target: float) -> pd.DataFrame:
 def summarize_time_to_target(runs: Sequence[Run], target: float) -> Markdown:
     """Name the strategy that reaches the target first, with equal workers and with a slow one.
 
-    Published: with one slow worker, stale synchronous training is between synchronous and
-    asynchronous training in time to a given loss (Ho 2013). The claim holds if the mean times are
-    in this order. The summary states whether ranges over seeds overlap.
+    Published claim (Ho 2013): with one slow worker, stale synchronous training is between
+    synchronous and asynchronous training in time to a given loss. The summary confirms the claim of
+    Ho (2013) if the mean time of stale synchronous training is between the other two mean times.
+    The summary states whether ranges over seeds overlap.
     """
     table = time_to_target(runs, target).reset_index()
     findings: list[Finding] = []
@@ -164,7 +167,7 @@ def summarize_time_to_target(runs: Sequence[Run], target: float) -> Markdown:
 
 
 def _stale_synchronous(group: pd.DataFrame) -> Iterator[Finding]:
-    """Judge whether stale synchronous is between synchronous and asynchronous training in time."""
+    """Judge whether stale synchronous training is between synchronous and asynchronous in time."""
     rows = {row.way: row for row in group.itertuples()}
     bound = [way for way in rows if way.startswith("stale synchronous")]
     if not bound or not {SYNCHRONOUS, ASYNCHRONOUS} <= set(rows):
@@ -192,9 +195,11 @@ def _stale_synchronous(group: pd.DataFrame) -> Iterator[Finding]:
 def softsync_published(runs: Sequence[Run]) -> pd.DataFrame:
     """Return a row per softsync run: staleness and test error, with the published values.
 
-    `staleness` is the mean in updates, which is n in the paper. `later than 2n` is the share of
-    gradients with a staleness above 2n. `error` is the mean over seeds, with its range. `of` is the
-    published experiment, and `source` its paper, with the mark in `labkit.simulate.published`.
+    The column `staleness` is the mean staleness in updates; the paper states n for n-softsync.
+    The column `later than 2n` is the share of gradients with a staleness above 2n, where n is the
+    parameter of n-softsync. The column `error` is the mean test error over seeds; `of seeds` is its
+    range. The column `of` names the published experiment; `source` names its paper, with a mark
+    that `labkit.simulate.published` explains.
     """
     table = stale_table(runs).set_index("way")
     rows = {}
@@ -227,9 +232,10 @@ def softsync_published(runs: Sequence[Run]) -> pd.DataFrame:
 def summarize_batch(runs: Sequence[Run]) -> Markdown:
     """Summarize whether smaller batches compensate staleness, at rates α₀ / mean staleness.
 
-    Published: at such learning rates, the mini-batch of a learner determines the accuracy, so it
-    has to shrink with more learners, whose gradients are older (Gupta 2015, arXiv 1509.04210). The
-    claim holds if the ranges over seeds do not overlap.
+    Published claim (Gupta 2015, arXiv 1509.04210): at learning rates α₀ / staleness, the mini-batch
+    size of a learner determines the accuracy. With more learners, gradients are staler, so the
+    mini-batch has to shrink. The summary confirms the claim of Gupta (2015) if the ranges of
+    accuracy over seeds do not overlap.
 
     Args:
         runs: Softsync runs with several batch sizes and several values of n (staleness).
@@ -243,8 +249,8 @@ def summarize_batch(runs: Sequence[Run]) -> Markdown:
     if small < large and young < old:
         cells = table.set_index(["batch", "n"])
         corrected, plain = cells.loc[[(small, old)]], cells.loc[[(large, young)]]
-        # Smaller batches also mean more updates, so the finding also states their effect without
-        # more staleness.
+        # Smaller batches also mean more updates, so the finding also states the accuracy of small
+        # batches at the least staleness.
         findings.append(
             published(
                 "Smaller batches compensate staleness",
@@ -260,7 +266,7 @@ def summarize_batch(runs: Sequence[Run]) -> Markdown:
 
 
 def summarize_rate(runs: Sequence[Run]) -> Markdown:
-    """Summarize at which learning rates training with old gradients is as accurate as with young.
+    """Summarize at which learning rates stale gradients give the same accuracy as fresh gradients.
 
     Args:
         runs: Softsync runs without a staleness correction, with several learning rates and several
@@ -270,7 +276,7 @@ def summarize_rate(runs: Sequence[Run]) -> Markdown:
     findings, equal_rates = [], []
     for rate, group in table.groupby("rate"):
         young, old = group[:1], group[-1:]
-        # A learning rate with a single run has only one row.
+        # A learning rate with a single run has only one row, which is both the first and the last.
         ends = group.iloc[[0, -1] if len(group) > 1 else [0]]
         for row in ends.itertuples():
             what = f"At rate {rate:g}, staleness {row.n}"
@@ -284,12 +290,13 @@ def summarize_rate(runs: Sequence[Run]) -> Markdown:
 
 
 def summarize_downpour(runs: Sequence[Run]) -> Markdown:
-    """Summarize whether Downpour tolerates rarer exchanges with Adagrad than with plain SGD.
+    """Summarize whether Downpour SGD tolerates rarer exchanges with Adagrad than with plain SGD.
 
-    Each optimizer is judged at the learning rate that is best for its most frequent exchanges. The
-    summary also names the best rate for the rarest exchanges. Published: Downpour SGD with Adagrad
-    is fastest with 200 replicas, and stable (Dean 2012). The claim holds if the ranges over seeds
-    do not overlap.
+    The summary judges each optimizer at the learning rate that is best for its most frequent
+    exchanges. The summary also names the best learning rate for the rarest exchanges. Published
+    claim (Dean 2012): Downpour SGD with Adagrad is the fastest method with 200 replicas, and is
+    stable. The summary confirms the claim of Dean (2012) if the ranges of accuracy over seeds do
+    not overlap.
 
     Args:
         runs: Downpour runs with both optimizers, several learning rates, and several exchange

@@ -26,14 +26,14 @@ from labkit.figures.kit.sheet import sheet
 from labkit.records.run import Run
 
 LANE = 30  # height of the lane of a worker or server in pixels
-MOST = 60  # greatest number of drawn gradients; more arrows are indistinguishable
+MOST = 60  # greatest number of gradients to draw; more arrows are indistinguishable
 SHADES = 5  # number of colours; the last colour includes all higher staleness
 # The colours from fresh (light) to stale (dark) are from cividis, distinct with any colour vision.
 COLORS = ("#E0B33C", "#A59C74", "#7C7B78", "#4C5A8C", "#00306F")
 DROPPED = "#D55E00"
 CLOCKS = {"wall": "on ranks", "virtual": "on the virtual clock"}
 ACROSS = 3  # number of panels in a row
-MOST_AGES = 0.95  # share of gradients within the axis; late starters have outliers
+MOST_AGES = 0.95  # share of gradients within the axis; outliers of late starters are cut off
 PLAIN = "at α₀"  # label of softsync without a staleness correction
 
 
@@ -41,18 +41,18 @@ def update_log(run: Run, first: int = 0, last: int | None = None) -> Figure:
     """Draw the update log: a lane per worker and parameter server, and an arrow per gradient.
 
     An arrow leads from the time when a worker sends a gradient to the time when a server applies
-    it. The colour shows the staleness of the gradient: the number of updates since the weights that
-    the gradient was computed with. A dot marks the delivery, after which the gradient waits for
-    other gradients or for the server.
+    the gradient. The colour shows the staleness of the gradient: the number of updates since the
+    weights that the gradient was computed with. A dot marks the delivery, after which the gradient
+    waits for other gradients or for the server.
 
     Args:
         run: Run with parameter servers and one seed.
-        first, last: Numbers of the first and last gradient to draw, in the order of their
-            application; default: from 0, as many as are legible.
+        first, last: Numbers of the first and last gradient to draw, in order of application;
+            default: from gradient 0, as many as are legible.
 
     Raises:
         LabkitError: The run has no update log.
-        InvalidInput: The run has no gradients in this range.
+        InvalidInput: The run has no gradients between `first` and `last`.
     """
     shown, events = entries(run), _events(run)
     last = min(first + MOST, len(events)) - 1 if last is None else last
@@ -121,7 +121,7 @@ def _histogram(ages: Mapping[str, pd.Series[float]], looks: Looks, width: float)
 
 
 def summarize_staleness(runs: Iterable[Run] | Run | dict[str, Run]) -> Markdown:
-    """Summarize staleness and result of each run; compare with the theory for equal workers.
+    """Summarize staleness and result of each run; compare with theory for equally fast workers.
 
     Args:
         runs: Runs, or a dictionary of runs by name.
@@ -170,7 +170,7 @@ def staleness_of(run: Run) -> pd.Series[float]:
 
 
 def _color_indices(events: pd.DataFrame) -> pd.Series[int]:
-    """Return each gradient's colour index: its staleness, at most `SHADES` - 1; -1 if dropped."""
+    """Return each gradient's colour index: its staleness, up to `SHADES` - 1; -1 if dropped."""
     shades = events["staleness"].clip(upper=SHADES - 1).astype(int)
     return shades.where(events["update"] >= 0, -1)
 
@@ -183,7 +183,7 @@ def _color_line(kind: int) -> LineStyle:
 
 
 def _arrows(group: pd.DataFrame, names: dict[int, str], kind: int) -> Trace:
-    """Return arrows of one colour as one trace: sending, delivery, application, and a gap."""
+    """Return all arrows of one colour as one trace, from sending via delivery to application."""
     look, gap = _color_line(kind), [None] * len(group)
     workers = [f"worker {worker}" for worker in group["worker"]]
     servers = [names[server] for server in group["server"]]
@@ -213,7 +213,7 @@ def _arrows(group: pd.DataFrame, names: dict[int, str], kind: int) -> Trace:
 
 
 def _interleave(*columns: Sequence[object] | pd.Series[float]) -> list[object]:
-    """Return the first value of each column, then the second value of each column, and so on."""
+    """Return the first values of all columns, then the second values of all columns, and so on."""
     return [value for row in zip(*columns, strict=True) for value in row]
 
 
@@ -283,7 +283,7 @@ def _clock_findings(runs: Sequence[Run]) -> Iterator[Finding]:
 
 
 def correction_text(remedy: str | None) -> str:
-    """Return the label in figures of a staleness correction, such as `at α₀/τ`."""
+    """Return the label of a staleness correction in figures, such as `at α₀/τ`."""
     texts = {
         "per_gradient": "at α₀/τ",
         "mean": "at α₀ over the mean staleness",

@@ -27,8 +27,9 @@ _MOST_METRICS = 6  # greatest number of user-defined metrics in a sentence
 def summarize(runs: Iterable[Run] | Run) -> Markdown:
     """Summarize each run: result, equivalence check, parts of the step time, and speed-up.
 
-    The speed-up over one worker counts as a difference only if the spreads (p10 to p90 of the step
-    time) do not overlap. Accuracies from a single seed are reported, but not compared.
+    The speed-up over one worker counts as a difference only if the ranges of step times (p10 to
+    p90) do not overlap. The summary reports accuracies from a single seed, but does not compare
+    them.
     """
     shown = settings(runs)
     findings = [
@@ -53,11 +54,11 @@ def _run_details(entry: RunEntry) -> list[str]:
     details.append(f"equivalence gate {verdict(entry.run)}")
     history = entry.run.history
     parts = ("compute_seconds", "communicate_seconds", "wait_seconds")
-    # The first step is excluded, because TensorFlow traces and compiles in it.
+    # The first step is excluded, because TensorFlow traces and compiles the model in this step.
     steady = history[history["step"] > 0]
     total = steady["seconds"].sum()
-    # The parts are stated for several workers only, because a single one neither exchanges
-    # gradients nor waits.
+    # The parts of the step time are stated for several workers only, because a single worker
+    # neither exchanges gradients nor waits.
     if metrics.get("workers", 1) > 1 and total > 0:
         shares = " / ".join(f"{max(steady[part].sum(), 0) / total:.0%}" for part in parts)
         details.append(
@@ -103,11 +104,12 @@ _NAMED = 6  # greatest number of runs that a sentence names
 def summarize_comparison(runs: Iterable[Run] | Run) -> Markdown:
     """Summarize differing parameters, equivalence checks, and the best runs.
 
-    Runs that differ only in the seed form one setting. The best settings in accuracy, speed and
-    bytes are named among those with the same task, number of samples and clock. The summary lists
-    the parameters in which the best and the next setting differ. A test over seeds decides whether
-    a lead in accuracy is significant (`verdict.judge`). A lead in speed is significant if the
-    ranges over seeds do not overlap. A sentence on an insignificant lead says so first.
+    Runs that differ only in the seed count as one setting. The summary names the best settings in
+    accuracy, speed and bytes, for each task, number of samples and clock separately. The summary
+    lists the parameters in which the best and the next setting differ. A statistical test over
+    seeds (`verdict.judge`) decides whether a lead in accuracy is significant. A lead in speed is
+    significant if the ranges of speed over seeds do not overlap. A sentence about an insignificant
+    lead first states that the lead is insignificant.
 
     Raises:
         LabkitError: There are no runs.
@@ -150,7 +152,7 @@ def _accuracy(entry: RunEntry) -> Finding | None:
 
 
 def _metric(name: str, what: str, entry: RunEntry) -> Finding | None:
-    """Return the finding on the mean of a metric over seeds; None without this metric."""
+    """Return the finding on the mean of a metric over seeds; None if the run lacks the metric."""
     values = (seed.metrics.get(name) for seed in completed_seeds(entry.run))
     return _over_seeds(entry, what, filter(is_number, values), "{:.4g}".format)
 
@@ -227,7 +229,7 @@ _Place = tuple[Finding, RunEntry]
 def _ranked(
     shown: Sequence[RunEntry], measure: Callable[[RunEntry], Finding | None], sign: int
 ) -> list[_Place]:
-    """Return the runs that have a value, sorted descending for sign 1, ascending for sign -1."""
+    """Return the runs that have the value, sorted: descending for sign 1, ascending for -1."""
     known = [(finding, entry) for entry in shown if (finding := measure(entry)) is not None]
     return sorted(known, key=lambda place: -sign * (place[0].value or 0.0))
 
@@ -263,7 +265,7 @@ def _best_result(shown: Sequence[RunEntry]) -> Finding | None:
 
 
 def _user_metrics(shown: Sequence[RunEntry]) -> list[Finding]:
-    """Return findings on user-defined metrics, for which neither direction counts as better."""
+    """Return findings on user-defined metrics, without a ranking of the runs."""
     names = dict.fromkeys(name for entry in shown for name in logged_results(entry.run))
     ranked = [_ranked(shown, partial(_metric, name, name), 1) for name in names]
     present, judge_lead = (
@@ -285,14 +287,14 @@ def _lowest_text(ranked: Sequence[_Place]) -> str:
 
 def _judge_by_seeds(first: _Place, second: _Place) -> str:
     ours, theirs = (list(accuracies(entry.run).values()) for _, entry in (first, second))
-    # The second run is the candidate of `judge`, because the test is for a loss of accuracy against
-    # the first run.
+    # `judge` tests for a loss of accuracy, so the second run is its candidate and the first run its
+    # reference.
     lost = min(len(ours), len(theirs)) > 1 and judge(theirs, ours).kind == "loss"
     return "more than the seeds explain" if lost else ""
 
 
 def _all_seeds_better(comparative: str, first: _Place, second: _Place) -> str:
-    """Return the verdict that all seeds of the first run are better; else, or for one seed, ""."""
+    """Return the conclusion that all seeds of the first run are better, or "" if not."""
     (high, _), (low, _) = (second, first) if comparative == "lower" else (first, second)
     if not high.band or not low.band or min(high.seeds, low.seeds) < 2:
         return ""
@@ -322,7 +324,7 @@ def _fewest_bytes(shown: Sequence[RunEntry]) -> Finding | None:
 def _undominated_runs(shown: Sequence[RunEntry]) -> list[Finding]:
     spent = spending({entry.label: entry.run for entry in shown})
     best = front(spent, MEASURES)
-    # A single run cannot be better than another.
+    # With a single run, there is no other run to compare with.
     if len(shown) < 2 or best.empty:
         return []
     if len(best) == len(spent):
@@ -339,7 +341,8 @@ def _largest_speedup(shown: Sequence[RunEntry]) -> list[Finding]:
         return []
     most = measured.loc[measured["speedup"].idxmax()]
     seeds = int(most["seeds"])
-    # With a single seed, the range is over its steps, because there is none over seeds.
+    # With a single seed, the range of the speed-up is over steps, because there is no range over
+    # seeds.
     ends = ("slowest_seed", "fastest_seed") if seeds > 1 else ("speedup_low", "speedup_high")
     low, high = (float(most[end]) for end in ends)
     over = "seeds" if seeds > 1 else "steps"

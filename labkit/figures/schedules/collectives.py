@@ -21,7 +21,7 @@ from labkit.schedules.interpreter import count_messages
 from labkit.simulate import Simulation, closed_form, simulate
 from labkit.simulate.fastest import Costs, costs
 
-# These algorithms suit a single switch; all other algorithms need a layout of hosts or links.
+# These algorithms work on a single switch; all other algorithms need a layout of hosts or links.
 ALGORITHMS = tuple(name for name, algorithm in ALLREDUCE.items() if algorithm.layout is None)
 NETWORKS = ("100Gb-infiniband", "10GbE", "1GbE", "wan")
 RANGE = (64, 2**26)  # least and greatest buffer size in bytes
@@ -35,7 +35,7 @@ def cost_curves(
     nbytes: tuple[float, float] = RANGE,
     gamma: float = 0.0,
 ) -> Figure:
-    """Draw simulated time over buffer size, a panel per network, and where the fastest changes.
+    """Draw simulated time over buffer size per network, and where the fastest algorithm changes.
 
     Markers are simulated times. Thin lines are closed-form costs (`labkit.simulate.closed_form`),
     which assume a single switch.
@@ -45,7 +45,7 @@ def cost_curves(
         size: Number of ranks.
         networks: Names of networks, or `Network` objects.
         nbytes: Least and greatest size of the buffer in bytes.
-        gamma: Seconds that a rank needs to add one received byte to its own (γ).
+        gamma: Seconds to add one received byte to a byte of the rank's own buffer (γ).
 
     Raises:
         InvalidInput: A name does not exist, or a number is out of range.
@@ -146,16 +146,16 @@ def counts_table(
 ) -> pd.DataFrame:
     """Return a row per algorithm and number of ranks: messages by schedule and by formula.
 
-    `volume` and `busiest_rank` are the bytes that all ranks together and the busiest rank send, as
-    multiples of the buffer size n. `equal` is whether schedule and formula give the same counts for
-    every rank.
+    The columns `volume` and `busiest_rank` are the bytes that all ranks together and the busiest
+    rank send. Both are multiples of the buffer size n. The column `equal` states whether schedule
+    and formula give the same counts for every rank.
 
     Args:
-        algorithms: Names of `labkit.schedules`.
-        sizes: Numbers of ranks for which each algorithm has a row.
+        algorithms: Names of allreduce algorithms in `labkit.schedules`.
+        sizes: Numbers of ranks; each algorithm has a row for each number.
 
     Raises:
-        InvalidInput: An algorithm of this name does not exist.
+        InvalidInput: There is no algorithm with this name.
     """
     names, ranks = list(algorithms), list(sizes)
     return pd.DataFrame([_row(name, size) for name in names for size in ranks])
@@ -175,7 +175,8 @@ def _row(name: str, size: int) -> dict[str, str | int | float | bool]:
         "volume": float(sent.sum()),
         "volume_formula": float(formula.bytes(1.0).sum()),
         "busiest_rank": float(sent.max()),
-        # The counts are compared rank by rank, because totals may agree although ranks differ.
+        # The message counts are compared rank by rank, because totals may agree although ranks
+        # differ.
         "equal": counted == formula,
     }
 
@@ -201,7 +202,8 @@ def summarize_counts(table: pd.DataFrame) -> Markdown:
 
 
 BINS = 120  # number of time intervals of the heat map
-MOST_LINKS = 40  # greatest number of links in a panel; of more links, only the busiest are drawn
+# Greatest number of links in a panel; if there are more, only the busiest are drawn.
+MOST_LINKS = 40
 LINE = 13  # height of the row of a link in pixels
 
 
@@ -219,7 +221,7 @@ def link_utilisation(
         size: Number of ranks.
         nbytes: Size of the buffer in bytes.
         network: Name of a network, or a `Network`.
-        gamma: Seconds that a rank needs to add one received byte to its own (γ).
+        gamma: Seconds to add one received byte to a byte of the rank's own buffer (γ).
 
     Raises:
         InvalidInput: A name does not exist, or a number is out of range.
@@ -276,7 +278,8 @@ def summarize_link(
     findings = []
     for name, simulation in by_name.items():
         slower = "the fastest of these"
-        # Simulated times of equally fast algorithms may differ by rounding.
+        # Simulated times of equally fast algorithms may differ by rounding, so the comparison has a
+        # tolerance.
         if simulation.seconds > least * 1.001:
             slower = f"{simulation.seconds / least:.2f} times the fastest"
         time_text = f"{seconds_text(simulation.seconds)}, {slower}"
@@ -301,7 +304,7 @@ def _summary(simulation: Simulation) -> str:
     if not simulation.seconds:
         return "no link is used"
     share = simulation.occupied / simulation.seconds
-    # The shares of equally busy links may differ by rounding.
+    # The shares of equally busy links may differ by rounding, so the comparison has a tolerance.
     busiest = np.flatnonzero(share >= share.max() * (1 - 1e-9))
     links = " and ".join(simulation.links[place] for place in busiest)
     if len(busiest) > 2:
@@ -316,7 +319,8 @@ def _heat(simulation: Simulation) -> Trace:
     edges, shares = simulation.utilisation(BINS)
     places = np.arange(len(simulation.links))
     if len(places) > MOST_LINKS:
-        # The busiest links keep the order of all links, so neighbouring links stay side by side.
+        # The busiest links are drawn in the order of all links, so that neighbouring links stay
+        # side by side.
         places = np.sort(np.argsort(-simulation.occupied, kind="stable")[:MOST_LINKS])
     return cells(
         (100 * shares[places]).round(1).astype(np.float32),

@@ -1,4 +1,4 @@
-"""Traffic between ranks by layer, for models that are divided among ranks within layers."""
+"""Traffic between ranks by layer, for models whose layers are divided among ranks."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ ITEMSIZE = {"float64": 8, "mixed_float16": 2, "float16": 2, "mixed_bfloat16": 2,
 def grid_traffic(layers: Sequence[GridLayer], grid: Grid, run: Run | None = None) -> Figure:
     """Draw the tile of each machine in each layer, and the values that machines exchange.
 
-    The left panel shows each position of a layer's input, darker if more other machines read the
-    position. Lines connect machines that exchange values; thicker lines carry more. The right panel
-    shows the values per sample from machine to machine. The backward pass sends the gradients of
-    these values in the opposite direction.
+    The left panel shows each position of a layer's input; it is darker if more other machines read
+    the position. Lines connect machines that exchange values; thicker lines represent more values.
+    The right panel shows how many values per sample each machine sends to each other machine. The
+    backward pass sends the gradients of the exchanged values in the opposite direction.
 
     Args:
         layers: Layers from the input to the loss, such as `experiment.grid_layers`.
         grid: Numbers of rows and columns of the grid of machines.
-        run: Run with these layers and this grid, whose measured bytes are shown; default:
-            predictions only.
+        run: Run with these layers and this grid; its measured bytes are shown. Default: predictions
+            only.
 
     Raises:
-        InvalidInput: The grid is larger than the smallest layer, or the run has another strategy.
+        InvalidInput: The grid is larger than the smallest layer, or the run does not use this
+            strategy.
     """
     machines = grid[0] * grid[1]
     validate_grid(grid, machines, layers)
@@ -63,7 +64,7 @@ def grid_traffic(layers: Sequence[GridLayer], grid: Grid, run: Run | None = None
             [_tiles(layers, grid, crossings, number, details), _matrix(crossings, number, machines)]
         )
         words.append(f"{details.replace(chr(10), ', ')}: {_messages(crossings, number)}")
-    # Every machine has the whole input samples, so the first layer needs no messages.
+    # Every machine has the complete input samples, so the first layer needs no messages.
     remark = "the first layer needs no messages, because all machines hold the input"
     figure = sheet(rows, [], title, [remark], words, plot=TILES)
     figure.update_layout(margin={"l": 40})
@@ -71,7 +72,7 @@ def grid_traffic(layers: Sequence[GridLayer], grid: Grid, run: Run | None = None
 
 
 def _measured(run: Run, layers: Sequence[GridLayer], machines: int) -> list[tuple[float, float]]:
-    """Return measured bytes per sample before each layer of one replica: (forward, backward)."""
+    """Return measured bytes per sample before each layer: (forward, backward), for one replica."""
     table = run.layers
     if table.empty or (table["rank"] == 0).sum() != len(layers) - 1:
         raise InvalidInput(
@@ -80,7 +81,7 @@ def _measured(run: Run, layers: Sequence[GridLayer], machines: int) -> list[tupl
         )
     table = table[table["rank"] < machines]
     samples = run.history[run.history["rank"] == 0]["samples"].mean()
-    # Names of layers may repeat, so the position identifies a layer.
+    # Names of layers may repeat, so the position of a row identifies a layer.
     places = table.groupby("rank").cumcount()  # the rows of a rank are in the order of the layers
     sums = table.groupby(places)[["forward_bytes", "backward_bytes"]].sum() / samples
     return [(0.0, 0.0), *sums.itertuples(index=False, name=None)]
@@ -106,7 +107,7 @@ def _summary(
 
 
 def _messages(results: Crossing, number: int) -> str:
-    """List the messages before a layer, or give only their number and sizes if there are many."""
+    """List the messages before a layer; if there are many, give only their number and sizes."""
     rows = [row[1:] for row in results.rows() if row[0] == number]
     if not rows:
         return "no messages"
@@ -124,8 +125,8 @@ def _tiles(
     strip = before.kind == "units"  # the units of a dense layer form a single row
     rows, columns = (1, before.shape[2]) if strip else before.shape[:2]
     axes = (0, 2) if strip else (0, 1)
-    # Count the machines that read each position. Their input boxes overlap, because convolution
-    # kernels reach across tile borders.
+    # Count the machines that read each position. The input boxes of machines overlap, because
+    # convolution kernels reach across tile borders.
     readers = np.zeros((rows, columns), np.int64)
     for box in results.box[results.layer == number][:, axes]:
         readers[box[0, 0] : box[0, 1], box[1, 0] : box[1, 1]] += 1
@@ -179,8 +180,8 @@ def _lines(results: Crossing, number: int, centers: Points) -> list[Trace]:
         if layer == number:
             pair = (min(source, destination), max(source, destination))
             pairs[pair] = pairs.get(pair, 0) + values
-    # The thickness is relative to the busiest pair of machines in this layer, because layers differ
-    # by orders of magnitude.
+    # The thickness of a line is relative to the busiest pair of machines in the same layer, because
+    # layers differ by orders of magnitude.
     most = max(pairs.values(), default=1)
     traces = []
     for (a, b), values in pairs.items():
@@ -276,14 +277,15 @@ def _by_layer(run: Run) -> tuple[pd.DataFrame, list[str]]:
             f"(lk.Pipeline, lk.Layerwise, lk.DelayedGradients with slices) has{where}"
         )
     columns = [f"{way}{kind}_bytes" for way in WAYS for kind in ("", "_wire")]
-    # The busiest rank determines when a layer is complete.
+    # The busiest rank determines when a layer is complete, so the table contains the maximum over
+    # ranks.
     most = table.groupby(["layer", "slices"], sort=False)[columns].max().reset_index()
     sends = most[columns].sum(axis=1) > 0
     return most[sends], list(most[~sends]["layer"])
 
 
 def _weights(run: Run) -> tuple[int, int]:
-    """Return the bytes of weights: the greatest on one rank, and those of the whole model."""
+    """Return the bytes of weights: the maximum over ranks, and the whole model's."""
     by_rank = run.layers.groupby("rank")["weights_bytes"].sum()
     # Every rank lists every layer, so duplicates are dropped before the sum.
     whole = run.layers.drop_duplicates("layer")["whole_weights_bytes"]

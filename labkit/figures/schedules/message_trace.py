@@ -29,8 +29,8 @@ from labkit.schedules.round import Integers, Round, Schedule
 from labkit.simulate import simulate
 
 ADDS, REPLACES = "#D55E00", "#0072B2"
-# Colours of the state of one rank's value in a chunk: absent, present, received in this round, part
-# of the full sum.
+# Colours of the states of a rank's value in a chunk: absent, present, received in this round, and
+# part of the full sum.
 ABSENT, THERE, NEW, COMPLETE = GRID, "#0072B2", "#D55E00", "#009E73"
 LEGEND = legend(
     [
@@ -45,15 +45,15 @@ CAPTION, CELL, LOWEST = (
     62,
     38,
     280,
-)  # pixels: height of the caption, of the row of a rank, and least height of all rows
-CIRCLE, BOXES = [0.0, 0.35], [0.41, 1.0]  # x domains of the circle of ranks and of the boxes
-LABELLED = 20  # greatest number of arrows that have room for the names of their chunks
-EDGE = 0.08  # gap between the strip of a chunk and the chunk's border, in chunk widths
+)  # heights in pixels: the caption, the row of a rank, and the minimum of all rows
+CIRCLE, BOXES = [0.0, 0.35], [0.41, 1.0]  # x domains of the circle of ranks and of the chunk boxes
+LABELLED = 20  # greatest number of arrows for which the chunk names have room
+EDGE = 0.08  # gap between a chunk's strip and the chunk's border, in chunk widths
 ON_BOXES = {"xaxis": "x2", "yaxis": "y2"}
 
 
 def frame(holdings: Holdings, number: int, texts: list[list[str]], caption: str) -> list[Trace]:
-    """Return the traces after `number` rounds; `texts` holds chunk contents by [rank][chunk]."""
+    """Return the frame after `number` rounds; `texts` contains chunk contents by [rank][chunk]."""
     sent = holdings.rounds[number - 1] if number else Round([], [], reduce=[])
     return [
         _arrows(sent.take(sent.reduce), holdings.names, "adds", ADDS, "solid"),
@@ -115,21 +115,22 @@ def _place(size: int) -> Points:
 
 
 def _curve(start: Points, stop: Points) -> Points:
-    """Return a curve between two ranks, bent to the right so that both directions are visible."""
+    """Return a curve between two ranks, bent to the right to separate the two directions."""
     direction = stop - start
     side = np.array([direction[1], -direction[0]])
     middle = (start + stop) / 2 + 0.14 * side
     # The curve is a quadratic Bézier curve.
     t = np.linspace(0, 1, 25)[:, None]
     points = (1 - t) ** 2 * start + 2 * t * (1 - t) * middle + t**2 * stop
-    # The curve ends before the circles of the two ranks.
+    # The curve ends before the circles of the two ranks, so that the arrowhead does not cover a
+    # name.
     clear = np.minimum(np.hypot(*(points - start).T), np.hypot(*(points - stop).T)) > 0.15
     visible: Points = points[clear]
     return visible
 
 
 def _arrows(sent: Round, names: Sequence[str], verb: str, color: str, dash: str) -> Trace:
-    """Return the arrows of all messages that add to a chunk, or of all that replace a chunk."""
+    """Return the arrows of all given messages, which either add to a chunk or replace it."""
     place = _place(len(names))
     paths = [_curve(place[source], place[destination]) for source, destination, *_ in sent.rows()]
     hover = [
@@ -168,10 +169,9 @@ def _strips(holdings: Holdings, number: int) -> Trace:
     nodes, chunks, size = held.shape
     kind = np.where(held > 0, 2, 1)
     kind = np.where((held == 1).all(axis=2, keepdims=True), 4, kind)
-    # The colour of new values replaces that of complete sums, so that new values are always
-    # visible.
+    # New values keep their own colour even in complete sums, so that new values are always visible.
     kind = np.where(holdings.new(number) > 0, 3, kind)
-    # Every other row and column is empty, because the gaps of Plotly's heat maps all have one size.
+    # Every other row and column is empty, because Plotly's heat maps have gaps of a single size.
     picture: Integers = np.zeros((2 * nodes - 1, 2 * chunks * size - 1), np.int64)
     picture[::2, ::2] = kind.reshape(nodes, chunks * size)
     return cells(
@@ -218,21 +218,21 @@ def message_trace(
 ) -> Figure:
     """Animate a collective with one frame per round: messages, and the chunks on each rank.
 
-    Rank 2 starts with a2, b2, … in its chunks. A chunk with a0+a2 holds the sum of the values of
-    ranks 0 and 2, and Σa is the sum over all ranks. Play, pause and a slider select the round.
+    Rank 2 starts with the values a2, b2, … in its chunks a, b, …. A chunk with a0+a2 contains the
+    sum of the values of ranks 0 and 2, and Σa is the sum over all ranks. The buttons play and pause
+    and a slider select the round.
 
     Args:
         algorithm: Name of a collective in `labkit.schedules`, or a function that returns the rounds
             for a number of ranks.
         size: Number of ranks, 2 to 12.
         network: Network for the layout of the schedule and for the simulated times of each round;
-            default: no times.
-        values: Numbers that the ranks hold at the start, shape (size, chunks); default: names such
-            as a2.
+            default: the figure shows no times.
+        values: Initial values of the ranks, shape (size, chunks); default: names such as a2.
         nbytes: Size of the buffer in bytes for the simulation.
 
     Raises:
-        InvalidInput: The size is out of range, or the values do not have this shape.
+        InvalidInput: The size is out of range, or `values` does not have the shape (size, chunks).
     """
     if not 2 <= size <= MOST_RANKS:
         raise InvalidInput(
@@ -261,7 +261,7 @@ def message_trace(
         alt=_in_words(title, holdings, captions),
         table=_as_table(holdings, texts),
         step="after round ",
-        # The still picture shows the first round, because the state before it has no arrows.
+        # The still picture shows the first round, because the initial state has no arrows.
         first_frame=min(1, len(states) - 1),
     )
 
@@ -283,16 +283,16 @@ def _times(
 ) -> list[tuple[float, float]]:
     """Return the times of the first departure and the last delivery in each round, in seconds."""
     trace = simulate(schedule, size, nbytes, network, trace=True).trace
-    assert trace is not None  # this line is for the type checker; trace=True always returns a trace
+    assert trace is not None  # for the type checker: with trace=True, the result has a trace
     places = [trace.round == number for number in range(rounds)]
     return [(float(trace.start[at].min()), float(trace.delivery[at].max())) for at in places]
 
 
 def _texts(holdings: Holdings, values: np.ndarray | None) -> list[list[list[str]]]:
-    """Return the contents of chunk c of rank r after k rounds as texts, [k][r][c]."""
+    """Return chunk contents as texts, indexed by [round][rank][chunk]; round 0 is the start."""
     _, size, chunks, _ = holdings.held.shape
     if values is None:
-        room = max(4, 76 // chunks)  # number of letters that fit in a drawn chunk
+        room = max(4, 76 // chunks)  # number of characters that fit in a drawn chunk
         return [
             [[sum_name(held[r, c], c, room) for c in range(chunks)] for r in range(size)]
             for held in holdings.held

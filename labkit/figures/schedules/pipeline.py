@@ -24,7 +24,7 @@ from labkit.simulate.pipeline import PipelineSimulation
 
 LANE = 28  # height of the lane of a rank in pixels
 STAGE, MICROBATCH = "%{customdata[0]}", "%{customdata[1]}"
-# These colours of Okabe and Ito (2008) are distinct with any colour vision.
+# The colours are from Okabe and Ito (2008), whose palette is distinct with any colour vision.
 ACTIONS = {
     action: BarKind(name, color, f"{name} of micro-batch {MICROBATCH} at stage {STAGE}")
     for action, name, color in (
@@ -42,12 +42,12 @@ Drawn = PipelineSimulation | Run
 
 
 def pipeline_gantt(pipelines: Drawn | Iterable[Drawn], step: int | None = None) -> Figure:
-    """Draw a Gantt chart for each pipeline on the same time scale, with one bar per computation.
+    """Draw a Gantt chart per pipeline, on a common time scale, with one bar per computation.
 
-    The number in a bar is its micro-batch, and bars of a rank's later virtual stages are paler. A
-    rank waits where it has no bar. A run shows one measured step (three steps for delayed
-    gradients). The list `[run, predicted_pipeline(run)]` draws the measured step above the
-    predicted one.
+    The number in a bar is the micro-batch of the computation; bars of a rank's later virtual stages
+    are paler. A gap between bars means that the rank waits. The chart of a run shows one measured
+    step, or three steps for delayed gradients. The list `[run, predicted_pipeline(run)]` draws the
+    measured step above the predicted one.
 
     Args:
         pipelines: One or several results of `simulate_pipeline`, or pipeline-parallel runs.
@@ -55,8 +55,8 @@ def pipeline_gantt(pipelines: Drawn | Iterable[Drawn], step: int | None = None) 
             after the first ten.
 
     Raises:
-        InvalidInput: There is no pipeline, or a run does not have this step.
-        LabkitError: A run has no timeline of stages.
+        InvalidInput: There is no pipeline, or a run does not have the training step `step`.
+        LabkitError: A run has no timeline of its pipeline stages.
     """
     all_pipelines = (
         [pipelines] if isinstance(pipelines, PipelineSimulation | Run) else list(pipelines)
@@ -80,7 +80,7 @@ def pipeline_gantt(pipelines: Drawn | Iterable[Drawn], step: int | None = None) 
 
 
 def _panel(pipeline: Drawn, step: int | None) -> tuple[PipelineSimulation | None, GanttPanel]:
-    """Return a pipeline and its panel; a run that failed its equivalence check has no bars."""
+    """Return a pipeline and its panel; if a run failed its equivalence check, without bars."""
     if isinstance(pipeline, Run):
         (entry,) = entries([pipeline])
         if entry.gate_failed:
@@ -98,7 +98,7 @@ def _lane(pipeline: PipelineSimulation, rank: int) -> str:
 
 
 def _bars(pipeline: PipelineSimulation) -> pd.DataFrame:
-    """Return a row for each computation: lane, times in ms, and text of its bar."""
+    """Return a row per computation: lane of its rank, times in ms, and text of its bar."""
     table = pipeline.table.take(pipeline.table.computes)
     start, stop = (
         1e3 * column[pipeline.table.computes] for column in (pipeline.start, pipeline.stop)
@@ -119,7 +119,7 @@ def _bars(pipeline: PipelineSimulation) -> pd.DataFrame:
 
 
 def _messages(pipeline: PipelineSimulation) -> list[Trace]:
-    """Return lines from the sender's lane to the receiver's for all messages that take time."""
+    """Return lines between lanes of sender and receiver, for all messages that take time."""
     table = pipeline.table
     # A message without duration would be a vertical line across the bars.
     rows = np.flatnonzero((table.action == "send") & (pipeline.stop > pipeline.start))
@@ -141,7 +141,7 @@ def _pipeline_text(pipeline: PipelineSimulation) -> str:
     if table.chunks > 1:
         stages += f" on {table.ranks} ranks"
     what = "time step" if table.recurrent else "micro-batch"
-    # An endless schedule, such as delayed gradients, is drawn for some of its micro-batches, so the
+    # An endless schedule, such as delayed gradients, is drawn for some micro-batches only, so the
     # text counts the drawn ones.
     many = len(set(table.microbatch[table.action == "forward"].tolist()))
     plural = "" if many == 1 else "s" if table.recurrent else "es"
@@ -164,7 +164,7 @@ def _clocks(shown: list[PipelineSimulation]) -> str:
 
 def _networks(shown: list[PipelineSimulation]) -> str:
     names = list(dict.fromkeys(_network(pipeline) for pipeline in shown)) or ["not emulated"]
-    if set(names) == {"not emulated", FREE}:  # a run is drawn beside its prediction
+    if set(names) == {"not emulated", FREE}:  # a measured run is drawn beside its prediction
         return "not emulated (simulation: messages take no time)"
     return names[0] if len(names) == 1 else f"{', '.join(names)} (by schedule)"
 
@@ -186,16 +186,16 @@ VERBS = {
 FORTH, BACK = "#0072B2", "#D55E00"
 HEIGHT = 250  # height of the animation in pixels
 HALF = 0.3  # half of the width of a stage's box, relative to the distance between stages
-# These are y coordinates from top to bottom: caption, names of stages, forward arrows, boxes,
-# backward arrows, and held activations.
+# y coordinates from top to bottom: caption, stage names, forward arrows, boxes, backward arrows,
+# and held activations
 CAPTION, NAMES, ABOVE, BOX, BELOW, HELD = 3.1, 2.3, 1.6, 1.0, 0.4, -0.45
 
 
 def pipeline_steps(table: ScheduleTable) -> Figure:
-    """Animate a pipeline schedule with one frame per tick: stages, and the values that they send.
+    """Animate a pipeline schedule: each frame shows the stages and their messages in one tick.
 
-    The activations x3 of micro-batch 3 move to the right, and their gradients ∂3 to the left. The
-    text below each stage lists the micro-batches whose activations it holds.
+    For example, the activations x3 of micro-batch 3 move to the right, and their gradients ∂3 to
+    the left. The text below each stage lists the micro-batches whose activations the stage stores.
 
     Args:
         table: Schedule of `labkit.schedules.PIPELINE` with at most 8 stages and 200 ticks.
@@ -243,7 +243,7 @@ def _as_table(steps: Sequence[Tick]) -> str:
 
 
 def _cell(step: Tick, stage: int) -> str:
-    """Describe the state of a stage: `forward of 3; holds 1, 2, 3`."""
+    """Describe the state of a pipeline stage, such as `forward of 3; holds 1, 2, 3`."""
     details = "waits"
     if stage in step.work:
         action, number = step.work[stage]
@@ -276,7 +276,7 @@ def _arrows(step: Tick, direction: int, height: float, color: str) -> Trace:
 
 
 def _boxes(step: Tick, action: str) -> Trace:
-    """Return boxes with micro-batch numbers for stages that perform this action in this tick."""
+    """Return boxes with micro-batch numbers, for stages that perform `action` in this tick."""
     name, color, _ = ACTIONS[action]
     stages = [stage for stage, (what, _) in step.work.items() if what == action]
     return {
@@ -297,7 +297,7 @@ def _boxes(step: Tick, action: str) -> Trace:
 
 
 def _activations_text(held: tuple[int, ...]) -> str:
-    """List held activations as `x1 x2 x3`; of many, name only the first and the last."""
+    """List stored activations as `x1 x2 x3`; of many, name only the first and the last."""
     if len(held) > 4:
         return f"x{held[0]} … x{held[-1]} ({len(held)})"
     return " ".join(f"x{number}" for number in held) or "nothing"

@@ -31,17 +31,19 @@ def predicted_and_measured(
 ) -> tuple[pd.DataFrame, Figure]:
     """Simulate measured collectives; return a table with errors, and a figure.
 
-    The error is predicted / measured - 1. Algorithms without a schedule ("mpi") are measured only.
-    A measurement with wrong sums has no time.
+    The error of a prediction is predicted time / measured time - 1. Algorithms without a schedule
+    ("mpi") are measured, but not predicted. A measurement with wrong sums has no time in the table.
 
     Args:
         rows: Measurements, the result of `labkit.bench.collectives.measure`.
-        network: Network of the prediction: a name, a `Network`, or a `Fit` (which has its own γ);
+        network: Network of the prediction: a name, a `Network`, or a `Fit` (with its own γ);
             default: the network that the measurements name.
-        gamma: Seconds that a rank needs to add one received byte; ignored if `network` is a fit.
+        gamma: Seconds that a rank needs to add one received byte (γ); ignored if `network` is a
+            `Fit`.
 
     Raises:
-        InvalidInput: There are no measurements, or they name no network and none is given.
+        InvalidInput: There are no measurements, or neither the measurements nor `network` name a
+            network.
     """
     world, gamma, source = model_of(rows, network, gamma)
     table = prediction_table(rows, world, gamma)
@@ -56,7 +58,7 @@ def predicted_and_measured(
 def _curve(
     name: str, count: int, nbytes: pd.Series[float], network: Network, gamma: float
 ) -> Curve:
-    """Return predicted times on a fine grid of sizes, because log-log axes show them as a curve."""
+    """Return predicted times on a fine grid of sizes; on log-log axes, they form a curve."""
     grid = np.geomspace(nbytes.min(), nbytes.max(), POINTS) if len(set(nbytes)) > 1 else nbytes
     sizes = [float(value) for value in grid]
     return sizes, [simulate(name, count, n, network, gamma=gamma).seconds for n in sizes]
@@ -70,7 +72,7 @@ def _figure(
     shown = table[["measured_ms", "min_ms", "p90_ms", "predicted_ms"]].to_numpy() / 1e3
     if table["measured_ms"].isna().all():
         raise InvalidInput("all rows have wrong results, so there are no times to draw")
-    # With the margin, the axis has a nonzero width even for a single size.
+    # The margin gives the axis a nonzero width even for a single size.
     sizes_shown = [table["bytes"].min() / 1.5, table["bytes"].max() * 1.5]
     sizes = bytes_axis(*sizes_shown)
     panels = [
@@ -97,7 +99,8 @@ def _figure(
     ranks = ", ".join(str(count) for count in sorted(table["workers"].unique()))
     title = f"Predicted and measured, {ranks} ranks · wall clock · network {network}"
     remark = f"prediction: {source}"
-    # The time of an allreduce with wrong sums is meaningless.
+    # The time of an allreduce with wrong sums is meaningless, so such measurements are only
+    # counted.
     wrong = int((~table["correct"]).sum())
     if wrong:
         remark += f"; {wrong} rows with wrong results are omitted"
@@ -107,7 +110,7 @@ def _figure(
 
 
 def _measured(look: LineStyle, group: pd.DataFrame) -> Trace:
-    """Return markers of measured times in seconds, with whiskers from least to 90th percentile."""
+    """Return markers of measured times in seconds; whiskers span the least and the p90 time."""
     times = group[["measured_ms", "min_ms", "p90_ms"]] / 1e3
     times.columns = ["time", "time_low", "time_high"]
     details = [
@@ -119,7 +122,7 @@ def _measured(look: LineStyle, group: pd.DataFrame) -> Trace:
 
 
 def _errors(look: LineStyle, group: pd.DataFrame) -> Trace:
-    """Return markers of the errors in percent; whiskers span the errors at least time and p90."""
+    """Return markers of prediction errors in percent; whiskers span errors at least and p90."""
     errors = group[["bytes"]].assign(
         error=100 * group["error"],
         error_low=100 * (group["predicted_ms"] / group["p90_ms"] - 1),
@@ -131,7 +134,7 @@ def _errors(look: LineStyle, group: pd.DataFrame) -> Trace:
 
 
 def summarize_prediction(table: pd.DataFrame) -> Markdown:
-    """Summarize the prediction error of each algorithm, and compare the slowest with the others."""
+    """Summarize the prediction error of each algorithm; compare the slowest with all others."""
     groups = table.groupby("algorithm", sort=False)
     findings = [Finding(f"**{name}**", details=(_error_text(group),)) for name, group in groups]
     return sentences([*findings, *map(Finding, _slowest_texts(table))])
@@ -157,7 +160,7 @@ def _error_text(group: pd.DataFrame) -> str:
 
 
 def _slowest_texts(table: pd.DataFrame) -> list[str]:
-    """Compare the slowest algorithm with all others at the largest buffer."""
+    """Compare the slowest algorithm with all other algorithms at the largest buffer size."""
     largest = table[table["bytes"] == table["bytes"].max()].set_index("algorithm")
     # Algorithms with wrong sums have no time.
     timed = largest.dropna(subset="measured_ms").sort_values("measured_ms")

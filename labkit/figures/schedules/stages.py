@@ -32,17 +32,19 @@ __all__ = ["measured_pipeline", "pipeline_table", "predicted_pipeline", "rank_ta
 
 
 def rank_table(runs: Iterable[Run] | Run) -> pd.DataFrame:
-    r"""Return a row per run and rank: time and traffic of a step, and memory by kind.
+    r"""Return a row per run and rank: time and traffic of a step, and memory by category.
 
-    `stages` lists the pipeline stages on the rank. `utilisation` is the share of steady step time
-    in which the rank computes. `step_ms` is the median step time. `payload_bytes` and `messages`
-    are means per step of what the rank sends. `whole_bytes` are the weights of the whole model,
-    which a rank holds before and after training. The kinds of memory are weights, gradients,
-    optimizer, activations, and versions (old weights that a backward pass still needs). Each kind
-    has `…_bytes` (measured peak), `…_predicted` (from shapes and schedule), and `…_error` =
-    measured / predicted - 1. `bytes` and `bytes_predicted` are sums over kinds, although their
-    peaks may occur at different times. Values without a measurement are missing, and so are the
-    times of a run that failed its equivalence check.
+    The column `stages` lists the pipeline stages on the rank. The column `utilisation` is the share
+    of step time in which the rank computes, over steady steps. The column `step_ms` is the median
+    step time. The columns `payload_bytes` and `messages` count what the rank sends, as means per
+    step. The column `whole_bytes` is the size of all weights of the model, which a rank stores
+    before and after training. The categories of memory are weights, gradients, optimizer,
+    activations, and versions (old weights that a backward pass still needs). Each category of
+    memory has three columns: `…_bytes` (measured peak), `…_predicted` (from shapes and schedule),
+    and `…_error` = measured / predicted - 1. The columns `bytes` and `bytes_predicted` are sums
+    over the categories of memory, although the peaks of the categories may occur at different
+    times. Values without a measurement are missing. A run that failed its equivalence check has no
+    times.
 
     Raises:
         LabkitError: There are no runs, or a run has no results.
@@ -56,19 +58,21 @@ def rank_table(runs: Iterable[Run] | Run) -> pd.DataFrame:
 
 
 def pipeline_table(runs: Iterable[Run] | Run, baseline: Run | None = None) -> pd.DataFrame:
-    r"""Return a row per pipeline-parallel run: bubble and speed-up, measured and in theory.
+    r"""Return a row per pipeline-parallel run: measured and theoretical bubble and speed-up.
 
-    `bubble_measured` is the idle share of all ranks' time from the first to the last action of a
-    step. The value is the median over steady steps (`_low`, `_high`: 10th and 90th percentile).
-    `bubble_simulated` comes from a simulation with the measured seconds of each stage and the
-    network of the run. `bubble_formula` assumes equal stages and free messages
-    (`Table.bubble_share`). `schedule_ms` and `simulated_ms` are the measured and simulated times
-    from the first to the last action of a step. `speedup` is the baseline's step time over that of
-    the run (`_low`, `_high`: from the 90th and 10th percentile of the step). `bound` is the
-    greatest possible speed-up: p (1 - bubble_formula) for p stages, which is m p/(m + p - 1) for
-    GPipe with m micro-batches. For delayed gradients, `bound` is \(3/(1 + 2/K)\), if a backward
-    pass takes as long as two forward passes. For stages with `tensor_parallel_size` slices, the
-    bound is multiplied by the number of slices. `ranks` counts only the ranks of one slice.
+    The column `bubble_measured` is the idle share of all ranks' time from the first to the last
+    action of a step. The measured bubble is the median over steady steps; `_low` and `_high` are
+    the 10th and the 90th percentile. The column `bubble_simulated` comes from a simulation with the
+    measured seconds of each stage and the network of the run. The column `bubble_formula` assumes
+    equal stages and free messages (`Table.bubble_share`). The columns `schedule_ms` and
+    `simulated_ms` are the measured and simulated times from the first to the last action of a step.
+    The column `speedup` is the baseline's step time over the run's step time. Its `_low` and
+    `_high` use the 90th and the 10th percentile of the step time. The column `bound` is the
+    greatest possible speed-up: p (1 - bubble_formula) for p stages. For GPipe with m micro-batches,
+    the bound is m p/(m + p - 1). For delayed gradients on K stages, the bound is \(3/(1 + 2/K)\),
+    if a backward pass takes as long as two forward passes. For stages with `tensor_parallel_size`
+    slices, the bound of the speed-up is multiplied by the number of slices. The column `ranks`
+    counts only the ranks of one slice.
 
     Args:
         runs: Runs; the table omits runs that are not pipeline-parallel.
@@ -96,14 +100,14 @@ def pipeline_table(runs: Iterable[Run] | Run, baseline: Run | None = None) -> pd
 
 Row = dict[str, float]
 
-GAIN = 1.05  # smaller speed-ups are noise, because step times vary by some percent
-NEAR = 0.9  # a speed-up above this share of its theoretical bound counts as reaching the bound
+GAIN = 1.05  # a smaller gain is noise, because step times vary by some percent
+NEAR = 0.9  # a speed-up above this share of the theoretical bound counts as the bound
 
 
 def summarize_pipeline(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Markdown:
     """Summarize the bubble and speed-up of each run, and the gain from more micro-batches.
 
-    Arguments and exceptions are those of `pipeline_table`.
+    Arguments and exceptions are the same as for `pipeline_table`.
     """
     table = pipeline_table(runs, baseline)
     findings = [
@@ -123,7 +127,7 @@ def summarize_cut(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Mar
 
     Args:
         runs: Runs of one model with different strategies.
-        baseline: Run of one process to compare with; default: the first run with workers=1.
+        baseline: Run of one process as the reference; default: the first run with workers=1.
 
     Raises:
         LabkitError: There are no runs, or a run has no results.
@@ -131,12 +135,12 @@ def summarize_cut(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Mar
     all_runs = [runs] if isinstance(runs, Run) else list(runs)
     table = rank_table(all_runs)
     # Data-parallel runs do not measure activations, so the predicted bytes replace the measured
-    # ones. The summary states this.
+    # ones. The summary states that these bytes are predicted.
     table["counted"] = table["bytes"].notna()
     table["bytes"] = table["bytes"].fillna(table["bytes_predicted"])
     by_run = table.groupby(level="run", sort=False).agg(
-        # The rank with the most memory must fit its machine, and the slowest rank determines the
-        # step time. Utilisation is a mean over ranks.
+        # Memory and step time are maxima, because the rank with the most memory must fit its
+        # machine, and the slowest rank determines the step time. Utilisation is a mean over ranks.
         bytes=("bytes", "max"),
         counted=("counted", "all"),
         payload=("payload_bytes", "max"),
@@ -144,8 +148,7 @@ def summarize_cut(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Mar
         step_ms=("step_ms", "max"),
     )
     base = baseline or next((run for run in all_runs if run.experiment["workers"] == 1), None)
-    # The position identifies the row of the baseline, because the table keeps the order of the
-    # runs.
+    # The table keeps the order of the runs, so the baseline's position identifies its row.
     places = [number for number, run in enumerate(all_runs) if base and run.path == base.path]
     group = by_run.iloc[places[0]].to_dict() if places else None
     findings = [
@@ -227,14 +230,14 @@ def _extremes(table: pd.DataFrame) -> str:
 
 
 def _known(value: float) -> bool:
-    return value == value  # a missing value is NaN, which is not equal to itself
+    return value == value  # false for a missing value: NaN is not equal to itself
 
 
 def pipeline_speedup(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Figure:
-    r"""Draw speed-up over the number of micro-batches: a point per run, the ideal as dashed curve.
+    r"""Draw speed-up over the number of micro-batches: a point per run, and a dashed ideal curve.
 
-    The ideal speed-up of m micro-batches in p equal stages with free messages is
-    \(\frac{m p}{m + p - 1}\), which bounds GPipe and 1F1B. Arguments and exceptions are those of
+    The ideal speed-up is \(\frac{m p}{m + p - 1}\) for m micro-batches in p equal stages with free
+    messages. It is an upper bound for GPipe and 1F1B. Arguments and exceptions are the same as for
     `pipeline_table`.
     """
     all_runs = [runs] if isinstance(runs, Run) else list(runs)
@@ -275,8 +278,8 @@ def _ideal(ranks: int, most: int) -> Trace:
 
 
 def _in_words(row: Any) -> str:
-    # A speed-up of NaN, which is not equal to itself, marks a run that was not measured or failed
-    # its equivalence check.
+    # The speed-up is NaN, which is not equal to itself, if the run was not measured or failed its
+    # equivalence check.
     details = "speed-up unknown" if row.speedup != row.speedup else f"speed-up {row.speedup:.2f}"
     label = f"{row.schedule}, {row.ranks} ranks, m = {row.microbatches}"
     most = "" if row.bound != row.bound else f", at most {row.bound:.2f}"

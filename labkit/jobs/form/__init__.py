@@ -20,36 +20,39 @@ from labkit.records.notebook import read_notebook
 if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON
 
-LOOK_EVERY = 0.5  # seconds between two updates of the progress
+LOOK_EVERY = 0.5  # seconds between two updates of the progress display
 STOP = "Stop notebook"
 
 __all__ = ["Form", "parameter_form"]
 
 
 def parameter_form(notebook: Path | str, root: Path | str | None = None) -> Form:
-    """Return a form in which a user sets a notebook's parameters and runs it in the background.
+    """Return a form that sets a notebook's parameters and runs the notebook in the background.
 
     Args:
-        notebook: Path of an .ipynb file, relative to the present folder or to the folder in which
+        notebook: Path of an .ipynb file, relative to the current folder, or to the folder in which
             `labkit lab` was started.
-        root: Folder of all runs; default: the folder that `labkit lab` uses, otherwise `runs`.
+        root: Folder of all runs; default: the folder that `labkit lab` uses, or `runs` without
+            `labkit lab`.
 
     Raises:
         InvalidInput: The notebook is missing, or its parameters cell is not Python.
     """
     runs_folder, path = os.environ.get("LABKIT_RUNS"), Path(notebook)
-    # JupyterLab starts a kernel in the folder of its notebook, not in the folder of `labkit lab`.
+    # JupyterLab starts a kernel in the folder of its notebook, which may differ from the folder of
+    # `labkit lab`.
     if runs_folder and not path.exists() and (Path(runs_folder).parent / path).exists():
         path = Path(runs_folder).parent / path
     return Form(path, Path(root or runs_folder or "runs"))
 
 
 class Form:
-    """Widgets for the parameters of a notebook, and buttons that run it; see `parameter_form`.
+    """Widgets for a notebook's parameters, and buttons that run the notebook.
 
     Attributes:
-        fields: Fields, by parameter name.
-        run, stop, report: Buttons that run the notebook, interrupt it, and write a report.
+        fields: Fields of the form, by parameter name.
+        run, stop, report: Buttons that run the notebook, interrupt it, and write a report on its
+            runs.
         result: Result of the last job; None before the first job has ended.
     """
 
@@ -78,7 +81,7 @@ class Form:
         self.widget.add_class("labkit-form")
 
     def check(self) -> bool:
-        """Validate all fields like `labkit run`, and show errors; return whether all are valid."""
+        """Validate all fields like `labkit run`, show errors, and return whether all are valid."""
         wrong, values = {}, {}
         for name, field in self.fields.items():
             try:
@@ -95,12 +98,12 @@ class Form:
         return not wrong
 
     def values(self) -> dict[str, JSON]:
-        """Return the parameters that differ from the notebook's defaults."""
+        """Return the values of parameters that differ from the notebook's defaults."""
         changed = {name: field.value for name, field in self.fields.items() if field.is_changed}
         return parameters.known_values(changed)
 
     def wait(self) -> JobResult | None:
-        """Wait for the end of the job, and return its result."""
+        """Wait until the job has ended, and return its result."""
         self._thread.join()
         return self.result
 
@@ -111,8 +114,8 @@ class Form:
         return (self.widget._repr_mimebundle_() or {}) | {"text/plain": repr(self)}
 
     def _field_of_error(self, message: str) -> str:
-        """Return the field that shows an error: the field named in the error, or a changed one."""
-        # An Experiment's errors begin with the name of the wrong field: `workers=3 …`.
+        """Return the field that shows an error: the one that the error names, or a changed one."""
+        # The errors of `Experiment` begin with the name of the wrong field: `workers=3 …`.
         named_fields = [
             name for name in self.fields if message.startswith((f"{name}=", f"{name} "))
         ]
@@ -123,7 +126,7 @@ class Form:
 
     def _start(self) -> None:
         with self._starting:
-            if self._thread.is_alive():  # the user clicked twice before the button was disabled
+            if self._thread.is_alive():  # the user clicked twice before the button became disabled
                 return
             if not self.check():
                 self._show_status("not started: see the fields above")
@@ -140,7 +143,8 @@ class Form:
             self._job = start(self.notebook, values, self.root, show=False)
             self.stop.disabled = False
             self._follow(self._job)
-        except Exception as error:  # after any error, even a full disk, no job continues unobserved
+        # Any error, even a full disk, interrupts the job, so that it does not run unobserved.
+        except Exception as error:
             self._report_failure(error)
         finally:
             self.run.disabled, self.stop.disabled = False, True
@@ -155,7 +159,8 @@ class Form:
 
     def _follow(self, job: NotebookJob) -> None:
         begin = time.monotonic()
-        # This loop runs in the form's thread: the kernel's main thread must handle clicks.
+        # This loop runs in a thread of the form, because the kernel's main thread must handle
+        # clicks.
         while not job.done():
             self._progress(job.path, time.monotonic() - begin)
             time.sleep(LOOK_EVERY)
@@ -177,14 +182,15 @@ class Form:
 
     def _interrupt(self) -> None:
         if self._job is not None:
-            self.stop.description = "Stop at once"  # the next click kills the job
+            self.stop.description = "Stop at once"  # the next click on this button kills the job
             self._job.interrupt()
 
     def _report(self) -> None:
         from labkit.records.run import load_runs
         from labkit.report import report
 
-        assert self._job is not None  # the button is disabled until a job has run
+        # For the type checker: the button is disabled until a job has run.
+        assert self._job is not None
         try:
             runs = load_runs(self._job.path)
             self._link(report(runs, self._job.path / "report.html"), "the report")
@@ -197,22 +203,23 @@ class Form:
         self._status.value = status(text)
 
     def _link(self, path: Path, words: str) -> None:
-        """Show a link that JupyterLab opens, relative to the notebook that shows the form."""
+        """Show a link that opens a file in JupyterLab."""
         from IPython.display import HTML
 
         if path.exists():
-            # The link is relative, so that a saved notebook contains no folder of this machine.
+            # The link is relative to the present folder, so that a saved notebook contains no
+            # folder names of this machine.
             place = quote(os.path.relpath(path))
             self._links.append_display_data(HTML(f'<a href="{place}">{escape(words)}</a>'))
 
 
 def _cells(job: Path) -> tuple[int, int]:
-    """Return the number of completed code cells, and of all code cells, in a job's notebook."""
+    """Return the numbers of completed code cells and of all code cells in a job's notebook."""
     try:
         cells = read_notebook(job / "output.ipynb")["cells"]
-    except FileNotFoundError:  # the kernel is starting
+    except FileNotFoundError:  # the notebook is not saved yet, because the kernel is starting
         return 0, 0
-    # papermill saves the notebook every few seconds; the last saved state is counted.
+    # The numbers are those of the last saved state; papermill saves the notebook every few seconds.
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     ended = [c for c in code if c["metadata"].get("papermill", {}).get("status") == "completed"]
     return len(ended), len(code)

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class Field:
-    """A parameter's input widget, help text and error line.
+    """The input widget, help text and error line of a parameter.
 
     Args:
         parameter: Parameter as the notebook declares it.
-        changed: Function that is called after each change of the value.
+        changed: Function that is called after each change of the widget's value.
 
     Attributes:
-        input: Widget in which the user changes the value.
+        input: Widget in which the user changes the parameter.
         widget: Container of all widgets of the field.
     """
 
@@ -32,17 +32,19 @@ class Field:
 
         self.parameter = parameter
         self.input = _input(parameter)
-        # Changes are relative to the widget's value, because a widget may reformat the default.
+        # A change is a difference from the widget's initial value, because a widget may reformat
+        # the default.
         self._initial = self.input.value
         self._error = ipywidgets.HTML()
-        # The help is escaped: it is a comment of the notebook, and plain text may look like HTML.
+        # The help text is escaped, because it is a comment from the notebook and may contain
+        # characters of HTML.
         help = ipywidgets.HTML(f"<small>{escape(parameter.help)}</small>")
         self.widget = ipywidgets.VBox([ipywidgets.HBox([self.input, help]), self._error])
         self.input.observe(lambda _: changed(), names="value")
 
     @property
     def is_changed(self) -> bool:
-        """Whether the value differs from the notebook's default."""
+        """Whether the value differs from the default in the notebook."""
         return bool(self.input.value != self._initial)
 
     @property
@@ -53,12 +55,12 @@ class Field:
     @error.setter
     def error(self, text: str) -> None:
         self._text = text
-        # The error has a sign and words, because some users cannot see colour.
+        # The error has a warning sign and words, because some users cannot see colours.
         self._error.value = f'<span role="alert">⚠ {escape(text)}</span>' if text else ""
 
     @property
     def value(self) -> JSON | Unknown:
-        """The value as the declared type; UNKNOWN if only the notebook's kernel can compute it.
+        """The value, converted to the declared type; UNKNOWN if only the kernel can compute it.
 
         Raises:
             InvalidInput: The value does not have the declared type.
@@ -71,7 +73,7 @@ class Field:
 
 
 def _input(parameter: NotebookParameter) -> ipywidgets.DOMWidget:
-    """Return the widget for a parameter's type; without a special widget, a text input."""
+    """Return the input widget for a parameter's type; most types have a text input."""
     import ipywidgets
 
     default = parameter.default
@@ -95,14 +97,15 @@ def _input(parameter: NotebookParameter) -> ipywidgets.DOMWidget:
     make = makers.get((kind["type"], type(default)))
     if make is not None:
         return make(value=default, **look)
-    # A text is validated when it is complete: a partial list would show an error at each key.
+    # A text is validated only when it is complete, because a partial list would show an error after
+    # each key.
     look |= {"value": _text(default), "continuous_update": False}
     names = _names(parameter.name)
     return ipywidgets.Combobox(options=names, **look) if names else ipywidgets.Text(**look)
 
 
 def _names(field: str) -> list[str]:
-    """Return suggested values for an Experiment field with names, such as `model`."""
+    """Return the known names for an Experiment field whose values are names, such as `model`."""
     from labkit.datasets import DATASETS
     from labkit.models import MODELS
     from labkit.network.model import PRESETS
@@ -125,5 +128,5 @@ def _text(value: JSON) -> str:
         return value
     try:
         return "None" if value is None else json.dumps(value)
-    except TypeError:  # JSON has no sets or bytes, so Python's form is shown
+    except TypeError:  # JSON cannot represent sets or bytes, so the text is Python source
         return repr(value)

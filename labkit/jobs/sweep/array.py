@@ -1,4 +1,4 @@
-"""Sweep members as elements of one Slurm job array, which is submitted and monitored here."""
+"""Sweeps in Slurm: each notebook run of a sweep is an element of one Slurm job array."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ from labkit.jobs.sweep.plan import SweepMember, SweepPlan
 from labkit.jobs.sweep.progress_screen import SweepScreen
 from labkit.records import registry, store
 
-LOOK_EVERY = 1.0  # seconds between two reads of the members' records
-HELD_REASON = "JobHeldUser"  # Slurm's reason for a pending job that its user holds
-OF_SLURM = ("slurmstepd", "srun:")  # prefixes of lines that Slurm adds to the output of jobs
+LOOK_EVERY = 1.0  # seconds between two reads of the records of the sweep's notebook runs
+HELD_REASON = "JobHeldUser"  # Slurm's reason why a job is pending if its user holds it
+OF_SLURM = ("slurmstepd", "srun:")  # prefixes of lines that Slurm adds to a job's output
 NOT_OURS = "has ended, and no registry entry says who submitted it; the member runs again"
-OUTPUT_FOLDER = ".slurm"  # folder for the elements' output; hidden, so that searches skip it
+# Folder for the output of array elements; hidden, so that searches skip it.
+OUTPUT_FOLDER = ".slurm"
 
 
 class Array:
-    """A runner for the members of a sweep, each in its own Slurm allocation.
+    """A runner for the notebook runs of a sweep, each in its own Slurm allocation.
 
-    The records of members are read every LOOK_EVERY seconds. Slurm is queried every ASK_EVERY
-    seconds, once for all members.
+    The records of the notebook runs are read every LOOK_EVERY seconds. Slurm is queried every
+    ASK_EVERY seconds, with one query for all notebook runs.
 
     Args:
         plan: Plan of the sweep.
         folder: Folder of the sweep, which all nodes must see.
-        jobs: Maximum number of sweep members that run at the same time; None: Slurm decides.
+        jobs: Maximum number of simultaneous notebook runs; None: Slurm decides.
         options: Options of sbatch, such as "-N2 --ntasks-per-node=2 -t 10"; "": the resources of
-            the largest member.
+            the largest notebook run.
         screen: Display for progress lines.
     """
 
@@ -51,7 +52,8 @@ class Array:
     ) -> None:
         self.plan, self.folder, self.jobs, self.options = plan, folder, jobs, options
         self.screen, self.queue = screen, Queue(login())
-        self._elements: dict[str, SweepMember] = {}  # running and queued members, by element number
+        # Running and queued notebook runs of the sweep, by element number.
+        self._elements: dict[str, SweepMember] = {}
         self._unconfirmed: set[str] = set()
         self._most_running = 1
         self._cancelled = False
@@ -60,9 +62,9 @@ class Array:
         )
 
     def run(self, members: Sequence[SweepMember]) -> bool:
-        """Run sweep members, and return whether the sweep ended without an interruption.
+        """Execute notebook runs of a sweep, and return whether there was no interruption.
 
-        Slurm elements that an earlier command left in the queue are monitored first.
+        Array elements that an earlier command left in Slurm's queue are monitored first.
         """
         with self._interrupts:
             self._find(members)
@@ -78,7 +80,7 @@ class Array:
         return not self._interrupts.count
 
     def _find(self, members: Sequence[SweepMember]) -> None:
-        """Find sweep members that an earlier command left in the queue, and record ends since then.
+        """Find notebook runs in the queue from an earlier command; record which have ended.
 
         Raises:
             LabkitError: A record names an unfinished element that this user did not submit.
@@ -89,12 +91,13 @@ class Array:
         earlier = {
             number: named[path.name] for number, path in unended.items() if is_ours(path, number)
         }
-        # A record may name another job of this user: such a job is neither monitored nor cancelled.
+        # A record may name another job of this user; such a job is neither monitored nor cancelled.
         strange = {number: path for number, path in unended.items() if number not in earlier}
         check_ended(strange, jobs)
         for number, path in strange.items():
             self.screen.say(f"{path.name}: element {number} {NOT_OURS}")
-        # If a command was killed during its submission, its elements would stay on hold forever.
+        # Elements still on hold are cancelled: the command that submitted them was killed before it
+        # released them.
         if held_elements := [
             number for number, job in jobs.items() if job.is_pending and job.reason == HELD_REASON
         ]:
@@ -116,9 +119,10 @@ class Array:
             self.screen.say(f"{plural(len(self._elements), 'member')} already in Slurm's queue")
 
     def _submit(self, members: Sequence[SweepMember]) -> None:
-        """Submit an array on hold, write a record for each element, and release the array."""
+        """Submit a job array on hold, write a record for each element, and release the array."""
         manifest.save_notebook(self.folder, self.plan)
-        # The list is written before an element can start, because it tells elements their members.
+        # The list is written before an element can start, because each element finds its notebook
+        # run in this list.
         manifest.update(self.folder, elements=[member.folder for member in members])
         make_folder(self.folder / OUTPUT_FOLDER, self.folder)
         limit = f"%{self.jobs}" if self.jobs else ""
@@ -129,7 +133,7 @@ class Array:
             f"--array=0-{len(members) - 1}{limit}",
             f"--job-name={self.folder.name}",
             f"--output={str(self.folder.resolve() / OUTPUT_FOLDER).replace('%', '%%')}/%A_%a.log",
-            "--no-requeue",  # a requeued element would overwrite its first attempt
+            "--no-requeue",  # a second attempt of an element would overwrite the first
             *(shlex.split(self.options) or self._resource_options(members)),
             "--hold",
         )
@@ -151,7 +155,7 @@ class Array:
         return [f"--ntasks={workers}", f"--cpus-per-task={threads}"]
 
     def _follow(self) -> None:
-        """Monitor all Slurm elements until they have ended, or until a second interrupt."""
+        """Monitor all Slurm elements until they have ended, or until the user interrupts twice."""
         asked_at, last_message = -ASK_EVERY, ""
         while self._elements and self._interrupts.count < 2:
             if self._interrupts.count and not self._cancelled:
@@ -182,7 +186,7 @@ class Array:
                 time.sleep(LOOK_EVERY)
 
     def _query_slurm(self) -> dict[str, SlurmJob] | None:
-        """Return Slurm's jobs of all arrays; None if Slurm does not answer at the moment."""
+        """Return Slurm's jobs of all arrays; None if Slurm does not answer this query."""
         try:
             return numbered(self.queue.jobs(jobs=arrays(self._elements)))
         except LabkitError as error:
@@ -190,10 +194,10 @@ class Array:
             return None
 
     def _has_ended(self, number: str, job: SlurmJob | None, status: store.Record) -> bool:
-        """Return whether a Slurm element has ended and its record has arrived on this node.
+        """Return whether a Slurm element has ended and its record is visible on this node.
 
-        A network file system may show a record some seconds late. Slurm is therefore queried once
-        more about an element that seems to have ended without a record.
+        On a network file system, a record may be visible only some seconds later. If an element
+        seems to have ended without a record, Slurm is therefore queried once more about it.
         """
         if job is not None and not job.has_ended:
             return False
@@ -217,7 +221,7 @@ class Array:
         self.screen.ended(member, status["state"], cause, seconds, remaining_text)
 
     def _save_output(self, source: Path, target: Path) -> None:
-        """Save an element's output without the lines of Slurm itself, which contain node names."""
+        """Save the output of an element without Slurm's own lines, which contain node names."""
         text = read_file(source, root=self.folder) if source.exists() else b""
         lines = text.decode(errors="replace").splitlines()
         if own_lines := [line for line in lines if not line.startswith(OF_SLURM)]:
@@ -226,11 +230,11 @@ class Array:
         source.unlink(missing_ok=True)
 
     def _cancel(self) -> None:
-        """Cancel the remaining Slurm elements; Slurm gives each of them some time to clean up."""
+        """Cancel the remaining Slurm elements; Slurm grants each of them time to clean up."""
         self._cancelled = True
         self.queue.cancel(jobs=",".join(self._elements))
 
 
 def arrays(elements: Iterable[str]) -> str:
-    """Return the distinct array numbers of Slurm elements, comma-separated for one query."""
+    """Return the distinct array numbers of Slurm elements, separated by commas."""
     return ",".join(sorted({number.partition("_")[0] for number in elements}))

@@ -1,4 +1,4 @@
-"""MPI clusters that stay up between sweep members, because a start may take long."""
+"""MPI clusters that several notebook runs of a sweep use, because a start may take long."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Shape = tuple[int, int]
 
 
 class ClusterPool:
-    """The leases of a sweep's clusters: one `Hold` for each slot and shape (workers, threads).
+    """The leases of a sweep's clusters: one `Hold` per slot and shape (workers, threads).
 
-    A member's `Cluster(workers=…)` finds the lease of its slot in an environment variable. Members
-    that run at the same time therefore use different clusters, and later members reuse the
-    clusters.
+    `Cluster(workers=…)` in a notebook run finds the lease of the run's slot in an environment
+    variable. Simultaneous notebook runs have different slots and thus use different clusters; later
+    notebook runs reuse these clusters.
     """
 
     def __init__(self) -> None:
@@ -24,25 +24,25 @@ class ClusterPool:
         self._holds: dict[tuple[int, Shape], Hold] = {}
 
     def environment(self, place: int, shape: Shape) -> dict[str, str]:
-        """Return the environment variable that names the lease of a slot and shape."""
+        """Return the environment variable that names the lease of a slot and a shape."""
         if (place, shape) not in self._holds:
             self._holds[place, shape] = Hold()
         return {HOLD: str(self._holds[place, shape].path)}
 
     def release(self, place: int, shape: Shape) -> None:
-        """End the lease of a cluster, so that the cluster may stop."""
+        """End the lease of a cluster, so that the cluster can stop."""
         if hold := self._holds.pop((place, shape), None):
             hold.release()
 
     def release_others(self, shapes: set[Shape]) -> None:
-        """Release all clusters whose shape is not among the given shapes."""
+        """End the leases of all clusters whose shape is not among `shapes`."""
         for place, shape in list(self._holds):
             if shape not in shapes:
                 self.release(place, shape)
 
 
 def _remove_old_clusters() -> None:
-    """Remove the folders of ended clusters that earlier sweeps leased."""
+    """Remove the folders of clusters that have ended and that earlier sweeps leased."""
     for path in runtime_folder("holds").iterdir():
         if _is_free(path):
             folders = list(runtime_folder("clusters").glob(f"*-{path.name}"))

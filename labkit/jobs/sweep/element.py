@@ -1,4 +1,4 @@
-"""One member of a sweep, as an element of a Slurm job array.
+"""One notebook run of a sweep, as an element of a Slurm job array.
 
 python -m labkit.jobs.sweep.element FOLDER MODULES
 """
@@ -15,17 +15,17 @@ from labkit.jobs import job
 from labkit.jobs.sweep import manifest
 from labkit.records import store
 
-NOT_MINE = 2  # exit code of an element that no member's record names
+NOT_MINE = 2  # exit code of an element that no record of a notebook run names
 
 
 def main(folder: Path, array: str, place: int, modules: str = "") -> int:
-    """Execute the sweep member at an index of a Slurm array, and return the exit code.
+    """Execute a sweep's notebook run, an element of a Slurm array; return the exit code.
 
     Args:
         folder: Folder of the sweep.
         array: Number of the Slurm job array.
-        place: Index of the element in the job array.
-        modules: Folder of the original notebook; the notebook can import the modules in it.
+        place: Index of the notebook run's element in the job array.
+        modules: Folder of the original notebook, from which the executed copy can import modules.
     """
     number = f"{array}_{place}"
     try:
@@ -36,14 +36,15 @@ def main(folder: Path, array: str, place: int, modules: str = "") -> int:
     except (LabkitError, LookupError) as error:
         print(f"labkit: element {number} has no member in {folder}: {error}", file=sys.stderr)
         return NOT_MINE
-    clusters = {"LABKIT_LAUNCHER": "slurm"}  # ranks start on the nodes of this allocation
+    clusters = {"LABKIT_LAUNCHER": "slurm"}  # ranks start on the nodes of this Slurm allocation
     job_environment = {
         store.ELEMENT: number,
         "LABKIT_JOB": str(path.resolve()),
         imports.VARIABLE: modules,
     }
     os.environ |= clusters | job_environment
-    # A job ends when its standard input closes. This pipe stays open, because Slurm ends elements.
+    # A job ends when its standard input is closed. This pipe stays open, because Slurm itself ends
+    # array elements.
     reading, _ = os.pipe()
     os.dup2(reading, 0)
     sys.stdin = os.fdopen(0)

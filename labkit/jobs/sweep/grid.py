@@ -14,21 +14,21 @@ from labkit.common.canonical_json import JSON, is_number
 from labkit.common.errors import InvalidInput
 from labkit.jobs.parameters import value_of
 
-LARGEST = 10_000  # maximum number of members of a sweep, and of values of one parameter
+LARGEST = 10_000  # maximum number of notebook runs in a sweep, and of values of one parameter
 _CALL = re.compile(r"\s*(range|uniform|loguniform)\s*\((.*)\)\s*", re.DOTALL)
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 @dataclass(frozen=True)
 class Draw:
-    """A uniform distribution between two bounds; with `log`, uniform in the logarithm."""
+    """A uniform distribution between two bounds; if `log`, its logarithm is uniform."""
 
     low: float
     high: float
     log: bool = False
 
     def sample(self, generator: random.Random) -> float:
-        """Draw a number with four significant digits, so that folder names show it exactly."""
+        """Draw a number with four significant digits, so that a folder name shows it exactly."""
         if self.log:
             value = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
         else:
@@ -37,11 +37,12 @@ class Draw:
 
     def rounded(self, value: float) -> float:
         """Round a number to four significant digits, within the bounds."""
-        # Rounding alone could exceed a bound.
+        # Without min and max, rounding could exceed a bound.
         return min(max(float(f"{value:.4g}"), self.low), self.high)
 
 
-# An axis: the values of one parameter in a sweep, or the distribution from which they are drawn.
+# The type of an axis: the values of one parameter in a sweep, or the distribution from which they
+# are drawn.
 Axis: TypeAlias = "tuple[JSON, ...] | Draw"
 Combination: TypeAlias = "dict[str, JSON]"
 
@@ -49,9 +50,9 @@ Combination: TypeAlias = "dict[str, JSON]"
 def from_text(name: str, text: str) -> Axis:
     """Return the values of `name=a,b,c`: items, `range(1,5)` as in Python, or one distribution.
 
-    Commas within brackets or quotes do not separate items. The items stay texts until they are
-    converted to the type that the notebook declares, so `1e-3` becomes a number only for a declared
-    number.
+    Commas inside brackets or quotes do not separate items. Items stay texts until they are
+    converted to the declared type of the parameter. For example, `1e-3` becomes a number only if
+    the parameter is declared as a number.
 
     Raises:
         InvalidInput: A value is missing, brackets do not match, or a range is empty.
@@ -71,7 +72,7 @@ def from_text(name: str, text: str) -> Axis:
 
 
 def from_yaml(name: str, value: JSON) -> Axis:
-    """Return the values of a sweep file's entry: a list, a range, a distribution, or one value.
+    """Return the values of a sweep file's entry: a list, range, distribution or single value.
 
     Raises:
         InvalidInput: A list or a range is empty.
@@ -85,11 +86,11 @@ def from_yaml(name: str, value: JSON) -> Axis:
 
 
 def all_combinations(axes: Mapping[str, Axis]) -> list[Combination]:
-    """Return all combinations, with the last parameter changing fastest.
+    """Return all combinations of values, in which the last parameter changes fastest.
 
     Raises:
-        InvalidInput: The grid exceeds LARGEST combinations, or a parameter is drawn from a
-            distribution, which has no full grid.
+        InvalidInput: There are more than LARGEST combinations, or a parameter has a distribution,
+            for which there is no full grid.
     """
     lists: dict[str, tuple[JSON, ...]] = {}
     for name, axis in axes.items():
@@ -111,7 +112,7 @@ def random_combinations(axes: Mapping[str, Axis], count: int, seed: int) -> list
     """Draw distinct combinations at random; the same seed gives the same combinations.
 
     Raises:
-        InvalidInput: The count is below 1, or above the number of combinations.
+        InvalidInput: The count is below 1, or above the number of possible combinations.
     """
     if not 1 <= count <= LARGEST:
         raise InvalidInput(f"--random {count} is impossible; allowed: 1 to {LARGEST:,}")
@@ -123,14 +124,16 @@ def random_combinations(axes: Mapping[str, Axis], count: int, seed: int) -> list
         )
     generator = random.Random(seed)
     if not has_draws and grid_size <= LARGEST:
-        # Indices into the full grid are drawn and sorted, so members keep the order of the grid.
+        # Indices into the full grid are drawn and sorted, so that the notebook runs are in the
+        # order of the grid.
         grid = all_combinations(axes)
         return [grid[place] for place in sorted(generator.sample(range(grid_size), count))]
     combinations: dict[str, Combination] = {}
-    # The number of tries is limited, because distributions may have too few distinct values.
+    # The number of tries is limited, because a distribution may have fewer distinct values than
+    # `count`.
     for _ in range(100 * count):
         combination = {name: _pick(axis, generator) for name, axis in axes.items()}
-        # Combinations are compared by text, because lists and mappings have no hash.
+        # Combinations are compared as text, because lists and mappings cannot be hashed.
         combinations.setdefault(repr(combination), combination)
         if len(combinations) == count:
             return list(combinations.values())
@@ -141,17 +144,18 @@ def random_combinations(axes: Mapping[str, Axis], count: int, seed: int) -> list
 
 
 def _call(name: str, text: str) -> Axis | None:
-    """Return the values of `range(…)`, `uniform(…)` or `loguniform(…)`; None for other texts."""
+    """Return the values of `range(…)`, `uniform(…)` or `loguniform(…)`; None for other text."""
     match = _CALL.fullmatch(text)
     if match is None:
         return None
     kind, arguments = match[1], [value_of(part.strip()) for part in match[2].split(",")]
     if kind == "range":
         return _range(name, text, arguments)
-    # Missing arguments become None, so that they raise the same error as wrong arguments.
+    # A missing argument becomes None, so that it raises the same error as a wrong argument.
     low, high, *rest = [*arguments, None, None][: max(len(arguments), 2)]  # None: missing
 
-    # Infinite bounds allow no draw; comparisons with NaN are always false.
+    # Infinite bounds are rejected, because no number can be drawn; NaN is rejected, because
+    # comparisons with NaN are always false.
     if rest or not (is_number(low) and is_number(high) and -math.inf < low < high < math.inf):
         raise InvalidInput(f"{name}={text}: {kind} takes two numbers, the lower one first")
     if kind == "loguniform" and low <= 0:
@@ -171,20 +175,21 @@ def _range(name: str, text: str, arguments: list[JSON]) -> tuple[int, ...]:
     numbers = range(*whole)
     if not numbers:
         raise InvalidInput(f"{name}={text} is empty: range(1,5) is 1, 2, 3, 4")
-    # The length is computed, because len() fails for ranges beyond a machine word.
+    # The length is computed, because len() fails for ranges whose length exceeds a machine word.
     if abs(numbers[-1] - numbers[0]) // abs(numbers.step) >= LARGEST:
         raise InvalidInput(f"{name}={text} has more than {LARGEST:,} values")
     return tuple(numbers)
 
 
 def _split(name: str, text: str) -> list[str]:
-    """Split a text at commas outside brackets and quotes."""
+    """Split a text at its commas, except commas in brackets and quotes."""
     items, start, expected, quote = [], 0, [""], ""
     for place, letter in enumerate(text):
         if quote:
             quote = "" if letter == quote else quote
         elif letter in "'\"" and (len(expected) > 1 or not text[start:place].strip()):
-            quote = letter  # an apostrophe within a word is not a quote
+            # Only at the start of an item, as an apostrophe inside a word is no quote.
+            quote = letter
         elif letter in _CLOSING:
             expected.append(_CLOSING[letter])
         elif letter == expected[-1]:

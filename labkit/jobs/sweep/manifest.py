@@ -1,4 +1,4 @@
-"""The record of a sweep: the file sweep.json, beside the job folders of the sweep's members."""
+"""The record of a sweep: the file sweep.json in the sweep's folder, next to its job folders."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
     from labkit.jobs.sweep.plan import SweepMember, SweepPlan
 
 FILE = "sweep.json"
-NOTEBOOK = "notebook.ipynb"  # the notebook's copy that all members of the last attempt execute
-EARLIER = ".earlier"  # folder for replaced attempts; hidden, so that searches skip it
-PATIENCE = 60.0  # seconds until the members of a killed sweep must end
+# Copy of the notebook, which all notebook runs of the last attempt execute.
+NOTEBOOK = "notebook.ipynb"
+# Folder for earlier attempts of notebook runs; hidden, so that searches skip it.
+EARLIER = ".earlier"
+PATIENCE = 60.0  # maximum seconds until the notebook runs of a killed sweep end
 
 
 def create(root: Path, name: str, plan: SweepPlan) -> Path:
-    """Create the sweep's folder `<root>/<name>`; if the name exists, a number is appended."""
+    """Create the sweep's folder `<root>/<name>`; append a number if this name exists."""
     folder = store.new_run_directory(root, name)
     record: store.Record = {"notebook": store.recorded_path(plan.notebook), "plan": plan.name}
     record |= {"members": member_records(plan), "search": plan.search and plan.search.to_json()}
@@ -39,7 +41,7 @@ def create(root: Path, name: str, plan: SweepPlan) -> Path:
 
 
 def member_records(plan: SweepPlan) -> list[store.Record]:
-    """Return folder, values and repeat of each sweep member, as stored in the sweep's record."""
+    """Return folder, values and repeat of each notebook run, as stored in the sweep's record."""
     return [
         {"folder": member.folder, "values": member.values, "repeat": member.repeat}
         for member in plan.members
@@ -47,12 +49,12 @@ def member_records(plan: SweepPlan) -> list[store.Record]:
 
 
 def read(folder: Path) -> store.Record:
-    """Return a sweep's record; the state of a sweep whose process is dead becomes "interrupted".
+    """Return a sweep's record; its state is "interrupted" if the sweep's process is dead.
 
     Raises:
-        LabkitError: The record is missing, damaged or from a newer version.
+        LabkitError: The record is missing, damaged or from a newer labkit version.
     """
-    # Records of older labkit versions lack these fields.
+    # Records that older labkit versions wrote lack these fields.
     defaults: store.Record = dict.fromkeys(("jobs", "limit", "search", "slurm")) | {"elements": []}
     record = defaults | store.read_json(folder / FILE)
     members = record.get("members")
@@ -66,37 +68,40 @@ def read(folder: Path) -> store.Record:
 
 
 def update(folder: Path, **fields: JSON) -> None:
-    """Change fields of a sweep's record, and store the identity of this process."""
+    """Change fields of a sweep's record, and store the id of this process in it."""
     store.write_json(folder / FILE, store.read_json(folder / FILE) | store.this_process() | fields)
 
 
 def newest(root: Path, plan: SweepPlan) -> Path | None:
-    """Return the folder of the newest sweep with the same plan."""
+    """Return the folder of the newest sweep with the same plan, or None."""
     candidates = []
     for path in root.glob(f"*/{FILE}"):
         try:
             record = read(path.parent)
-        except LabkitError:  # `labkit ls` reports the damaged record
+        except LabkitError:  # the command `labkit ls` reports the damaged record
             continue
-        # A symbolic link leads to a sweep in another folder; a user must name it to resume it.
+        # A symbolic link to a sweep in another folder is ignored; to resume such a sweep, the user
+        # must name it.
         if record.get("plan") == plan.name and not path.parent.is_symlink():
             candidates.append((str(record.get("started") or ""), path.parent))
-    # The newest sweep is found by start time, because numbers of removed folders are reused.
+    # The newest sweep is found by its start time and not by its number, because numbers of removed
+    # folders are reused.
     return max(candidates)[1] if candidates else None
 
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Hold the lock that makes this process the only one to run a sweep's members.
+    """Lock a sweep's folder, so that only this process executes the sweep's notebook runs.
 
-    Forked members inherit the lock on the folder. The lock is therefore held as long as any member
-    runs, even if the sweep's process is dead.
+    Forked processes of notebook runs inherit the lock on the folder. The folder therefore stays
+    locked while any notebook run continues, even if the sweep's process is dead.
 
     Raises:
-        LabkitError: Another process runs the sweep, a member of a killed sweep does not end, or the
-            folder contains a link or a special file.
+        LabkitError: Another process executes the sweep, a notebook run of a killed sweep does not
+            end, or the folder contains a link or a special file.
     """
-    # The lock is not on sweep.json, because each write replaces that file and would lose the lock.
+    # The lock is on the folder and not on sweep.json, because each write replaces this file and
+    # would lose the lock.
     descriptor = os.open(folder, os.O_RDONLY)
     begin = time.monotonic()
     try:
@@ -119,27 +124,27 @@ def owned(folder: Path) -> Iterator[None]:
 
 
 def is_done(folder: Path, plan: SweepPlan, member: SweepMember) -> bool:
-    """Return whether a sweep member completed with the plan's code and values and this labkit."""
+    """Return whether a notebook run completed with the same code, values and labkit version."""
     status = status_of(folder / member.folder)
     return status.get("state") == "completed" and status.get("content") == plan.content(member)
 
 
 def queue(folder: Path, plan: SweepPlan, member: SweepMember, **fields: JSON) -> Path:
-    """Create a sweep member's job folder atomically; move an earlier attempt to EARLIER.
+    """Create a notebook run's job folder atomically; move an earlier attempt to EARLIER.
 
     Args:
         folder: Folder of the sweep.
         plan: Plan of the sweep.
-        member: Sweep member whose folder is created.
-        fields: Further fields of the job's status.
+        member: Notebook run whose job folder is created.
+        fields: Further fields for the status of the job.
     """
     job = folder / member.folder
     if job.exists():
         backup = folder / EARLIER / f"{job.name}.{secrets.token_hex(4)}"
         make_folder(backup.parent, folder)
-        # The attempt is not removed, because it may be the only evidence of why it failed.
+        # The earlier attempt is not removed, because it may be the only evidence of why it failed.
         job.rename(backup)
-    # The folder gets its visible name last, so that readers never see a partial job.
+    # The folder is renamed to its visible name last, so that readers never see an incomplete job.
     temporary = folder / f".{secrets.token_hex(4)}.new"
     temporary.mkdir()
     store.mark_queued(
@@ -149,14 +154,14 @@ def queue(folder: Path, plan: SweepPlan, member: SweepMember, **fields: JSON) ->
 
 
 def save_notebook(folder: Path, plan: SweepPlan) -> Path:
-    """Save a copy of the notebook in the sweep's folder, because a user may edit the original."""
+    """Save a copy of the notebook in the sweep's folder, because users may edit the original."""
     return store.write_atomically(folder / NOTEBOOK, plan.text)
 
 
 def tidy(folder: Path) -> None:
-    """Remove the partial job folders that a killed sweep left behind."""
+    """Remove the incomplete job folders that a killed sweep has left."""
     for path in folder.glob(".*.new"):
-        if path.is_dir():  # a file with such a name does not come from a sweep
+        if path.is_dir():  # a file with such a name was not created by a sweep
             shutil.rmtree(path)
 
 
@@ -165,12 +170,12 @@ def states(
     record: store.Record,
     present_status_of: Callable[[store.Record], store.Record] = lambda status: status,
 ) -> Counter[str]:
-    """Count a sweep's members by state; members that have not started are "queued".
+    """Count a sweep's notebook runs by state; those not yet started count as "queued".
 
     Args:
         folder: Folder of the sweep.
         record: Record of the sweep.
-        present_status_of: Function that updates a recorded status to the present state.
+        present_status_of: Function that updates a recorded status to the present status.
     """
     statuses = (status_of(folder / member["folder"]) for member in record["members"])
     return Counter(
@@ -179,7 +184,7 @@ def states(
 
 
 def status_of(job: Path) -> store.Record:
-    """Return a job's status; an empty record if the status is unreadable."""
+    """Return a job's status, or an empty record if the status is unreadable."""
     try:
         return store.read_status(job)
     except LabkitError:

@@ -1,4 +1,4 @@
-"""The plan of a sweep: its notebook runs in order, all validated before the first one starts."""
+"""The plan of a sweep: its notebook runs in order, all validated before the first starts."""
 
 from __future__ import annotations
 
@@ -22,20 +22,23 @@ from labkit.records import store
 if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON
 
-Described: TypeAlias = tuple[Combination, int]  # parameter values, and the number of the repeat
+# Parameter values, and the number of the repeat, from 0.
+Described: TypeAlias = tuple[Combination, int]
 
 
 @dataclass(frozen=True)
 class SweepMember:
-    """A member of a sweep: one execution of the notebook with one set of parameter values.
+    """A notebook run of a sweep: one execution with one set of parameter values.
 
     Attributes:
         folder: Name of the job's folder.
-        values: Parameters, with the types that the notebook declares.
-        repeat: Number of the repeat among members with the same values, from 0.
-        workers: Maximum number of ranks that the notebook requests; 1 without this parameter.
-        threads: Maximum number of threads per rank; 1 without this parameter.
-        known: Whether the notebook has a parameter `workers`; otherwise its ranks are unknown.
+        values: Parameter values, converted to the types that the notebook declares.
+        repeat: Number of the repeat among notebook runs with the same values, from 0.
+        workers: Maximum number of ranks that the notebook requests; 1 if it has no parameter
+            `workers`.
+        threads: Maximum number of threads per rank; 1 if the notebook has no parameter `threads`.
+        known: Whether the notebook has a parameter `workers`; without it, the number of ranks is
+            unknown.
     """
 
     folder: str
@@ -47,42 +50,43 @@ class SweepMember:
 
     @property
     def cores(self) -> int | None:
-        """Number of cores: ranks × threads; None if it is unknown before the member runs."""
+        """The number of cores, ranks × threads; None if it is unknown before the run."""
         return self.workers * self.threads if self.known else None
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of workers, and threads per worker, of the cluster that the member needs."""
+        """The numbers of workers, and of threads per worker, of the cluster that is needed."""
         return self.workers, self.threads
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """The members of a sweep over a notebook; a search adds members while it runs."""
+    """The notebook runs of a sweep; a search adds notebook runs while it is in progress."""
 
     notebook: Path
     members: list[SweepMember]
-    search: Search | None = None  # None: all members are known from the start
+    search: Search | None = None  # None if all notebook runs are known from the start
 
     @property
     def name(self) -> str:
-        """The hash of the requested values; notebook content and labkit's version do not count."""
+        """The hash of the requested values; not of the notebook's content or labkit's version."""
         request: JSON = [[member.values, member.repeat] for member in self.members]
         if self.search is not None:
             request = self.search.to_json()
-        # The hash omits the notebook's content, so that `--resume` finds a sweep after the notebook
-        # was corrected.
+        # The hash excludes the notebook's content, so that `--resume` finds the sweep after the
+        # user has corrected the notebook.
         return _digest([store.recorded_path(self.notebook), request])
 
     @cached_property
     def text(self) -> str:
-        """The notebook's text at the start of the sweep; later edits do not affect the members."""
+        """The notebook's text at the start of the sweep; later edits do not affect the sweep."""
         return cells.text(self.notebook)
 
     @cached_property
     def _code(self) -> list[JSON]:
         """The code that determines results: the notebook's code cells and labkit's source."""
-        # Markdown cells and outputs are omitted: their changes need no rerun of completed members.
+        # Markdown cells and outputs are omitted, because completed notebook runs need not be
+        # repeated after their changes.
         code: list[JSON] = [
             [cell.source, [*cell.tags]]
             for cell in cells.parse(self.text, self.notebook)
@@ -91,7 +95,7 @@ class SweepPlan:
         return [code, fingerprint()]
 
     def content(self, member: SweepMember) -> str:
-        """Return the hash of a sweep member's inputs: notebook code, values and labkit's source."""
+        """Return the hash of a notebook run's inputs: code cells, values and labkit's source."""
         return _digest([self._code, member.values, member.repeat])
 
 
@@ -99,7 +103,7 @@ class SweepPlan:
 class SweepSpec:
     """A user's request for a sweep: swept parameters, fixed values and the number of draws."""
 
-    # The request is not yet validated; a SweepPlan holds only validated members.
+    # This request is not validated yet; a `SweepPlan` contains only validated notebook runs.
 
     axes: dict[str, Axis]
     fixed: Values
@@ -112,7 +116,8 @@ def read_assignments(texts: tuple[str, ...]) -> dict[str, Axis]:
     """Return the swept values of each parameter from command-line assignments `name=values`.
 
     Raises:
-        InvalidInput: An assignment lacks a name or values, or a name occurs twice.
+        InvalidInput: An assignment lacks a name or values, or assigns to a name for the second
+            time.
     """
     axes: dict[str, Axis] = {}
     for text in texts:
@@ -126,10 +131,11 @@ def read_assignments(texts: tuple[str, ...]) -> dict[str, Axis]:
 
 
 def read_file(text: str, origin: str) -> tuple[dict[str, Axis], dict[str, int]]:
-    """Return a sweep file's values of each parameter, and its entry `random` (`samples`, `seed`).
+    """Return each parameter's values in a sweep file, and its entry `random` (`samples`, `seed`).
 
     Raises:
-        InvalidInput: The text is not YAML of `name: values`, or `random` has another form.
+        InvalidInput: The text is not YAML of the form `name: values`, or the entry `random` has
+            another form.
     """
     record = parameters.read_yaml(text, origin)
     random_entry = record.pop("random", {})
@@ -146,7 +152,7 @@ def read_file(text: str, origin: str) -> tuple[dict[str, Axis], dict[str, int]]:
 
 
 def make_search(notebook: Path, axes: Mapping[str, Axis], search: Search) -> tuple[SweepPlan, int]:
-    """Return the plan of a search, still without members, and a member's maximum number of ranks.
+    """Return the plan of a search, without notebook runs, and the maximum number of ranks.
 
     Raises:
         InvalidInput: A name is unknown, a value is not allowed, or no parameter is searched.
@@ -156,7 +162,7 @@ def make_search(notebook: Path, axes: Mapping[str, Axis], search: Search) -> tup
     declared, axes, fixed = _convert_request(notebook, axes, search.fixed)
     ends = {name: [a.low, a.high] if isinstance(a, Draw) else [*a] for name, a in axes.items()}
     first_values = {name: values[0] for name, values in ends.items()} | fixed
-    # Each value is tested with the first values of the other parameters, as in
+    # Each value is tested only with the first values of all other parameters, as in
     # `parameters.check_fields`.
     probes = [first_values | {name: value} for name, values in ends.items() for value in values]
     members = [_member(notebook, declared, "", values, 0) for values in probes]
@@ -165,21 +171,21 @@ def make_search(notebook: Path, axes: Mapping[str, Axis], search: Search) -> tup
 
 
 def next_member(plan: SweepPlan, number: int, chosen: Combination, fixed: Values) -> SweepMember:
-    """Return the search member with this number and the chosen values, after validation."""
+    """Return notebook run `number` of a search, with the chosen values, after validation."""
     declared = parameters.declared(plan.notebook)
     folder = store.job_name(number, chosen)
     return _member(plan.notebook, declared, folder, {**chosen, **fixed}, 0)
 
 
 def make(notebook: Path, spec: SweepSpec) -> SweepPlan:
-    """Return the plan of a sweep, with every member's values validated as in `labkit run`.
+    """Return the plan of a sweep; validate the values of each notebook run as `labkit run` does.
 
-    If members repeat, each repeat increments the notebook's parameter `seed`. If the notebook lacks
-    this parameter, members repeat with the same values.
+    If the plan has repeats, each repeat increments the notebook's parameter `seed`. If the notebook
+    has no parameter `seed`, the repeats have the same values.
 
     Raises:
-        InvalidInput: A name is unknown, a value is not allowed, or there are no or too many
-            members.
+        InvalidInput: A name is unknown, a value is not allowed, or there are no notebook runs or
+            too many.
     """
     if spec.repeats < 1:
         raise InvalidInput(f"--repeats {spec.repeats} is impossible; give a whole number from 1")
@@ -210,12 +216,12 @@ def make(notebook: Path, spec: SweepSpec) -> SweepPlan:
 def _convert_request(
     notebook: Path, axes: Mapping[str, Axis], fixed: Values
 ) -> tuple[Known, dict[str, Axis], dict[str, JSON]]:
-    """Return the declared parameters, and swept and fixed values as the declared types."""
+    """Return the declared parameters, and the swept and fixed values as the declared types."""
     for name in axes.keys() & fixed.keys():
         raise InvalidInput(f"{name} is both swept and fixed; give it once")
     declared = parameters.declared(notebook)
-    # Names and types are checked before sweep members exist, because an error about a value is
-    # clearer than an error about a member.
+    # Names and types are checked before notebook runs are planned, because an error about a value
+    # is clearer than an error about a notebook run.
     parameters.check_names(notebook, [*axes, *fixed], declared)
     converted = {name: _convert_axis(declared[name], axis) for name, axis in axes.items()}
     return (
@@ -228,10 +234,10 @@ def _convert_request(
 def again(
     notebook: Path, members: Sequence[store.Record], search: Search | None = None
 ) -> SweepPlan:
-    """Return the plan that an earlier sweep recorded, validated against the present notebook.
+    """Return the plan that an earlier sweep recorded, validated against the notebook as it is now.
 
     Raises:
-        InvalidInput: The notebook no longer accepts these values.
+        InvalidInput: The notebook does not accept the recorded values any more.
     """
     known = parameters.declared(notebook)
     described = ((record["folder"], record["values"], record["repeat"]) for record in members)
@@ -241,7 +247,8 @@ def again(
 def _plan(
     notebook: Path, declared: Known, described: list[Described], swept: list[str]
 ) -> SweepPlan:
-    # Folder numbers have enough digits that folders sort by name in the order of members.
+    # Folder numbers have enough digits that the order of folders by name is the order of the
+    # notebook runs.
     digits = max(3, len(str(len(described))))
     members = []
     for number, (values, repeat) in enumerate(described, 1):
@@ -271,7 +278,7 @@ def _member(
 
 
 def _convert_axis(parameter: parameters.NotebookParameter, axis: Axis) -> Axis:
-    """Convert a parameter's swept values to its type, so that `1` and `1.0` are the same float."""
+    """Convert a parameter's swept values to its type, so that `1` and `1.0` become equal floats."""
     if not isinstance(axis, tuple):
         parameter.convert(axis.low)
         return axis
@@ -287,7 +294,7 @@ def _convert_axis(parameter: parameters.NotebookParameter, axis: Axis) -> Axis:
 
 
 def _repeat_values(declared: Known, values: Combination, repeat: int) -> Described:
-    """Return the values of one repeat, with another seed if the notebook has a parameter `seed`."""
+    """Return the values of a repeat, with a new seed if the notebook has a parameter `seed`."""
     if "seed" not in declared:
         return values, repeat
     first = values.get("seed", declared["seed"].default)

@@ -1,4 +1,4 @@
-"""The progress display of a sweep: one line per ended member; in a terminal also a live line."""
+"""The progress display of a sweep: a line per ended notebook run, and a live line in a terminal."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from labkit.common.terminal import plain
 from labkit.common.units import duration_text
 from labkit.jobs.sweep.plan import SweepMember
 
-LINE_EVERY = 0.5  # seconds between two updates of the changing line
+LINE_EVERY = 0.5  # seconds between two updates of the live line
 
 
 class SweepScreen:
-    """A display of completed and running members of a sweep, and of the estimated remaining time.
+    """A display of a sweep's ended and running notebook runs, and the estimated remaining time.
 
     Args:
-        total: Number of members of the sweep.
-        done: Number of members that earlier commands completed.
+        total: Number of notebook runs of the sweep.
+        done: Number of notebook runs that earlier commands completed.
         stream: Output stream; default: standard error.
     """
 
@@ -34,12 +34,12 @@ class SweepScreen:
     def ended(
         self, member: SweepMember, state: str, cause: str | None, spent: float, remaining: str
     ) -> None:
-        """Print that a sweep member has ended: its state, duration and cause."""
+        """Print that a notebook run has ended, with its state, duration and cause."""
         self.states[state] += 1
         self._spent.append(spent)
         number = sum(self.states.values())
         reason = f": {cause}" if cause else ""
-        # In a terminal, the changing line already shows the remaining time.
+        # In a terminal, the live line already shows the remaining time.
         ending = "" if self._line or not remaining else f"; {remaining}"
         self._clear()
         width = len(str(self.total))
@@ -53,7 +53,7 @@ class SweepScreen:
         )
 
     def tick(self, running: dict[str, float], remaining: str) -> None:
-        """In a terminal, show the running members and their durations, at most twice a second."""
+        """Show the notebook runs in progress and their durations in a terminal's live line."""
         if not self._line or time.monotonic() - self._shown_at < LINE_EVERY:
             return
         self._shown_at = time.monotonic()
@@ -63,37 +63,37 @@ class SweepScreen:
         parts += [remaining] if remaining else []
         parts += [f"running: {names}"] if names else []
         text = " · ".join(parts)
-        # The text is one column shorter than the terminal: a full line would wrap, and only its
-        # last row could be erased.
+        # The text is one column shorter than the terminal, because a full line would wrap, and only
+        # its last row could be erased.
         width = shutil.get_terminal_size().columns - 1
         self._clear()
         print(plain(text)[:width], end="", file=self._stream, flush=True)
 
     def remaining_time(self, waiting: int, running: dict[str, float], abreast: int) -> str:
-        """Estimate a sweep's remaining time from the mean duration of ended members.
+        """Estimate a sweep's remaining time from the mean duration of ended notebook runs.
 
         Args:
-            waiting: Number of sweep members that have not started.
-            running: Seconds since the start of each running member, by folder.
-            abreast: Number of sweep members that run at the same time.
+            waiting: Number of notebook runs that have not started.
+            running: Seconds since the start of each notebook run in progress, by job folder.
+            abreast: Number of notebook runs that are in progress at the same time.
 
         Returns:
-            A phrase; "" if no member has ended or none remains.
+            A phrase; "" if no notebook run has ended yet, or if none remains.
         """
         if not self._spent or not (waiting or running):
             return ""
         typical = sum(self._spent) / len(self._spent)
-        # A running member that exceeds the mean duration counts as about to end.
+        # A notebook run that exceeds the mean duration counts as if it were about to end.
         rest = typical * waiting + sum(max(typical - seconds, 0) for seconds in running.values())
         return f"about {duration_text(max(rest / abreast, 1))} left"
 
     def say(self, text: str) -> None:
-        """Print a message on its own line."""
+        """Print a message on a separate line."""
         self._clear()
         print(plain(text), file=self._stream, flush=True)
 
     def close(self) -> None:
-        """Erase the changing line."""
+        """Erase the live line."""
         self._clear()
 
     def _clear(self) -> None:

@@ -1,4 +1,4 @@
-"""A scheduler that starts a sweep's members on this machine when cores become free."""
+"""A scheduler that starts a sweep's notebook runs on this machine when cores become free."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from labkit.jobs.sweep.plan import SweepMember, SweepPlan
 from labkit.jobs.sweep.progress_screen import SweepScreen
 from labkit.jobs.sweep.trials import Trials
 
-LOOK_EVERY = 0.02  # seconds between two checks of the members
-OVERTIME = GRACE + 10.0  # seconds past its time limit after which a member's process is killed
+LOOK_EVERY = 0.02  # seconds between two checks of the notebook runs
+OVERTIME = GRACE + 10.0  # a process is killed if it exceeds its time limit by these seconds
 
 
 @dataclass
 class Running:
-    """A running member of a sweep; `place` is its slot number, unique among running members."""
+    """A notebook run in progress; `place` is its slot, which no other run uses at that time."""
 
     member: SweepMember
     place: int
@@ -33,20 +33,21 @@ class Running:
 
     @property
     def spent(self) -> float:
-        """The seconds since the start of the sweep member."""
+        """The seconds since the start of the notebook run."""
         return time.monotonic() - self.begin
 
 
 class Scheduler:
-    """A runner for the members of a sweep, which runs as many at the same time as the cores allow.
+    """A runner for a sweep's notebook runs, with as many at the same time as the cores allow.
 
     Args:
         plan: Plan of the sweep.
         folder: Folder of the sweep.
-        jobs: Maximum number of running members, whatever the cores. None: members start while
-            ranks × threads of all running members fit the cores. A member that needs more than all
-            cores, or whose number of ranks is unknown, runs alone.
-        limit: Seconds after which a member is interrupted; None: no limit.
+        jobs: Maximum number of simultaneous notebook runs, independent of the number of cores.
+            None: notebook runs start while ranks × threads of all runs in progress do not exceed
+                the cores. A notebook run that needs more than all cores, or an unknown number of
+                ranks, has no other runs beside it.
+        limit: Seconds after which a notebook run is interrupted; None: no limit.
         screen: Display for progress lines.
     """
 
@@ -62,7 +63,7 @@ class Scheduler:
         self.screen = screen
         self._notebook = manifest.save_notebook(folder, plan)
         self._running: list[Running] = []
-        self._most = 1  # maximum number of members that ran at the same time
+        self._most = 1  # maximum number of notebook runs that were in progress at the same time
         self._interrupts = Interrupts(
             lambda: screen.say("interrupted: running members may clean up (Ctrl-C again: kill)")
         )
@@ -70,10 +71,10 @@ class Scheduler:
         self._clusters = ClusterPool()
 
     def run(self, members: Sequence[SweepMember], trials: Trials | None = None) -> bool:
-        """Run sweep members, and members that a search adds; return False after an interruption.
+        """Execute notebook runs, also those that a search adds; return False if interrupted.
 
-        Members with equal numbers of ranks and threads run in sequence, so that they reuse a
-        cluster.
+        Notebook runs with equal numbers of ranks and threads are executed in sequence, so that they
+        reuse a cluster.
         """
         shapes = list(dict.fromkeys(member.shape for member in members))
         waiting = sorted(members, key=lambda member: shapes.index(member.shape))
@@ -87,7 +88,8 @@ class Scheduler:
                 while not self._interrupts.count and self._next_fits(waiting):
                     self._start(waiting.pop(0))
                 time.sleep(LOOK_EVERY)
-                # `_look` also runs while no member can start, because it updates the elapsed time.
+                # `_look` is also called while no notebook run can start, because it updates the
+                # elapsed time.
                 self._look(waiting)
         self._clusters.release_others(set())
         self.screen.close()
@@ -95,17 +97,17 @@ class Scheduler:
 
     @property
     def _members_to_ask(self) -> int:
-        """The number of members that a search will still create; 0 without a search."""
+        """The number of notebook runs that a search will still create; 0 without a search."""
         return self._trials.left if self._trials else 0
 
     def _next_fits(self, waiting: list[SweepMember]) -> bool:
-        """Return whether the next sweep member may start; a search creates its next member here."""
+        """Return whether the next notebook run may start; a search creates it here."""
         if not waiting and self._trials and self._trials.left and self._has_room():
             waiting.append(self._trials.ask())
         return bool(waiting) and self._fits(waiting[0])
 
     def _has_room(self) -> bool:
-        """Return whether a sweep member that needs one core could start."""
+        """Return whether a notebook run that needs only one core could start."""
         return self._fits(SweepMember("", {}, 0, workers=1, threads=1))
 
     def _fits(self, member: SweepMember) -> bool:
@@ -123,7 +125,7 @@ class Scheduler:
     def _start(self, member: SweepMember) -> None:
         folder = manifest.queue(self.folder, self.plan, member)
         used_slots = {running.place for running in self._running}
-        # The lowest free slot is the most likely slot to have a running cluster.
+        # The lowest free slot is used, because it is the most likely to have a running cluster.
         slot = min(set(range(len(used_slots) + 1)) - used_slots)
         environment = self._clusters.environment(slot, member.shape)
         environment |= {imports.VARIABLE: imports.notebook_folders(self.plan.notebook)}
@@ -139,7 +141,8 @@ class Scheduler:
             elif self._interrupts.count and not running.job.interrupted:
                 running.job.interrupt(self._interrupts.why)
             elif self._interrupts.count > 1:
-                # After the second interrupt, members that were interrupted before are killed.
+                # After the second interrupt, notebook runs that the first one interrupted are
+                # killed.
                 running.job.kill(f"{self._interrupts.why} twice, then killed")
             elif self.limit is not None and running.spent > self.limit + OVERTIME:
                 running.job.kill(f"past the limit of {self.limit:g} s, then killed")
@@ -154,12 +157,12 @@ class Scheduler:
     def _end(self, running: Running, waiting: list[SweepMember]) -> None:
         result = running.job.result()
         if not running.job.in_order:
-            # Ranks may still compute for a notebook that ended abnormally, so the next member gets
-            # another cluster.
+            # After an abnormal end of a notebook, its ranks may still compute, so the next notebook
+            # run gets another cluster.
             self._clusters.release(running.place, running.member.shape)
-        # Clusters with a shape that no remaining member needs are released, to free their cores.
+        # Clusters whose shape no remaining notebook run needs are released, to free their cores.
         needed = [*waiting, *(other.member for other in self._running)]
-        if not self._members_to_ask:  # further members of a search may need any shape
+        if not self._members_to_ask:  # a search may create notebook runs that need any shape
             self._clusters.release_others({member.shape for member in needed})
         rank = f"rank {result.rank}: " if result.rank is not None else ""
         cause = f"{rank}{result.cause}" if result.cause else None

@@ -1,4 +1,4 @@
-"""A search over parameters: its objective, the possible values of each parameter, its record."""
+"""A search over parameters: its objective, and the possible values of each parameter."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ class Search:
     Attributes:
         metric: Name of the metric; `accuracy` means the accuracy on held-out data, which records
             call `test_accuracy`.
-        maximize: Whether the metric is maximized; otherwise it is minimized.
-        trials: Total number of notebook runs to try.
-        prune: Name of the Optuna pruner, which stops runs that are worse than others at the same
-            step. None: no pruning. (Older records say true for the median pruner.)
+        maximize: Whether the search maximizes the metric; if False, it minimizes the metric.
+        trials: Total number of notebook runs that the search tries.
+        prune: Name of the pruner in Optuna, which stops runs that are worse than other runs at the
+            same step. None: no run is pruned. (In records of older labkit versions, true means the
+            median pruner.)
         sampler: Name of Optuna's sampler.
         seed: Seed of the sampler.
-        axes: Possible values of each searched parameter, or their distribution.
+        axes: Possible values of each searched parameter, or the distribution of these values.
         fixed: Parameters with the same value in all runs.
     """
 
@@ -42,7 +43,7 @@ class Search:
             raise InvalidInput(f"--trials {self.trials} is impossible; give 1 to {LARGEST:,}")
 
     def to_json(self) -> dict[str, JSON]:
-        """Return the fields as JSON for the sweep's record."""
+        """Return the fields as JSON, for the record of the sweep."""
         axes = {
             name: asdict(axis) if isinstance(axis, Draw) else list(axis)
             for name, axis in self.axes.items()

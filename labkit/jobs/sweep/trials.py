@@ -1,4 +1,4 @@
-"""Trials of a search: Optuna suggests each sweep member from the results of earlier members."""
+"""Trials of a search: Optuna suggests each notebook run from the results of earlier ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from labkit.records.stream import FOLDER, PRUNED, StreamReader
 if TYPE_CHECKING:
     import optuna
 
-WATCH_EVERY = 0.25  # seconds between two reads of a member's metrics; ranks write them as often
+# Seconds between two reads of the metrics of a run; ranks write the metrics at this interval.
+WATCH_EVERY = 0.25
 PRUNERS = {
     "median": "MedianPruner",
     "halving": "SuccessiveHalvingPruner",
@@ -34,11 +35,11 @@ Study: TypeAlias = "optuna.Study"
 
 
 class Trials:
-    """The members of a search: suggested by Optuna, monitored, and reported back to Optuna.
+    """The notebook runs of a search: suggested by Optuna, monitored, and reported to Optuna.
 
     Args:
         folder: Folder of the sweep.
-        found: Plan of the search, to which suggested members are added.
+        found: Plan of the search, to which each suggested notebook run is added.
         search: Objective of the search, and the possible values of each parameter.
     """
 
@@ -48,7 +49,7 @@ class Trials:
         self._distributions = {name: _distribution(axis) for name, axis in search.axes.items()}
         self._readers: dict[str, StreamReader] = {}
         self._watched_at: dict[str, float] = {}
-        for member in found.members:  # report the members that ended after the sweep was killed
+        for member in found.members:  # report notebook runs that ended after the sweep was killed
             if self._is_open(member) and manifest.is_done(folder, found, member):
                 self.tell(member, "completed")
         self.left = search.trials - self.done - len(self.open)
@@ -60,16 +61,16 @@ class Trials:
 
     @property
     def done(self) -> int:
-        """The number of completed or pruned trials; failed trials are replaced on resume."""
+        """The number of completed or pruned trials; a resumed search replaces failed trials."""
         return self.states["COMPLETE"] + self.states["PRUNED"]
 
     @property
     def open(self) -> list[SweepMember]:
-        """The sweep members that Optuna suggested and that have not ended."""
+        """The notebook runs that Optuna suggested and that have not ended yet."""
         return [member for member in self.plan.members if self._is_open(member)]
 
     def ask(self) -> SweepMember:
-        """Return the next sweep member that Optuna suggests."""
+        """Return the next notebook run, with the parameter values that Optuna suggests."""
         self.left -= 1
         trial = self._study.ask(self._distributions)
         chosen = {name: _value(self.search.axes[name], trial.params[name]) for name in trial.params}
@@ -79,9 +80,9 @@ class Trials:
         return member
 
     def watch(self, member: SweepMember) -> None:
-        """Report metrics of a member's first run to Optuna; if Optuna prunes it, request its end.
+        """Report a notebook run's metrics to Optuna; if Optuna prunes it, request its end.
 
-        All ranks then end after the same step, and the notebook ends after them.
+        After the request, all ranks end after the same step, and then the notebook ends.
         """
         now = time.monotonic()
         if not self.search.prune or now - self._watched_at.get(member.folder, 0.0) < WATCH_EVERY:
@@ -98,9 +99,9 @@ class Trials:
             reader.stop(PRUNED)
 
     def tell(self, member: SweepMember, state: str) -> str | None:
-        """Report a sweep member's result to Optuna; return an error message if there is one.
+        """Report the result of a notebook run to Optuna; return an error message or None.
 
-        An interrupted member stays open, because a resumed sweep runs it again.
+        The trial of an interrupted notebook run stays open, because a resumed sweep repeats it.
         """
         import optuna
 
@@ -120,7 +121,7 @@ class Trials:
         return None
 
     def best(self) -> str:
-        """Return a sentence about the best member so far; "" before the first completed member."""
+        """Return a sentence about the best notebook run; "" if none has completed yet."""
         import optuna
 
         ended = self._study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
@@ -146,13 +147,14 @@ class Trials:
             streams = [*job.glob(f"*/{FOLDER}"), *job.glob(f"*/seed*/{FOLDER}")]
             if not streams:
                 return None
-            # The first name is chosen, so that each call finds the same run on every file system.
+            # The first name is chosen, so that each call finds the same run, whatever order the
+            # file system has.
             self._readers[member.folder] = StreamReader(min(streams))
         return self._readers[member.folder]
 
 
 def study(folder: Path, search: Search) -> Study:
-    """Return Optuna's study in a sweep's folder; create the study if it is missing."""
+    """Return Optuna's study in the sweep's folder, and create it if it is missing."""
     import optuna
 
     optuna_study = optuna.create_study(
@@ -162,24 +164,25 @@ def study(folder: Path, search: Search) -> Study:
         pruner=getattr(optuna.pruners, PRUNERS.get(search.prune or "", "NopPruner"))(),
         load_if_exists=True,
     )
-    # The number of trials changes the seed, so that a resumed search does not repeat its draws.
+    # The seed depends on the number of trials, so that a resumed search does not repeat earlier
+    # draws.
     seed = search.seed + len(optuna_study.get_trials(deepcopy=False))
     samplers = optuna.samplers
     if search.sampler == "random":
         optuna_study.sampler = samplers.RandomSampler(seed=seed)
     elif search.sampler == "qmc":
-        # With an unchanged seed, this sampler continues its sequence; the first trial is random.
+        # This sampler continues its sequence if its seed is unchanged; its first trial is random.
         optuna_study.sampler = samplers.QMCSampler(
             seed=search.seed, scramble=True, warn_independent_sampling=False
         )
     else:
-        # With constant_liar, parallel members do not try points close to each other.
+        # With constant_liar, simultaneous trials do not try points close to each other.
         optuna_study.sampler = samplers.TPESampler(seed=seed, constant_liar=True)
     return optuna_study
 
 
 def objective(runs: Sequence[Run], metric: str) -> float | None:
-    """Return a metric's value in the last completed run that has the metric; None: none has."""
+    """Return a metric's value in the last completed run that has this metric, or None."""
     for run in reversed(runs):
         metrics = flatten(run.metrics)
         for name in (metric, f"test_{metric}"):
@@ -189,7 +192,7 @@ def objective(runs: Sequence[Run], metric: str) -> float | None:
 
 
 def _reported_metric(record: store.Record, metric: str) -> float | None:
-    """Return a metric from a run's report of an epoch or step, preferably on held-out data."""
+    """Return a metric that a run reported for an epoch or step; prefer held-out data."""
     plain = metric.removeprefix("test_").removeprefix("val_")
     for name in (f"val_{plain}", f"test_{plain}", metric):
         if is_number(record.get(name)) and math.isfinite(record[name]):
@@ -204,7 +207,8 @@ def _distribution(axis: Axis) -> optuna.distributions.BaseDistribution:
         return distributions.FloatDistribution(axis.low, axis.high, log=axis.log)
     numbers = [value for value in axis if type(value) is int]
     if len(numbers) == len(axis) > 2 and len(steps := {*_steps(numbers)}) == 1 and min(steps) > 0:
-        # Equidistant integers stay numbers: the neighbours of a good number are often good, too.
+        # Equidistant integers are searched as numbers, because the neighbours of a good number are
+        # often also good.
         return distributions.IntDistribution(numbers[0], numbers[-1], step=steps.pop())
     return distributions.CategoricalDistribution([_choice(value) for value in axis])
 
@@ -214,19 +218,19 @@ def _steps(numbers: Sequence[int]) -> list[int]:
 
 
 def _choice(value: JSON) -> bool | int | float | str | None:
-    """Return a value as one of Optuna's choices; a list or mapping becomes JSON text."""
+    """Return a value as a choice for Optuna; a list or mapping is converted to JSON text."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return json.dumps(value)
 
 
 def _value(axis: Axis, chosen: JSON) -> JSON:
-    """Return the parameter value for Optuna's choice."""
+    """Return the parameter value that Optuna's choice represents."""
     if isinstance(axis, Draw):
         return axis.rounded(float(chosen)) if is_number(chosen) else chosen
     return next((value for value in axis if _choice(value) == chosen), chosen)
 
 
 def _number(member: SweepMember) -> int:
-    """Return Optuna's trial number (from 0) of a member; members are numbered from 1."""
+    """Return the number of Optuna's trial (from 0) for a notebook run (numbered from 1)."""
     return int(member.folder.split("_")[0]) - 1

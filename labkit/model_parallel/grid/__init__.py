@@ -1,4 +1,4 @@
-"""Execution of a model divided over a grid of machines, one rank each: parts and messages."""
+"""Execution of one model on a grid of machines (one rank each): their layers and messages."""
 
 from labkit.model_parallel.grid.border import extent
 from labkit.model_parallel.grid.machine import GridMachine, planes_of

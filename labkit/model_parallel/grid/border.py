@@ -1,4 +1,4 @@
-"""The values that a machine sends and receives before each layer, as indices into arrays."""
+"""The values that a machine sends and receives before a layer, as index ranges of arrays."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ Place = tuple[slice, ...]
 
 
 class Border:
-    """Index ranges that map a machine's owned layer outputs to the values that it reads.
+    """Index ranges that map the layer outputs that a machine owns to the values that it reads.
 
     Args:
-        machine: Number of the machine.
-        crossing: Boxes of values that machines exchange before the layers of the model.
+        machine: Number of this machine in the grid.
+        crossing: Index ranges of the values that machines exchange before each layer of the model.
         number: Index in the model of the layer that reads the values.
-        held, read: Boxes (start and end on each axis) of the previous layer's output that this
-            machine owns and reads, shape (3, 2).
+        held, read: Index ranges (start and end on each axis) of the previous layer's outputs that
+            this machine owns and reads; arrays of shape (3, 2).
 
     Attributes:
-        owned_shape, read_shape: Numbers of rows, columns and channels that are owned and read.
-        out: For each receiving machine: its number, and its values' index in the owned array.
-        come: For each sending machine: its number, and its values' index in the read array.
+        owned_shape, read_shape: Numbers of rows, columns and channels of the values that the
+            machine owns and reads.
+        out: List of (receiving machine, index of the sent values in the array of owned values).
+        come: List of (sending machine, index of the received values in the array of read values).
     """
 
     def __init__(
@@ -38,27 +39,27 @@ class Border:
         self.come = _places(crossing.source[come], crossing.box[come], read)
         # A machine sends no message for values that it both owns and reads.
         local = np.stack([np.maximum(held, read)[:, 0], np.minimum(held, read)[:, 1]], axis=1)
-        local = np.maximum(local, local[:, :1])  # the box is empty if nothing is read
+        local = np.maximum(local, local[:, :1])  # if nothing is read, the index range is empty
         self._local_source, self._local_target = _place(local, held), _place(local, read)
 
     def inside(self, x: Batch) -> Batch:
-        """Return the array of read values, filled where this machine owns them; zeros elsewhere.
+        """Return the array of values to read: those that this machine owns, and zeros elsewhere.
 
-        Both arrays have the shape (batch, rows, columns, channels).
+        The argument and the result have the shape (batch, rows, columns, channels).
         """
         result = np.zeros((len(x), *self.read_shape), x.dtype)
         result[self._local_target] = x[self._local_source]
         return result
 
     def back(self, gradient: Batch) -> Batch:
-        """Return the gradient of owned values that this machine itself reads; zeros elsewhere."""
+        """Return the gradients of owned values from this machine's own reads; zeros elsewhere."""
         result = np.zeros((len(gradient), *self.owned_shape), gradient.dtype)
         result[self._local_source] = gradient[self._local_target]
         return result
 
 
 def _places(machines: npt.NDArray[np.int64], boxes: Boxes, frame: Boxes) -> list[tuple[int, Place]]:
-    """Return each machine with the index of its box in the array that covers `frame`."""
+    """Return (machine, index of the machine's values in the array that covers `frame`) pairs."""
     return [(int(m), _place(box, frame)) for m, box in zip(machines, boxes, strict=True)]
 
 
@@ -68,5 +69,5 @@ def _place(box: Boxes, frame: Boxes) -> Place:
 
 
 def extent(box: Boxes) -> tuple[int, ...]:
-    """Return the numbers of rows, columns and channels of a box."""
+    """Return the numbers of rows, columns and channels of an index range."""
     return tuple((box[:, 1] - box[:, 0]).tolist())

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class Halo(Meter):
-    """Exchange of a layer's outputs, after which each machine has the values that it reads.
+    """The exchange of a layer's outputs that gives each machine the values that it reads.
 
-    In the forward pass, a machine sends each other machine one message with the values that the
-    receiver reads. It places received values around its own values. In the backward pass, the
-    gradients of these values are sent back and added in the order of machine numbers. All machines
-    send before any machine waits, so no deadlock can arise.
+    In the forward pass, a machine sends its values to each machine that reads them, in one message
+    per receiver. A machine inserts the received values around the values that it owns. In the
+    backward pass, the gradients of the exchanged values return to the owners, which add them in the
+    order of machine numbers. All machines send before any machine waits, so no deadlock can arise.
 
     Args:
         communicator: Communicator of the machines (ranks) of one replica.
@@ -35,9 +35,9 @@ class Halo(Meter):
         self._border, self._number = border, number
 
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
-        """Return the values that this machine reads, given the values x that it owns.
+        """Return the values that this machine reads, given the tensor x of values that it owns.
 
-        Both tensors have the shape (batch, rows, columns, channels).
+        The argument and the result have the shape (batch, rows, columns, channels).
         """
         border = self._border
 

@@ -1,4 +1,4 @@
-"""The layers of one machine of a grid, and the index ranges of values that it owns and reads."""
+"""The layers of one machine of a grid, and index ranges of the values that it owns and reads."""
 
 from __future__ import annotations
 
@@ -16,29 +16,34 @@ from labkit.schedules.grid import Grid, GridLayer, crossing, input_boxes, owned_
 
 
 class GridMachine:
-    """A machine's part of a model on a grid.
+    """The layers of one machine of a grid: each computes some positions or units of a whole layer.
 
-    Unshared kernels and Dense units are divided: a machine has the kernels and units of its own
-    outputs. The kernel of a Conv2D, which all positions share, is whole on every machine. The
-    local layers have new variables.
+    Dense layers and layers with unshared kernels are divided: a machine stores only the weights of
+    the outputs that it owns. All positions of a Conv2D share one kernel, so every machine stores
+    the whole kernel. The machine's layers have variables of their own, separate from those of the
+    whole model.
 
     Args:
-        model: Sequential or functional model without branches, built.
-        grid: Numbers of rows and columns of machines; every machine needs a position or a unit of
-            each layer.
-        number: Number of the machine.
+        model: Built Sequential or functional model without branches.
+        grid: Numbers of rows and columns of machines; every layer must have at least one position
+            or unit per machine.
+        number: Number of the machine in the grid.
 
     Attributes:
-        number, others: Number of the machine, and count of the other machines.
-        planes: Shapes and windows of all layers (`GridLayer`), from the input to the loss.
-        pieces: Layers of the whole model after its input.
-        local_layers: This machine's part of each layer in `pieces`.
-        held: For each plane, the box of values that the machine owns.
-        read: For each plane but the input, the box that the machine reads of the previous plane.
-        borders: Values that the machine sends and receives before each layer and the loss.
+        number, others: Number of this machine, and count of the other machines in the grid.
+        planes: Output shapes and kernel windows of all layers (`GridLayer`), from the input to the
+            loss.
+        pieces: Layers of the whole model, without its input.
+        local_layers: For each layer in `pieces`, a layer with only this machine's positions or
+            units.
+        held: For each entry of `planes`, the index range of the values that the machine owns.
+        read: For each entry of `planes` but the input, the index range of the previous layer's
+            outputs that the machine reads.
+        borders: For each layer and the loss, the values that the machine exchanges before it
+            (`Border`).
 
     Raises:
-        InvalidInput: If a layer cannot be divided.
+        InvalidInput: If a layer of the model cannot be divided.
     """
 
     def __init__(self, model: keras.Model, grid: Grid, number: int) -> None:
@@ -47,7 +52,7 @@ class GridMachine:
         self.planes = planes_of([self._input, *self.pieces])
         self.dtype = tf.as_dtype(model.compute_dtype)
         self.held = [owned_boxes(plane, grid)[number] for plane in self.planes]
-        self.read = [  # for each layer, the box that it reads of the previous layer's output
+        self.read = [  # index ranges that each layer reads of the previous layer
             input_boxes(plane, before.shape, grid)[number]
             for before, plane in pairwise(self.planes)
         ]
@@ -68,34 +73,34 @@ class GridMachine:
         return x
 
     def pairs(self) -> Iterator[WeightShard]:
-        """Yield each local weight of all layers, paired with the whole model's weight."""
+        """Yield all weights of this machine, each paired with its weight of the whole model."""
         for number in range(len(self.pieces)):
             yield from self.pairs_of(number)
 
     def pairs_of(self, number: int) -> Iterator[WeightShard]:
-        """Yield each local weight of layer `number`, paired with the whole model's weight."""
+        """Yield this machine's weights of layer `number`, paired with those of the whole model."""
         place = self.place(number)
         variables = self.pieces[number].layer.variables, self.local_layers[number].variables
         for whole, local in zip(*variables, strict=True):
             yield WeightShard(whole, local, place)
 
     def trained_pairs(self, number: int) -> list[WeightShard]:
-        """Return the pairs of local and whole weights of layer `number` that are trainable."""
+        """Return trainable weights of layer `number`, paired with those of the whole model."""
         return [pair for pair in self.pairs_of(number) if pair.local.trainable]
 
     def owned_pairs(self) -> list[WeightShard]:
-        """Return all trainable pairs that this machine owns; machine 0 owns shared kernels."""
+        """Return the trainable weight pairs that this machine owns (machine 0: shared kernels)."""
         numbers = range(len(self.pieces))
         owned = [n for n in numbers if self.number == 0 or not self.shares(n)]
         return [pair for number in owned for pair in self.trained_pairs(number)]
 
     @property
     def shares_weights(self) -> bool:
-        """Whether any trainable weights are shared by all machines."""
+        """Return whether any layer has trainable weights that all machines share."""
         return any(self.shares(n) and self.trained_pairs(n) for n in range(len(self.pieces)))
 
     def place(self, number: int) -> Place:
-        """Return this machine's index in the kernel and the bias of layer `number`."""
+        """Return this machine's indices into the whole kernel and bias of layer `number`."""
         (top, bottom), (left, right), (first, last) = self.held[number + 1].tolist()
         if self.pieces[number].plane.kind == "units":
             return (..., slice(first, last))
@@ -104,11 +109,11 @@ class GridMachine:
         return slice(top, bottom), slice(left, right)
 
     def shares(self, number: int) -> bool:
-        """Whether all machines have the weights of layer `number`."""
+        """Return whether all machines share the weights of layer `number`."""
         return type(self.pieces[number].layer) is keras.layers.Conv2D
 
     def _build_layer(self, number: int, piece: LayerPiece) -> keras.Layer:
-        """Return a copy of the whole layer with only this machine's positions or units."""
+        """Return a copy of a whole layer with only this machine's positions or units."""
         shape, config = extent(self.read[number - 1]), piece.layer.get_config()
         units = piece.plane.kind == "units"
         if units:
@@ -119,11 +124,11 @@ class GridMachine:
 
 
 def planes_of(pieces: list[LayerPiece]) -> list[GridLayer]:
-    """Return the shapes and windows of the pieces (`GridLayer`), with the loss at the end."""
+    """Return the shapes and windows (`GridLayer`) of all layers, followed by that of the loss."""
     planes = [piece.plane for piece in pieces]
     return [*planes, GridLayer("loss", "loss", planes[-1].shape, trains=False)]
 
 
 def shaped(x: tf.Tensor, rows: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
-    """Reshape x to `rows` rows of this shape, and set its static shape."""
+    """Reshape x to a tensor of `rows` rows, each of this shape, and set the static shape."""
     return tf.ensure_shape(tf.reshape(x, (rows, *shape)), (None, *shape))

@@ -1,4 +1,4 @@
-"""A machine's part of a model: its weights, paired with the whole weights, and its loss."""
+"""One machine's part of a model on a grid: its weights, its loss and its byte counters."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from labkit.schedules.grid import Grid
 
 
 class GridPart(Share):
-    """The part of machine `communicator.rank` of a model on a grid, with the whole model's weights.
+    """The part of a model that machine `communicator.rank` trains, with the whole model's weights.
 
-    Machine 0 owns the outputs of the model.
+    The outputs of the whole model are computed on machine 0.
 
     Args:
-        model, communicator, grid, algorithm: See `Tiles`.
+        model, communicator, grid, algorithm: Same arguments as those of `Tiles`.
 
     Attributes:
-        model: This machine's part of the model, as a callable.
+        model: Callable that computes this machine's part of the model (`Tiles`).
     """
 
     model: Tiles
@@ -40,7 +40,7 @@ class GridPart(Share):
             pair.copy_from_whole()
 
     def predict(self, x: tf.Tensor) -> tf.Tensor:
-        """Return the outputs of the whole model for x on machine 0; empty rows elsewhere."""
+        """Return the whole model's outputs for x on machine 0; no rows on other machines."""
         return self.model(x)
 
     def objective(
@@ -53,33 +53,34 @@ class GridPart(Share):
         """Return the loss of a batch on machine 0, and 0 on the other machines.
 
         Args:
-            x, y, weight: Inputs, targets, and the pair of weights that `losses` expects.
-            losses: The losses to minimize.
+            x, y, weight: Inputs, targets, and the (sample weights, counts) pair that `losses`
+                expects.
+            losses: `Losses` object that computes the loss to minimize.
         """
         outputs = self.model(x)
         if self.first:
             return losses(y, outputs, weight)
-        return tf.reduce_sum(outputs)  # the sum is 0; its gradient comes from machine 0
+        return tf.reduce_sum(outputs)  # no rows, so 0; its gradient comes from machine 0
 
     def meters(self) -> list[Meter]:
         """Return the byte counters of halo exchanges and of gradient sums."""
         return [*self.model.halos, *self.model.links]
 
     def pairs(self) -> Iterator[WeightShard]:
-        """Yield each local weight of all layers, paired with the whole model's weight."""
+        """Yield all weights of this machine, each paired with its weight of the whole model."""
         return self.model.pairs()
 
     def describe(self, steps: int = 1) -> list[LayerRow]:
         """Return one row per layer: the bytes of this machine's weights and of its messages.
 
-        Message bytes are per step: values forward, gradients backward, and separately the
-        gradient sums of shared kernels.
+        Message bytes are means per step, listed separately for forward values, backward gradients,
+        and gradient sums of shared kernels.
 
         Args:
-            steps: Number of training steps so far, by which message bytes are divided.
+            steps: Number of training steps since the start, by which the byte counters are divided.
         """
         tiles = self.model
-        # The first layer has no halo, because all machines have the input.
+        # All machines have the whole input, so the first layer needs no halo exchange.
         layers = zip(tiles.planes[1:], [None, *tiles.halos], strict=True)
         rows = [layer_row(plane.name, plane.kind, "", halo, steps) for plane, halo in layers]
         for row, piece, layer, link in zip(

@@ -1,4 +1,4 @@
-"""Division of a Keras model into layers that a grid of machines can compute together."""
+"""Division of a Keras model into a chain of layers that a grid of machines can compute."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _ACTIVATIONS = (
 
 
 class LayerPiece(NamedTuple):
-    """A layer of the grid model with its Keras layers.
+    """A layer that a grid of machines divides, with the elementwise Keras layers that follow it.
 
     Attributes:
-        plane: Shape and window of the layer.
+        plane: Output shape and kernel window of the layer (`GridLayer`).
         layer: The Keras layer of the whole model.
         behind: Elementwise layers that are applied to the output of `layer`.
     """
@@ -40,10 +40,10 @@ class LayerPiece(NamedTuple):
 
 
 def cut(model: keras.Model) -> list[LayerPiece]:
-    """Return the layers of a model as pieces, starting with its input.
+    """Return the layers of a model as `LayerPiece` objects, starting with the input.
 
     Raises:
-        InvalidInput: If a layer cannot be divided, or if the layers are not a chain.
+        InvalidInput: If a layer cannot be divided, or if the model has branches.
     """
     shape = tuple(model.inputs[0].shape[1:]) if getattr(model, "inputs", None) else (None,)
     if None in shape:
@@ -79,7 +79,7 @@ def _plane(layer: keras.Layer, before: Shape, flat: bool) -> GridLayer:
 
 
 def _window_of(layer: keras.Layer) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return kernel size and strides of a layer, or None if it has no window or uses padding."""
+    """Return a layer's kernel size and strides; None if it has no window or has padding."""
     if type(layer) is LocallyConnected2D:
         return layer.kernel_size, layer.strides
     if getattr(layer, "padding", "") != "valid" or layer.data_format != "channels_last":
@@ -90,12 +90,12 @@ def _window_of(layer: keras.Layer) -> tuple[tuple[int, int], tuple[int, int]] | 
 
 
 def _chain_of_layers(model: keras.Model) -> list[keras.Layer]:
-    """Return the layers from the input on, of which each reads only the previous layer."""
+    """Return a model's layers in order; raise an error unless each reads only the previous one."""
     graph = model._functional if isinstance(model, keras.Sequential) else model
     nodes = nodes_of(graph) if hasattr(graph, "_nodes_by_depth") else []
     operations = [node.operation for node in nodes]
     distinct = len({id(operation) for operation in operations}) == len(operations)
-    row = nodes and len(graph._nodes_by_depth) == len(nodes)  # each depth has one call
+    row = nodes and len(graph._nodes_by_depth) == len(nodes)  # whether the model has no branches
     if not row or not distinct or any(len(node.arguments.keras_tensors) > 1 for node in nodes):
         raise InvalidInput(
             "a grid of machines needs layers one after another, each called once: give a "
@@ -110,7 +110,7 @@ def _is_elementwise(layer: keras.Layer) -> bool:
 
 
 def _is_divisible(layer: keras.Layer) -> bool:
-    """Whether the activation is elementwise and no regularizer or constraint reads all weights."""
+    """Return whether a layer has an elementwise activation and weights that may be divided."""
     activation = getattr(layer, "activation", None)
     by_element = activation is None or activation.__name__ in ELEMENTWISE
     return by_element and is_plain(layer) and not weight_modification(layer)

@@ -1,4 +1,4 @@
-"""The forward pass of one machine of a grid, which reads values from other machines."""
+"""The forward pass of one machine of a grid, with messages between its layers."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ from labkit.schedules.grid import Grid, validate_grid
 
 
 class Tiles(GridMachine):
-    """The part of a model that machine `communicator.rank` computes; callable like the model.
+    """The layers that machine `communicator.rank` computes, as a callable with a model's interface.
 
     Gradients of kernels that all machines share are summed over the machines.
 
     Args:
-        model: Sequential or functional model without branches, built.
+        model: Built Sequential or functional model without branches.
         communicator: Communicator of the machines (ranks) of one replica.
         grid: Numbers of rows and columns of machines.
-        algorithm: Allreduce algorithm for gradients of shared kernels, see
+        algorithm: Allreduce algorithm for the gradients of shared kernels, see
             `Communicator.allreduce`.
 
     Attributes:
-        halos: Halo exchanges before each layer except the first, and before the loss.
+        halos: `Halo` exchanges, one before each layer except the first and one before the loss.
         links: For each layer, the `Link` that sums its gradients over the machines.
-        inputs, outputs, variables, trainable_variables, losses: As in a Keras model.
+        inputs, outputs, variables, trainable_variables, losses: Same attributes as those of a Keras
+            model.
 
     Raises:
-        InvalidInput: If a layer cannot be divided, or has fewer positions or units than machines.
+        InvalidInput: If a layer cannot be divided, or has fewer positions or units than there are
+            machines.
     """
 
     def __init__(
@@ -44,11 +46,11 @@ class Tiles(GridMachine):
         validate_grid(grid, communicator.size, planes_of(cut(model)))
         super().__init__(model, grid, communicator.rank)
         self.inputs, self.outputs = model.inputs, model.outputs
-        self.losses: list[tf.Tensor] = []  # layers that add losses cannot be divided
+        self.losses: list[tf.Tensor] = []  # empty, because layers that add losses cannot be divided
         self._scores = model.output_shape[1:] if communicator.rank == 0 else None
         self.halos = [
             Halo(communicator, border, number) for number, border in enumerate(self.borders, 1)
-        ][1:]  # the first layer reads the input, which all machines have
+        ][1:]  # the first layer reads the input, which every machine has
         self.links = [
             Link(communicator, algorithm, number) for number in range(len(self.local_layers))
         ]
@@ -58,9 +60,9 @@ class Tiles(GridMachine):
         ]
 
     def __call__(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
-        """Return the outputs of a batch on machine 0, and empty rows on other machines.
+        """Return the whole model's outputs on machine 0, and a tensor without rows elsewhere.
 
-        The argument `training` has no effect, because divisible layers ignore it.
+        The argument `training` has no effect, because layers that depend on it cannot be divided.
         """
         rows, x = tf.shape(x)[0], self.prepare_input(x)
         (top, bottom), (left, right), _ = self.read[0].tolist()
@@ -80,11 +82,12 @@ class Tiles(GridMachine):
         return x if self._scores is None else shaped(x, rows, self._scores)
 
     def bytes_per_row(self) -> int:
-        r"""Return the predicted bytes of activations per row that the backward pass needs.
+        r"""Return the predicted bytes of activations per row that the backward pass reads.
 
-        The number of values is \(|x| + \sum_l (|r_l| + |h_l|)\). Here x is the input, \(r_l\) the
-        values that the machine reads before layer l, and \(h_l\) the outputs that it owns. A layer
-        with unshared kernels also stores its unfolded windows.
+        The number of stored values per row is \(|x| + \sum_l (|r_l| + |h_l|)\), a sum over the
+        layers l. In this sum, x is the input, \(r_l\) the values that the machine reads before
+        layer l, and \(h_l\) the outputs that it owns. A layer with unshared kernels also stores its
+        unfolded input windows.
         """
         values = prod(self.planes[0].shape) * (1 + len(self._input.behind))
         for number, piece in enumerate(self.pieces, 1):

@@ -1,4 +1,4 @@
-"""A computation and its gradients, compiled as functions of one graph."""
+"""A computation and its gradients, traced in one graph and compiled as separate functions."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ import tensorflow as tf
 
 from labkit.model_parallel.stages.traced import Specs, TracedGraph, TracedSegment, operation
 
-Values: TypeAlias = dict[str, tf.Tensor]  # keys: tensor names in the graph
-# The results (a tensor or None each), the tensors with external gradients, and an objective.
+Values: TypeAlias = dict[str, tf.Tensor]  # tensors by their names in the graph
+# What a computation returns: its results (a tensor or None each), the tensors whose gradients come
+# from outside, and a scalar objective.
 Computed: TypeAlias = tuple[list[tf.Tensor | None], list[tf.Tensor], tf.Tensor]
 Compute: TypeAlias = Callable[..., Computed]
 
 
 class Compiled:
-    """The compiled forward and backward pass of a computation; the latter can run in two parts.
+    """The compiled forward and backward pass of a computation; backward may run in two parts.
 
         forward             arguments    ->  results, saved
         backward            saved, seeds ->  dx, dw
         backward_input      saved, seeds ->  dx, rest
         backward_weight     rest         ->  dw
 
-    No part repeats the work of another part. The input part computes all intermediate gradients
-    that lead to the inputs, or to at least two weights. The weight part computes the remaining
-    products, which give the weight gradients.
+    None of these functions repeats the work of another one. `backward_input` computes all
+    intermediate gradients that lead to the inputs, or to at least two weights. `backward_weight`
+    computes the remaining products, which give the weight gradients.
 
-    An operation that computes several gradients belongs to the input part, for example the
-    backward loop of a recurrent layer. Operations with side effects, such as calls to Python or
-    messages, belong to the input part, too. They run once, in trace order, as in the forward pass.
+    An operation that computes several gradients, such as the backward loop of a recurrent layer,
+    belongs to `backward_input`. Operations with side effects, such as calls to Python or messages,
+    belong to `backward_input`, too. Operations with side effects run once, in trace order, as in
+    the forward pass.
 
     Args:
         compute: Function of the arguments that returns results (a tensor or None each), tensors
-            with external gradients (seeds), and a scalar objective.
+            whose gradients are passed in as seeds, and a scalar objective.
         specs: Shapes and dtypes of the arguments: one nest per argument, None for missing values.
         inputs: Function that selects, from the arguments, the tensors whose gradients are computed.
         variables: The weights whose gradients are computed.
@@ -57,8 +59,9 @@ class Compiled:
                 tape.watch(watched)
                 results, ends, objective = compute(*arguments)
             forward_names[:] = [op.name for op in tf.compat.v1.get_default_graph().get_operations()]
-            # The next stage sends gradients after the forward pass. Placeholders for them in the
-            # same graph let both passes share tensors.
+            # The gradients from the next stage arrive only after the forward pass. Placeholders
+            # represent the gradients from the next stage, so that forward and backward are one
+            # graph and share tensors.
             seeds = [tf.compat.v1.placeholder(end.dtype, end.shape) for end in ends]
             initial = [tf.ones_like(objective), *seeds]
             dx, dw = tape.gradient([objective, *ends], [watched, weights], initial)
@@ -67,8 +70,8 @@ class Compiled:
             self._dx, self._dw = _names(dense(dx, watched)), _names(dense(dw, weights))
 
         self._graph = graph = TracedGraph(trace, specs)
-        # All earlier operations belong to the forward pass, even if no operation reads them: they
-        # update statistics and advance random seeds.
+        # All operations traced before the backward pass belong to the forward pass, even if nothing
+        # reads them. They may update statistics or advance random seeds.
         forward = graph.before(forward_names)
         ends, self._outside = [*self._dx, *self._dw], {*forward, *map(operation, self._seeds)}
         self._backward = graph.before([*ends, *graph.acting], self._outside)
@@ -112,15 +115,16 @@ class Compiled:
 
     @cached_property
     def full_backward(self) -> TracedSegment:
-        """The whole backward pass."""
+        """The function that runs the whole backward pass."""
         return self._graph.cut(self._backward, [*self._dx, *self._dw])
 
     @cached_property
     def parts(self) -> tuple[TracedSegment, TracedSegment]:
-        """The input part and the weight part of the backward pass."""
+        """The functions that run `backward_input` and `backward_weight`."""
         graph, outside = self._graph, self._outside
-        # Operations that lead to a single weight can wait for the weight part. Operations that lead
-        # to several weights would run twice, so they belong to the input part.
+        # Operations that lead to the gradient of a single weight can wait for `backward_weight`.
+        # Operations that lead to several weight gradients would run twice, so they belong to
+        # `backward_input`.
         uses = Counter(op for name in self._dw for op in graph.before([name], outside))
         shared = [op for op, count in uses.items() if count > 1]
         first = graph.before([*self._dx, *shared, *graph.acting], outside)
@@ -133,7 +137,7 @@ class Compiled:
 
 
 def dense(gradients: Sequence[tf.Tensor | None], like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return dense gradients with respect to tensors, with zeros for missing gradients."""
+    """Return gradients with respect to the tensors `like` as dense tensors, zeros if missing."""
     return [
         tf.zeros_like(value) if gradient is None else tf.convert_to_tensor(gradient)
         for value, gradient in zip(like, gradients, strict=True)

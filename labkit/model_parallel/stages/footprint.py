@@ -15,17 +15,18 @@ from labkit.schedules.pipeline import ScheduleTable
 from labkit.schedules.pipeline.stage_memory import stored_versions
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "versions")
-# Layers that return a view of their input, or that do nothing during training.
+# Layers that only return a view of their input, or that do nothing during training, so they store
+# no new tensor.
 _VIEWS = (keras.layers.InputLayer, keras.layers.Reshape, keras.layers.Flatten)
 
-Bytes: TypeAlias = dict[str, int]  # bytes by kind
+Bytes: TypeAlias = dict[str, int]  # bytes by kind of memory
 
 
 def activations(model: keras.Model) -> int:
-    r"""Return the bytes of activations per row: the input and all outputs, \(\sum_l |y_l|\).
+    r"""Return the bytes of activations per row: the input plus the outputs \(y_l\) of all layers l.
 
-    Other stored tensors do not count: masks, intermediate values of activation functions, and
-    steps of a recurrence. A layer that only reshapes its input stores nothing.
+    The prediction omits masks, intermediate values of activation functions, and the steps of a
+    recurrence. A layer that only reshapes its input adds no bytes.
     """
     return bytes_per_row(model.inputs) + _outputs(model)
 
@@ -40,16 +41,16 @@ def weights(models: Iterable[keras.Layer]) -> Bytes:
 
 
 def optimizer(kind: keras.optimizers.Optimizer, gradients: int) -> int:
-    """Return the bytes of an optimizer's state for this number of gradient bytes.
+    """Return the bytes of an optimizer's state, given the bytes of all gradients.
 
-    The state consists of several copies of the weights and of a few scalars.
+    An optimizer's state consists of several arrays of the weights' size and of a few scalars.
 
     Args:
         kind: A Keras optimizer that has not been built.
         gradients: Bytes of all gradients.
     """
-    # The state for a variable with one element is the state per element. A lookup by class would
-    # need a table of all Keras optimizers.
+    # The optimizer is built for a variable with one element, so each array in its state is one copy
+    # of the weights. A lookup by optimizer class would need a table of all Keras optimizers.
     scalar = keras.Variable(np.zeros(1), name="one")
     kind.build([scalar])
     copies = sum(len(v.shape) == 1 for v in kind.variables)
@@ -63,19 +64,20 @@ def of_stages(
     rows: int,
     recompute: bool = False,
 ) -> Bytes:
-    r"""Return the maximum bytes that a rank stores for the backward passes of a schedule.
+    r"""Return the most bytes that a rank stores for its pending backward passes in a schedule.
 
-    "activations" is \(\max_t \sum_s n_s(t) a_s\). Here \(n_s(t)\) micro-batches are in flight at
-    stage s after row t of the table, and \(a_s\) is the bytes of one. With recomputation, \(a_s\)
-    counts only the stage's input, and the other activations of one micro-batch are added.
-    "versions" is the bytes of the old weights that `stored_versions` counts.
+    "activations" is \(\max_t \sum_s n_s(t) a_s\), a maximum over the rows t of the schedule and a
+    sum over the rank's stages s. Here \(n_s(t)\) is the number of micro-batches in flight at stage
+    s after row t, and \(a_s\) the activation bytes of one micro-batch. With recomputation, \(a_s\)
+    counts only the stage's input, and the remaining activations of one micro-batch are added to the
+    maximum. "versions" is the bytes of the older weight versions that `stored_versions` counts.
 
     Args:
-        models: All stages, in order.
-        table: The schedule.
-        rank: Number of the rank in its replica.
+        models: Models of all stages of the pipeline, in order.
+        table: The pipeline schedule.
+        rank: Number of the rank within its replica.
         rows: Number of rows in the largest micro-batch.
-        recompute: Whether backward passes recompute activations, see `Stage`.
+        recompute: Whether backward passes recompute the activations, see `Stage`.
     """
     full = np.array([rows * activations(model) for model in models])
     stored = (
@@ -97,7 +99,7 @@ def of_stages(
 
 
 def of_module(model: keras.Model, modules: int, rank: int, rows: int) -> Bytes:
-    """Return the maximum bytes of module k of K, whose gradients are K - 1 - k iterations late."""
+    """Return the most bytes of a module whose gradients are `modules - 1 - rank` steps late."""
     late = modules - 1 - rank
     return {
         "activations": (late + 1) * rows * activations(model),

@@ -1,4 +1,4 @@
-"""Pipelined inference: micro-batches run forward through the stages, one after the other."""
+"""Pipelined inference: micro-batches run forward through the stages of a model, in order."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ class Inference:
         rank 1      F0 F1 F2 F3
         rank 2         F0 F1 F2 F3
 
-    A stage starts the next micro-batch while the following stage works on the previous one. If a
-    rank has several stages, its first stage processes as many micro-batches as there are ranks.
-    Then its next stage processes the same micro-batches.
+    While the following stage processes one micro-batch, a stage already processes the next
+    micro-batch. If a rank has several stages, its first stage first processes a group with as many
+    micro-batches as there are ranks. Then the rank's next stage processes the same group of
+    micro-batches.
 
     Args:
-        links: Messages to and from the stages on other ranks.
-        models: The stages of this rank, by stage number.
+        links: Messages to and from the stages on other ranks (`StageMessages`).
+        models: Models of this rank's stages, by stage number.
         stages: Total number of stages on all ranks.
     """
 
@@ -42,18 +43,18 @@ class Inference:
         self._posted: deque[Posted] = deque()
 
     def __call__(self, batches: Iterable[Passed]) -> Iterator[tuple[Nest | None, float]]:
-        """Yield the output of each micro-batch and the loss that this rank's layers add.
+        """Yield the output of each micro-batch, and the loss that layers on this rank add for it.
 
         Args:
             batches: Inputs (rows, …) of the micro-batches, equal on all ranks, with at least one
-                row; lists of tensors if the model has several inputs.
+                row each. If the model has several inputs, each element is a list of tensors.
 
         Yields:
             The outputs (rows, …) on the rank of the last stage, elsewhere None; and the added loss.
         """
         remaining = iter(batches)
-        # Groups of this size keep all ranks busy: when the last micro-batch leaves a rank's first
-        # stage, the first micro-batch arrives at its next stage.
+        # A group of as many micro-batches as ranks keeps all ranks busy. When a rank's first stage
+        # finishes the group's last micro-batch, its next stage receives the first one.
         while group := list(islice(remaining, self._ranks)):
             yield from self._run_group([as_list(x) for x in group])
         while self._posted:
@@ -78,7 +79,7 @@ class Inference:
         self._passing.send(stage, True, number)
         self._posted.append(self._passing.posted)
         self._passing.posted = []
-        # Pending sends take memory, so their number is limited; a lower limit could cause a
+        # Pending sends occupy memory, so their number is limited; with a lower limit, ranks could
         # deadlock.
         if len(self._posted) > 2 * self._ranks:
             self._links.communicator.finish(self._posted.popleft())

@@ -1,4 +1,4 @@
-"""Training steps of a module whose error gradients arrive some iterations late."""
+"""Training of a model's modules with error gradients that arrive some iterations late."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labkit.model_parallel.stages.stage import Stage, Targets, as_list, is_numbe
 
 
 class Delayed:
-    """Training of one rank's module: forward passes in sequence, backward passes concurrently.
+    """Training of one module per rank: modules run forward in sequence, but backward concurrently.
 
         K = 3, iteration    0   1     2     3
         module 1            F0  F1    F2B0  F3B1
@@ -23,12 +23,13 @@ class Delayed:
         module 3            F0B0  F1B1  F2B2  F3B3
 
     Args:
-        module: The module of this rank; it stores the tensors for a backward pass until the
-            iteration's gradient arrives.
-        links: Messages to and from the modules on other ranks, one module per rank.
-        record: Function of (action, module, iteration) whose context manager is entered around
-            each computation and message.
-        losses: The losses of the last module, see `Runner`.
+        module: The module of this rank; it stores an iteration's tensors until the iteration's
+            gradient arrives.
+        links: Messages to and from the modules on other ranks (`StageMessages`), with one module
+            per rank.
+        record: Function of (action, module, iteration) that returns a context manager, which is
+            entered around each computation and message.
+        losses: `Losses` that the last module computes, see `Runner`.
     """
 
     def __init__(
@@ -38,10 +39,10 @@ class Delayed:
         self.place, self._last = links.communicator.rank, links.communicator.size - 1
         self._losses = losses if self.place == self._last else None
         self.rows = 0
-        self._rows: dict[int, int] = {}  # rows of each iteration with pending gradients
+        self._rows: dict[int, int] = {}  # by iteration: number of rows whose gradients are pending
         self._iteration = 0
         self._passing = Passing(links)
-        self._pending_sends: deque[Posted] = deque()  # one entry per iteration
+        self._pending_sends: deque[Posted] = deque()  # requests of the sends of each iteration
         self._own_losses = OwnLosses(links.communicator)
 
     def step(self, batch: Batch, update: Callable[[], None]) -> float | None:
@@ -50,7 +51,7 @@ class Delayed:
         Args:
             batch: The batch, equal on all ranks of the replica.
             update: Function that is called when the gradients of an iteration are complete; the
-                attribute `rows` is then their number of rows.
+                attribute `rows` is then the number of rows behind these gradients.
         """
         self._rows[self._iteration] = batch.rows
         weight = batch.weight
@@ -61,12 +62,13 @@ class Delayed:
         backward_iteration = self._iteration - (self._last - self.place)
         if backward_iteration >= 0:
             self.rows = self._rows.pop(backward_iteration)
-            if self.rows:  # no stage sends gradients for an iteration without rows
+            if self.rows:  # iterations without rows have no gradients
                 self._backward(backward_iteration)
             update()
         self._iteration += 1
-        # Sends that are this many iterations old have been received, so waiting for them does not
-        # block: module m receives a gradient from module s after s - m iterations.
+        # Module m receives a gradient from module s after s - m iterations. Sends that are older
+        # than the number of modules minus 1 are therefore complete, and waiting for them does not
+        # block.
         self._pending_sends.append(self._passing.posted)
         self._passing.posted = []
         if len(self._pending_sends) > self._last:
@@ -74,12 +76,13 @@ class Delayed:
         return self._own_losses.added_to(loss) if batch.rows else None
 
     def finish(self) -> None:
-        """Receive the pending gradients of unfinished iterations, and complete all sends."""
+        """Receive the gradients that are still pending at the end, and complete all sends."""
         for reader in range(self.place + 1, self._last + 1):
-            # The reader has run the backward pass of these iterations and has sent gradients.
+            # The module `reader` has run the backward pass of these iterations and has sent their
+            # gradients.
             sent = range(self._iteration - (self._last - reader))
             for iteration in sent:
-                if self._rows.get(iteration):  # this module has not received them
+                if self._rows.get(iteration):  # this module has not received the gradients
                     self._receive_gradients(reader, self._rows[iteration])
         while self._pending_sends:
             self.links.communicator.finish(self._pending_sends.popleft())

@@ -1,4 +1,4 @@
-"""A ledger that measures the memory of a rank's stages, tensor by tensor, while it is open."""
+"""Measurement of the memory that a rank's pipeline stages use, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -12,36 +12,38 @@ Bytes: TypeAlias = dict[int, int]  # bytes by a tensor's memory address
 
 
 class MemoryLedger:
-    """The maximum bytes of `activations`, `gradients` and `versions` that stages store at once.
+    """The most bytes of `activations`, `gradients` and `versions` that stages store at one time.
 
-    The ledger counts real tensors; each memory block counts once. "activations" are the tensors
-    that a stage saves between a forward pass and its backward pass, or between the two parts of a
-    backward pass. "gradients" are weight gradients that wait for the update.
-    "versions" are weights that a saved pass has read and that have changed since then. Unchanged
-    weights do not count as activations.
+    The ledger counts the bytes of real tensors, and counts each memory block once. "activations"
+    are the tensors that a stage saves between a forward pass and its backward pass, or between the
+    two parts of the backward pass. "gradients" are weight gradients that are stored until the
+    update. "versions" are old weights, which a pending backward pass still needs, although the
+    variables have changed since the forward pass. Current weights do not count as activations, even
+    if a backward pass reads them.
 
-    The ledger does not count temporary memory of operations, messages, or the tensor lists of
-    TensorFlow loops, in which recurrent layers store their steps. On a GPU addresses are unknown,
-    so weights that a saved pass has read count as activations.
+    The ledger omits messages and the temporary memory of operations. It also omits the tensor lists
+    of TensorFlow loops, in which recurrent layers store their steps. On a GPU, memory addresses are
+    unknown, so weights that a backward pass reads count as activations.
 
     Args:
-        steps: Number of warm-up steps, whose values are discarded because not all micro-batches are
-            in flight. After the same number of further steps, the ledger closes and costs no more
-            time. 0: the ledger is closed from the start.
+        steps: Number of warm-up steps, whose values are discarded because the pipeline is not yet
+            full. The ledger measures the same number of further steps, and then records nothing.
+            With `steps=0` it records nothing from the start.
     """
 
     def __init__(self, steps: int = 0) -> None:
         self.open = steps > 0
         self.most = {"activations": 0, "gradients": 0, "versions": 0}
         self._steps, self._step = steps, 0
-        # Keys are the kind, then (stage, micro-batch); for gradients, the micro-batch is None.
+        # The keys are the kind of memory, then (stage, micro-batch); the micro-batch is None for
+        # gradients.
         self._stored: dict[str, dict[tuple[int, int | None], Bytes]] = {
             kind: {} for kind in self.most
         }
-        self._weights: dict[int, Bytes] = {}  # current weights of each stage
+        self._weights: dict[int, Bytes] = {}  # by stage: bytes of the current weights
 
     def step(self) -> None:
-        """Start a training step."""
+        """Count the start of a training step; the count decides whether the ledger measures."""
         if self._step == self._steps:
             self.most = dict.fromkeys(self.most, 0)
         self.open = self._step < 2 * self._steps
@@ -54,7 +56,7 @@ class MemoryLedger:
         tensors: Iterable[tf.Tensor],
         variables: Iterable[keras.Variable] = (),
     ) -> None:
-        """Record that a stage stores these tensors of a micro-batch, weights included."""
+        """Record that a stage stores these tensors of a micro-batch, including its weights."""
         if not self.open:
             return
         self._weights[id(stage)] = _bytes(variable.value.value() for variable in variables)
@@ -66,7 +68,7 @@ class MemoryLedger:
         self._count("versions")
 
     def gather(self, stage: Hashable, gradients: Iterable[tf.Tensor]) -> None:
-        """Record the gradients of a stage; they replace its previous gradients."""
+        """Record the gradients that a stage stores; they replace the stage's previous gradients."""
         if self.open:
             self._stored["gradients"][id(stage), None] = _bytes(gradients)
             self._count("gradients")
@@ -87,13 +89,14 @@ class MemoryLedger:
 
 
 def _is_memory(value: tf.Tensor) -> bool:
-    """Whether the value is a tensor with its own numeric memory; scalars do not count."""
+    """Return whether a value is a tensor with numeric memory of its own; scalars do not count."""
     if not isinstance(value, tf.Tensor) or not hasattr(value, "numpy"):
         return False
     return value.dtype not in (tf.resource, tf.variant, tf.string) and value.shape.rank > 0
 
 
 def _bytes(tensors: Iterable[tf.Tensor]) -> Bytes:
-    # Only the private method returns the tensor's own memory; `numpy()` returns a copy.
+    # Only the private method `_numpy()` returns the tensor's memory without a copy; `numpy()`
+    # copies it.
     arrays = [tensor._numpy() for tensor in tensors if _is_memory(tensor)]
     return {array.ctypes.data: array.nbytes for array in arrays}

@@ -33,16 +33,17 @@ class Batch(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Number of rows of the batch."""
         return len(keras.tree.flatten(self.x)[0])
 
 
 class MicroBatches:
-    """A batch divided by rows.
+    """A batch divided into micro-batches of consecutive rows.
 
     Args:
         batch: The batch to divide.
-        count: Number of micro-batches; sizes differ by at most one row, and some may be empty.
+        count: Number of micro-batches; their sizes differ by at most one row, and some may be
+            empty.
     """
 
     def __init__(self, batch: Batch, count: int) -> None:
@@ -58,7 +59,7 @@ class MicroBatches:
         return self.rows(number) / self._rows
 
     def reaches(self, number: int, stage: int) -> bool:
-        """Whether a micro-batch has data for a stage."""
+        """Return whether a micro-batch has any data that the stage processes."""
         return self.rows(number) > 0
 
     def size(self, number: int, stage: int) -> tuple[int, ...]:
@@ -70,18 +71,18 @@ class MicroBatches:
         return self._part(self._x, number)
 
     def targets(self, number: int) -> tuple[Nest, Nest | None]:
-        """Return targets and sample weights, which the last stage needs."""
+        """Return the targets and sample weights of a micro-batch, which the last stage needs."""
         return self._part(self._y, number), self._part(self._weight, number)
 
     def loss_targets(self, masks: Sequence[Rows | None]) -> tuple[list[LossTargets], list[float]]:
-        """Return `LossTargets` and the share of each micro-batch that has an output."""
+        """Return `LossTargets` and the weight of each micro-batch that has an output."""
         numbers = range(len(self._edges) - 1)
         parts = [[self._part(mask, n) for mask in masks] for n in numbers]
         targets = [LossTargets(*self.targets(n), parts[n], self._steps_of(n)) for n in numbers]
         return targets, [self.share(n) for n in numbers]
 
     def _steps_of(self, number: int) -> int | None:
-        """Return the number of time steps of a micro-batch; None: all steps."""
+        """Return the number of time steps of a micro-batch; None if it has all steps."""
         return None
 
     def _part(self, value: Nest | None, number: int) -> Nest | None:
@@ -90,14 +91,15 @@ class MicroBatches:
 
 
 class TimeSegments(MicroBatches):
-    """A batch of sequences divided into segments of time steps, each with all rows.
+    """A batch of sequences divided into segments of time steps; each segment contains all rows.
 
     Args:
-        batch: A batch with inputs (rows, steps, …), and sample weights (rows, steps) or (rows, 1);
-            (rows,) if the model has one output per sequence.
-        count: Number of segments; lengths differ by at most one step.
-        opened: For the input of each stage, then for the model's output: whether it is a sequence.
-            Tensors that are no sequences pass only with the last segment.
+        batch: A batch with inputs (rows, steps, …). Sample weights have shape (rows, steps) or
+            (rows, 1), or (rows,) if the model has one output per sequence.
+        count: Number of segments; their lengths differ by at most one step.
+        opened: For the input of each stage, and finally for the model's output, whether it is a
+            sequence. Tensors that are not sequences are sent between stages only for the last
+            segment.
 
     Raises:
         InvalidInput: If there are fewer steps than segments, if the targets lack a value per step,
@@ -105,7 +107,8 @@ class TimeSegments(MicroBatches):
     """
 
     def __init__(self, batch: Batch, count: int, opened: Sequence[bool]) -> None:
-        # Only chains can be divided by time; a chain has one input and one target.
+        # Only models with one input and one output can be divided by time, so the batch has one
+        # input and one target.
         x: tf.Tensor = batch.x
         y: tf.Tensor = batch.y
         weight: tf.Tensor = batch.weight
@@ -125,7 +128,7 @@ class TimeSegments(MicroBatches):
             )
 
     def rows(self, number: int) -> int:
-        """Return the number of rows of the batch, which every segment has."""
+        """Return the number of rows of each segment, which is that of the whole batch."""
         return len(self._x)
 
     def share(self, number: int) -> float:
@@ -133,15 +136,15 @@ class TimeSegments(MicroBatches):
         return self._length(number) / float(self._steps)
 
     def reaches(self, number: int, stage: int) -> bool:
-        """Whether a segment has data for a stage."""
+        """Return whether a segment has any data that the stage processes."""
         return len(self._x) > 0 and (self._opened[stage] or number == self._last)
 
     def size(self, number: int, stage: int) -> tuple[int, ...]:
-        """Return (rows,), or (rows, steps) if the stage's input is a sequence."""
+        """Return a stage's input size: (rows,), or (rows, steps) if the input is a sequence."""
         return (len(self._x), *([self._length(number)] if self._opened[stage] else []))
 
     def targets(self, number: int) -> tuple[Nest, Nest | None]:
-        """Return the targets of the segment's steps, or all if the model has no output per step."""
+        """Return the targets of a segment's steps; all targets if the output is not a sequence."""
         y: tf.Tensor = self._y
         weight: tf.Tensor = self._weight
         if self._opened[-1]:
@@ -151,7 +154,7 @@ class TimeSegments(MicroBatches):
         return y, weight
 
     def loss_targets(self, masks: Sequence[Rows | None]) -> tuple[list[LossTargets], list[float]]:
-        """Return targets and share of each segment with an output, which may be only the last."""
+        """Return targets and weight of each segment with an output, which may be only the last."""
         if self._opened[-1]:
             return super().loss_targets(masks)
         return [LossTargets(self._y, self._weight, masks)], [1.0]

@@ -1,4 +1,4 @@
-"""A model as a sequence of blocks: the possible cuts, and the tensors that cross each cut."""
+"""A model as a sequence of blocks, with possible cuts and the tensors that cross each cut."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ if TYPE_CHECKING:
 
     from labkit.common.canonical_json import JSON
 
-INPUTS = -1  # pseudo stage whose outputs are the model's inputs, which all ranks have
+INPUTS = -1  # number of a pseudo stage whose outputs are the model's inputs
 
 
 class TensorSource(NamedTuple):
-    """The origin of a stage's input tensor.
+    """The place where an input tensor of a stage is produced.
 
     Attributes:
         stage: The stage that produces the tensor, or `INPUTS`.
-        number: Index among the outputs of that stage, or among the inputs of the model.
+        number: Index of the tensor among the outputs of that stage, or among the inputs of the
+            model.
     """
 
     stage: int
@@ -44,15 +45,15 @@ class TensorSource(NamedTuple):
 
 @dataclass(frozen=True)
 class StageModels:
-    """The stages of a model, as models that share its layers.
+    """The stages of a model as Keras models that share the layers of the whole model.
 
-    Each tensor, including masks, goes directly from the stage that produces it to all stages that
-    read it.
+    Each tensor, including masks, is sent directly from the stage that produces it to all stages
+    that read it.
 
     Attributes:
-        whole: The model that is divided.
-        models: The stages; the last stage has the outputs of the model.
-        takes: For each stage, the origins of its input tensors, in order.
+        whole: The model that is divided into stages.
+        models: The models of the stages; the last stage has the outputs of the whole model.
+        takes: For each stage, the sources (`TensorSource`) of its input tensors, in order.
     """
 
     whole: Functional
@@ -65,24 +66,25 @@ class StageModels:
 
 
 class Blocks:
-    """The blocks of a Sequential or Functional model, in topological order.
+    """The blocks, in topological order, between which a Sequential or Functional model can be cut.
 
         input ─ dense ─┬─ dense ─┬─ add ─ dense        blocks: dense │ dense, add │ dense
                        └─────────┘
 
-    A block ends where later layers read only one tensor (and its mask); if `wide`, after each
-    layer. A tensor of integers cannot end a block, because it has no gradient. All uses of a
-    variable are in one block, because otherwise two ranks would train separate copies.
+    A block ends at each point where later layers read only one tensor (and its mask). If `wide` is
+    set, a block ends after each layer. A block cannot end with a tensor of integers, because
+    integers have no gradient. All layer calls that use a variable are in one block, because two
+    ranks would train separate copies of the variable.
 
     Args:
-        model: The model, built.
-        wide: Whether several tensors may cross a cut.
+        model: The Keras model, built.
+        wide: Whether more than one tensor may cross a cut.
     """
 
     def __init__(self, model: keras.Model, wide: bool = False) -> None:
         self._graph = functional_of(model)
         self._nodes = list(_in_order(self._graph))
-        # For each block: the number of nodes up to its end, and its name.
+        # `ends` contains, for each block, the number of nodes up to its end, and the block's name.
         ends = (
             self._wide_cuts(self._possible_cuts())
             if wide
@@ -101,7 +103,7 @@ class Blocks:
     def described(
         self, edges: Sequence[int], seconds: Sequence[float] | None = None
     ) -> dict[str, JSON]:
-        """Return a record of a partition, with the bytes per row that leave each stage."""
+        """Return a JSON record of a partition, with the bytes per row that each stage sends on."""
         return {
             "blocks": self.names(),
             "edges": list(edges),
@@ -112,7 +114,7 @@ class Blocks:
         }
 
     def shared(self) -> list[str]:
-        """Return names of layers whose weights several calls use, so these stay in one block."""
+        """Return the names of layers whose weights several calls use, all in the same block."""
         calls = Counter(
             (node.operation.name, id(variable))
             for node in self._nodes
@@ -144,14 +146,14 @@ class Blocks:
         return StageModels(self._graph, models, takes)
 
     def _read(self, nodes: Sequence[Node], last: bool) -> dict[int, keras.KerasTensor]:
-        """Return the tensors that these nodes read, with masks, plus the outputs if `last`."""
+        """Return the tensors and masks that the nodes read, and the model's outputs if `last`."""
         tensors = [x for node in nodes for x in node.arguments.keras_tensors]
         tensors += self._graph.outputs if last else []
         tensors += [mask for x in tensors if (mask := mask_of(x)) is not None]
         return {id(x): x for x in tensors}
 
     def _possible_cuts(self) -> list[int]:
-        """Return the cuts that separate no uses of a variable, as numbers of nodes before them."""
+        """Return the numbers of nodes after which a cut separates no two uses of a variable."""
         uses: dict[int, list[int]] = {}
         for place, node in enumerate(self._nodes):
             for variable in getattr(node.operation, "variables", []):
@@ -163,13 +165,13 @@ class Blocks:
         ]
 
     def _wide_cuts(self, places: Sequence[int]) -> list[tuple[int, str]]:
-        """Return the cuts after layers, and the end, each with its node count and layer name."""
+        """Return (node count, layer name) for each cut after a layer, and for the model's end."""
         makers = {place: self._nodes[place - 1].operation for place in places}
         ends = [(n, by.name) for n, by in makers.items() if isinstance(by, keras.layers.Layer)]
         return [*ends[:-1], (len(self._nodes), ends[-1][1])]
 
     def _narrow_cuts(self, places: Sequence[int]) -> list[tuple[int, str]]:
-        """Return the cuts that one tensor crosses, and the end, each with node count and name."""
+        """Return (node count, layer name) for each cut that one tensor crosses, and for the end."""
         last_use = {id(x): len(self._nodes) + 1 for x in self._graph.outputs}
         for place, node in enumerate(self._nodes):
             for key in self._read([node], last=False):
@@ -183,7 +185,7 @@ class Blocks:
             alive = {key: x for key, x in alive.items() if last_use.get(key, 0) > place}
             masks = {id(mask_of(x)) for x in alive.values()}
             live = [x for key, x in alive.items() if key not in masks]
-            # One cut per tensor is enough while later nodes add no other live tensor.
+            # If later nodes leave the same single tensor alive, no second cut is added for it.
             if place in places and len(live) == 1 and live[0] is not previous:
                 (previous,) = live
                 if "float" in previous.dtype and previous is not outputs[0]:
@@ -192,7 +194,7 @@ class Blocks:
 
 
 class BlockChain(Blocks):
-    """The blocks of a model in which a single tensor passes each cut, from one input to one output.
+    """The blocks of a model with one input and one output; a single tensor crosses each cut.
 
     Raises:
         InvalidInput: If the model has several inputs or outputs.
@@ -210,14 +212,14 @@ class BlockChain(Blocks):
 
 
 def split_model(model: keras.Model, edges: Sequence[int]) -> list[keras.Model]:
-    """Return the stages of a chain; stage k consists of the blocks [edges[k], edges[k + 1])."""
+    """Return a chain's stages as models; stage k has blocks edges[k] to edges[k + 1] - 1."""
     return BlockChain(model).split(edges).models
 
 
 def _in_order(graph: Functional) -> Iterator[Node]:
-    """Yield the layer calls in topological order, each followed by the calls that make its masks.
+    """Yield layer calls in topological order, each followed by the calls that compute its masks.
 
-    Keras's graph contains only masks that are arguments of layers; this order contains all masks.
+    Keras's graph lists only masks that are layer arguments, but this order includes all masks.
     """
     visited: set[int] = set()
 
@@ -241,8 +243,9 @@ def _maker(x: keras.KerasTensor) -> Node:
 
 
 def _model(nodes: Sequence[Node], tensors: Sequence[keras.KerasTensor], ends: Nest) -> keras.Model:
-    """Return a model that repeats layer calls, from `tensors` (with masks) to `ends`."""
-    # Layers are called again, because `keras.Model(tensors, tensors)` copies tensors without masks.
+    """Return a model that repeats the layer calls `nodes`, from `tensors` with masks to `ends`."""
+    # All layers are called again, because `keras.Model(tensors, tensors)` would copy the tensors
+    # without their masks.
     replacements = {id(x): keras.Input(batch_shape=x.shape, dtype=x.dtype) for x in tensors}
     inputs = list(replacements.values())
     for x in tensors:

@@ -1,4 +1,4 @@
-"""A recurrent model with an open time axis, which accepts segments of any length."""
+"""A recurrent model with a time axis of unknown length, for time segments of any length."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit.common.errors import InvalidInput
 from labkit.model_parallel.stages.model_blocks import BlockChain
 
 Shape: TypeAlias = tuple[int | None, ...]
-# Arguments of layer calls: a nest of tensors and plain values.
+# Arguments of layer calls: nested structures of tensors and Python values.
 Argument: TypeAlias = "keras.KerasTensor | Sequence[Argument] | bool | int | float | str | None"
 
 Layers = keras.layers
@@ -40,7 +40,7 @@ EACH_STEP = (
     Layers.Minimum,
     Layers.Concatenate,
 )
-# Embedding and Masking compute masks with these operations, step by step.
+# Embedding and Masking compute their masks with these operations, for each step separately.
 _MASKS = ("NotEqual", "Any")
 ALLOWED = (
     f"allowed are {', '.join(kind.__name__ for kind in RECURRENT)}, and layers that act on each "
@@ -53,8 +53,8 @@ class StatefulRecurrent(keras.layers.Layer):
     """A recurrent layer that starts from a given state and stores its final state.
 
     Attributes:
-        begin: The state before the first step; None: zeros.
-        end: The state after the last step of the latest call.
+        begin: The state before the first step; None means zeros.
+        end: The state after the last step of the most recent call.
     """
 
     def __init__(self, layer: keras.Layer) -> None:
@@ -64,8 +64,8 @@ class StatefulRecurrent(keras.layers.Layer):
         self.end: list[tf.Tensor] = []
 
     def call(self, x: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
-        """Return the outputs of the layer."""
-        # `return_state` is reset afterwards, because the whole model calls the same layer.
+        """Return the layer's outputs for a segment, and store the layer's final state in `end`."""
+        # `return_state` is reset to False, because the whole model calls the same layer object.
         self.layer.return_state = True
         try:
             y, *self.end = self.layer(x, initial_state=self.begin, mask=mask)
@@ -73,18 +73,18 @@ class StatefulRecurrent(keras.layers.Layer):
             self.layer.return_state = False
         if mask is None or self.begin is None or self.layer.zero_output_for_mask:
             return y
-        # The first state of every kind of cell is its output.
+        # In all Keras recurrent layers, the first state tensor is the layer's output.
         return self._with_previous_output(y, mask, self.begin[0])
 
     def compute_mask(self, x: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor | None:
-        """Return the mask of the layer."""
+        """Return the mask of the wrapped layer's output."""
         return self.layer.compute_mask(x, mask)
 
     def _with_previous_output(self, y: tf.Tensor, mask: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
         """Replace outputs before the first unmasked step by the previous segment's last output.
 
-        A masked step repeats the previous output, but at the start of a segment the layer repeats
-        zeros.
+        At a masked step, Keras repeats the previous output, but before the first unmasked step of a
+        call it returns zeros.
         """
         if not self.layer.return_sequences:
             return tf.where(tf.reduce_any(mask, axis=1)[:, None], y, before)
@@ -92,25 +92,26 @@ class StatefulRecurrent(keras.layers.Layer):
         return tf.where(unmasked[..., None], y, before[:, None])
 
     def compute_output_shape(self, shape: Shape) -> Shape:
-        """Return the output shape of the layer."""
+        """Return the output shape of the wrapped layer."""
         output: Shape = self.layer.compute_output_shape(shape)
         return output
 
 
 def open_time(model: keras.Model) -> keras.Model:
-    """Return the same layers on an input with any number of steps, as a `keras.Model`.
+    """Return a `keras.Model` of the same layers that accepts any number of time steps.
 
-    Recurrent layers become `StatefulRecurrent`. If axis 1 of a tensor is time, the length of this
-    axis is None, also in the stages of the result.
+    Each recurrent layer is wrapped in a `StatefulRecurrent` layer. If axis 1 of a tensor is time,
+    its length is None, also in stages of the returned model.
 
     Args:
-        model: A chain (see `BlockChain`) with inputs (rows, steps, …).
+        model: A model with one input (rows, steps, …) and one output, see `BlockChain`.
 
     Raises:
-        InvalidInput: If there is no recurrent layer, or if another layer combines several steps.
+        InvalidInput: If there is no recurrent layer, or if a layer that is not recurrent combines
+            several steps.
     """
     chain = BlockChain(model)
-    plain = chain.part(0, len(chain))  # this copy is not compiled, even if the model is
+    plain = chain.part(0, len(chain))  # a copy without `compile`
     _, steps, *rest = plain.inputs[0].shape
     opened = keras.models.clone_model(
         plain,
@@ -127,15 +128,15 @@ def open_time(model: keras.Model) -> keras.Model:
 
 
 def is_open(tensor: keras.KerasTensor) -> bool:
-    """Whether axis 1 of a tensor in an `open_time` model is time."""
+    """Return whether axis 1 of a tensor in an `open_time` model is time."""
     return len(tensor.shape) > 1 and tensor.shape[1] is None
 
 
 class _Caller:
-    """Call each layer on tensors with an open time axis; reject layers that combine time steps.
+    """Call layers on tensors with a time axis of any length; reject layers that combine steps.
 
     Args:
-        steps: Number of steps of the whole sequence; None if the model leaves it open.
+        steps: Number of steps of the whole sequence; None if the model does not fix it.
     """
 
     def __init__(self, steps: int | None) -> None:
@@ -144,7 +145,7 @@ class _Caller:
     def __call__(
         self, layer: keras.Layer, *args: Argument, **kwargs: Argument
     ) -> keras.KerasTensor:
-        # Masks are attached to their tensors, so the arguments need not contain them.
+        # Masks are attached to their tensors, so they are removed from the arguments.
         kwargs = {name: value for name, value in kwargs.items() if "mask" not in name}
         values = keras.tree.flatten([args, kwargs])
         tensors = [x for x in values if isinstance(x, keras.KerasTensor)]
@@ -179,7 +180,7 @@ class _Caller:
         return StatefulRecurrent(layer)(*tensors)
 
     def _reshape(self, layer: keras.Layer, x: keras.KerasTensor) -> keras.KerasTensor:
-        """Replace a Reshape, whose shape may fix the number of steps, by one for any number."""
+        """Replace a Reshape layer, which may fix the number of steps, by one for any number."""
         shape = layer.compute_output_shape((None, self._steps, *x.shape[2:]))
         if prod(shape[2:]) != prod(x.shape[2:]):
             raise _refusal(layer, "it changes the time axis")
@@ -187,7 +188,7 @@ class _Caller:
 
 
 def _not_each_step(layer: keras.Layer, x: keras.KerasTensor) -> str | None:
-    """Return why a layer does not process each step separately; None if it does."""
+    """Return why a layer does not process each step separately; None if there is no reason."""
     if type(layer).__name__ in _MASKS:
         return None
     if type(layer) not in EACH_STEP:

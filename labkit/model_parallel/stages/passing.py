@@ -1,4 +1,4 @@
-"""Messages between stages on different ranks: outputs forward, gradients backward, and losses."""
+"""Messages between stages on different ranks: outputs, gradients, and losses of layers."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ from labkit.model_parallel.stages.stage import Passed, as_list, is_number, unwra
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Posted: TypeAlias = "list[MPI.Request]"  # pending requests for `Communicator.finish`
+Posted: TypeAlias = "list[MPI.Request]"  # pending requests, which `Communicator.finish` completes
 Ends: TypeAlias = "Sequence[keras.KerasTensor | Sequence[keras.KerasTensor]]"
 
 
 class StageMessages:
     """Messages between the stages of one replica; with R ranks, stage s is on rank s mod R.
 
-    A tensor goes directly from the stage that produces it to each stage that reads it. The tensor's
-    gradients go directly in the opposite direction.
+    A tensor is sent directly from the stage that produces it to each stage that reads it. The
+    gradients of a tensor are sent directly from each stage that reads it to the stage that produces
+    it.
 
     Args:
         communicator: Communicator of the replica's ranks, in stage order.
-        inputs: Symbolic input tensors of every stage, which give dtypes, and shapes without rows.
+        inputs: Symbolic input tensors of every stage, from which dtypes, and shapes without rows,
+            are read.
         outputs: Symbolic output tensors of every stage.
-        takes: Origins of every stage's inputs; None: each stage reads the previous stage's output.
+        takes: Sources of every stage's inputs; None if each stage reads the previous stage's
+            output.
     """
 
     def __init__(
@@ -44,25 +47,26 @@ class StageMessages:
         self.inputs, self.outputs = [*map(as_list, inputs)], [*map(as_list, outputs)]
         chain = [
             [TensorSource(stage - 1, 0)] for stage in range(len(inputs))
-        ]  # stage -1 is `INPUTS`
+        ]  # for stage 0, the source stage is -1, which is `INPUTS`
         self.takes = chain if takes is None else takes
 
     def send(self, value: tf.Tensor, stage: int, peer: int) -> Posted:
         """Start to send a tensor of a stage to a peer stage; return the pending requests."""
-        # The send does not block, because the receiver may first execute other schedule rows.
+        # The send does not block, because the receiver may have other rows of the schedule to
+        # execute first.
         data = np.ascontiguousarray(value)
         return self.communicator.post(data, peer % self.communicator.size, self._tag(stage, peer))
 
     def receive(
         self, spec: keras.KerasTensor, stage: int, peer: int, size: Sequence[int]
     ) -> tf.Tensor:
-        """Return the tensor that a peer stage has sent; `size` is (rows,) or (rows, steps)."""
+        """Return the tensor that stage `peer` has sent; `size` is (rows,) or (rows, steps)."""
         data = np.empty((*size, *spec.shape[len(size) :]), tf.as_dtype(spec.dtype).as_numpy_dtype)
         self.communicator.recv(data, peer % self.communicator.size, self._tag(peer, stage))
         return tf.constant(data)
 
     def readers(self, stage: int, number: int) -> list[tuple[int, int]]:
-        """Return the stages that read an output of a stage, with the index among their inputs."""
+        """Return (stage, input index) of every stage input that reads this output of a stage."""
         return [
             (reader, place)
             for reader, sources in enumerate(self.takes)
@@ -71,38 +75,39 @@ class StageMessages:
         ]
 
     def is_here(self, stage: int) -> bool:
-        """Whether a stage is on this rank."""
+        """Return whether a stage is on this rank."""
         return stage % self.communicator.size == self.communicator.rank
 
     def _tag(self, source: int, destination: int) -> int:
-        """Return a unique tag for each pair of stages, because ranks may have several stages."""
+        """Return a message tag for a pair of stages; a rank pair may have several stage pairs."""
         return source * len(self.takes) + destination
 
 
 class Passing:
-    """The tensors between stages that a rank stores: received tensors and tensors to send.
+    """A rank's store of tensors between stages: received tensors, and tensors to be sent.
 
-    Tensors are stored by stage and by the number of the micro-batch or iteration.
+    Tensors are stored by stage and by the number of their micro-batch or iteration.
 
     Args:
-        links: Messages to and from the other stages.
+        links: Messages to and from the other stages (`StageMessages`).
 
     Attributes:
-        posted: Requests of sends that may be pending.
+        posted: Requests of sends that may still be pending.
     """
 
     def __init__(self, links: StageMessages) -> None:
         self._links = links
         self.posted: Posted = []
-        # Inputs are stored by (reading stage, input index, number). Gradients are stored by
-        # (producing stage, output index, number).
+        # Inputs are stored by (reading stage, input index, micro-batch number). Gradients are
+        # stored by (producing stage, output index, micro-batch number).
         self._inputs: dict[tuple[int, int, int], tf.Tensor] = {}
         self._gradients: dict[tuple[int, int, int], tf.Tensor] = {}
-        # Tensors to send, and destinations, are stored by (sending stage, whether forward, number).
+        # Tensors to send, with their receivers, are stored by (sending stage, whether forward,
+        # micro-batch number).
         self._sent: dict[tuple[int, bool, int], list[tuple[tf.Tensor, int]]] = {}
 
     def store_outputs(self, stage: int, number: int, outputs: Passed) -> None:
-        """Store the outputs of a stage for the stages that read them."""
+        """Store the outputs of a stage for the stages that read them, on this or other ranks."""
         remote = self._sent[stage, True, number] = []
         for place, value in enumerate(as_list(outputs)):
             for reader, at in self._links.readers(stage, place):
@@ -112,7 +117,7 @@ class Passing:
                     remote.append((value, reader))
 
     def take(self, stage: int, number: int, read: Sequence[tf.Tensor]) -> Passed:
-        """Return the inputs of a stage; inputs that come from the batch are in `read`."""
+        """Return the inputs of a stage; those that are inputs of the model come from `read`."""
         return unwrap_single(
             [
                 read[source.number]
@@ -123,7 +128,7 @@ class Passing:
         )
 
     def store_gradients(self, stage: int, number: int, gradients: Passed) -> None:
-        """Store the gradients of a stage's inputs for the producers of the inputs."""
+        """Store the gradients of a stage's inputs for the stages that produced these inputs."""
         remote = self._sent[stage, False, number] = []
         for value, source in zip(as_list(gradients), self._links.takes[stage], strict=True):
             if value is None:
@@ -134,21 +139,22 @@ class Passing:
                 remote.append((value, source.stage))
 
     def pop_gradients(self, stage: int, number: int) -> Passed:
-        """Return the gradients of a stage's outputs, each the sum over its readers."""
+        """Return the gradients of a stage's outputs, each summed over the stages that read it."""
         places = range(len(self._links.outputs[stage]))
         return unwrap_single(
             [self._gradients.pop((stage, place, number), None) for place in places]
         )
 
     def send(self, stage: int, forward: bool, number: int) -> None:
-        """Send the stored outputs of a stage, or its stored gradients."""
+        """Send the stored outputs of a stage if `forward`, or else its stored gradients."""
         for value, peer in self._sent.pop((stage, forward, number)):
             self.posted += self._links.send(value, stage, peer)
 
     def receive(self, stage: int, forward: bool, number: int, size: Sequence[int]) -> None:
-        """Receive the inputs of a stage from other ranks, or the gradients of its outputs."""
+        """Receive a stage's inputs from other ranks if `forward`, else its outputs' gradients."""
         links = self._links
-        # Tensors are received in the order of sending, which is the order of a stage's outputs.
+        # Ranks receive tensors in the order in which they are sent: the order of the sending
+        # stage's outputs.
         if forward:
             for place, source in enumerate(links.takes[stage]):
                 if source.stage != INPUTS and not links.is_here(source.stage):
@@ -168,10 +174,11 @@ class Passing:
 
 
 class OwnLosses:
-    """Sum of the losses that the layers of all stages add in a step, such as regularizers.
+    """Sum of the losses (such as regularizers) that layers of all stages add in a training step.
 
-    If any stage has such losses, each step needs one sum over the ranks, which does not count as
-    traffic. If no stage has such losses, the only message is one query in the first step.
+    If any layer adds losses, each step needs one sum over the ranks, which is not counted as
+    traffic. If no layer adds losses, the ranks only communicate once, in the first step, to find
+    this out.
 
     Args:
         communicator: Communicator of the ranks of all stages.
@@ -179,19 +186,20 @@ class OwnLosses:
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
-        self._has_losses = False  # whether layers on this rank add losses
-        self._anywhere: bool | None = None  # whether layers on any rank do; None: unknown
+        self._has_losses = False  # whether layers on this rank add losses to the model's loss
+        self._anywhere: bool | None = None  # whether layers on any rank add losses; None if unknown
         self._sum = 0.0
 
     def take(self, losses: tf.Tensor | None, weight: float = 1.0) -> None:
-        """Add the losses of a stage's layers in a forward pass; None: the layers have no losses."""
+        """Add the losses of a stage's layers in one forward pass; None if no layer adds losses."""
         if losses is not None:
             self._has_losses = True
             self._sum += float(losses) * weight
 
     def added_to(self, loss: float | None) -> float | None:
-        """Return the loss plus the losses of all layers; None if `loss` is None (collective)."""
-        # Layers add losses when they are called, so the query follows the first forward pass.
+        """Return `loss` plus the layers' losses of all stages; None if it is None (collective)."""
+        # Layers add their losses when they are called, so ranks ask each other only after the first
+        # forward pass.
         if self._anywhere is None:
             flags = self._communicator.allgather(self._has_losses, "whether layers have losses")
             self._anywhere = any(flags)

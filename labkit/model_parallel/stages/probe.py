@@ -1,4 +1,4 @@
-"""Measurements outside training: pass times of each block, bytes stored for a backward pass."""
+"""Measurements outside training: the pass times and the stored bytes of a model's blocks."""
 
 from __future__ import annotations
 
@@ -15,37 +15,38 @@ from labkit.model_parallel.stages.memory_ledger import MemoryLedger
 from labkit.model_parallel.stages.model_blocks import INPUTS, Blocks, TensorSource
 from labkit.model_parallel.stages.stage import Stage, as_list, unwrap_single
 
-WARM = 2  # warm-up passes; the first pass traces the graph
+WARM = 2  # number of warm-up passes; the first pass traces the graph
 PASSES = 5
 
 
 def block_seconds(
     model: keras.Model, rows: int, clock: Clock, blocks: Blocks | None = None
 ) -> list[float]:
-    """Return the time in s of a forward and backward pass of each block, see `block_passes`."""
+    """Return the time in s of each block's forward and backward pass together (`block_passes`)."""
     return [forward + backward for forward, backward in block_passes(model, rows, clock, blocks)]
 
 
 def block_passes(
     model: keras.Model, rows: int, clock: Clock, blocks: Blocks | None = None
 ) -> list[tuple[float, float]]:
-    """Return the times in s of a forward and of a backward pass of each block: medians of five.
+    """Return the times in s of each block's forward pass and backward pass, medians of five runs.
 
     Each block is compiled and runs as a separate `Stage`, without the loss. Inputs are random
-    numbers between 0 and 1. Weights, statistics and random states of layers are restored
-    afterwards.
+    numbers between 0 and 1. After the measurement, weights, statistics and random states of the
+    layers are restored.
 
     Args:
         model: The whole model.
         rows: Number of rows in a micro-batch.
         clock: Clock that measures the times.
-        blocks: Blocks of the model; None: a cut wherever only one tensor crosses.
+        blocks: Blocks of the model; None for a cut at each point that only one tensor crosses.
     """
     blocks = blocks or Blocks(model)
     parts = blocks.split(range(len(blocks) + 1))
     values = {TensorSource(INPUTS, n): _random(x, rows) for n, x in enumerate(parts.whole.inputs)}
     seconds = []
-    # Each block reads outputs of other blocks, so its inputs have the right shapes and types.
+    # Each block receives the outputs of earlier blocks, so its inputs have the right shapes and
+    # types.
     with _restored_afterwards(model):
         for number, (block, takes) in enumerate(zip(parts.models, parts.takes, strict=True)):
             stage = Stage(block, read=[source.stage == INPUTS for source in takes])
@@ -67,9 +68,10 @@ def block_passes(
 
 
 def kept_bytes(model: keras.Model, rows: int) -> int:
-    """Return the bytes of activations from forward to backward of a batch, see `MemoryLedger`.
+    """Return the bytes that a batch's forward pass stores for its backward pass (`MemoryLedger`).
 
-    The input and the output always count. The model is restored as in `block_passes`.
+    The model's input and output are always included in these bytes. Afterwards, the variables of
+    the model are restored, as `block_passes` does.
     """
     (spec,) = model.inputs
     x, stage = _random(spec, rows), Stage(model, first=True)
@@ -88,14 +90,14 @@ def _random(spec: keras.KerasTensor, rows: int) -> tf.Tensor:
             "only the rows may be open; use partition='parameters', or fix the length of the input"
         )
     kind, shape = tf.as_dtype(spec.dtype), (rows, *spec.shape[1:])
-    random = np.random.default_rng(0)  # independent of global random states
-    # Cast to integers, values below 1 become 0, which is a valid word number for an Embedding.
+    random = np.random.default_rng(0)  # does not change the global random state
+    # A cast to integers turns values below 1 into 0, which is a valid word number for an Embedding.
     return tf.cast(random.random(shape), kind)
 
 
 @contextmanager
 def _restored_afterwards(model: keras.Model) -> Iterator[None]:
-    """Context manager that restores the variables of a model."""
+    """Context manager that restores the variables of a model when it exits."""
     before = [tf.identity(variable.value) for variable in model.variables]
     yield
     for variable, value in zip(model.variables, before, strict=True):

@@ -26,24 +26,25 @@ States: TypeAlias = list[list[tf.Tensor]]  # state tensors of each recurrent lay
 
 
 class RecurrentStage(Stage):
-    r"""A stage whose micro-batches are time segments that continue from the previous state.
+    r"""A stage whose micro-batches are time segments; each continues from the previous state.
 
-    With the recurrent state \(h_i\) after segment i, \((y_i, h_i) = f(x_i, h_{i-1})\) and
-    \(h_{-1} = 0\). Backward passes run from the last segment to the first. The stage keeps
-    \(\partial L / \partial h_{i-1}\) for its next backward pass, and sends
-    \(\partial L / \partial x_i\) to the previous stage. The result is back-propagation through all
-    time steps. The loss is the mean over rows and steps, so a segment's weight is its fraction of
-    the steps.
+    With the input \(x_i\), output \(y_i\) and recurrent state \(h_i\) of segment i, \((y_i, h_i) =
+    f(x_i, h_{i-1})\) and \(h_{-1} = 0\). Backward passes run from the last segment to the first.
+    The stage stores \(\partial L / \partial h_{i-1}\), the gradient of the loss by the state, for
+    its next backward pass. It sends \(\partial L / \partial x_i\), the gradient by the input, to
+    the previous stage. The gradients are those of back-propagation through all time steps of the
+    sequence. The loss is the mean over rows and steps, so a segment's weight is its fraction of the
+    steps.
 
-    If a recurrent layer returns only its last output, later layers run only for the last segment.
-    For earlier segments this stage then has no output and receives no gradient.
+    If a recurrent layer returns only its last output, later layers run only in the last segment.
+    In earlier segments, a stage with such a layer has no output and receives no gradient.
 
-    Segments of different lengths are traced separately.
+    TensorFlow traces segments of different lengths separately.
 
     Args:
-        model: A part of `open_time(model)`.
-        loss, first, recompute, read: See `Stage`.
-        stretches: Number of segments of a sequence; the last segment has number stretches - 1.
+        model: A part of the model that `open_time` returns.
+        loss, first, recompute, read: Same arguments as those of `Stage`.
+        stretches: Number of time segments of a sequence; the last segment has number stretches - 1.
     """
 
     def __init__(
@@ -60,27 +61,28 @@ class RecurrentStage(Stage):
         nodes = [node for nodes in model._nodes_by_depth.values() for node in nodes]
         carried = [node for node in nodes if isinstance(node.operation, StatefulRecurrent)]
         self._layers: list[StatefulRecurrent] = [node.operation for node in carried]
-        # Without an output, a segment runs only through layers with a state; later layers would
-        # compute outputs that no layer reads.
+        # A segment without an output runs only through the recurrent layers, because nothing reads
+        # the outputs of later layers.
         states = [node.outputs[0] for node in carried] or model.outputs
         self._body = keras.Model(model.inputs, states)
-        self._states: States = []  # states after the previous segment
-        # Gradients with respect to the states after a segment.
+        self._states: States = []  # state tensors after the previous segment
+        # `_state_gradients` contains the gradients with respect to the states after the segment.
         self._state_gradients: list[tf.Tensor] = []
 
     def forward(
         self, number: int, x: Passed, share: float, targets: Targets | None = None
     ) -> Passed:
-        """Return a segment's output (None without output); at the last stage, its part of the loss.
+        """Return a segment's output or None; at the last stage, the segment's part of the loss.
 
         Args:
             number: Number of the segment; segments run in order.
-            x: Input of the segment.
+            x: Input of the segment at this stage.
             share: Weight of the segment's losses, which is its fraction of the time steps.
-            targets: (y, sample weights) at the last stage.
+            targets: Pair (targets, sample weights), used at the last stage.
         """
         answers = self._open or number == self._last
-        # If only the last step has an output, this output and the layers' losses count once.
+        # If only the last segment has an output, the loss and the layers' losses are counted once,
+        # with weight 1.
         counts = self._share(share if self._open else 1.0)
         compute: Compute = self._compute_outputs if answers else self._update_states
         with self.computing():
@@ -88,10 +90,11 @@ class RecurrentStage(Stage):
             arguments = as_list(x), begin, self._loss_targets(targets) if answers else None, counts
             self.own_loss, *results = self._run_forward(number, compute, *arguments)
         states = results[len(results) - len(tf.nest.flatten(begin)) :]
-        # The next segment starts from these values, not from their graph. Its backward returns the
-        # gradient with respect to them explicitly.
+        # The next segment starts from the values of these states, not from their graph. The
+        # backward pass of the next segment explicitly returns the gradient with respect to these
+        # states.
         self._states = tf.nest.pack_sequence_as(begin, states)
-        if number == self._last:  # no gradient reaches the final state
+        if number == self._last:  # the last segment's final state has gradient zero
             self._state_gradients = [tf.zeros_like(state) for state in states]
         return unwrap_single(results[: len(results) - len(states)]) if answers else None
 
@@ -100,14 +103,15 @@ class RecurrentStage(Stage):
 
         Args:
             number: Number of the segment; segments run from last to first.
-            gradient: Gradient with respect to the output; None at the last stage or without an
-                output.
-            weights_later: Ignored, because a wavefront's backward has only one part.
+            gradient: Gradient with respect to the output; None at the last stage, and for a segment
+                without an output.
+            weights_later: Ignored, because a backward pass in the wavefront schedule has only one
+                part.
         """
         with self.computing():
             compiled, saved = self._restore(number)
-            # Gradients of states come first, because both `_compute_outputs` and `_update_states`
-            # return the states before the outputs.
+            # The gradients of the states come first, because `_compute_outputs` and
+            # `_update_states` return the states before the outputs.
             seeds = [*self._state_gradients, *([] if gradient is None else self._seeds(gradient))]
             gradients, dw = compiled.backward(saved, seeds)
             count = sum(self._needs_gradient)
@@ -147,7 +151,7 @@ class RecurrentStage(Stage):
             layer.begin = state
 
     def _collect_states(self) -> list[tf.Tensor]:
-        """Return the states after the segment, and reset the layers."""
+        """Return the states after a segment, and reset the states that the layers store."""
         states = [state for layer in self._layers for state in layer.end]
         for layer in self._layers:
             layer.begin, layer.end = None, []

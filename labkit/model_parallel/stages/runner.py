@@ -1,4 +1,4 @@
-"""Execution of a rank's rows of a pipeline schedule on real micro-batches."""
+"""Execution of one rank's rows of a pipeline schedule with the micro-batches of real data."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ Record: TypeAlias = Callable[[str, int, int], AbstractContextManager[None]]
 
 
 class Runner:
-    """Run training steps of one rank's stages.
+    """Run training steps on the pipeline stages of one rank.
 
     Args:
         communicator: Communicator of the ranks of one replica, in stage order.
-        table: The schedule.
-        stages: Stages of this rank, by their number in the model.
-        inputs, outputs, takes: Tensors between the stages, see `StageMessages`.
-        record: Function of (action, stage, micro-batch) whose context manager is entered around
-            each row of the schedule.
-        losses: The model's losses; the last stage then receives (sample weights, counts). None:
-            micro-batches are weighted by rows, and the last stage receives sample weights.
+        table: The pipeline schedule.
+        stages: Stages of this rank, by stage number in the model.
+        inputs, outputs, takes: Tensors between the stages, same arguments as those of
+            `StageMessages`.
+        record: Function of (action, stage, micro-batch) that returns a context manager, which is
+            entered around each row of the schedule.
+        losses: `Losses` of the model, with which the last stage receives the pair (sample weights,
+            counts) instead of sample weights. If `losses` is None, micro-batches are weighted by
+            rows, and the last stage receives sample weights.
 
     Attributes:
-        rows: Number of batch rows behind the gradients at the latest `update`: of the whole batch,
-            or of one micro-batch if the schedule is asynchronous.
+        rows: Number of batch rows behind the gradients at the latest `update`. These are the rows
+            of one micro-batch if the schedule is asynchronous, and of the whole batch if not.
     """
 
     def __init__(
@@ -60,26 +62,28 @@ class Runner:
         self._opened = [any(map(is_open, tensors)) for tensors in ends]
 
     def step(self, batch: Batch, update: Callable[[int], None]) -> float | None:
-        """Run one batch forward and backward; return the loss on the last stage's rank, else None.
+        """Train with one batch; return the loss on the rank of the last stage, None on other ranks.
 
         Args:
             batch: The batch, equal on all ranks of the replica.
-            update: Function that is called with a stage's number when its weights may change.
+            update: Function that is called with a stage's number when the stage's weights may
+                change.
         """
         parts = self._parts(batch)
         in_flight = _BatchInFlight(self, parts, self._counts(batch, parts))
         for _, stage, action, number, peer in self._rows:
-            # A message belongs to the later of its two stages. If the micro-batch has no data for
-            # this stage, for example no rows, neither rank computes or sends anything.
+            # Whether a message is sent depends on the later of its two stages. If the micro-batch
+            # has no data for the later stage (for example no rows), no rank computes or sends
+            # anything.
             if parts.reaches(number, max(stage, peer)):
                 with self._record(action, stage, number):
                     in_flight.execute(action, stage, number, peer)
-            # An asynchronous schedule has no flush; each backward is followed by its update.
+            # An asynchronous schedule has no flush; an update follows each backward pass.
             if self.table.asynchronous and action == "backward":
                 self.rows = parts.rows(number)
                 update(stage)
-        # Sends are completed only here. If two ranks waited earlier for their sends to each other,
-        # they would deadlock.
+        # Pending sends are completed only at the end of the step. If two ranks waited earlier for
+        # their sends to each other, they could deadlock.
         self.communicator.finish(in_flight.passing.posted)
         if not self.table.asynchronous:
             self.rows = batch.rows
@@ -92,7 +96,7 @@ class Runner:
         if self.losses is None:
             return {}
         targets, shares = parts.loss_targets(self.losses.masks(batch.x))
-        if self.table.asynchronous:  # each micro-batch has an update
+        if self.table.asynchronous:  # each micro-batch has its own update
             counts = [self.losses.counts([target], [1.0])[0] for target in targets]
         else:
             counts = self.losses.counts(targets, shares)
@@ -114,8 +118,9 @@ class _BatchInFlight:
 
     def execute(self, action: str, stage: int, number: int, peer: int) -> None:
         """Execute one row of the schedule."""
-        # Message rows of the schedule connect neighbouring stages. Tensors for farther stages are
-        # sent in the same row, and received in the last row of the path, after they were sent.
+        # The schedule contains rows only for messages between neighbouring stages. A tensor for a
+        # farther stage is sent in the sender's row, and received in the last row of the path, after
+        # it was sent.
         if action == "receive":
             size = self._parts.size(number, max(stage, peer))
             self.passing.receive(stage, peer < stage, number, size)
@@ -136,14 +141,14 @@ class _BatchInFlight:
         x = self.passing.take(stage, number, as_list(self._parts.input(number)))
         (y, weight), share = self._parts.targets(number), self._parts.share(number)
         targets = (y, (weight, self._counts.get(number)) if self._counts else weight)
-        # In an asynchronous schedule each micro-batch has its own update and counts in full.
-        # Otherwise one update follows all micro-batches, which count by their fraction of the
-        # batch.
+        # In an asynchronous schedule, an update follows each micro-batch, so each has weight 1. In
+        # a synchronous schedule, one update follows all micro-batches, whose weights are their
+        # fractions of the batch.
         counts = 1.0 if self._runner.table.asynchronous else share
         module = self._runner.stages[stage]
         output = module.forward(number, x, counts, targets)
         self._runner.own_losses.take(module.own_loss, share / counts)
-        if output is None:  # a time segment may have no output yet
+        if output is None:  # some time segments have no output
             return
         if stage < self._runner.last:
             self.passing.store_outputs(stage, number, output)

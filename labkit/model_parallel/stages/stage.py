@@ -1,4 +1,4 @@
-"""A stage on its rank: forward and backward of micro-batches, and the data saved in between."""
+"""A pipeline stage: its forward and backward passes, and the tensors saved between them."""
 
 from __future__ import annotations
 
@@ -16,46 +16,49 @@ from labkit.model_parallel.stages.memory_ledger import MemoryLedger
 from labkit.model_parallel.stages.microbatches import Rows
 from labkit.model_parallel.stages.traced import Specs
 
-# A loss function of targets, predictions, and sample weights or `Weighted` sample weights.
+# A loss function of targets, predictions, and sample weights; the latter may be a `Weighted` pair.
 Loss: TypeAlias = Callable[..., tf.Tensor]
 Targets: TypeAlias = "tuple[Nest, Nest | Weighted | None]"  # targets and sample weights
-# Nested arguments of a computation; None for missing values.
+# Nested arguments of a computation, with None for missing values.
 Given: TypeAlias = "Rows | Sequence[Given] | None"
-# Inputs or outputs of a model: one tensor, or a list of several.
+# The inputs or outputs of a model: one tensor, or a list of several tensors.
 Passed: TypeAlias = "Rows | Sequence[Rows | None] | None"
 
 
 class Stage:
-    r"""A part of a model with the activations of the micro-batches in flight.
+    r"""A part of a model with the saved activations of the micro-batches in flight.
 
-    A single input or output is a tensor; several are a list of tensors. Only floating-point
-    tensors have gradients; masks and integers are only sent forward.
+    A stage's single input or output is a tensor; several inputs or outputs are a list of tensors.
+    Only floating-point tensors have gradients; masks and integers are only sent forward.
 
-    The objective of a stage is \(\langle y, \bar y \rangle\), where \(\bar y\) is the gradient from
-    the next stage. The objective of the last stage is the loss. Both include the losses that the
-    stage's layers add. Gradients of micro-batches are summed. During the forward pass, the stage
-    saves all that the backward pass reads, including weights. Therefore weights may change between
-    the two passes.
+    The objective of a stage is \(\langle y, \bar y \rangle\), where y is its output and \(\bar y\)
+    the gradient from the next stage. The objective of the last stage is the loss. The objective of
+    each stage also includes the losses that the stage's layers add. Gradients of micro-batches are
+    summed. During the forward pass, the stage saves all tensors that the backward pass reads,
+    including weights. Therefore weights may change between a forward pass and its backward pass.
 
-    Forward, backward and the two parts of backward are functions of one graph (see `Compiled`),
-    which is traced once for any number of rows.
+    The forward pass, the backward pass and its two parts are functions of one graph (see
+    `Compiled`). TensorFlow traces this graph once for any number of rows.
 
     Args:
-        model: A part of the whole model, see `Blocks.part`.
-        loss: Function of (targets, predictions, sample weights) at the last stage; None elsewhere.
-        first: Whether this is the first stage, whose inputs need no gradients.
-        recompute: Whether to save only the input and to repeat the forward pass before the backward
-            pass.
-        read: For each input, whether it comes from the batch and thus needs no gradient; None: the
-            value of `first` for all inputs.
+        model: The part of the whole model that the stage computes, see `Blocks.part`.
+        loss: Function of (targets, predictions, sample weights) if this is the last stage, else
+            None.
+        first: Whether this is the first stage of the model, whose inputs need no gradients.
+        recompute: Whether to save only the input, and to repeat the forward pass before the
+            backward pass.
+        read: For each input, whether it comes from the batch and thus needs no gradient. If `read`
+            is None, the value of `first` is used for all inputs.
 
     Attributes:
-        variables: Trainable weights.
-        max_in_flight: Maximum number of micro-batches in flight.
+        variables: Trainable weights of the stage.
+        max_in_flight: Maximum number of micro-batches that were in flight at one time.
         own_loss: Losses that layers add in the latest forward pass, weighted by the micro-batch's
-            share; None if layers add none, and at the last stage, whose loss includes them.
-        ledger: Counter of the saved bytes.
-        computing: Context manager around each pass, see `labkit.communicator.computing`.
+            share. It is None if no layer adds losses, and at the last stage, whose loss includes
+            them.
+        ledger: Counter of the bytes of saved tensors (`MemoryLedger`).
+        computing: Function that returns a context manager for each pass, see
+            `labkit.communicator.computing`.
     """
 
     def __init__(
@@ -73,16 +76,19 @@ class Stage:
         self._has_gradient = [] if loss is not None else [is_number(y) for y in model.outputs]
         self.variables = list(model.trainable_variables)
         self._all, trained = list(model.variables), {id(variable) for variable in self.variables}
-        # State of dropout and normalisation, restored before a second forward pass.
+        # The variables of dropout and normalisation layers, which are restored before a second
+        # forward pass.
         self._state = [v for v in self._all if recompute and id(v) not in trained]
-        # There is one entry per combination of argument shapes, dtypes and missing arguments.
+        # `_compiled` contains one entry per combination of argument shapes, dtypes and missing
+        # arguments.
         self._compiled: dict[tuple[Hashable, ...], Compiled] = {}
-        # Saved tensors are stored by micro-batch, because several are in flight and the schedule
-        # defines their order.
+        # Saved tensors are stored by micro-batch, because several micro-batches are in flight, in
+        # an order that the schedule defines.
         self._saved: dict[int, tuple[Compiled, Values]] = {}
-        # Arguments and state for a second forward pass are stored by micro-batch, too.
+        # The arguments and the state for a second forward pass are also stored by micro-batch.
         self._recompute_inputs: dict[int, tuple[Compiled, list[tf.Tensor], list[tf.Tensor]]] = {}
-        # These backward passes still lack their weight part.
+        # `_pending_weight_parts` contains the backward passes whose weight gradients are not yet
+        # computed.
         self._pending_weight_parts: dict[int, tuple[Compiled, Values]] = {}
         self._gradients: list[tf.Tensor] | None = None
         self.max_in_flight = 0
@@ -93,13 +99,13 @@ class Stage:
     def forward(
         self, number: int, x: Passed, share: float, targets: Targets | None = None
     ) -> Passed:
-        """Return the output of a micro-batch; at the last stage its part of the loss, a scalar.
+        """Return a micro-batch's output; at the last stage, return its part of the loss, a scalar.
 
         Args:
             number: Number of the micro-batch.
-            x: Input of the micro-batch.
+            x: Input of the micro-batch at this stage.
             share: Weight of the losses, which is the micro-batch's fraction of the batch.
-            targets: (y, sample weights) at the last stage.
+            targets: Pair (targets, sample weights), used at the last stage.
         """
         with self.computing():
             arguments = as_list(x), self._loss_targets(targets), self._share(share)
@@ -127,7 +133,7 @@ class Stage:
         return self._returns(dx)
 
     def backward_weight(self, number: int) -> None:
-        """Add the weight gradients of a micro-batch that `backward` left out."""
+        """Add the weight gradients of a micro-batch that `backward` did not compute."""
         with self.computing():
             compiled, rest = self._pending_weight_parts.pop(number)
             self._add(number, compiled.backward_weight(rest))
@@ -146,7 +152,8 @@ class Stage:
         state = [tf.identity(variable.value) for variable in self._state]
         results, saved = compiled.forward(arguments)
         tensors = list(saved.values())
-        # With recomputation, the tensors in `saved` are freed here.
+        # With recomputation, `saved` is not stored, so its tensors are freed when the function
+        # returns.
         if self._recompute:
             self._recompute_inputs[number] = compiled, arguments, state
             tensors = [*arguments, *state]
@@ -157,12 +164,13 @@ class Stage:
         return results
 
     def _restore(self, number: int) -> tuple[Compiled, Values]:
-        """Return the data that the forward pass saved, or recompute it."""
+        """Return the tensors that the backward pass reads, which are saved or recomputed."""
         if not self._recompute:
             return self._saved.pop(number)
         compiled, arguments, state = self._recompute_inputs.pop(number)
         # Other micro-batches have changed statistics and random seeds since the first pass. The
-        # second pass starts from the saved state, and the current state is restored after it.
+        # second forward pass starts from the saved state, and the current state is restored after
+        # the pass.
         now = [tf.identity(variable.value) for variable in self._state]
         self._set_state(state)
         _, saved = compiled.forward(arguments)
@@ -177,7 +185,7 @@ class Stage:
     def _compiled_for(
         self, compute: Compute, arguments: tuple[Given, ...], tensors: list[tf.Tensor]
     ) -> Compiled:
-        """Return the computation compiled for these shapes and dtypes, for any number of rows."""
+        """Return the compiled computation for these shapes and dtypes, with any number of rows."""
         present = tuple(value is not None for value in tf.nest.flatten(arguments))
         key = compute, present, *((x.dtype, *x.shape[1:]) for x in tensors)
         if key not in self._compiled:
@@ -191,7 +199,7 @@ class Stage:
         return [value for value, needed in zip(x, self._needs_gradient, strict=True) if needed]
 
     def _seeds(self, gradient: Passed) -> list[tf.Tensor]:
-        """Return the gradients with respect to the outputs that have a gradient."""
+        """Select the gradients with respect to those outputs that have a gradient."""
         pairs = (
             zip(as_list(gradient), self._has_gradient, strict=True) if self._has_gradient else ()
         )
@@ -204,7 +212,8 @@ class Stage:
         )
 
     def _share(self, share: float) -> tf.Tensor:
-        # The share has the precision of the losses; a Python number would become a float32.
+        # The weight of the losses has their precision; TensorFlow would convert a Python number to
+        # float32.
         return tf.constant(share, keras.config.floatx())
 
     def _loss_targets(self, targets: Targets | None) -> Targets | None:
@@ -215,7 +224,8 @@ class Stage:
     ) -> Computed:
         y = call_with_masks(self.model, x, training=True)
         objective = self._objective(y, targets, share)
-        # The loss needs no external gradient; outputs receive gradients from later stages.
+        # The loss is the objective and needs no gradient from outside, but outputs receive
+        # gradients from later stages.
         if self._loss is not None:
             return [None, objective], [], objective
         outputs = keras.tree.flatten(y)
@@ -225,11 +235,12 @@ class Stage:
         return [objective if self.model.losses else None, *outputs], ends, objective
 
     def _objective(self, y: tf.Tensor, targets: Targets | None, share: tf.Tensor) -> tf.Tensor:
-        """Return the losses of the layers, plus the loss at the last stage."""
+        """Return the sum of the layers' losses and, at the last stage, the loss of the outputs."""
         parts = list(self.model.losses)
         if self._loss is not None and targets is not None:
             parts.append(self._loss(targets[0], y, targets[1]))
-        # Under a mixed-precision policy, losses have several dtypes; the sum has the widest.
+        # Under a mixed-precision policy, losses have several dtypes, so all are cast to Keras's
+        # default float type.
         objective = tf.zeros((), share.dtype)
         for part in parts:
             objective += tf.cast(part, share.dtype)
@@ -244,20 +255,21 @@ class Stage:
 
 
 def call_with_masks(model: keras.Model, x: Sequence[tf.Tensor], training: bool) -> Nest:
-    """Return the outputs of a part of a model, with the masks that they have in the whole model."""
+    """Return the outputs of a part of a model, with the masks that the whole model gives them."""
     places = {id(spec): value for spec, value in zip(model.inputs, x, strict=True)}
     for spec, value in zip(model.inputs, x, strict=True):
         attach_mask(value, places.get(id(mask_of(spec))))
     y = model(unwrap_single(x), training=training)
     for spec, value in zip(model.outputs, keras.tree.flatten(y), strict=True):
-        # Unlike layers, a model passes its input's mask to an output without a mask.
+        # If an output has no mask, a Keras model attaches its input's mask to the output, which a
+        # layer would not do.
         if not is_masked(spec):
             attach_mask(value, None)
     return y
 
 
 def is_number(tensor: keras.KerasTensor) -> bool:
-    """Whether a tensor has a floating-point dtype, and thus gradients."""
+    """Return whether a tensor has a floating-point dtype, so that it has a gradient."""
     return "float" in tensor.dtype
 
 
@@ -276,6 +288,6 @@ def _tensor(value: Rows) -> tf.Tensor:
 
 
 def _spec(tensor: tf.Tensor) -> Specs:
-    """Return the shape and dtype of a tensor, with an open number of rows."""
+    """Return the shape and dtype of a tensor, with an unknown number of rows."""
     shape = [None, *tensor.shape[1:]] if tensor.shape.rank else []
     return tf.TensorSpec(shape, tensor.dtype)

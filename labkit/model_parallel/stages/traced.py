@@ -15,16 +15,16 @@ class TracedGraph:
 
     Args:
         trace: Function that creates the operations.
-        specs: Shapes and dtypes of the arguments of `trace`; None for arguments that are None.
+        specs: Shapes and dtypes of the arguments of `trace`; None for each missing argument.
 
     Attributes:
         inputs: Names of the tensors that represent the arguments.
-        acting: Names of stateful operations, which TensorFlow runs in order of creation.
+        acting: Names of stateful operations, which TensorFlow runs in the order of their creation.
     """
 
     def __init__(self, trace: Callable[..., None], specs: Sequence[Specs]) -> None:
-        # The traced function is stored, because it owns the Python functions that its operations
-        # call. Like Keras, the trace does not use autograph.
+        # The traced function is stored, because its operations call Python functions that it owns.
+        # Keras does not use autograph to trace models, so this trace does not use it either.
         traced = tf.function(trace, autograph=False)
         self._traced = traced.get_concrete_function(*specs)
         graph, captured = self._traced.graph, self._traced.captured_inputs
@@ -38,7 +38,7 @@ class TracedGraph:
         self.acting = {op.name for op in graph.get_operations() if op.op_def.is_stateful}
 
     def before(self, names: Iterable[str], outside: Collection[str] = ()) -> set[str]:
-        """Return these operations and their ancestors; the search stops at inputs and `outside`."""
+        """Return operations and their ancestors; the search stops at inputs and at `outside`."""
         ancestors: set[str] = set()
         pending = [operation(name) for name in names]
         while pending:
@@ -49,7 +49,7 @@ class TracedGraph:
         return ancestors
 
     def feeds(self, operations: Collection[str], fetches: Iterable[str]) -> list[str]:
-        """Return the input tensors with which these operations can compute the fetches."""
+        """Return the tensors that these operations must receive to compute the fetches."""
         read = {
             _tensor(name)
             for op in operations
@@ -60,13 +60,15 @@ class TracedGraph:
         return sorted(name for name in outside if not self._is_constant(name))
 
     def cut(self, operations: Collection[str], fetches: Sequence[str]) -> TracedSegment:
-        """Return a function that runs these operations and returns the fetches.
+        """Return a function that runs these operations and returns the tensors `fetches`.
 
-        The function keeps only control dependencies among its own operations. If two functions
-        depend on each other's order, the caller must call them in graph order.
+        The extracted function contains only control dependencies among its own operations. If the
+        operations of two functions must run in a certain order, the caller must call the functions
+        in that order.
         """
         read = [name for op in operations for name in self._nodes[op].input]
-        # Constants are copied into each function; as arguments, they would have to be stored.
+        # Constants are copied into each function; if they were arguments, the caller would have to
+        # store them.
         makers = set(map(operation, [*read, *fetches]))
         inside = {*operations, *(name for name in makers if self._nodes[name].op == "Const")}
         nodes = [
@@ -89,13 +91,13 @@ class TracedGraph:
 
 
 class TracedSegment:
-    """A compiled function of tensors, which are identified by their names in a `TracedGraph`.
+    """A compiled function of tensors, which are named as in the `TracedGraph` they come from.
 
     Args:
         part: Operations of the function, as a `GraphDef`.
         specs: Shapes and dtypes of the input tensors, by name.
-        captured: Tensors outside the graph that the graph reads (variables), by name; this
-            function may read some of them.
+        captured: Variables that the graph reads from outside, by tensor name; this function may
+            read only some of them.
         fetches: Names of the output tensors, which may include input tensors.
     """
 
@@ -117,7 +119,8 @@ class TracedSegment:
                 replacements[name] = tf.compat.v1.get_default_graph().capture(captured[name])
             outputs = tf.import_graph_def(part, replacements, self._fetches, name="part")
             self._types = [tensor.dtype for tensor in outputs]
-            # The operation in `__call__` cannot return int32 (shapes), so int32 becomes int64.
+            # `StatefulPartitionedCall` in `__call__` cannot return int32 tensors such as shapes, so
+            # they are cast to int64.
             return [tf.cast(x, tf.int64) if x.dtype == tf.int32 else x for x in outputs]
 
         function = tf.function(run, autograph=False)
@@ -125,9 +128,10 @@ class TracedSegment:
         self._returned = [tensor.dtype for tensor in self._function.outputs]
 
     def __call__(self, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Return the output tensors by name; `values` may contain additional tensors."""
+        """Run the function; return its output tensors by name (`values` may have extra tensors)."""
         arguments = [values[name] for name in self.feeds]
-        # A direct call of the function is equivalent but inspects its arguments much longer.
+        # A direct call of the function would give the same result, but inspects its arguments for
+        # much longer.
         outputs = tf.raw_ops.StatefulPartitionedCall(
             args=arguments + self._function.captured_inputs, Tout=self._returned, f=self._function
         )
@@ -136,7 +140,7 @@ class TracedSegment:
 
 
 def operation(name: str) -> str:
-    """Return the operation of a tensor, or of an operation's input."""
+    """Return the name of the operation that a tensor name or an operation's input refers to."""
     return name.removeprefix("^").partition(":")[0]
 
 
@@ -147,10 +151,10 @@ def _tensor(name: str) -> str:
 def _without_outside_controls(
     node: tf.compat.v1.NodeDef, inside: Collection[str]
 ) -> tf.compat.v1.NodeDef:
-    """Return a copy of the node without control dependencies on operations outside."""
+    """Return a copy of a node without control dependencies on operations outside of `inside`."""
     copy = tf.compat.v1.NodeDef()
     copy.CopyFrom(node)
-    # These hints request colocation with operations that may not be in this function.
+    # The attribute `_class` requests colocation with operations that this function may not contain.
     copy.attr.pop("_class", None)
     del copy.input[:]
     copy.input.extend(

@@ -1,4 +1,4 @@
-"""Attention layers divided by heads."""
+"""Attention layers whose heads are divided among ranks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 
 
 class Heads(LayerSlice):
-    r"""Some heads of a MultiHeadAttention or GroupQueryAttention layer.
+    r"""A slice of the heads of a MultiHeadAttention or GroupQueryAttention layer.
 
-    \(y = \sum_i \mathrm{attention}(x Q_i, x K_i, x V_i) O_i + b\). The matrices of queries, keys
-    and values are divided by columns, the matrix of the output projection by rows. After the sum
-    over slices, every slice adds the whole bias once. With grouped queries, a slice has some key
-    and value heads and all their query heads.
+    The output is \(y = \sum_i \mathrm{attention}(x Q_i, x K_i, x V_i) O_i + b\), a sum over the
+    slices i. The matrices of queries, keys and values are divided by columns; the matrix of the
+    output projection is divided by rows. The bias is not divided: each rank adds the whole bias
+    once, after the sum over the slices. With grouped queries, a slice contains some key and value
+    heads, and all query heads of these groups.
 
     Args:
-        layer: The whole layer, built.
-        link: The collectives between the slices of the layer.
+        layer: The whole attention layer, built.
+        link: The collectives between the ranks that have the layer's slices.
     """
 
     cuts: ClassVar = {
@@ -37,7 +38,8 @@ class Heads(LayerSlice):
 
     def __init__(self, layer: keras.Layer, link: Link) -> None:
         heads = getattr(layer, self.cuts[type(layer)])
-        # An automatic cast would turn a tensor that is query, key and value into three tensors.
+        # If one tensor is query, key and value, Keras's automatic cast would turn it into three
+        # tensors.
         super().__init__(layer, link, heads, autocast=False)
         self.heads = heads
         self.inner = _attention(layer, self.local_units.stop - self.local_units.start)
@@ -57,9 +59,10 @@ class Heads(LayerSlice):
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> tf.Tensor:
-        """Return vectors (…, width) for queries (…, width); each distinct input is spread once.
+        """Return vectors (…, width) for queries (…, width); equal inputs share one `spread` call.
 
-        `return_attention_scores` is ignored, because such attention is never divided.
+        `return_attention_scores` is ignored, because layers that return attention scores are never
+        divided.
         """
         inputs = (query, value, value if key is None else key)
         spread = {
@@ -76,8 +79,9 @@ class Heads(LayerSlice):
         return y if self.bias is None else y + tf.cast(self.bias, y.dtype)
 
     def pairs(self, layer: keras.Layer) -> list[WeightShard]:
-        """Return all weights but the output bias; a local weight is shorter on the divided axis."""
-        pairs = zip(layer.weights, self.inner.weights, strict=False)  # the output bias comes last
+        """Return all weights except the output bias, paired with this slice's parts of them."""
+        # The output bias is the last weight, and `zip` omits it, because the slice has no bias.
+        pairs = zip(layer.weights, self.inner.weights, strict=False)
         return [
             WeightShard(whole, local, self._place(whole.shape, local.shape))
             for whole, local in pairs
@@ -85,7 +89,7 @@ class Heads(LayerSlice):
 
     def _place(self, whole: tuple[int, ...], local: tuple[int, ...]) -> tuple[slice, ...]:
         axis = next(axis for axis, length in enumerate(whole) if length != local[axis])
-        width = whole[axis] // self.heads  # above 1 for the queries of grouped-query attention
+        width = whole[axis] // self.heads  # above 1 only for the queries of grouped-query attention
         return (
             *[slice(None)] * axis,
             slice(self.local_units.start * width, self.local_units.stop * width),
@@ -107,7 +111,7 @@ class Heads(LayerSlice):
 
 
 def _attention(layer: keras.Layer, heads: int) -> keras.Layer:
-    """Return a built copy of the layer with another number of heads."""
+    """Return a built copy of an attention layer with another number of heads."""
     changes = {Heads.cuts[type(layer)]: heads}
     if type(layer) is keras.layers.GroupQueryAttention:
         changes["num_query_heads"] = heads * layer.num_query_heads // layer.num_key_value_heads

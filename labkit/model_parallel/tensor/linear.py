@@ -1,9 +1,9 @@
-"""Dense and convolution layers divided by outputs or by inputs, and normalisation between them.
+"""Dense and convolution layers divided by outputs or by inputs, and normalisations between them.
 
         x ─ Column ─ Channels, activation ─ Row ─ y        one sum forward, one backward
 
-A slice of one layer's outputs is a slice of the next layer's inputs, so no message is needed
-between the two layers.
+One slice of a layer's outputs is the same slice of the next layer's inputs, so these two layers
+exchange no messages.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from labkit.model_parallel.weights import WeightShard
 
 
 class ColumnParallel(LayerSlice):
-    r"""Some outputs of a Dense or Conv2D layer: \(y_i = f(x W_i + b_i)\).
+    r"""A slice of a Dense or Conv2D layer's outputs: \(y_i = f(x W_i + b_i)\) for slice i.
 
     Args:
-        layer: The whole layer, built.
-        link: The collectives between the slices of the layer.
-        joined: Whether the outputs of all slices are gathered, for a next layer that needs them.
+        layer: The whole Dense or Conv2D layer, built.
+        link: The collectives between the ranks that have the layer's slices.
+        joined: Whether to gather the outputs of all slices, because the next layer reads all of
+            them.
     """
 
     cuts: ClassVar = {keras.layers.Dense: "units", keras.layers.Conv2D: "filters"}
@@ -41,22 +42,22 @@ class ColumnParallel(LayerSlice):
         self.fill(layer)
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
-        """Return this slice's outputs (…, local), or all outputs (…, length) if joined."""
+        """Return this slice's outputs (…, local), or all outputs (…, length) if `joined` is set."""
         y = self.inner(self.link.spread(x))
         if self.joined:
             y = self.link.join(y, self.length)
         return self.activation(y)
 
     def pairs(self, layer: keras.Layer) -> list[WeightShard]:
-        """Return kernel and bias, divided by outputs."""
+        """Return this slice's kernel and bias, paired with the whole ones; divided by outputs."""
         weights = zip(layer.weights, self.inner.weights, strict=True)
         return [WeightShard(whole, local, (..., self.local_units)) for whole, local in weights]
 
 
 class Row(LayerSlice):
-    r"""Some inputs of a Dense or Conv2D layer: \(y = f(\sum_i x_i W_i + b)\).
+    r"""A slice of a Dense or Conv2D layer's inputs: \(y = f(\sum_i x_i W_i + b)\) for slices i.
 
-    After the sum over all slices, every slice adds the whole bias once.
+    The bias is not divided: each rank adds the whole bias once, after the sum over the slices.
     """
 
     kind = "inputs"
@@ -69,21 +70,21 @@ class Row(LayerSlice):
         self.fill(layer)
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
-        """Return all outputs from this slice's inputs (…, local)."""
+        """Return the layer's outputs, summed over all slices; x is this slice's inputs."""
         y = self.link.total(self.inner(x))
         if self.bias is not None:
             y += tf.cast(self.bias, y.dtype)
         return self.activation(y)
 
     def pairs(self, layer: keras.Layer) -> list[WeightShard]:
-        """Return the kernel, divided by inputs."""
+        """Return this slice's kernel, paired with the whole kernel, which is divided by inputs."""
         return [WeightShard(layer.kernel, self.inner.kernel, (..., self.local_units, slice(None)))]
 
 
 class Channels(LayerSlice):
-    """Some channels of a BatchNormalization, whose statistics per channel need no messages.
+    """A slice of a BatchNormalization's channels, whose statistics need no messages.
 
-    The layer is divided only between a `ColumnParallel` and a `Row` layer, never alone.
+    A BatchNormalization is divided only between a `ColumnParallel` and a `Row` layer, never alone.
     """
 
     kind = "channels"
@@ -98,17 +99,17 @@ class Channels(LayerSlice):
     def call(
         self, x: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None
     ) -> tf.Tensor:
-        """Return this slice's normalised channels (…, local)."""
+        """Return the normalised channels (…, local) of this slice."""
         return self.inner(x, training=training, mask=mask)
 
     def pairs(self, layer: keras.Layer) -> list[WeightShard]:
-        """Return scale, shift, mean and variance, divided by channels."""
+        """Return this slice's scale, shift, mean and variance, paired with the whole ones."""
         weights = zip(layer.weights, self.inner.weights, strict=True)
         return [WeightShard(whole, local, (self.local_units,)) for whole, local in weights]
 
 
 def _linear(layer: keras.Layer, inputs: int, outputs: int, bias: bool) -> keras.Layer:
-    """Return a built linear layer of another size, without an activation."""
+    """Return a built Dense or Conv2D layer of another size, without an activation."""
     size = {ColumnParallel.cuts[type(layer)]: outputs}
     copy = like(layer, **size, use_bias=bias, activation=None)
     copy.build((*[None] * (len(layer.kernel.shape) - 1), inputs))

@@ -1,4 +1,4 @@
-"""The base class of slices of all kinds of layers."""
+"""The base class of all layer slices for tensor parallelism."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ if TYPE_CHECKING:
 
 
 class LayerSlice(keras.layers.Layer):
-    """Some units of a layer, used in place of the layer in a model.
+    """A slice of a layer's units, which replaces the whole layer in one rank's model.
 
-    Subclasses define the layers that they divide and their part of the weights. The initial weights
-    are those of the whole layer.
+    Subclasses define which layers they divide, and which part of the weights a slice has. The
+    slice's initial weights are copied from the whole layer.
 
     Args:
         layer: The whole layer, built.
-        link: The collectives between the slices of the layer.
+        link: The collectives between the ranks that have the layer's slices.
         units: Number of units of the whole layer.
-        autocast: Whether Keras casts inputs to the layer's compute dtype.
+        autocast: Whether Keras automatically casts inputs to the layer's compute dtype.
 
     Attributes:
-        cuts: Divisible layer classes, each with the name of the field that counts its units.
-        needs: Fields of the layer, with the values that they must have so that it can be divided.
-        kind: Name of the kind of division in `run.layers`.
-        local_units: Range of the units in this slice.
+        cuts: Layer classes that can be divided, each with the name of the attribute that contains
+            its number of units.
+        needs: Attributes of the layer, with the values that they must have so that it can be
+            divided.
+        kind: Name of the way in which the layer is divided, shown in `run.layers`.
+        local_units: Range of the whole layer's units that this slice has.
     """
 
     cuts: ClassVar[dict[type[keras.Layer], str]] = {}
@@ -42,27 +44,27 @@ class LayerSlice(keras.layers.Layer):
         self.supports_masking = layer.supports_masking
 
     def fill(self, layer: keras.Layer) -> None:
-        """Copy the weights of the whole layer; all variables of the slice must exist."""
+        """Copy this slice's weights from the whole layer; the slice's variables must exist."""
         for pair in self.pairs(layer):
             pair.copy_from_whole()
-        # Keras propagates `trainable` to sublayers and variables that exist at this point.
+        # Keras passes `trainable` on only to sublayers and variables that already exist.
         self.trainable = layer.trainable
         self.built = True
 
     def pairs(self, layer: keras.Layer) -> list[WeightShard]:
-        """Return each weight of this slice, with the whole weight and the position in it.
+        """Return each weight of this slice, with the whole weight and the slice's position in it.
 
-        Weights that stay whole are omitted.
+        Weights that are not divided, such as the bias of `Row`, are omitted.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define pairs()")
 
     @staticmethod
     def why_not(layer: keras.Layer, node: Node) -> str:
-        """Return why a call of the layer cannot be divided; "" if it can."""
+        """Return why a call of the layer cannot be divided; "" if it can be divided."""
         return ""
 
 
 def like(layer: keras.Layer, **changes: Any) -> keras.Layer:
-    """Return an unbuilt copy of the layer with some fields changed and weights of zero."""
+    """Return an unbuilt copy of a layer with some settings changed and weights of zero."""
     initializers = {"kernel_initializer": "zeros", "bias_initializer": "zeros"}
     return type(layer).from_config(layer.get_config() | initializers | changes)

@@ -1,4 +1,4 @@
-"""The messages between the slices of a layer."""
+"""The messages between the ranks that have the slices of one layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit.schedules import boundaries
 
 
 class Link(Meter):
-    """The collectives of one layer, as operations with gradients.
+    """The collectives between a layer's slices, as TensorFlow operations with gradients.
 
                  forward        backward
         spread   identity       allreduce
@@ -23,7 +23,7 @@ class Link(Meter):
     Args:
         communicator: Communicator of the ranks that have the slices of one replica.
         algorithm: Allreduce algorithm, see `Communicator.allreduce`.
-        number: Number of the layer, which names its collectives in errors.
+        number: Number of the layer, by which error messages name its collectives.
     """
 
     def __init__(self, communicator: Communicator, algorithm: str, number: int) -> None:
@@ -32,12 +32,12 @@ class Link(Meter):
         self._algorithm, self._number = algorithm, number
 
     def local_range(self, length: int) -> slice:
-        """Return this slice's range of `length` units; sizes differ by at most one."""
+        """Return this slice's range of `length` units; slice sizes differ by at most one."""
         edges = boundaries(length, self.size)
         return slice(int(edges[self.rank]), int(edges[self.rank + 1]))
 
     def spread(self, x: tf.Tensor) -> tf.Tensor:
-        """Return x, which all slices read; its gradient is the sum of the slices' gradients."""
+        """Return x, which all slices read; the gradient is the sum of all slices' gradients."""
 
         def identity(x: tf.Tensor) -> WithGradient:
             return tf.identity(x), lambda gradient: self._sum(gradient, "backward")
@@ -45,7 +45,7 @@ class Link(Meter):
         return tf.custom_gradient(identity)(x)
 
     def total(self, x: tf.Tensor) -> tf.Tensor:
-        """Return the sum of x over the slices; backward, each slice gets the whole gradient."""
+        """Return the sum of x over all slices; its gradient is passed to each slice unchanged."""
 
         def allreduce(x: tf.Tensor) -> WithGradient:
             return self._sum(x, "forward"), lambda gradient: gradient
@@ -53,7 +53,7 @@ class Link(Meter):
         return tf.custom_gradient(allreduce)(x)
 
     def join(self, x: tf.Tensor, length: int) -> tf.Tensor:
-        """Concatenate the slices' parts of the last axis, giving (…, length)."""
+        """Concatenate the parts of all slices along the last axis to shape (…, length)."""
         local = self.local_range(length)
 
         def allgather(x: tf.Tensor) -> WithGradient:

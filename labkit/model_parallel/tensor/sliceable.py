@@ -1,4 +1,4 @@
-"""Analysis of a functional model: which layers and pairs of layers can be divided."""
+"""Analysis of a functional model: the layers, and pairs of layers, that can be divided."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from keras.src.models.functional import Functional
     from keras.src.ops.node import Node
 
-# The slice class of each layer class; a new kind needs a slice class and an entry here.
+# The slice class for each layer class; to support another class, add a slice class and an entry
+# here.
 SLICES = {kind: slices for slices in (ColumnParallel, Words, Heads) for kind in slices.cuts}
 _LINEAR = tuple(ColumnParallel.cuts)
 _BETWEEN = (keras.layers.ReLU, keras.layers.LeakyReLU, keras.layers.ELU)
@@ -37,14 +38,14 @@ _BETWEEN_IMAGES = (
 
 
 class LayerGraph:
-    """The layers of a model, and the readers of each layer's output.
+    """The layers of a functional model, and the layers that read each layer's output.
 
     Args:
-        functional: The model.
+        functional: The functional Keras model.
 
     Attributes:
-        layers: Layers with weights, in order.
-        masked: Whether an output of the model carries a mask, which the loss uses.
+        layers: Layers with weights, in the order of the model.
+        masked: Whether an output of the model has a mask, which the loss uses.
     """
 
     def __init__(self, functional: Functional) -> None:
@@ -55,7 +56,7 @@ class LayerGraph:
         self.masked = any(map(is_masked, functional.outputs))
 
     def indivisible_reason(self, layer: keras.Layer, size: int) -> str:
-        """Return why a layer cannot be divided into `size` slices; "" if it can."""
+        """Return why a layer cannot be divided into `size` slices; "" if it can be divided."""
         if obstacle := self._obstacle(layer):
             return obstacle
         units = _units_of(layer)
@@ -66,20 +67,20 @@ class LayerGraph:
         return 1 if self._obstacle(layer) else _units_of(layer)
 
     def last(self, layer: keras.Layer) -> bool:
-        """Whether the layer's output is an output of the model that no layer reads."""
+        """Return whether the layer's output is an output of the model that no layer reads."""
         (tensor,) = self.node(layer).outputs
         return id(tensor) in self._ends and not self._readers(tensor)
 
     def behind(self, layer: keras.Layer) -> list[keras.Layer]:
-        """Return the normalisations after a layer, then the next layer that can read its slices.
+        """Return the normalisations after a layer and the next layer that can read its slices.
 
-        The list is empty if no next layer can read slices.
+        The list is empty if no following layer can read the layer's slices.
         """
         between: list[keras.Layer] = []
         at = layer
         while self._is_unitwise(at, type(layer)):
             reader = self._reader(at)
-            if reader is None:  # several readers, or the end of the model, need all units
+            if reader is None:  # without a single reader, all units are needed
                 return []
             if isinstance(reader, _LINEAR):
                 same = type(reader) is type(layer) and not self._obstacle(reader)
@@ -90,12 +91,12 @@ class LayerGraph:
         return []
 
     def node(self, layer: keras.Layer) -> Node:
-        """Return the single call of a layer."""
+        """Return the only call of a layer in the model."""
         (node,) = (node for node in self._nodes if node.operation is layer)
         return node
 
     def _reader(self, layer: keras.Layer) -> keras.Layer | None:
-        """Return the only reader of a layer's output if it is called once, else None."""
+        """Return the only layer that reads a layer's output if it is called once, else None."""
         (tensor,) = self.node(layer).outputs
         readers = self._readers(tensor)
         if id(tensor) in self._ends or len(readers) != 1 or not self._once(readers[0].operation):
@@ -124,7 +125,7 @@ class LayerGraph:
         return slices.why_not(layer, self.node(layer))
 
     def _is_unitwise(self, layer: keras.Layer, kind: type) -> bool:
-        """Whether each output unit of a layer depends on only one input unit."""
+        """Return whether each output unit of a layer depends on only one input unit."""
         if isinstance(layer, keras.layers.BatchNormalization):
             return _by_channel(layer, self.node(layer))
         if isinstance(layer, _BETWEEN):
@@ -139,7 +140,7 @@ def require_divisible(models: Iterable[keras.Model], size: int) -> None:
     """Raise an error if no layer of the models can be divided into `size` slices.
 
     Raises:
-        InvalidInput: If no layer can be divided; the message lists the reasons.
+        InvalidInput: If no layer can be divided; the error message lists the reasons.
     """
     graphs = [LayerGraph(functional_of(model)) for model in models]
     reasons = {
@@ -159,7 +160,7 @@ def require_divisible(models: Iterable[keras.Model], size: int) -> None:
 
 
 def _unit_field(layer: keras.Layer) -> str:
-    """Return the field that contains the number of units, filters, words or heads."""
+    """Return the name of the attribute with a layer's number of units, filters, words or heads."""
     return SLICES[type(layer)].cuts[type(layer)]
 
 

@@ -1,4 +1,4 @@
-"""One rank's slice of a model: divided layers, how they are divided, and whole layers."""
+"""One rank's slice of a model for tensor parallelism, with its divided and whole layers."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from labkit.model_parallel.weights import Share, WeightShard
 
 
 class Sliced(Share):
-    """One rank's slice of a model, with the initial weights of the whole model.
+    """One rank's slice of a model, whose initial weights are copied from the whole model.
 
-    Layers that stay whole are the layers of the model itself, not copies.
+    Layers that are not divided are shared with the whole model, not copied.
 
     Args:
-        model: Sequential or functional model, built.
+        model: Sequential or functional Keras model, built.
         communicator: Communicator of the ranks that have the slices of one replica.
         algorithm: Allreduce algorithm, see `Communicator.allreduce`.
-        cut_scores: Whether the scores of a final Dense layer stay divided, for `cross_entropy`.
-        required: Whether to reject a model without a divisible layer.
+        cut_scores: Whether a final Dense layer returns only this slice's scores, for
+            `cross_entropy`.
+        required: Whether to raise an error if no layer of the model can be divided.
 
     Attributes:
-        model: This rank's slice as a callable Keras model.
-        link: Collectives of the layer whose scores stay divided, or None.
+        model: This rank's slice of the model, as a Keras model.
+        link: Collectives of the final layer if its scores stay divided, else None.
 
     Raises:
-        InvalidInput: If the model has no layer graph, or if no layer can be divided.
+        InvalidInput: If the model has no layer graph, or if `required` is set and no layer can be
+            divided.
     """
 
     def __init__(
@@ -52,14 +54,15 @@ class Sliced(Share):
             require_divisible([model], communicator.size)
         self._algorithm = algorithm
         self.link: Link | None = None
-        self._scores = 0  # number of scores in all slices together, if they stay divided
-        self._slices: dict[str, tuple[keras.Layer, LayerSlice]] = {}  # whole layers and slices
+        self._scores = 0  # total number of scores in all slices, if the scores stay divided
+        self._slices: dict[str, tuple[keras.Layer, LayerSlice]] = {}  # by name: (layer, its slice)
         graph = LayerGraph(functional)
         self._rows = {layer.name: (layer, "whole", "one slice") for layer in graph.layers}
         if communicator.size > 1:
             self._slice(graph, cut_scores and not graph.masked)
-        # The model's calls are repeated on new inputs, with slices in place of divided layers.
-        # Branches and all other parts of the model stay unchanged.
+        # The calls of the model's layers are repeated on new inputs, with slices in place of the
+        # divided layers. The branches of the model, and its layers that are not divided, stay
+        # unchanged.
         inputs = keras.tree.map_structure(
             lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name),
             functional._inputs_struct,
@@ -71,7 +74,7 @@ class Sliced(Share):
         self.model = keras.Model(inputs, outputs)
 
     def predict(self, x: Nest) -> tf.Tensor:
-        """Return the outputs of the whole model for x, on all slices."""
+        """Return the outputs of the whole model for x, on the ranks of all slices."""
         y = self.model(x, training=False)
         return y if self.link is None else self.link.join(y, self._scores)
 
@@ -80,14 +83,14 @@ class Sliced(Share):
         return (part.link for _, part in self._slices.values())
 
     def pairs(self) -> Iterator[WeightShard]:
-        """Return each local weight of all divided layers, paired with the whole weight."""
+        """Yield each weight of the divided layers' slices, paired with the whole layer's weight."""
         return (pair for layer, part in self._slices.values() for pair in part.pairs(layer))
 
     def describe(self, steps: int = 1) -> list[LayerRow]:
-        """Return one row per layer: how it is divided or why not, bytes per step, weight bytes.
+        """Return one row per layer: its division or why it has none, bytes per step, weight bytes.
 
         Args:
-            steps: Number of training steps so far, by which message bytes are divided.
+            steps: Number of training steps since the start, by which message bytes are divided.
         """
         rows = []
         for name, (layer, kind, why) in self._rows.items():
@@ -98,7 +101,7 @@ class Sliced(Share):
 
     def _slice(self, graph: LayerGraph, cut_scores: bool) -> None:
         for layer in graph.layers:
-            if layer.name in self._slices:  # the layer is already divided as part of a pair
+            if layer.name in self._slices:  # already divided together with an earlier layer
                 continue
             why = graph.indivisible_reason(layer, self.communicator.size)
             self._rows[layer.name] = (layer, "whole", why)

@@ -1,4 +1,4 @@
-"""Embedding and softmax divided by words."""
+"""An Embedding and a softmax cross-entropy, divided by words or classes among ranks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from labkit.model_parallel.weights import WeightShard
 
 
 class Words(LayerSlice):
-    """Some words of an Embedding; other words give zero vectors, and the slices' vectors are added.
+    """A slice of an Embedding's words; other words give zero vectors, so slices can be summed.
 
     Args:
-        layer: The whole layer, built.
-        link: The collectives between the slices of the layer.
+        layer: The whole Embedding layer, built.
+        link: The collectives between the ranks that have the layer's slices.
     """
 
     cuts: ClassVar = {keras.layers.Embedding: "input_dim"}
@@ -31,7 +31,7 @@ class Words(LayerSlice):
         self.fill(layer)
 
     def call(self, words: tf.Tensor) -> tf.Tensor:
-        """Return vectors (…, output_dim) for word numbers (…)."""
+        """Return vectors (…, output_dim) for word numbers (…), summed over all slices."""
         place = tf.cast(words, tf.int32) - self.local_units.start
         local = (place >= 0) & (place < self.table.shape[0])
         table = tf.cast(self.table, self.compute_dtype)
@@ -39,28 +39,29 @@ class Words(LayerSlice):
         return self.link.total(tf.where(local[..., None], vectors, tf.zeros_like(vectors)))
 
     def pairs(self, layer: keras.Layer) -> list[WeightShard]:
-        """Return the table, divided by words."""
+        """Return this slice's rows of the embedding table, paired with the whole table."""
         return [WeightShard(layer.embeddings, self.table, (self.local_units,))]
 
 
 def cross_entropy(link: Link, classes: int, y: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
     r"""Return the cross-entropy of each sample, from this slice's class scores (…, local).
 
-    The loss is \(\log \sum_i \sum_{v \in i} e^{s_v - m} + m - s_y\) for slices i. The slices
-    exchange three values per sample: maximum score m, sum, and score \(s_y\) of the target.
+    The loss is \(\log \sum_i \sum_{v \in i} e^{s_v - m} + m - s_y\), with sums over the slices i
+    and their classes v. The slices exchange three values per sample: the maximum score m, the sum
+    of the exponentials, and the score \(s_y\) of the target class y.
 
     Args:
-        link: The collectives between the slices.
-        classes: Total number of classes in all slices.
-        y: Targets, shape (…) or (…, 1).
-        scores: Logits of this slice's classes.
+        link: The collectives between the ranks that have the slices.
+        classes: Total number of classes, summed over all slices.
+        y: Target classes, shape (…) or (…, 1).
+        scores: Scores (logits) of this slice's classes.
     """
     local = link.local_range(classes)
     target = tf.cast(tf.reshape(y, tf.shape(scores)[:-1]), tf.int32) - local.start
     highest = tf.reduce_max(tf.stop_gradient(scores), axis=-1, keepdims=True)
-    # `join` gathers one value per slice, as for a layer of `size` units.
+    # `join` gathers one value per slice, as if it were a layer with `size` units.
     most = tf.reduce_max(tf.stop_gradient(link.join(highest, link.size)), axis=-1)
     total = link.total(tf.reduce_sum(tf.exp(scores - most[..., None]), axis=-1))
-    # The one-hot row is zero if another slice has the target.
+    # If the target class is in another slice, the one-hot row is zero.
     hot = tf.one_hot(target, local.stop - local.start, dtype=scores.dtype)
     return tf.math.log(total) + most - link.total(tf.reduce_sum(scores * hot, axis=-1))

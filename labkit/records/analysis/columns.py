@@ -1,4 +1,4 @@
-"""Columns for a table of runs: the parameters in which the runs differ, and measured numbers."""
+"""Columns for a table of runs: the parameters in which runs differ, and measured numbers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from labkit.common.nearest import listed
 from labkit.records.compressors import compressor_expression
 from labkit.records.run import Run, flatten, gate_failed
 
-# The value of a parameter or of a measured number; None if the run lacks the parameter or number.
+# The value of a parameter or of a measured number; None if the run does not have it.
 Value: TypeAlias = str | float | bool | None
 
-# Measured numbers that every figure accepts, even if no run has them yet.
+# Names of measured numbers that every figure accepts, even if no run has measured them yet.
 RESULTS = (
     "test_accuracy",
     "test_loss",
@@ -22,13 +22,14 @@ RESULTS = (
     "train_seconds",
     "samples_per_second",
 )
-_LONG = ("source", "sha256")  # long fields of a user's callable or arrays, left out of tables
-# Parts of the names of timed numbers. Their values are invalid if a run failed verification.
+_LONG = ("source", "sha256")  # long fields of a callable or of arrays, omitted from tables
+# Substrings of the names of numbers that are durations or speeds. Durations and speeds are invalid
+# if a run failed verification.
 _TIMED = ("second", "_ms", "samples_per")
 
 
 def differences(runs: Sequence[Run]) -> list[dict[str, Value]]:
-    """Return each run's parameters that differ between runs, under their shortest unique names."""
+    """Return the parameters that differ between runs, by shortest unique names: a dict per run."""
     rows = [plain_parameters(run) for run in runs]
     short = differing_parameters(rows, reached_experiment(runs))
     return [{short[name]: row[name] for name in short if name in row} for row in rows]
@@ -37,7 +38,8 @@ def differences(runs: Sequence[Run]) -> list[dict[str, Value]]:
 def reached_experiment(runs: Sequence[Run]) -> list[bool]:
     """Return for each run whether its experiment's fields are known, or the run has completed.
 
-    Of a notebook job that failed before its experiment, only the notebook's parameters are known.
+    If a notebook job failed before its experiment started, only the notebook's parameters are
+    recorded.
     """
     return ["strategy" in run.experiment or run.status["state"] == "completed" for run in runs]
 
@@ -49,15 +51,17 @@ def differing_parameters(
 
     Args:
         rows: Parameters by name, one mapping for each run.
-        is_recorded: Result of `reached_experiment` for the rows; default: all true. A parameter
-            that is missing in a row with False is no difference.
+        is_recorded: Result of `reached_experiment` for the runs of the rows; by default all are
+            true. If `is_recorded` is False for a row, a parameter that is missing in this row does
+            not count as a difference.
     """
     is_recorded = [True] * len(rows) if is_recorded is None else is_recorded
     begun_names = {
         name for row, is_begun in zip(rows, is_recorded, strict=True) if is_begun for name in row
     }
     all_names = list(dict.fromkeys(name for row in rows for name in row))
-    # Sorting by field puts a compressor's parameters next to the compressor.
+    # Names are sorted by their first field, so that a compressor's parameters are next to the
+    # compressor.
     fields = list(dict.fromkeys(name.partition(".")[0] for name in all_names))
     names = sorted(all_names, key=lambda name: fields.index(name.partition(".")[0]))
     relevant_rows = {
@@ -78,7 +82,8 @@ def differing_parameters(
 def shortest_name(name: str, all_names: Sequence[str]) -> str:
     """Return the shortest dotted suffix of a name that is not a suffix of another name.
 
-    `learning_rate` keeps its name even if a strategy's outer optimizer also has a learning rate.
+    `learning_rate` is not shortened or lengthened, even if a strategy's outer optimizer also has a
+    learning rate.
     """
     parts = name.split(".")
     suffixes = (".".join(parts[start:]) for start in range(len(parts) - 1, 0, -1))
@@ -94,9 +99,9 @@ def _is_suffix(name: str, end: str) -> bool:
 
 
 def plain_parameters(run: Run) -> dict[str, Value]:
-    """Return a run's flattened parameters, in which strategies and callables appear by name only.
+    """Return a run's flattened parameters; strategies and callables appear only by name.
 
-    A compressor and its options together are one parameter.
+    A compressor with its options is a single parameter.
     """
     record = dict(run.experiment)
     strategy = record.get("strategy")
@@ -110,12 +115,12 @@ def plain_parameters(run: Run) -> dict[str, Value]:
     return {
         name.removesuffix(".name").removesuffix(".callable"): value
         for name, value in flat.items()
-        if name.rpartition(".")[2] not in _LONG and value != "{}"  # Empty options are left out.
+        if name.rpartition(".")[2] not in _LONG and value != "{}"  # empty options are omitted
     }
 
 
 def _named_arrays(dataset: JSON) -> JSON:
-    """Return text for a data set of arrays: `arrays 200 × 10, #850c`, with digits of checksums."""
+    """Describe a data set of arrays, such as `arrays 200 × 10, #850c` (digits of checksums)."""
     arrays = dataset if isinstance(dataset, list) else []
     if not arrays or not all(isinstance(array, dict) and "sha256" in array for array in arrays):
         return dataset
@@ -124,7 +129,7 @@ def _named_arrays(dataset: JSON) -> JSON:
 
 
 def parameters(runs: Sequence[Run]) -> dict[str, list[Value]]:
-    """Return the parameters in which runs differ, by name: one value per run, None if missing."""
+    """Return the parameters that differ between runs: a list of one value per run for each name."""
     rows = differences(runs)
     return {
         name: [row.get(name) for row in rows] for name in dict.fromkeys(n for r in rows for n in r)
@@ -132,7 +137,7 @@ def parameters(runs: Sequence[Run]) -> dict[str, list[Value]]:
 
 
 def metric_values(runs: Sequence[Run], name: str) -> list[float | None]:
-    """Return a number per run; None if not measured, or timed in a run that failed verification."""
+    """Return a number of each run; None if missing, or if it is a time of an unverified run."""
     return [_number(run, name) for run in runs]
 
 
@@ -144,22 +149,23 @@ def values_of(
     Args:
         runs: Runs to compare.
         name: Name of the parameter or measured number.
-        parameter_values: Result of `parameters` for the runs, if available.
+        parameter_values: Result of `parameters` for the runs; None if it has not been computed.
 
     Raises:
-        InvalidInput: No run has a parameter or number of this name.
+        InvalidInput: No run has a differing parameter or a measured number of this name.
     """
     parameter_values = parameters(runs) if parameter_values is None else parameter_values
     if name in parameter_values:
         return parameter_values[name]
     if name not in RESULTS and name not in (available := numeric_metrics(runs)):
-        # Suggestions start with parameters, because a misspelt name is more often a parameter.
+        # Parameters come first in the suggestions, because a misspelt name is usually that of a
+        # parameter.
         raise unknown_name_error(name, [*parameter_values, *available])
     return [*metric_values(runs, name)]
 
 
 def unknown_name_error(name: str, all_names: Sequence[str]) -> InvalidInput:
-    """Return the error for a name that is neither a differing parameter nor a number of any run."""
+    """Return the error for a name that is neither a differing parameter nor a measured number."""
     names = dict.fromkeys(all_names)
     return InvalidInput(
         f"no run has a differing parameter or a number {name!r}{listed(name, names, 'there are')}"
@@ -167,24 +173,24 @@ def unknown_name_error(name: str, all_names: Sequence[str]) -> InvalidInput:
 
 
 def numeric_metrics(runs: Sequence[Run]) -> list[str]:
-    """Return the names of the numbers that any run has measured, without ranges over seeds."""
+    """Return the names of all numbers that a run has measured, without ranges over seeds."""
     flat = (flatten(_results(run)) for run in runs)
     return sorted({name for row in flat for name, value in row.items() if is_number(value)})
 
 
 def seed_range(run: Run, name: str) -> tuple[float, float] | None:
-    """Return a number's minimum and maximum over the run's seeds, or None for a run of one seed."""
+    """Return a number's minimum and maximum over the seeds of a run; None if it has one seed."""
     extremes = (run.metrics.get("spread") or {}).get(name)
     return (float(extremes[0]), float(extremes[1])) if extremes else None
 
 
 def is_timed(name: str) -> bool:
-    """Return True if the number of this name is a speed or a duration."""
+    """Return whether the number of this name is a duration or a speed."""
     return any(part in name for part in _TIMED)
 
 
 def sorted_values(values: Sequence[Value]) -> list[Value]:
-    """Return the distinct values: first None, then sorted numbers, then texts as they occur."""
+    """Return the distinct values: None first, then sorted numbers, then texts in their order."""
     # Values are compared by repr, because Python considers True and 1 equal.
     distinct = list({repr(value): value for value in values}.values())
     numeric = sorted(value for value in distinct if is_number(value))
@@ -193,14 +199,15 @@ def sorted_values(values: Sequence[Value]) -> list[Value]:
 
 
 def _differs(name: str, rows: Sequence[Mapping[str, Value]]) -> bool:
-    """Return True if a parameter differs between rows.
+    """Return whether a parameter has different values in the rows.
 
-    A strategy's fields are compared only among runs of the same strategy. Different strategies have
-    different fields, and their names already distinguish them.
+    A parameter of a strategy is compared only among runs with the same strategy. Different
+    strategies have different parameters, and their names already distinguish their runs.
     """
     if not name.startswith("strategy."):
         return len({repr(row.get(name)) for row in rows}) > 1
-    # Rows are grouped by strategy, because a strategy's fields mean nothing for other strategies.
+    # Rows are grouped by strategy, because the parameters of one strategy have no meaning for
+    # another.
     kinds: dict[str, set[str]] = {}
     for row in rows:
         kinds.setdefault(repr(row.get("strategy")), set()).add(repr(row.get(name)))

@@ -1,4 +1,4 @@
-"""The accuracy of an ensemble of trained models."""
+"""The test accuracy of an ensemble of trained models."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from labkit.records.run import Run
 
 
 def ensemble_accuracy(runs: Sequence[Run]) -> float:
-    """Return the accuracy on the test data of the mean of several trained models' predictions.
+    """Return the test accuracy of an ensemble that averages the predictions of several models.
 
     Args:
-        runs: Runs with saved models, trained on the same named data set with class labels.
+        runs: Runs with saved models that were trained on the same named data set with class labels.
     """
     from labkit.programs.soft_targets import Soft
 

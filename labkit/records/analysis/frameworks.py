@@ -1,4 +1,4 @@
-"""A comparison of other frameworks' strategies with labkit's: taxonomy, costs and accuracy."""
+"""A comparison of other frameworks' strategies with labkit's by taxonomy, costs and accuracy."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-EQUIVALENT_COLUMN = "labkit's"  # table column with labkit's equivalent strategy
-# Fields of an experiment that do not define the work of training.
+EQUIVALENT_COLUMN = "labkit's"  # table column that names the equivalent labkit strategy
+# Fields of an experiment that do not define the work of training, so they may differ between
+# compared runs.
 NOT_WORK = ("schema", "name", "strategy", "verify")
 
 
@@ -25,8 +26,9 @@ class FrameworkComparison:
     """The result of a comparison of other frameworks' runs with labkit's runs.
 
     Attributes:
-        table: One row per run, with strategy, taxonomy, cost of a step, and accuracy.
-        pairs: Pairs of rows: another framework's run, and labkit's run with the same work.
+        table: One row per run, with strategy, taxonomy, costs per step, and accuracy.
+        pairs: Pairs of rows for the same work: that of another framework's run, and that of
+            labkit's run.
         unmatched: Rows of other frameworks' runs without an equivalent labkit run, each with the
             reason.
     """
@@ -64,11 +66,12 @@ def compare_frameworks(runs: Mapping[str, Run]) -> FrameworkComparison:
 
 
 def sent_bytes(run: Run) -> pd.DataFrame:
-    """Return the bytes per step between another framework's tasks; empty for labkit's own runs."""
+    """Return the bytes per step between another framework's tasks; empty for labkit's runs."""
     import pandas as pd
 
     exchange: dict[str, dict[str, dict[str, int]]] = run.metrics.get("exchange") or {}
-    # Older records count bytes from the start of the processes, over all steps.
+    # Older records have no `counted_steps`; their byte counts start with the processes and include
+    # all steps.
     steps = exchange.get("counted_steps", run.history["step"].nunique())
     rows = [
         {"source": source, "target": target, "bytes": nbytes / steps}
@@ -79,14 +82,14 @@ def sent_bytes(run: Run) -> pd.DataFrame:
 
 
 def _differences(run: Run, other: Run) -> list[str]:
-    """Return the names of the fields that define the work and differ between two runs."""
+    """Return the names of the fields that define the work of training and differ between runs."""
     one, two = run.experiment, other.experiment
     names = dict.fromkeys([*one, *two])
     return [name for name in names if name not in NOT_WORK and one.get(name) != two.get(name)]
 
 
 def _matches(fields: Mapping[str, JSON], options: Mapping[str, JSON]) -> bool:
-    """Return True if a strategy has these options, and its other fields have default values."""
+    """Return whether a strategy has these options, and default values in all other fields."""
     if fields["name"] != options["name"]:
         return False
     default = STRATEGIES[str(options["name"])]().to_json()
@@ -105,7 +108,8 @@ def _kind(fields: Mapping[str, JSON]) -> TFKind | None:
 def _row(name: str, run: Run) -> dict[str, JSON]:
     fields, metrics = run.experiment["strategy"], run.metrics
     gate = metrics["equivalence"]
-    # The bytes of other frameworks' processes are known only if the kernel counts them.
+    # For other frameworks' processes, bytes are only available if the operating system's kernel
+    # counts them.
     exchange = metrics.get("exchange") or {}
     counted = _kind(fields) is None or bool(exchange.get("sent_bytes"))
     return {
@@ -114,7 +118,8 @@ def _row(name: str, run: Run) -> dict[str, JSON]:
         "network": metrics.get("network") or "this machine's own",
         "equivalence": gate["verdict"],
         "why": gate["reason"],
-        # Without verified equivalence the work may differ, so step times are not comparable.
+        # If equivalence is not verified, runs may do different work, so their step times are not
+        # comparable.
         "step_ms": metrics["step_ms"]["median"] if gate["verdict"] == "passed" else None,
         "wire_bytes_per_step": metrics["wire_bytes_per_step"] if counted else None,
         "accuracy": metrics.get("test_accuracy", float("nan")),

@@ -1,4 +1,4 @@
-"""Costs and savings of numeric precisions by run, and the loss scale by step."""
+"""Costs and savings of numeric precisions in each run, and loss scales by step."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from labkit.records.verdict import accuracies, judge_runs
 if TYPE_CHECKING:
     import pandas
 
-PERSISTENT_MEMORY = ("weights", "gradients", "optimizer")  # kinds of memory that persist
+PERSISTENT_MEMORY = ("weights", "gradients", "optimizer")  # kinds of memory used permanently
 _VERDICTS = {"loss": "loss", "no loss": "no loss", "none": "no verdict"}
 
 
 def precisions(runs: Mapping[str, Run], baseline: Run) -> pandas.DataFrame:
-    """Return one row per run: precision of compute and messages, accuracy, verdict, bytes, ms.
+    """Return one row per run: precision, accuracy, verdict of verification, bytes and times.
 
-    `weights_bytes`, `gradients_bytes`, `optimizer_bytes` and `peak_bytes` are maxima over ranks.
-    For a run that failed verification, no times are reported.
+    The columns `weights_bytes`, `gradients_bytes`, `optimizer_bytes` and `peak_bytes` are maxima
+    over ranks. The times of runs that failed verification are missing.
 
     Args:
-        runs: Completed runs by name; the baseline may be among them.
-        baseline: Run with whose accuracy the other runs are compared.
+        runs: Completed runs by name, which may include the baseline.
+        baseline: Run whose accuracy is compared with that of the other runs.
     """
     import pandas as pd
 
@@ -34,7 +34,7 @@ def precisions(runs: Mapping[str, Run], baseline: Run) -> pandas.DataFrame:
 
 
 def loss_scales(rows: Iterable[Mapping[str, float]]) -> pandas.DataFrame:
-    """Return a table of loss scales and numbers of updates: one row per step, columns per rank.
+    """Return a table of loss scales and update counts, with a row per step and columns per rank.
 
     Args:
         rows: Records of all ranks and steps, each with `step`, `rank`, `loss_scale` and `updates`.

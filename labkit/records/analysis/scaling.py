@@ -1,4 +1,4 @@
-"""Scaling over workers: each run is compared with a run of one worker that does the same work."""
+"""Scaling over workers: each run is compared with a one-worker run that does the same work."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from labkit.records.run import Run, flatten, gate_failed
 if TYPE_CHECKING:
     import pandas as pd
 
-# Fields that define the work of a step, in which a run and its baseline must agree. A baseline of
-# one worker that sends nothing may have another strategy and network, because it uses neither.
+# Fields that define the work of a training step, so a run and its baseline must have the same
+# values. If the baseline's only worker sends nothing, its strategy and network may differ, because
+# they have no effect.
 _WORK = (
     "model",
     "dataset",
@@ -26,40 +27,44 @@ _WORK = (
     "virtual",
     "input_mode",
 )
-# Fields in which runs of one line of a figure may differ: the x axis, fields that depend on it, and
-# random seeds.
+# Fields that may differ between the runs of one line in a figure: the x axis, fields that depend on
+# it, and random seeds.
 _ALONG = ("name", "workers", "batch_size", "seed", "repeats")
 _COLUMNS = ("run", "baseline", "kind", "line", "workers", "seeds")
 _RATIOS = ("speedup", "speedup_low", "speedup_high", "slowest_seed", "fastest_seed")
 
 
 def scalings(runs: Mapping[str, Run]) -> pd.DataFrame:
-    r"""Compare each run with a run of one worker and otherwise equal parameters, if one exists.
+    r"""Compare each run with a run of one worker that has otherwise equal parameters.
 
-    The table has one row per run and kind: strong (same global batch) or weak (same local batch).
-    Columns: run, baseline; kind; line (a key shared by runs that differ only in workers and seeds);
-    workers; seeds (number of the run's seeds); speedup, from median step times \(T\) with 1 and n
-    workers: \(T_1 / T_n\) if strong, \(n T_1 / T_n\) if weak; `speedup_low` and `speedup_high`,
-    from the p90 and p10 of the run's steps; slowest_seed and fastest_seed, the speed-ups of the
-    run's slowest and fastest repeat; efficiency, efficiency_low and efficiency_high in percent.
-    Runs that failed verification have no row.
+    The table has one row per run and kind of scaling: strong (same global batch) or weak (same
+    batch per worker).
+    Its columns include run, baseline, kind, workers, seeds (number of the run's seeds), and line.
+    The value of line is a key that all runs share that differ only in workers and seeds.
+    The column speedup is \(T_1 / T_n\) for strong and \(n T_1 / T_n\) for weak scaling, where
+    \(T_n\) is the median step time with n workers. The columns `speedup_low` and `speedup_high` use
+    the p90 and p10 of the run's step times. The columns slowest_seed and fastest_seed are the
+    speed-ups of the run's slowest and fastest seed. The columns efficiency, efficiency_low and
+    efficiency_high are in percent. Runs that failed verification have no row.
     """
     import pandas as pd
 
-    # Runs that failed verification have no valid speed, and cannot be baselines.
+    # The speed of a run that failed verification is not valid, so this run has no row and is no
+    # baseline.
     usable = {n: run for n, run in runs.items() if _median(run) and not gate_failed(run)}
     rows, baselines = [], _baselines(usable)
     for name, run in usable.items():
         batch, workers = run.experiment.get("batch_size"), _workers(run)
         for kind, baseline_batch in (("strong", batch), ("weak", batch / workers)) if batch else ():
             baseline = _baseline(name, run, baselines, baseline_batch)
-            # With one worker, strong and weak scaling are equal, and one row is enough.
+            # With one worker, strong and weak scaling are the same, so one row is enough.
             if baseline is not None and (workers > 1 or kind == "strong"):
                 head = (name, baseline, kind, _line_key(run, kind), workers)
-                # The default applies to a run without repeats, which has one seed.
+                # A run without repeats has one seed and no metric `repeats`.
                 count = run.metrics.get("repeats", 1)
                 rows.append((*head, count, *_ratios(run, usable[baseline], kind, workers)))
-    # Rows of one-worker runs alone show no scaling. `row[4]` is the number of workers.
+    # If all rows are those of one-worker runs, the table is empty, because it would show no
+    # scaling. The element `row[4]` is the number of workers.
     rows_shown = rows if any(row[4] > 1 for row in rows) else []
     table = pd.DataFrame(rows_shown, columns=[*_COLUMNS, *_RATIOS])
     for end in ("", "_low", "_high"):
@@ -68,13 +73,13 @@ def scalings(runs: Mapping[str, Run]) -> pd.DataFrame:
 
 
 def seed_bands(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the median speed-up and its range over seeds, for lines with several worker counts.
+    """Return median speed-ups and their ranges over seeds, for lines with several worker counts.
 
-    Columns: line, kind, workers, seeds (maximum number over worker counts), runs (names of the
-    line's runs), speedup, `speedup_low` (slowest seed), `speedup_high` (fastest seed), efficiency.
+    The columns are line, kind, workers, seeds (largest number over worker counts), runs (names),
+    speedup, `speedup_low` (slowest seed), `speedup_high` (fastest seed), and efficiency.
 
     Args:
-        table: Table that `scalings` returned.
+        table: Table that `scalings` has returned.
     """
     import pandas as pd
 
@@ -98,17 +103,18 @@ def seed_bands(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ratios(run: Run, baseline: Run, kind: str, workers: int) -> tuple[float, ...]:
-    # In strong scaling, n workers share the same batch. In weak scaling, n workers do n times the
-    # work.
+    # In strong scaling, n workers together do the work of one worker. In weak scaling, n workers
+    # together do n times the work of one worker.
     work = (1 if kind == "strong" else workers) * _median(baseline)
     step = run.metrics["step_ms"]
     speedup = work / step["median"]
-    # Slow steps give a low speed-up, so the lower bound comes from the 90th percentile.
+    # A slow step means a low speed-up, so the lower bound is computed from the 90th percentile.
     low, high = (
         work / step[percentile] if step.get(percentile) else speedup
         for percentile in ("p90", "p10")
     )
-    # The extremes are medians of different seeds, while the percentiles above are over steps.
+    # The extremes are those of the medians of seeds, while the percentiles above are those of
+    # steps.
     extremes = (run.metrics.get("spread") or {}).get("step_ms.median") or [step["median"]]
     return (
         speedup,
@@ -119,17 +125,18 @@ def _ratios(run: Run, baseline: Run, kind: str, workers: int) -> tuple[float, ..
     )
 
 
-# Names of one-worker runs, by batch size, by work, and by strategy and network ("": any).
+# Names of one-worker runs, by batch size, work, and strategy with network ("" if the run sends
+# nothing, so that any may be used).
 Alone: TypeAlias = "dict[tuple[float | None, str, str], list[str]]"
 
 
 def _baselines(usable: Mapping[str, Run]) -> Alone:
-    """Return a lookup table of possible baselines, which avoids comparing all pairs of runs."""
+    """Return a table of possible baselines, so that not all pairs of runs must be compared."""
     baselines: Alone = {}
     for name, run in usable.items():
         if _workers(run) == 1:
             batch, work = run.experiment.get("batch_size"), _work_key(run)
-            # A single worker sends bytes only if it has a parameter server.
+            # The only worker of a run sends bytes only to a parameter server.
             sends_bytes = bool(run.metrics.get("wire_bytes_per_step"))
             for environment in [_environment_key(run), *([] if sends_bytes else [""])]:
                 baselines.setdefault((batch, work, environment), []).append(name)
@@ -137,14 +144,14 @@ def _baselines(usable: Mapping[str, Run]) -> Alone:
 
 
 def _baseline(name: str, run: Run, baselines: Alone, batch: float) -> str | None:
-    """Return the name of a one-worker run with the same work and this global batch size, or None.
+    """Return the name of a one-worker run with the same work and this global batch size, if any.
 
     A one-worker run of this batch size is its own baseline.
     """
     work = _work_key(run)
     if _workers(run) == 1 and run.experiment.get("batch_size") == batch:
         return name
-    # A baseline with the same strategy and network is preferred.
+    # A baseline with the same strategy and network is preferred to other baselines.
     candidates = baselines.get((batch, work, _environment_key(run))) or baselines.get(
         (batch, work, "")
     )

@@ -1,4 +1,4 @@
-"""Results of a hyperparameter search from Optuna's journal: trials, best values, importances."""
+"""Results of a hyperparameter search, read from Optuna's journal: trials and importances."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     import optuna
     import pandas as pd
 
-JOURNAL = "optuna.journal"  # Optuna's storage file in a sweep's folder
+JOURNAL = "optuna.journal"  # name of Optuna's journal file in a sweep's folder
 STUDY = "labkit"
-LONGEST_JOURNAL = 2**26  # bytes; the journal of thousands of trials with curves has millions
+LONGEST_JOURNAL = 2**26  # maximum bytes; a journal of thousands of trials has millions
 
 
 class SearchResult(NamedTuple):
-    """A search: the metric's name, a table of trials, and parameters' importances if computable."""
+    """The results of a search: metric's name, table of trials, and importances of parameters."""
 
     metric: str
     trials: pd.DataFrame
@@ -40,14 +40,15 @@ def storage(folder: Path) -> optuna.storages.JournalStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     journal = folder / JOURNAL
     with suppress(FileNotFoundError):
-        os.close(open_file(journal))  # rejects a symbolic link, and a pipe that would block Optuna
-    # Optuna's default lock is a symbolic link, but labkit refuses to resume folders with links.
+        os.close(open_file(journal))  # open_file rejects symbolic links, and pipes that would block
+    # Optuna's default lock would be a symbolic link, but labkit does not resume folders that
+    # contain links.
     lock = JournalFileOpenLock(str(journal))
     return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))
 
 
 def folders(runs: Iterable[Run]) -> list[Path]:
-    """Return the folders of those searches to which these runs belong."""
+    """Return the folders of all searches to which at least one of the runs belongs."""
     sweeps = dict.fromkeys(run.path.resolve().parent.parent for run in runs)
     journals = {folder: folder / JOURNAL for folder in sweeps}
     return [
@@ -58,10 +59,10 @@ def folders(runs: Iterable[Run]) -> list[Path]:
 
 
 def search_result(folder: Path) -> SearchResult:
-    """Return the results that a search has so far.
+    """Return the results of a search, which may still be running.
 
-    Each trial that ended with a value has one row: trial (number from 1), value, state, and best
-    (the best value so far of trials that were not pruned).
+    The table has one row per trial that ended with a value. Its columns are trial (number from 1),
+    value, state, and best (the best value so far of trials that were not pruned).
 
     Raises:
         LabkitError: The sweep's record or Optuna's journal cannot be read.
@@ -72,7 +73,7 @@ def search_result(folder: Path) -> SearchResult:
         return _read(folder, store.read_json(folder / "sweep.json")["search"])
     except LabkitError:
         raise
-    # A damaged journal can raise any exception inside Optuna.
+    # Optuna may raise any exception when it reads a damaged journal.
     except Exception as error:
         raise LabkitError(f"{folder.name}/{JOURNAL} cannot be read: {short(error)}") from error
 

@@ -1,4 +1,4 @@
-"""A comparison of the final losses of two runs, seed by seed."""
+"""A comparison of two runs' final losses for each common seed."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from labkit.records.verdict import completed_seeds
 if TYPE_CHECKING:
     import pandas
 
-LAST_STEPS = 20  # number of last steps whose mean is the training loss; one batch is too noisy
+LAST_STEPS = 20  # training loss: mean over this many last steps, to reduce noise
 LOSSES = ("training_loss", "test_loss")
 
 
 def seed_by_seed(candidate: Run, baseline: Run) -> pandas.DataFrame:
-    """Return both runs' final losses by common seed, and whether the candidate's are lower.
+    """Return both runs' final losses for each common seed, and whether the candidate's are lower.
 
-    `training_loss` is the mean over ranks and the last 20 steps. `test_loss` is the loss of the
-    trained model on test data.
+    The column `training_loss` is the mean over all ranks and the last 20 steps. The column
+    `test_loss` is the loss of the trained model on the test data.
 
     Raises:
-        LabkitError: The runs share no completed seed.
+        LabkitError: The two runs have no common seed that both completed.
     """
     candidate_losses, baseline_losses = _ends(candidate), _ends(baseline)
-    # Runs of the same seed start from the same weights and see the same batches.
+    # Two runs of the same seed start from the same weights and train on the same batches.
     table = candidate_losses.join(baseline_losses.add_prefix("baseline_"), how="inner")
     if table.empty:
         raise LabkitError(

@@ -1,4 +1,4 @@
-"""Measurements of inference by replicas, stages and slices: latency, throughput and memory."""
+"""Measurements of inference with replicas, stages or slices: latency, throughput and memory."""
 
 from __future__ import annotations
 
@@ -12,25 +12,29 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ONE_PROCESS = "one process"
-# Allowed difference of answers, in units of their precision's rounding error. Another order of
-# summation causes a far smaller difference, another model a far larger one.
+# The allowed difference between answers, as a multiple of the rounding error of their precision. A
+# different order of summation causes much smaller differences, and a different model causes much
+# larger ones.
 TOLERANCE = 256.0
 KEYS = ["network", "way", "batch_size"]
 
 
 @dataclass(frozen=True)
 class ServingMeasurements:
-    """Measurements of `labkit.cluster.serve`.
+    """Measurements of inference by `labkit.cluster.serve`, as tables and numbers.
 
     Attributes:
-        times: One row per call: network, way (of serving: one process, replicas, stages or slices),
-            batch_size, what ("first", "batch", "stream"), rows (samples), seconds.
-        weights: One row per way of serving and rank, with weights_bytes.
-        differences: Largest absolute difference from the answers of one process, by way of serving.
-        allowed: Largest absolute difference that rounding can explain.
+        times: One row per call. Its columns are network, way (of serving: one process, replicas,
+            stages or slices), batch_size, what ("first", "batch" or "stream"), rows (samples), and
+            seconds.
+        weights: One row per way of serving and rank; the column weights_bytes is the bytes of the
+            weights on the rank.
+        differences: For each way of serving, the largest absolute difference from the answers of
+            one process.
+        allowed: Largest absolute difference between answers that rounding errors can explain.
         workers, threads: Number of ranks, and of threads per rank.
-        oversubscribed: True if there are more threads than CPU cores.
-        under_way: Number of concurrent batches in a stream.
+        oversubscribed: Whether the ranks have more threads in total than there are CPU cores.
+        under_way: Number of batches that are processed concurrently in a stream.
     """
 
     times: pd.DataFrame
@@ -43,10 +47,10 @@ class ServingMeasurements:
     under_way: int
 
     def latency(self) -> pd.DataFrame:
-        """Return the ms from a batch's request to its answer, by network, way and batch size.
+        """Return the latency of batches in ms, by network, way of serving and batch size.
 
-        Columns: median (latency_ms), p10 and p90 (latency_ms_low, latency_ms_high), the first call
-        (first_ms), and the median relative to one process (of_one_process).
+        The columns are latency_ms (median), latency_ms_low (p10), latency_ms_high (p90), first_ms
+        (the first call), and of_one_process (the median divided by that of one process).
         """
         batches = self.times[self.times["what"] == "batch"]
         latencies = 1e3 * _spread(batches, "seconds", (0.5, 0.1, 0.9))
@@ -56,10 +60,11 @@ class ServingMeasurements:
         return self._relative_to_one_process(latencies.reset_index(), "latency_ms")
 
     def throughput(self) -> pd.DataFrame:
-        """Return the answered samples per second of streams, by network, way and batch size.
+        """Return the throughput of streams in samples/s, by network, way of serving and batch size.
 
-        Columns: median (rows_per_second), minimum and maximum (…_low, …_high), and the median
-        relative to one process (of_one_process).
+        The columns are rows_per_second (median), rows_per_second_low (minimum),
+        rows_per_second_high (maximum), and of_one_process (the median divided by that of one
+        process).
         """
         streams = self.times[self.times["what"] == "stream"]
         streams = streams.assign(rate=streams["rows"] / streams["seconds"])
@@ -69,7 +74,7 @@ class ServingMeasurements:
         return self._relative_to_one_process(rates.reset_index(), name)
 
     def memory(self) -> pd.DataFrame:
-        """Return the bytes of weights by way and rank, and the largest fraction on one rank."""
+        """Return bytes of weights by way of serving and rank, and the largest rank's fraction."""
         by_rank = self.weights.pivot(index="way", columns="rank", values="weights_bytes")
         by_rank = by_rank.reindex(dict.fromkeys(self.weights["way"]))
         whole = by_rank.loc[ONE_PROCESS].max()
@@ -78,10 +83,10 @@ class ServingMeasurements:
         return by_rank.assign(most_weights_bytes=most, share=most / whole)
 
     def answers(self) -> pd.DataFrame:
-        """Return the largest difference from one process, and the allowed difference, by way."""
+        """Return the largest and the allowed difference from one process, by way of serving."""
         import pandas as pd
 
-        # The values are texts, because a table would round such small numbers to 0.
+        # The numbers are formatted as texts, because a table would round such small numbers to 0.
         rows = [
             (way, f"{difference:.1e}", f"{self.allowed:.1e}")
             for way, difference in self.differences.items()
@@ -97,7 +102,7 @@ class ServingMeasurements:
 
 
 def _spread(rows: pd.DataFrame, column: str, shares: Iterable[float]) -> pd.DataFrame:
-    """Return quantiles of a column by network, way and batch size, in their order of occurrence."""
+    """Return quantiles of a column by network, way of serving and batch size, in row order."""
     return rows.groupby(KEYS, sort=False)[column].quantile([*shares]).unstack().loc[:, [*shares]]
 
 
@@ -111,7 +116,7 @@ def serving_measurements(
     cores: int,
     under_way: int,
 ) -> ServingMeasurements:
-    """Return the ranks' measurements as tables; `weights` has, for each rank, bytes by way."""
+    """Return the measurements as tables; `weights` has, for each rank, bytes by way of serving."""
     import pandas as pd
 
     weight_rows = [

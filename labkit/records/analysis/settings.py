@@ -1,4 +1,4 @@
-"""Groups of runs that differ only in their seeds, presented as one run with repeats."""
+"""Groups of runs that differ only in their seeds, each treated as one run with repeats."""
 
 from __future__ import annotations
 
@@ -19,36 +19,37 @@ _CHANCE = ("seed", "repeats")
 
 @dataclass(frozen=True)
 class Seeds(Run):
-    """Completed runs that differ only in their seeds, presented as one run with repeats."""
+    """Completed runs that differ only in their seeds, treated as one run with repeats."""
 
     members: tuple[Run, ...] = ()
 
     @cached_property
     def metrics(self) -> Record:
-        """Medians of the metrics over seeds, and `spread`, as for a run with repeats."""
-        # The import is local, because it also imports `Experiment`, which most readers do not need.
+        """Medians of the metrics over the seeds, with `spread`, as a run with repeats has them."""
+        # The import is inside the function, because it also imports `Experiment`, which most
+        # callers do not need.
         from labkit.records.measure import aggregate
 
         return aggregate(self.seeds)
 
     @cached_property
     def history(self) -> pandas.DataFrame:
-        """History rows of all seeds."""
+        """History rows of the runs of all seeds."""
         import pandas as pd
 
         return pd.concat([member.history for member in self.members], ignore_index=True)
 
     @property
     def seeds(self) -> list[Run]:
-        """One run per seed."""
+        """The runs of the single seeds, one per seed."""
         return [seed for member in self.members for seed in member.seeds or [member]]
 
 
 def group_seeds(runs: Sequence[Run]) -> list[Run]:
-    """Combine runs that differ only in their seeds; a run without metrics stays alone.
+    """Combine runs that differ only in their seeds; leave a run without metrics alone.
 
-    Groups are in the order of their first runs. Two runs with the same seed are not repeats of each
-    other, so the second one starts another group.
+    The groups are in the order of their first runs. Two runs with the same seed are not repeats of
+    each other, so the second run belongs to another group.
     """
     groups: dict[tuple[str, int], list[Run]] = {}
     occurrences: dict[str, int] = {}

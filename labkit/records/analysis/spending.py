@@ -1,4 +1,4 @@
-"""Accuracy and costs of runs, their costs until a target, and the Pareto front."""
+"""Accuracy and costs of runs, the costs to reach a target, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ MEASURES = ("accuracy", "bytes", "seconds")
 
 
 def spending(runs: Mapping[str, Run]) -> pd.DataFrame:
-    """Return accuracy and costs of runs with a test accuracy, one row per run.
+    """Return accuracy and costs of each run that has a test accuracy, one row per run.
 
-    Columns: run, network, clock, and each measure's mean, minimum (`_low`) and maximum (`_high`)
-    over seeds. Measures are the test accuracy (between 0 and 1), the total bytes that all ranks
-    send, and the seconds of training. Bytes and seconds exclude the first step, which compiles and
-    sends one-time data. Seconds are missing if verification failed or a seed has only one step.
+    The columns are run, network, clock, and the mean, minimum (`_low`) and maximum (`_high`) of
+    each measure over seeds. The measures are the test accuracy (between 0 and 1), the total bytes
+    that all ranks send, and the seconds of training. Bytes and seconds exclude the first step,
+    because it also compiles the model and sends one-time data. The seconds are missing if
+    verification failed, or if a seed has only one step.
     """
     import pandas as pd
 
@@ -31,7 +32,8 @@ def spending(runs: Mapping[str, Run]) -> pd.DataFrame:
         seeds = [s for s in completed_seeds(run) if s.metrics.get("test_accuracy") is not None]
         if seeds:
             spent = np.array([_spent(seed, gate_failed(run)) for seed in seeds])
-            # A measure's mean, minimum and maximum are adjacent, in the order of `columns`.
+            # The mean, minimum and maximum of a measure become adjacent columns, in the order of
+            # `columns`.
             bands = np.stack([spent.mean(axis=0), spent.min(axis=0), spent.max(axis=0)], axis=1)
             link = str(run.metrics.get("network")), run.metrics.get("clock") or "wall"
             rows.append([name, *link, *bands.ravel()])
@@ -42,17 +44,17 @@ def spending(runs: Mapping[str, Run]) -> pd.DataFrame:
 def to_target(
     runs: Mapping[str, Run], target: float, measure: str = "val_accuracy"
 ) -> pd.DataFrame:
-    """Return the costs of each run until it reached a target, in seconds of the run's own clock.
+    """Return what each run cost until it reached a target; seconds are those of the run's clock.
 
-    Columns: run; clock; network; seeds (number of seeds); reached (number of seeds that reached the
-    target). For seconds, bytes (sent by all ranks) and samples there are the mean, minimum (`_low`)
-    and maximum (`_high`) over the seeds that reached it. Seconds are missing if verification
-    failed.
+    The first columns are run, clock, network, seeds (number of seeds) and reached (number of seeds
+    that reached the target). For seconds, bytes (sent by all ranks) and samples, the table has the
+    mean, minimum (`_low`) and maximum (`_high`) over the seeds that reached the target. The seconds
+    of a run that failed verification are missing.
 
     Args:
         runs: Runs by name.
-        target: Accuracy or loss to reach, as for `labkit.records.verdict.arrivals`.
-        measure: "val_accuracy" or "val_loss".
+        target: Accuracy or loss to be reached, see `labkit.records.verdict.arrivals`.
+        measure: Metric to which the target applies, "val_accuracy" or "val_loss".
     """
     import pandas as pd
 
@@ -79,16 +81,16 @@ _SPENT = {"seconds": "seconds", "bytes": "wire_bytes", "samples": "samples"}
 
 
 def front(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
-    """Return the Pareto front: the rows with all these measures that no such row dominates.
+    """Return the Pareto front: the rows without missing measures that no other such row dominates.
 
-    A row dominates another if it is at least as good in all measures, and better in one. If seconds
-    are among the measures, only runs on the same network and clock are compared.
+    One row dominates another if it is at least as good in all measures, and better in at least one.
+    If seconds are among the measures, only runs on the same network and clock are compared.
     """
     complete_rows = table.dropna(subset=list(measures))
-    # After multiplication with the signs, a greater value is better in every column.
+    # After multiplication by its sign, a greater value is better in every column.
     signs = [1 if name == "accuracy" else -1 for name in measures]
     scores = complete_rows[list(measures)].to_numpy(float) * signs
-    # Comparing all pairs is fast enough for a few hundred runs.
+    # The code compares all pairs of rows, which is fast enough for a few hundred runs.
     first, second = scores[:, None, :], scores[None, :, :]
     beaten = (second >= first).all(axis=2) & (second > first).any(axis=2)
     if "seconds" in measures:
@@ -98,19 +100,20 @@ def front(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
 
 
 def steps_of(run: Run) -> int | None:
-    """Return the number of trained steps at the last epoch's end, or None without epochs."""
+    """Return the number of steps trained until the last epoch's end; None without epochs."""
     epochs = run.metrics.get("epochs") or []
     return int(epochs[-1]["step"]) if epochs else None
 
 
 def _spent(seed: Run, failed: bool) -> tuple[float, float, float]:
-    """Return accuracy, bytes and seconds, without the first step, which traces and compiles."""
+    """Return a seed's accuracy, bytes and seconds; bytes and seconds exclude the first step."""
     metrics = seed.metrics
     total_seconds = metrics.get("train_seconds") or 0.0  # missing for runs that only log results
     seconds = total_seconds - metrics.get("first_step_ms", 0.0) / 1e3
-    # A run of a single step has no time after its first step.
+    # If a run has only one step, no time is left after the first step.
     is_valid = not failed and seconds > 1e-9 * total_seconds
-    # Bytes come from the metrics, because reading a thousand histories would take too long.
+    # The bytes are computed from the metrics, because reading a thousand histories would take too
+    # long.
     bytes_per_step = float(metrics.get("wire_bytes_per_step") or 0.0)
     steps_after_first = (steps_of(seed) or 1) - 1
     nbytes = bytes_per_step * int(metrics.get("workers") or 1) * steps_after_first

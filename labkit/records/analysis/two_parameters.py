@@ -1,4 +1,4 @@
-"""Results over two parameters, from runs that cover most combinations of their values."""
+"""Results over two parameters of runs that cover most combinations of the parameters' values."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from labkit.records.run import Run, gate_failed
 if TYPE_CHECKING:
     import pandas
 
-# These fields are never axes, because a cell is the median over their values.
+# These fields are never used as axes, because a table cell is the median over their values.
 _NO_AXIS = ("seed", "repeats", "name", "compression_stats_every")
-_MIN_COVERAGE = 0.75  # minimum fraction of value combinations that must have runs
+_MIN_COVERAGE = 0.75  # minimum fraction of value combinations for which runs exist
 
 
 def cross_table(
@@ -33,25 +33,25 @@ def cross_table(
 ) -> pandas.DataFrame:
     """Return one row per combination of two parameters' values, sorted by y, then by x.
 
-    Columns: both parameters, under their own names; runs (names of the runs with these values);
-    gate_failed (number of these runs that failed verification); and each measure's median over
-    these runs.
+    The columns are the two parameters by name, runs, gate_failed, and the measures. Here runs
+    contains the names of the runs with these values, gate_failed the number of them that failed
+    verification, and each measure its median over them.
 
     Args:
         runs: Runs by name.
         x, y: Names of two parameters in which the runs differ.
-        measures: Names of metrics; default: test_accuracy (or else test_loss) and
-            samples_per_second.
+        measures: Names of metrics; by default samples_per_second and test_accuracy, or test_loss if
+            there is no accuracy.
 
     Raises:
-        InvalidInput: No run has a measure of this name.
+        InvalidInput: No run has a metric that is named in `measures`.
     """
     import pandas as pd
 
     run_list = list(runs.values())
     x_values, y_values = values_of(run_list, x), values_of(run_list, y)
     cells: dict[tuple[int, int], list[int]] = {}
-    # Both parameters are sorted, so that a figure shows trends.
+    # The values of both parameters are sorted, so that trends can be seen in a figure.
     for index, (row, column) in enumerate(zip(_indices(y_values), _indices(x_values), strict=True)):
         cells.setdefault((row, column), []).append(index)
     cell_indices = [indices for _, indices in sorted(cells.items())]
@@ -75,17 +75,17 @@ def cross_table(
 
 
 def axes_of(runs: Sequence[Run], x: str | None = None, y: str | None = None) -> tuple[str, str]:
-    """Return as (x, y) the two parameters whose grid of values has most runs.
+    """Return the two parameters (x, y) for which most combinations of values have runs.
 
-    A numeric parameter is preferred as x, and a parameter with texts as y.
+    If one parameter is numeric and the other has texts, the numeric one is x.
 
     Args:
         runs: Runs to arrange in a grid.
-        x, y: Names of required parameters; None (default): any parameter.
+        x, y: Names of parameters that must be used; None (default) if any parameter may be used.
 
     Raises:
-        InvalidInput: No two parameters make a grid, or the runs do not differ in a required
-            parameter.
+        InvalidInput: No two parameters have runs for most of their combinations, or the runs do not
+            differ in a required parameter.
     """
     parameter_values = parameters(runs)
     for name in (x, y):
@@ -99,12 +99,12 @@ def axes_of(runs: Sequence[Run], x: str | None = None, y: str | None = None) -> 
             "no two parameters of these runs have runs for most of their combinations; give "
             f"two differing parameters as x and y: {', '.join(parameter_values) or 'none'}"
         )
-    # The axes are swapped if the required parameter is on the other axis.
+    # The axes are swapped if a required parameter would be on the wrong axis.
     return axes if x in (None, axes[0]) and y in (None, axes[1]) else axes[::-1]
 
 
 def has_grid(runs: Iterable[Run]) -> bool:
-    """Return True if two parameters have runs for most combinations, as a heat map needs."""
+    """Return whether two parameters have runs for most combinations, as a heat map needs."""
     return _largest_grid(parameters(list(runs))) is not None
 
 
@@ -122,7 +122,7 @@ def _largest_grid(
 
 
 def _grid_size(parameter_values: dict[str, list[Value]], one: str, other: str) -> int:
-    """Return the number of value combinations with runs, or 0 if too many have no run."""
+    """Return the number of value combinations that have runs; 0 if too many have none."""
     pairs = {
         (repr(a), repr(b))
         for a, b in zip(parameter_values[one], parameter_values[other], strict=True)
@@ -137,7 +137,7 @@ def _has_text(values: Sequence[Value]) -> bool:
 
 
 def _indices(values: Sequence[Value]) -> list[int]:
-    """Return the index of each value among the distinct values."""
+    """Return, for each value, its index among the sorted distinct values."""
     index_of = {repr(value): index for index, value in enumerate(sorted_values(values))}
     return [index_of[repr(value)] for value in values]
 
@@ -148,6 +148,6 @@ def _median(values: Sequence[float | None]) -> float:
 
 
 def _quality_measures(runs: Sequence[Run]) -> tuple[str, str]:
-    # A regression has no accuracy, so its test loss is used instead.
+    # Runs of a regression have no accuracy, so their test loss is used instead.
     quality = "test_accuracy" if any(metric_values(runs, "test_accuracy")) else "test_loss"
     return quality, "samples_per_second"

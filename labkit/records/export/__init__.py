@@ -1,4 +1,4 @@
-"""Exports of runs: to a table as CSV or Parquet, to MLflow, and to TensorBoard."""
+"""Exports of runs: to CSV or Parquet tables, to MLflow, and to TensorBoard."""
 
 from labkit.records.export.mlflow import to_mlflow
 from labkit.records.export.tabular import KINDS, export

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from labkit.common.units import seconds_text
 from labkit.records.store import Record
 
-# Rows of a rank in the trace. Buckets are exchanged during computation, and need a lane of their
-# own, because events on one lane hide each other.
+# `LANES` contains the lane of each kind of event; each rank has several lanes in the trace. Buckets
+# are exchanged during computation. They have a separate lane, because overlapping events on one
+# lane would hide each other.
 LANES = {"step": 0, "pack": 1, "wait": 1, "communicate": 2}
 NAMES = ("step", "training", "communication", "predicted, even steps", "predicted, odd steps")
 
@@ -17,9 +18,10 @@ def chrome_trace(rows: Iterable[Record], clocks: Iterable[Record] = ()) -> Recor
     """Return a timeline in the Trace Event Format, which chrome://tracing and Perfetto open.
 
     Args:
-        rows: Timeline rows with rank, kind, step, bucket, start, stop (seconds). Rows of predicted
-            events get separate lanes.
-        clocks: For each rank, its clock's offset from rank 0 and the offset's uncertainty.
+        rows: Timeline rows, each with rank, kind, step, bucket, start and stop (in seconds). Rows
+            of predicted events are shown on separate lanes.
+        clocks: For each rank, the offset of its clock from that of rank 0, and the uncertainty of
+            the offset.
     """
     events: list[Record] = []
     lanes = set()
@@ -34,7 +36,7 @@ def chrome_trace(rows: Iterable[Record], clocks: Iterable[Record] = ()) -> Recor
                 "ph": "X",
                 "pid": int(row["rank"]),
                 "tid": lane,
-                # The Trace Event Format has microseconds.
+                # Times in the Trace Event Format are in microseconds.
                 "ts": 1e6 * row["start"],
                 "dur": 1e6 * (row["stop"] - row["start"]),
                 "args": {"step": int(row["step"])},
@@ -52,7 +54,8 @@ def chrome_trace(rows: Iterable[Record], clocks: Iterable[Record] = ()) -> Recor
             f"clock {seconds_text(clock['offset_s'])} ahead, ± {seconds_text(clock['within_s'])}"
         )
         events.append(_metadata_event("process_labels", int(clock["rank"]), labels=label))
-    # The mark comes first, so that a check before overwriting needs only the head of the file.
+    # The mark is the first key, so that the head of the file shows whether labkit wrote it and may
+    # overwrite it.
     mark = {"generator": "labkit"}
     return {"otherData": mark, "traceEvents": events, "displayTimeUnit": "ms"}
 
@@ -60,9 +63,9 @@ def chrome_trace(rows: Iterable[Record], clocks: Iterable[Record] = ()) -> Recor
 def _lane(row: Record) -> int:
     kind = str(row["kind"])
     if kind.startswith("predicted "):
-        # A predicted step may overlap the next one, so predicted steps alternate between two lanes.
+        # A predicted step may overlap the next predicted step, so they alternate between two lanes.
         return 3 + int(row["step"]) % 2
-    # Pipeline stages' actions, such as "forward 0", use the lane of training.
+    # Actions of pipeline stages, such as "forward 0", are shown on the lane of training.
     return LANES.get(kind, 1)
 
 

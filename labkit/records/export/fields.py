@@ -28,7 +28,7 @@ STEP_CURVES = (
 
 
 class Point(NamedTuple):
-    """One value of a curve at a step, with its time of measurement in seconds since 1970."""
+    """One value of a curve: its name, step, time in seconds since 1970, and value."""
 
     name: str
     step: int
@@ -37,10 +37,10 @@ class Point(NamedTuple):
 
 
 def require_runs(runs: Iterable[Run]) -> list[Run]:
-    """Return the runs as a list.
+    """Return the runs as a list that contains at least one run.
 
     Raises:
-        LabkitError: There are no runs.
+        LabkitError: The argument contains no runs.
     """
     run_list = list(runs)
     if not run_list:
@@ -51,9 +51,9 @@ def require_runs(runs: Iterable[Run]) -> list[Run]:
 
 
 def parameters(run: Run) -> dict[str, str | float | bool]:
-    """Return the experiment's fields by dotted name, such as `strategy.algorithm`.
+    """Return the fields of a run's experiment by dotted name, such as `strategy.algorithm`.
 
-    Texts contain no names of machines or users.
+    Names of machines and users are removed from the texts.
     """
     flat = flatten(run.experiment)
     return {
@@ -63,12 +63,12 @@ def parameters(run: Run) -> dict[str, str | float | bool]:
 
 
 def results(run: Run) -> dict[str, float]:
-    """Return the metrics that are finite numbers, by dotted name, such as `step_ms.median`."""
+    """Return the metrics with finite numbers by dotted name, such as `step_ms.median`."""
     return {name: float(v) for name, v in flatten(run.metrics).items() if _is_finite(v)}
 
 
 def tags(run: Run) -> dict[str, str]:
-    """Return a run's tags: name, state, cause of failure, and verdict of the equivalence check."""
+    """Return a run's tags: name, state, cause of failure, and verdict of verification."""
     status = run.status
     values = {"run": run.name, "state": status["state"], "equivalence": verdict(run)}
     values |= {"cause": status["cause"]} if status.get("cause") else {}
@@ -76,22 +76,23 @@ def tags(run: Run) -> dict[str, str]:
 
 
 def timestamp(run: Run, moment: str) -> float:
-    """Return the time at which a run "started" or "ended", in seconds since 1970; 0 if unknown."""
+    """Return when a run "started" or "ended", in seconds since 1970; 0 if this is unknown."""
     timestamp = run.status.get(moment)
     return datetime.fromisoformat(timestamp).timestamp() if timestamp else 0.0
 
 
 def points(run: Run) -> Iterator[Point]:
-    """Yield a run's curves: means over ranks and seeds by step, and evaluations after epochs."""
+    """Yield a run's curves: means over ranks and seeds per step, and evaluations after epochs."""
     begin = timestamp(run, "started")
     yield from step_points(run.history, begin)
     yield from epoch_points(run.metrics.get("epochs", []), begin)
 
 
 def step_points(history: pandas.DataFrame, begin: float) -> Iterator[Point]:
-    """Yield the curves of a history by step; `begin` is its start in seconds since 1970."""
+    """Yield the curves of a history per step; `begin` is the run's start, in s since 1970."""
     steps = with_end_times(history).groupby("step").mean(numeric_only=True)
-    # A history has durations of steps only, so the times lack evaluations between epochs.
+    # A history contains only the durations of steps, so the times do not include evaluations
+    # between epochs.
     clock = begin + steps["ended"].fillna(0.0)
     for name in STEP_CURVES:
         for step, value in steps[name].dropna().items():
@@ -99,7 +100,7 @@ def step_points(history: pandas.DataFrame, begin: float) -> Iterator[Point]:
 
 
 def epoch_points(epochs: Iterable[Record], begin: float) -> Iterator[Point]:
-    """Yield the curves of evaluations after epochs; `begin` is as in `step_points`."""
+    """Yield the curves of evaluations after epochs; `begin` is the run's start, in s since 1970."""
     for row in epochs:
         for name, value in row.items():
             if name not in ("epoch", "step", "seconds") and _is_finite(value):

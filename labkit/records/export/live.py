@@ -1,6 +1,6 @@
-"""Export of active runs: a separate process forwards messages of the ranks to other tools.
+"""Export of active runs: a separate process forwards the ranks' messages to other tools.
 
-No rank waits for a tool such as MLflow, and a tool that hangs or fails does not affect a run.
+No rank waits for a tool such as MLflow, so a tool that hangs or fails does not affect the run.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ POLL_INTERVAL = 1.0  # seconds between two reads of the runs' messages
 
 
 class ExportLog(Protocol):
-    """The writer of one active run to another tool's store."""
+    """The writer of an active run's data to another tool."""
 
     def add(self, curves: Iterable[Point]) -> None:
-        """Write points of the run's curves."""
+        """Write points of the run's curves to the other tool."""
 
     def end(self, run: Run, remaining: Iterable[Point]) -> None:
-        """Write the remaining points of curves, the results, and the final state of the run."""
+        """Write the remaining points, the results, and the final state of the run."""
 
 
 class Store(Protocol):
-    """Another tool's store of runs; `place` names the store in messages."""
+    """Another tool's storage of runs; its name in messages is `place`."""
 
     place: str
 
     def begin(self, run: Run, folder: str, parent: Any = None) -> ExportLog:
-        """Create a run in the store, which replaces an earlier export of the run."""
+        """Create a run in the storage; it replaces an earlier export of the same run."""
 
 
 class ForwardedRun:
-    """An active run that is forwarded to one store, which shows one run for all its ranks.
+    """An active run whose data are forwarded to one storage, where all ranks are one run.
 
     Args:
-        run: Run that is active or has just ended.
-        store: Store that receives the run.
-        folder: Folder of the run, relative to the folder of all runs.
-        parent: Log of the run to which this run belongs as a seed, or None.
+        run: Run that is active or has recently ended.
+        store: Storage of another tool, which receives the run's data.
+        folder: Folder of the run, relative to the folder that contains all runs.
+        parent: If the run is a seed of another run, the log of that run; else None.
     """
 
     def __init__(self, run: Run, store: Store, folder: str, parent: ExportLog | None) -> None:
@@ -64,11 +64,11 @@ class ForwardedRun:
         self.log = store.begin(run, *self._place)
         self._reader = StreamReader(run.path / FOLDER)
         self._sent: dict[tuple[str, int], float] = {}
-        self._waiting: dict[int, list[Record]] = defaultdict(list)  # rows of steps, by step
+        self._waiting: dict[int, list[Record]] = defaultdict(list)  # by step: rows not yet sent
         self._begin = self._clock = timestamp(run, "started")
 
     def forward(self, ended: bool) -> None:
-        """Forward new messages of the ranks; after the run's end, also the rest of its record."""
+        """Forward new messages of the ranks; after the run has ended, also the rest of its data."""
         messages = self._reader.read()
         self._add(epoch_points((row for kind, row in messages if kind == "epoch"), self._begin))
         for kind, row in messages:
@@ -92,18 +92,20 @@ class ForwardedRun:
         return step_points_
 
     def _add(self, curves: Iterable[Point]) -> None:
-        # A point that repeats with the same value, as `lk.log` can cause, is sent only once.
+        # If a point is repeated with the same value, as can happen with `lk.log`, it is sent only
+        # once.
         new = {(p.name, p.step): p for p in curves if self._sent.get((p.name, p.step)) != p.value}
         if new:
             self.log.add(new.values())
             self._sent |= {key: point.value for key, point in new.items()}
 
     def _end(self) -> None:
-        """Complete the run from its record; rewrite it if sent values differ from the record.
+        """Complete the exported run from its record; export it again if sent values were wrong.
 
-        For asynchronous workers the values differ, because common steps are known only at the end.
+        The sent values of asynchronous workers may be wrong, because the steps that all workers
+        have are known only at the end.
         """
-        self.run = Run(self.run.path)  # A new object reads again, because a Run caches files.
+        self.run = Run(self.run.path)  # a new object, because a `Run` caches its files
         recorded = {(point.name, point.step): point for point in points(self.run)}
         if recorded and any(
             key not in recorded or not math.isclose(recorded[key].value, value, rel_tol=1e-6)
@@ -116,13 +118,14 @@ class ForwardedRun:
 
 
 class RunForwarder:
-    """A forwarder of all runs in a folder, which nests the seeds of a run below the run.
+    """A forwarder of all runs in a folder; the seeds of a run are nested below the run.
 
     Args:
-        folder: Folder of runs, jobs or a sweep.
-        root: Folder of all runs; TensorBoard names a run by its path relative to this folder.
-        stores: Stores that receive the runs. A store that fails is reported once and then left out.
-        since: Time in seconds since 1970; runs that ended earlier are left out.
+        folder: Folder that contains runs, jobs or a sweep.
+        root: Folder that contains all runs; TensorBoard shows a run's path relative to this folder.
+        stores: Storages of other tools, which receive the runs' data. If a storage fails, the
+            failure is reported once and the storage is not used again.
+        since: Time in seconds since 1970; runs that ended before this time are not forwarded.
     """
 
     def __init__(self, folder: Path, root: Path, stores: Sequence[Store], since: float) -> None:
@@ -132,7 +135,7 @@ class RunForwarder:
         self._over: set[Path] = set()
 
     def forward(self) -> bool:
-        """Forward new messages of all runs; return True while any run is active."""
+        """Forward new messages of all runs; return whether any run is still active."""
         if not self._folder.is_dir():
             return False
         tops = [Path(folder.path) for folder in folders(self._folder) if folder.is_run]
@@ -140,27 +143,28 @@ class RunForwarder:
         return any(active)
 
     def _forward_run(self, path: Path, parent: Path | None = None) -> bool:
-        """Forward one run and its seeds; return True while the run is active."""
+        """Forward one run and its seeds; return whether the run is still active."""
         run = Run(path)
         try:
-            # The status is read before the messages, so that an ended run's record has all of them.
+            # The status is read before the messages, so that a run that has ended is forwarded
+            # completely.
             status = run.status
             goes_on = status["state"] not in store.END_STATES
             if status["started"] is None or (not goes_on and timestamp(run, "ended") < self._since):
                 return goes_on
-        except (LabkitError, OSError):  # The run has just started, is damaged, or vanishes.
+        except (LabkitError, OSError):  # the run has just started, is damaged, or was deleted
             return False
         for target in list(self._stores):
             try:
                 self._pass_on(run, target, parent, not goes_on)
-            except Exception as error:  # Errors of other libraries do not end the export.
+            except Exception as error:  # errors of other libraries must not end the export
                 self._stores.remove(target)
                 say(
                     f"labkit: {target.place}: {one_line(str(error)) or type(error).__name__}; "
                     "run labkit compare later to add the missing data",
                     err=True,
                 )
-        # A run with repeats starts before its seeds and ends after them.
+        # A run with repeats starts before its seeds start, and ends after they have ended.
         if parent is None:
             for seed in run.seeds:
                 if seed.path not in self._over:
@@ -180,15 +184,15 @@ class RunForwarder:
 
 
 def main(mlflow: str, tensorboard: str) -> int:
-    """Forward the runs of a folder until standard input has another line or ends.
+    """Forward the runs of a folder until standard input ends or contains another line.
 
-    The first line of standard input is a JSON record with `folder` and `root`.
+    The first line of standard input is a JSON object with `folder` and `root`.
 
     Args:
-        mlflow: Address of MLflow's store, or "" for no export to MLflow.
-        tensorboard: Folder for TensorBoard, or "" for no export to TensorBoard.
+        mlflow: Address of an MLflow store, or "" if runs are not exported to MLflow.
+        tensorboard: Folder for TensorBoard files, or "" if runs are not exported to TensorBoard.
     """
-    # By default, MLflow retries for minutes before it reports a missing server.
+    # By default, MLflow would retry for minutes before it reports that a server is missing.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     since = time.time()
@@ -216,7 +220,7 @@ def main(mlflow: str, tensorboard: str) -> int:
     threading.Thread(target=wait, daemon=True).start()
     while not over.wait(POLL_INTERVAL):
         follower.forward()
-    # If the parent process was killed, its runs are about to end, and are forwarded until their
+    # If the parent process was killed, its runs will end soon, so they are forwarded until their
     # end.
     while follower.forward():
         time.sleep(POLL_INTERVAL)

@@ -1,4 +1,4 @@
-"""Export of runs to MLflow: their parameters, metrics by step, tags and states."""
+"""Export of runs to MLflow: parameters, metrics by step, tags and states."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from labkit.records.export.fields import (
 from labkit.records.run import Run
 
 Item = TypeVar("Item")
-MAX_METRICS, MAX_PARAMETERS = 1000, 100  # maximum numbers per request, by MLflow's servers
-MAX_NAME_LENGTH, MAX_VALUE_LENGTH = 250, 6000  # maximum numbers of characters
+MAX_METRICS, MAX_PARAMETERS = 1000, 100  # maximum counts per request that MLflow's servers accept
+MAX_NAME_LENGTH, MAX_VALUE_LENGTH = 250, 6000  # maximum lengths in characters
 _STATES = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "pruned": "KILLED"}
 
 
 def to_mlflow(runs: Iterable[Run], place: Path | str, experiment: str = "labkit") -> list[str]:
-    """Write each run to an MLflow store, and return the MLflow run ids in the same order.
+    """Write each run to an MLflow store, and return the runs' MLflow ids in the same order.
 
-    A run that MLflow's experiment already has, with the same name and start, is not written again.
-    If MLflow's run is not terminated, as after an aborted export, it is deleted and written again.
+    If the MLflow experiment already contains a run with the same name and start, the run is not
+    written again. If the run in MLflow is not terminated, for example after an aborted export, it
+    is deleted and written again.
 
     Args:
         runs: Completed or failed runs.
-        place: Address of a tracking server (`http://…`), or path of an SQLite file. Folders are not
-            supported by MLflow any more.
-        experiment: Name of MLflow's experiment, which is created if it does not exist.
+        place: Address of a tracking server (`http://…`), or path of an SQLite file. MLflow does not
+            support folders as stores any more.
+        experiment: Name of the MLflow experiment, which is created if it does not exist.
 
     Raises:
-        InvalidInput: The place is a folder.
+        InvalidInput: The argument `place` is the path of a folder.
         LabkitError: There are no runs, MLflow is not installed, or MLflow reports an error.
     """
     mlflow = optional("mlflow", "mlflow")
@@ -55,7 +56,7 @@ class MlflowStore:
     """An MLflow experiment that receives runs; the arguments are those of `to_mlflow`.
 
     Raises:
-        InvalidInput: The place is a folder.
+        InvalidInput: The argument `place` is the path of a folder.
         LabkitError: MLflow is not installed or reports an error.
     """
 
@@ -72,7 +73,7 @@ class MlflowStore:
             raise LabkitError(f"{self.place}: {error.message}") from error
 
     def write(self, run: Run) -> str:
-        """Write a complete run unless the store has it, and return its MLflow id."""
+        """Write a complete run unless MLflow already has it, and return its MLflow id."""
         for existing in self._same(run):
             if existing.info.status != "RUNNING":
                 return str(existing.info.run_id)
@@ -81,9 +82,10 @@ class MlflowStore:
         return log.number
 
     def begin(self, run: Run, folder: str = "", parent: MlflowLog | None = None) -> MlflowLog:
-        """Create a run in MLflow, as a child of the parent run if `parent` is given.
+        """Create a run in MLflow; if `parent` is given, the new run is its child.
 
-        A run of an earlier export attempt is deleted. MLflow does not use `folder`.
+        If an earlier attempt has exported the run, that export is deleted. The argument `folder`
+        has no effect in MLflow.
         """
         for existing in self._same(run):
             self._client.delete_run(existing.info.run_id)
@@ -92,19 +94,19 @@ class MlflowStore:
         return MlflowLog(self._client, str(created.info.run_id), run)
 
     def _same(self, run: Run) -> list[Any]:
-        # The start is also compared, because a repeated run may have the name of a deleted run.
+        # The start is compared, too, because a new run may have the name of a deleted run.
         name, started = tags(run)["labkit.run"], _started(run)
         same = f"tags.`labkit.run` = '{name}' and attributes.start_time = {started}"
         return list(self._client.search_runs([self._experiment], same))
 
 
 class MlflowLog:
-    """The writer of one run to MLflow."""
+    """The writer of a run's parameters, curves, results and tags to MLflow."""
 
     def __init__(self, client: Any, number: str, run: Run) -> None:
         self._client, self.number = client, number
         self._entities = entities = optional("mlflow.entities", "mlflow")
-        self._names: dict[str, str] = {}  # original name -> allowed name
+        self._names: dict[str, str] = {}  # allowed name of each original name
         params = [
             entities.Param(self._allowed(name), str(value)[:MAX_VALUE_LENGTH])
             for name, value in parameters(run).items()
@@ -122,7 +124,7 @@ class MlflowLog:
             self._client.log_batch(self.number, metrics=batch)
 
     def _allowed(self, name: str) -> str:
-        """Return a name that MLflow allows and that is unique in this run."""
+        """Return the name that MLflow receives: it is allowed, and unique in this run."""
         if name not in self._names:
             candidate, used_names = allowed_name(name), set(self._names.values())
             while candidate in used_names:
@@ -146,7 +148,7 @@ def _tags(run: Run) -> dict[str, str]:
 
 
 def allowed_name(name: str) -> str:
-    """Return a name reduced to the characters that MLflow allows: letters, digits and `_-. /`."""
+    """Return a name with only the characters that MLflow allows: letters, digits and `_-. /`."""
     parts = re.sub(r"[^\w.\- /]", "_", name).split("/")
     joined = "/".join(part for part in parts if part not in ("", ".", ".."))
     return joined[:MAX_NAME_LENGTH].rstrip("/") or "_"
@@ -163,7 +165,7 @@ def _address(place: Path | str) -> str:
 
 
 def _started(run: Run) -> int:
-    """Return the start of a run in milliseconds since 1970."""
+    """Return the start time of a run in milliseconds since 1970."""
     return round(1000 * timestamp(run, "started"))
 
 

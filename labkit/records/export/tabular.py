@@ -1,4 +1,4 @@
-"""Export of runs as one table: one row per run, with parameters and metrics as columns."""
+"""Export of runs to a table with one row per run and columns for parameters and metrics."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ KINDS = (".csv", ".parquet")
 
 
 def export(runs: Iterable[Run], path: Path | str, kind: str | None = None) -> Path:
-    """Write a table with one row per run as CSV or Parquet, and return its path.
+    """Write a CSV or Parquet table with one row per run, and return the path of its file.
 
-    The format is `kind` (".csv" or ".parquet"), or by default the suffix of the path.
+    The format is `kind` (".csv" or ".parquet"); if `kind` is None, the suffix of the path
+    determines the format.
 
-    The columns are those of `lk.to_dataframe`, without this machine's paths and names. A column
-    with both texts and numbers is written as text, because Parquet columns have one type.
+    The columns are those of `lk.to_dataframe`, without paths on this machine and names of it. A
+    column with both texts and numbers is written as text, because Parquet columns have one type.
 
     Raises:
-        InvalidInput: The format is neither CSV nor Parquet.
-        LabkitError: There are no runs.
+        InvalidInput: The format of the file is neither CSV nor Parquet.
+        LabkitError: The argument contains no runs.
     """
     path = Path(path)
     kind = kind or path.suffix.lower()
@@ -50,15 +51,15 @@ def export(runs: Iterable[Run], path: Path | str, kind: str | None = None) -> Pa
 
 
 def _quoted(text: str) -> str:
-    """Return text with an apostrophe before anything that a spreadsheet takes for a formula."""
+    """Return a text with a leading apostrophe if a spreadsheet would read it as a formula."""
     risky = isinstance(text, str) and text.startswith(("=", "+", "-", "@", "\t", "\r"))
-    # `plain` escapes carriage returns, which pandas does not quote and some readers take for row
-    # ends.
+    # `plain` escapes carriage returns, because pandas does not quote them, and some readers
+    # interpret them as ends of rows.
     return plain(f"'{text}" if risky else text) if isinstance(text, str) else text
 
 
 def _column(values: pandas.Series) -> pandas.Series:
-    """Return a column whose values have one type, without paths and names of this machine."""
+    """Return a column with values of one type, and without paths on this machine or names of it."""
     import pandas as pd
 
     present = values.dropna()
@@ -67,6 +68,7 @@ def _column(values: pandas.Series) -> pandas.Series:
         return pd.to_numeric(values)
     if kinds == {"bool"}:
         return values.astype("boolean")
-    # Each distinct text is scrubbed only once, because a thousand runs share few texts.
+    # Each distinct text is cleaned only once, because even a thousand runs have few different
+    # texts.
     text = {value: scrub(str(value)) for value in present.unique()}
     return values.map(text).astype("string")

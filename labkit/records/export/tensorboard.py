@@ -1,4 +1,4 @@
-"""Export of runs to TensorBoard: scalars by step, hyperparameters with results, and text tags."""
+"""Export of runs to TensorBoard: scalars by step, parameters with results, and text tags."""
 
 from __future__ import annotations
 
@@ -23,23 +23,25 @@ from labkit.records.export.fields import (
 from labkit.records.run import Run
 from labkit.records.store import write_atomically
 
-FILE = "events.out.tfevents.labkit"  # TensorBoard reads files whose names contain "tfevents"
+FILE = "events.out.tfevents.labkit"  # TensorBoard only reads files with "tfevents" in their names
 
 
 def to_tensorboard(runs: Iterable[Run], folder: Path | str) -> Path:
-    """Write runs for TensorBoard: a folder with one event file per run.
+    """Write runs for TensorBoard into a folder, with one event file per run.
 
-    `tensorboard --logdir FOLDER` shows curves under Scalars, parameters and results under HParams,
-    and state and verdict under Text. Event files of earlier exports of the runs are overwritten.
+    `tensorboard --logdir FOLDER` then shows curves under Scalars, parameters and results under
+    HParams, and state and verdict under Text. Event files that earlier exports of these runs have
+    written are overwritten.
 
     Args:
         runs: Completed or failed runs.
         folder: Target folder, which is created if it does not exist.
 
     Raises:
-        LabkitError: There are no runs, or TensorBoard is not installed.
+        LabkitError: The argument contains no runs, or TensorBoard is not installed.
     """
-    # This import comes first, so that an error names TensorBoard and not one of its modules.
+    # The package itself is imported first, so that an error message names TensorBoard and not one
+    # of its modules.
     optional("tensorboard", "tensorboard")
     run_list = require_runs(runs)
     for run, name in zip(run_list, _names(run_list), strict=True):
@@ -51,7 +53,7 @@ def to_tensorboard(runs: Iterable[Run], folder: Path | str) -> Path:
 
 
 def _names(runs: list[Run]) -> list[str]:
-    """Return unique names of runs: the folder's name, with as many parent folders as needed."""
+    """Return unique names of runs: folder names, preceded by as many parent folders as needed."""
     paths = [run.path.resolve() for run in runs]
 
     def name(path: Path, parts: int = 1) -> str:
@@ -64,7 +66,7 @@ def _names(runs: list[Run]) -> list[str]:
 
 
 class TensorBoardStore:
-    """A TensorBoard folder for runs that are written while they are active.
+    """A TensorBoard folder into which runs are written while they are active.
 
     Raises:
         LabkitError: TensorBoard is not installed, or the folder cannot be created.
@@ -79,7 +81,7 @@ class TensorBoardStore:
             raise cannot_write(self._folder, error) from error
 
     def begin(self, run: Run, folder: str, parent: TensorBoardLog | None = None) -> TensorBoardLog:
-        """Create a run's event file in a subfolder, whose path already nests it below a parent."""
+        """Create a run's event file in a subfolder; the path of a seed is below that of its run."""
         run_folder = self._folder / folder
         make_folder(run_folder, self._folder)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -89,7 +91,7 @@ class TensorBoardStore:
 
 
 class TensorBoardLog:
-    """The writer of a run's event file, in which each event has a length and checksums."""
+    """The writer of a run's event file, whose events are stored with lengths and checksums."""
 
     def __init__(self, run: Run, file: BinaryIO) -> None:
         module = optional("tensorboard.summary.writer.record_writer", "tensorboard")
@@ -98,7 +100,7 @@ class TensorBoardLog:
         hparams = optional("tensorboard.plugins.hparams.summary_v2", "tensorboard")
         self._file, self._writer = file, module.RecordWriter(file)
         started = timestamp(run, "started")
-        # TensorBoard requires the file version as the first event.
+        # TensorBoard requires that the first event contains the file version.
         self._write(wall_time=started, file_version="brain.Event:2")
         hparams_summary = hparams.hparams_pb(parameters(run), start_time_secs=started)
         self._write(wall_time=started, summary=hparams_summary)
@@ -113,7 +115,7 @@ class TensorBoardLog:
         self._file.flush()
 
     def end(self, run: Run, remaining: Iterable[Point]) -> None:
-        """Write the tags, the remaining points of curves, and the results; close the file."""
+        """Write the tags, the remaining points of curves and the results, and close the file."""
         text = optional("tensorboard.plugins.text.summary_v2", "tensorboard")
         ended = timestamp(run, "ended")
         for name, value in tags(run).items():

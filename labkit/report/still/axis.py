@@ -44,7 +44,7 @@ class Axis:
             least = min(0.0, least)
         margin = 0.5 if self.names else 0.05 * ((most - least) or abs(most) or 1.0)
         limits = look.get("range") or (least - margin, most + margin)
-        # In Plotly's range, None leaves a limit open.
+        # In a Plotly range, None means that the data determine the limit.
         self.low = least - margin if limits[0] is None else float(limits[0])
         self.high = most + margin if limits[1] is None else float(limits[1])
         if look.get("autorange") == "reversed":
@@ -83,7 +83,7 @@ class Axis:
         return self._powers(least, most) if self.is_log else self._multiples(least, most)
 
     def _powers(self, least: float, most: float) -> Iterator[tuple[float, str]]:
-        """Yield legibly few powers of ten; short axes also have twice and five times each power."""
+        """Yield ticks at powers of ten; on short axes, also at twice and five times each power."""
         first, last = math.floor(max(least, -DECADES)), math.ceil(min(most, DECADES))
         for power in range(first, last + 1, max(1, (last - first) // 12)):
             for factor in (1, 2, 5) if most - least < 2 else (1,):

@@ -1,7 +1,7 @@
 """A Plotly figure as a static SVG picture, for pages whose scripts may not run.
 
-Lines, bands, markers, bars, cells and parallel coordinates are drawn as on the page. Traces of
-other kinds have no picture; the page describes them as text.
+Lines, bands, markers, bars, cells and parallel coordinates are drawn as on the page. Traces of all
+other types have no picture; the page describes such traces as text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LINE = 14.0  # distance between lines of text in pixels
 LETTER = 5.6  # average width of a character of small text in pixels
 _BREAK = re.compile(r"<br\s*/?>")
 MAX_POINTS = 6_000  # greatest number of points of all lines in a picture together
-MAX_TRACES = 1_000  # greatest number of traces; with more, there is no picture
+MAX_TRACES = 1_000  # greatest number of traces; a figure with more has no picture
 MAX_PARTS = 20_000  # greatest number of SVG elements in a picture
 
 
@@ -43,7 +43,7 @@ def picture(record: Record) -> str:
 
 
 def _parts(data: Sequence[Record], layout: Record, height: float) -> Iterator[str]:
-    """Yield the SVG elements of all panels; a panel has one pair of axes and its traces."""
+    """Yield the SVG elements of all panels; a panel is one pair of axes with its traces."""
     if any(trace.get("type") == "parcoords" for trace in data):
         yield from _parallel(data[0], height)
         return
@@ -86,8 +86,8 @@ def _parts(data: Sequence[Record], layout: Record, height: float) -> Iterator[st
                     - x_pixel
                 )
                 lines = [cut(line, int(room / LETTER)) for line in lines]
-            # A note's position is that of its first line if the note is anchored at the top, and
-            # else of its last line.
+            # If a note is anchored at the top, its position is that of its first line. If it is
+            # not, its position is that of its last line.
             lines_above = 0 if note.get("yanchor") == "top" else len(lines) - 1
             for number, line in enumerate(lines):
                 shift = LINE * (lines_above - number) + float(note.get("yshift") or 0)

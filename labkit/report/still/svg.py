@@ -77,7 +77,7 @@ def is_whole(point: Point) -> bool:
 
 
 def color_of(color_value: Any, number: int) -> str:
-    """Return the colour of a trace, or that of the point with this number in a list of colours."""
+    """Return a trace's colour; if it is a list, return the colour of the point with this number."""
     color = (
         color_value[number % len(color_value)]
         if isinstance(color_value, list) and color_value

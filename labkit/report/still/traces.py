@@ -27,7 +27,7 @@ GREYS = [[0.0, "#f0f0f0"], [1.0, "#525252"]]
 
 
 def marks(trace: Record, all_: Sequence[Record], x: Axis, y: Axis, most: int) -> Iterator[str]:
-    """Yield the SVG of a trace, given all traces on its axes; lines get about `most` points."""
+    """Yield a trace's SVG; `all_` has all traces on its axes, and lines get about `most` points."""
     if trace.get("type") == "heatmap":
         yield from _cells(trace, x, y)
         return
@@ -104,7 +104,7 @@ def _bars_of_spread(trace: Record, xs: list[Any], ys: list[Any], x: Axis, y: Axi
 
 
 def _step_points(pixels: Sequence[Point]) -> list[Point]:
-    """Return the points of a step line, which goes from point to point first horizontally."""
+    """Return the corners of a step line, which reaches each point horizontally, then vertically."""
     corners = [((a, b), (c, b)) for (a, b), (c, _) in pairwise(pixels)]
     return [*(point for corner in corners for point in corner), *pixels[-1:]]
 

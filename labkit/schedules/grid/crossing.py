@@ -16,8 +16,8 @@ class Crossing:
     """Messages, one per row: `source` sends a box of values to `destination`, which reads them.
 
     In the forward pass, all messages of a layer are sent before the layer computes. In the backward
-    pass, the gradients of the same values are sent from destination to source, and added there.
-    Gradients are sent only if an earlier layer has weights that need them.
+    pass, each destination returns the gradients of the values that it read, and the source adds
+    them. Gradients are sent only if an earlier layer has weights that need them.
 
     Args:
         layer: Index of the layer that reads the values, in the list of layers.

@@ -11,7 +11,7 @@ SHOWN = 6  # maximum number of allowed grids in an error message
 
 
 def allowed_grids(layers: Sequence[GridLayer], workers: int, divide: bool = True) -> list[Grid]:
-    """Return the grids that divide the workers and give every machine a part of every layer.
+    """Return the grids whose size divides `workers` and that give each machine part of every layer.
 
     Args:
         layers: Layers of the model.
@@ -40,7 +40,7 @@ def validate_grid(grid: Grid, workers: int | None, layers: Sequence[GridLayer] =
     Args:
         grid: Numbers of rows and columns of machines.
         workers: Total number of workers; None: the grid may have any number of machines.
-        layers: Layers of the model, as far as they are known.
+        layers: Layers of the model that are known so far.
 
     Raises:
         InvalidInput: If the grid does not fit; the message lists the closest allowed grids.

@@ -27,11 +27,12 @@ class GridLayer:
         loss    all, on machine 0     everything, on machine 0
 
     Machine (i, j) of an r × c grid has number i c + j and owns tile (i, j) of every layer of kind
-    "places". Layers of kind "units" are divided into r c parts. Sizes differ by at most one.
+    "places". Layers of kind "units" are divided into r · c parts, one for each machine of an r × c
+    grid. The sizes of two parts of a layer differ by at most one.
 
     Args:
         name: Name in error messages.
-        kind: How the layer is divided, see the table.
+        kind: How the layer is divided: "input", "places", "units" or "loss".
         shape: Output shape: rows, columns, channels.
         kernel, strides: Kernel size and strides (rows, columns), for kind "places".
         trains: Whether the layer has weights, which need gradients from later layers.
@@ -53,7 +54,7 @@ def window(
     strides: tuple[int, int],
     trains: bool = True,
 ) -> GridLayer:
-    r"""Return an unpadded layer: output (i, j) reads rows \([i s, i s + k)\), and columns likewise.
+    r"""Return an unpadded layer; output row i reads rows \([i s, i s + k)\): stride s, kernel k.
 
     Raises:
         InvalidInput: If the kernel does not fit, or if the strides skip values that no output would
@@ -90,7 +91,7 @@ def owned_boxes(layer: GridLayer, grid: Grid) -> Boxes:
 
 
 def input_boxes(layer: GridLayer, before: Shape, grid: Grid) -> Boxes:
-    """Return the box that each machine reads of the previous layer, whose shape is `before`."""
+    """Return the box of the previous layer, of shape `before`, that each machine reads."""
     boxes = owned_boxes(layer, grid)
     if layer.kind == "places":
         for axis, (kernel, stride) in enumerate(zip(layer.kernel, layer.strides, strict=True)):
@@ -99,7 +100,7 @@ def input_boxes(layer: GridLayer, before: Shape, grid: Grid) -> Boxes:
         boxes[:, 2] = (0, before[2])
     else:
         boxes[:, :, 0] = 0
-        # A machine without outputs reads nothing; for the loss, that is every machine but 0.
+        # A machine without outputs reads nothing; only machine 0 computes the loss.
         boxes[:, :, 1] = np.where(boxes[:, :, 1] > 0, before, 0)
     return boxes
 

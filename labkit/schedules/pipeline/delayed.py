@@ -8,7 +8,7 @@ from labkit.schedules.pipeline.table import Action, ScheduleTable
 
 
 def delayed(modules: int, iterations: int) -> ScheduleTable:
-    """In each iteration a module runs forward with the new batch, backward with an earlier batch.
+    """In each iteration, a module runs forward with a new batch, then backward with an older batch.
 
         K = 3, 4 iterations    F0 ·  F1 ·  F2 B0 F3 B1
                                ·  F0 ·  F1 B0 F2 B1 F3 B2

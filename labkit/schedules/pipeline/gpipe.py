@@ -16,7 +16,7 @@ def gpipe(stages: int, microbatches: int) -> ScheduleTable:
                         ·  F0 F1 F2 F3 ·  ·  B3 B2 B1 B0
                         ·  ·  F0 F1 F2 F3 B3 B2 B1 B0
 
-    Bubble: (p - 1)/(m + p - 1) of the time.
+    With p stages and m micro-batches, the bubble is (p - 1)/(m + p - 1) of the time.
 
     Args:
         stages: Number p of stages, one per rank.
@@ -26,8 +26,8 @@ def gpipe(stages: int, microbatches: int) -> ScheduleTable:
         InvalidInput: If a number is below 1.
 
     Source: Huang et al. 2019, *GPipe: efficient training of giant neural networks using pipeline
-    parallelism*, arXiv 1811.06965. Differs from it: recomputation is not part of the schedule, but
-    a stage may recompute activations in its backward.
+    parallelism*, arXiv 1811.06965. Differs from it: unlike the paper's schedule, this schedule does
+    not contain recomputation, but a stage may recompute activations in its backward.
     """
 
     def order(stage: int) -> Iterator[Work]:

@@ -12,7 +12,7 @@ from labkit.schedules.round import Integers
 
 
 def _bubble(table: ScheduleTable, forward: float, backward: float, weight: float) -> float:
-    # With fewer micro-batches than ranks, ranks wait before each chunk but the first.
+    # With fewer micro-batches than ranks, ranks also wait before each chunk except the first.
     gaps = (table.chunks - 1) * max(0, table.ranks - table.microbatches)
     seconds = filling(table, forward, backward, weight) + gaps * (forward + backward + weight)
     return seconds / table.chunks
@@ -33,9 +33,9 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> ScheduleTable
 
     Micro-batches move in max(1, floor(m/p)) groups of equal size: a group passes through all chunks
     before the next group starts. A stage has 1/v of a rank's layers, so a tick is 1/v as long as in
-    `one_forward_one_backward`. The bubble shrinks likewise, to (p - 1)/(v m) of the compute time.
-    For m < p micro-batches, the bubble is (p - 1 + (v - 1)(p - m))/(v m). The price is v times as
-    many messages and, with groups of size p, (p - 1)/(p v) more memory at rank 0.
+    `one_forward_one_backward`. The bubble is also divided by v: it is (p - 1)/(v m) of the compute
+    time. For m < p micro-batches, the bubble is (p - 1 + (v - 1)(p - m))/(v m). The disadvantages
+    are v times as many messages and, with groups of size p, (p - 1)/(p v) more memory at rank 0.
 
     Args:
         ranks: Number p of ranks.
@@ -46,8 +46,9 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> ScheduleTable
         InvalidInput: If a number is below 1, or if the micro-batches do not form equal groups.
 
     Source: Narayanan et al. 2021, *Efficient large-scale language model training on GPU clusters
-    using Megatron-LM*, arXiv 2104.04473. Differs from it: group sizes other than p are allowed, as
-    in PyTorch's `ScheduleInterleaved1F1B`, which defines these orders.
+    using Megatron-LM*, arXiv 2104.04473. Differs from it: unlike the paper, this schedule allows
+    group sizes other than p. PyTorch's `ScheduleInterleaved1F1B` defines the orders for such
+    groups.
     """
     groups = _groups(ranks, microbatches)
     if microbatches % groups:

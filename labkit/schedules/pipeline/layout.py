@@ -103,7 +103,7 @@ def _with_messages(work: Work, tick: int, ranks: int, stages: int) -> Iterator[R
     """Yield the row of a computation and the rows of its messages."""
     action, stage, microbatch = work
     yield tick, 1, stage, action, microbatch, -1
-    # Weight gradients stay on their stage.
+    # A weight gradient stays on its stage, so it needs no message.
     if ranks == 1 or action == "backward_weight":
         return
     onward = 1 if action == "forward" else -1

@@ -36,9 +36,9 @@ def balance_costs(costs: Sequence[float], stages: int) -> list[int]:
         costs 4 1 1 4 · 2 stages  ->  [0, 2, 4]: 5 and 5
         costs 1 1 8 · 2 stages    ->  [0, 2, 3]: 2 and 8
 
-    Each stage has at least one block. Of partitions with equal maxima, the one with the smallest
-    sum of squared costs is chosen, which balances the other stages, too. Remaining ties go to the
-    first partition in lexicographic order.
+    Each stage has at least one block. Among partitions with equal maximum cost, the partition with
+    the smallest sum of squared costs is chosen. This rule also balances the other stages. If
+    partitions still tie, the first partition in lexicographic order is chosen.
 
     Args:
         costs: Cost of each block, in seconds or parameters.

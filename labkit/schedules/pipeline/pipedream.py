@@ -19,10 +19,10 @@ def pipedream(stages: int, microbatches: int) -> ScheduleTable:
                         ·  F0 F1 ·  B0 F2 B1 F3 B2 F4 B3 F5 B4 ·  B5
                         ·  ·  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5
 
-    Batch b runs forward and backward through stage s with the same weights. They contain
-    max(0, b - (p - 1 - s)) updates (`stage_memory.versions`). The last stage uses the newest
-    weights; the first stage uses weights that are p - 1 updates old. Between filling and draining
-    no rank waits, so the steady state has no bubble.
+    Batch b runs forward and backward through stage s with the same version of the weights. This
+    version contains max(0, b - (p - 1 - s)) updates (`stage_memory.versions`). The last stage uses
+    the newest weights; the first stage uses weights that are p - 1 updates old. Between filling and
+    draining no rank waits, so the steady state has no bubble.
 
     Args:
         stages: Number p of stages, one per rank.
@@ -33,6 +33,6 @@ def pipedream(stages: int, microbatches: int) -> ScheduleTable:
 
     Source: Narayanan et al. 2019, *PipeDream: generalized pipeline parallelism for DNN training*;
     Harlap et al. 2018, arXiv 1806.03377. Differs from it: stages are not replicated, and vertical
-    sync (one version for all stages) is omitted, as in its experiments.
+    sync (one version for all stages) is omitted, as in the paper's experiments.
     """
     return one_forward_one_backward(stages, microbatches)

@@ -1,4 +1,4 @@
-"""Memory that a schedule needs on a rank: activations of micro-batches, versions of weights."""
+"""Memory that a schedule needs on a rank: activations of micro-batches, and weight versions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from labkit.schedules.round import Booleans, Integers
 def in_flight(table: ScheduleTable) -> Integers:
     """Return the maximum number of activations that each rank stores at once, shape (ranks,).
 
-    One activation is that of one micro-batch in one stage, stored from the forward until the end of
-    the backward (with its weight gradient). Each chunk of a rank has 1/chunks of its layers.
+    One activation belongs to one micro-batch in one stage. The stage stores it from the forward
+    until the end of the backward, including the weight gradient. Each chunk of a rank has 1/chunks
+    of the rank's layers.
     """
     change = (table.action == "forward").astype(np.int64) - _backward_ends(table)
     maximum = [change[table.rank == rank].cumsum().max(initial=0) for rank in range(table.ranks)]
@@ -63,7 +64,8 @@ class Tick(NamedTuple):
 
     Attributes:
         work: The action and the micro-batch of each stage that computes.
-        sent: (source stage, destination stage, micro-batch), also between stages of one rank.
+        sent: Messages as (source stage, destination stage, micro-batch), also between stages of one
+            rank.
         held: Micro-batches of each stage whose activations wait for their backward.
     """
 
@@ -85,10 +87,10 @@ def ticks(table: ScheduleTable) -> list[Tick]:
             work[stage] = (action, number)
             if action == "forward":
                 stored[stage].add(number)
-            # The weight gradient still needs the activation.
+            # After `backward_input`, the weight gradient still needs the activation.
             elif action != "backward_input":
                 stored[stage].discard(number)
-            # A gradient moves one stage back; a weight gradient stays on its stage.
+            # An input gradient moves one stage back; a weight gradient stays on its stage.
             onward = stage + {"forward": 1, "backward_weight": 0}.get(action, -1)
             if onward != stage and 0 <= onward < table.stages:
                 sent.append((stage, onward, number))

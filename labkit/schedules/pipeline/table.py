@@ -21,7 +21,8 @@ Action: TypeAlias = Literal[
 Call = ParamSpec("Call")
 Row: TypeAlias = tuple[int, int, Action, int, int]
 MESSAGES = ("send", "receive")
-# Letters of the drawing: as in Qi et al. 2024, B is only the input gradient if there is a W.
+# Letters of the actions in the drawing; as in Qi et al. 2024, B is only the input gradient if the
+# schedule also has W.
 LETTERS = {"forward": "F", "backward": "B", "backward_input": "B", "backward_weight": "W"}
 # The colors of the Gantt chart; transparency keeps the page's text color readable.
 COLORS = {"F": "rgba(86,180,233,.45)", "B": "rgba(230,159,0,.45)", "W": "rgba(0,158,115,.45)"}
@@ -33,9 +34,9 @@ class ScheduleTable:
     """Rows (tick, stage, action, micro-batch), sorted so that each row follows its dependencies.
 
     Stages are numbered along the model. Rank r has the stages r, r + ranks, r + 2 ranks, …; with
-    `chunks` = 1 each rank has one stage. The semantics are the same for every interpreter:
+    `chunks` = 1 each rank has one stage. Every interpreter of a schedule table follows these rules:
 
-    - A rank executes its rows in order. In a tick it receives, computes once, and sends.
+    - A rank executes its rows in order. In a tick, a rank receives, computes once, and sends.
     - A tick is a position in the order, not a time. The result of one tick is available in the next
     tick. The interpreter decides how long a computation takes.
     - `send` does not wait; `receive` waits. Messages between two stages stay in order. Messages to
@@ -44,17 +45,19 @@ class ScheduleTable:
     - `backward` combines `backward_input`, for which the previous stage waits, and
     `backward_weight`.
     - Weights change once, after all rows. If `asynchronous`, each stage updates its weights after
-    each of its micro-batches, and a backward uses the weights of its forward.
-    - If `recurrent`, micro-batches are time steps. A forward also needs the stage's forward of the
-    previous step. A backward needs the stage's backward of the next step.
+      each of its micro-batches; a backward uses the same weights as its forward.
+    - If `recurrent`, micro-batches are time steps. A forward then also needs the same stage's
+      forward of the previous time step. A backward then also needs the same stage's backward of the
+      next time step.
 
     Args:
         name: Name in figures.
         ranks, chunks, microbatches: Numbers of ranks, stages per rank, and micro-batches.
         tick, stage, action, microbatch: Columns of the table, of equal length.
         peer: Column with the stage at the other end of a message; -1 for computations.
-        asynchronous, recurrent: Changes of the semantics, see above.
-        schedule: The schedule that made the table, or None.
+        asynchronous, recurrent: Whether stages update their weights after each micro-batch, and
+            whether micro-batches are time steps.
+        schedule: The `PipelineSchedule` that computed the table, or None.
     """
 
     name: str
@@ -101,7 +104,8 @@ class ScheduleTable:
 
     def take(self, index: Integers | Booleans) -> ScheduleTable:
         """Return the rows that an index or a mask selects, in the order of the index."""
-        # Only the columns change, not the facts about the whole table.
+        # Only the columns change; the numbers of ranks, chunks and micro-batches describe the
+        # complete table.
         names = ("tick", "stage", "action", "microbatch", "peer")
         return replace(self, **{name: getattr(self, name)[index] for name in names})
 
@@ -112,26 +116,28 @@ class ScheduleTable:
     def bubble(self, forward: float, backward_input: float, backward_weight: float) -> float | None:
         """Return the longest idle time of a rank, in s, for equal ranks and instant messages.
 
-        The idle time counts from a rank's first row to its last; except for ZB-H2, the whole run
-        has the same maximum. For an asynchronous schedule, the value holds between filling and
-        draining. The result is None where the formula does not apply.
+        The idle time of a rank counts from its first row to its last. Except for ZB-H2, the whole
+        run has the same maximum. For an asynchronous schedule, the result is the idle time between
+        filling and draining of the pipeline. The result is None if the schedule's formula does not
+        apply to the table or to these times.
 
         Args:
             forward, backward_input, backward_weight: Times F, B, W in s of a micro-batch on a rank.
 
         Raises:
-            InvalidInput: If no known schedule made the table.
+            InvalidInput: If no `PipelineSchedule` computed the table.
 
         Source: Huang et al. 2019, arXiv 1811.06965; Narayanan et al. 2021, arXiv 2104.04473; Qi et
-        al. 2024, arXiv 2401.10241. Differs from it: the last paper states no bounds for W; beyond
-        those of `zero_bubble` and `zero_bubble_h2` the weight gradients are too long for the gaps.
+        al. 2024, arXiv 2401.10241. Differs from it: Qi et al. state no bounds for W. Above the
+        bounds of `zero_bubble` and `zero_bubble_h2`, the weight gradients are too long for the
+        gaps.
         """
         return self._known_schedule().bubble(self, forward, backward_input, backward_weight)
 
     def bubble_share(
         self, forward: float, backward_input: float, backward_weight: float
     ) -> float | None:
-        """Return the bubble divided by the total time, for `gpipe` (p - 1)/(m + p - 1).
+        """Return the bubble divided by the total time; for `gpipe` it is (p - 1)/(m + p - 1).
 
         Arguments and errors are those of `bubble`; the result is None if the bubble is None.
         """
@@ -142,13 +148,13 @@ class ScheduleTable:
         return idle / (idle + self.microbatches * (forward + backward_input + backward_weight))
 
     def most_in_flight(self) -> Integers:
-        """Return an upper bound of each rank's activations in flight, shape (ranks,).
+        """Return an upper bound of the activations that each rank stores at once, shape (ranks,).
 
         Raises:
-            InvalidInput: If no known schedule made the table.
+            InvalidInput: If no `PipelineSchedule` computed the table.
         """
         bound = self._known_schedule().most(self, np.arange(self.ranks))
-        # The bound of the schedule may exceed the total number of activations.
+        # The schedule's bound on stored activations may exceed the total number of activations.
         most: Integers = np.minimum(
             np.broadcast_to(bound, (self.ranks,)), self.microbatches * self.chunks
         )
@@ -201,11 +207,13 @@ class PipelineSchedule(DrawnFunction, Generic[Call]):
     forward, input gradient and weight gradient of one micro-batch in all chunks of a rank.
 
     Args:
-        drawing: Function from p, m (and v, if `chunked`) to the table.
+        drawing: Function from p and m (and v, if `chunked`) to the table.
         name: Name in `PIPELINE`.
-        bubble: Function (table, F, B, W) -> bubble in s, see `ScheduleTable.bubble`.
-        most: Function (table, rank numbers) -> bound, see `ScheduleTable.most_in_flight`.
-        asynchronous, recurrent: Changes of the semantics, see `ScheduleTable`.
+        bubble: Function (table, F, B, W) -> bubble in s, as `ScheduleTable.bubble` defines it.
+        most: Function (table, rank numbers) -> upper bound of stored activations
+            (`ScheduleTable.most_in_flight`).
+        asynchronous, recurrent: Whether stages update their weights after each micro-batch, and
+            whether micro-batches are time steps.
         chunked: Whether ranks may have several stages.
         scheduling: "micro-batches" if parts of a batch follow each other; "sequential" if the batch
             moves as a whole.
@@ -224,7 +232,7 @@ class PipelineSchedule(DrawnFunction, Generic[Call]):
         self.take_name(self.drawing)
 
     def __call__(self, *args: Call.args, **kwargs: Call.kwargs) -> ScheduleTable:
-        """Return the table."""
+        """Return the table of the schedule."""
         return replace(
             self.drawing(*args, **kwargs),
             name=self.name,
@@ -237,7 +245,8 @@ class PipelineSchedule(DrawnFunction, Generic[Call]):
     def synchronization(self) -> str:
         """Either "synchronous" (a step uses all earlier updates) or "stale synchronous".
 
-        "stale synchronous" means that at most as many updates as the pipeline depth are missing.
+        "stale synchronous" means that the weights of a step lack at most as many updates as the
+        pipeline has stages.
         """
         return "stale synchronous" if self.asynchronous else "synchronous"
 
@@ -264,5 +273,5 @@ def pipeline(
 def filling(
     table: ScheduleTable, forward: float, backward_input: float, backward_weight: float
 ) -> float:
-    """Return (p - 1)(F + B + W): the time to fill the pipeline and to drain it."""
+    """Return (p - 1)(F + B + W): the time in s to fill and drain a pipeline of p ranks."""
     return (table.ranks - 1) * (forward + backward_input + backward_weight)

@@ -28,8 +28,8 @@ def wavefront(layers: int, steps: int) -> ScheduleTable:
         InvalidInput: If a number is below 1.
 
     Source: Appleyard, Kocisky and Blunsom 2016, *Optimizing performance of recurrent neural
-    networks on GPUs*, arXiv 1604.01946. Differs from it: layers run on ranks instead of GPU
-    streams.
+    networks on GPUs*, arXiv 1604.01946. Differs from it: layers run on ranks, whereas the paper
+    runs them in GPU streams.
     """
     return gpipe(layers, steps)
 

@@ -24,9 +24,10 @@ def zero_bubble(stages: int, microbatches: int) -> ScheduleTable:
                         ·  F0 F1 ·  B0 F2 B1 W0 F3 B2 W1 B3 W2 W3
                         ·  ·  F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3
 
-    The memory bound is that of 1F1B's first stage. B is the input gradient, W the weight gradient.
-    In formulas, F, B and W are times in s. With at least p micro-batches, the bubble is
-    (p - 1)(F + B - W). For F = B = W, this is a third of the bubble of `one_forward_one_backward`.
+    ZB-H1 needs at most as much memory for activations as the first stage of 1F1B. B is the input
+    gradient, W the weight gradient. In formulas, F, B and W are times in s. With at least p
+    micro-batches, the bubble is (p - 1)(F + B - W). For F = B = W, the bubble of ZB-H1 is a third
+    of that of `one_forward_one_backward`.
 
     Args:
         stages: Number p of stages, one per rank.
@@ -36,8 +37,8 @@ def zero_bubble(stages: int, microbatches: int) -> ScheduleTable:
         InvalidInput: If a number is below 1.
 
     Source: Qi et al. 2024, *Zero bubble pipeline parallelism*, arXiv 2401.10241.
-    Differs from it: only the hand-made schedules are implemented, not the search for an order by
-    measured times.
+    Differs from it: only the paper's hand-made schedules are implemented, not its search for an
+    order by measured times.
     """
 
     def order(stage: int) -> Iterator[Work]:
@@ -63,12 +64,12 @@ def zero_bubble_h2(stages: int, microbatches: int) -> ScheduleTable:
                         ·  ·  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 W0 W1 W2 W3 W4
 
     With at least 2p - 1 micro-batches, the bubble between a rank's first row and its last is
-    (p - 1)(F + B - 2W). Ranks start and end at different times. The next batch continues this
-    pattern only if no rank waits for the other ranks before it updates its weights.
+    (p - 1)(F + B - 2W). Ranks start and end at different times. The next batch starts without a gap
+    only if each rank updates its weights without waiting for other ranks.
 
     Args, raises and source: as `zero_bubble`.
-    Differs from it: the optimizer step is not rolled back if a global check of the gradients (of
-    their norm or of overflow) fails afterwards, and the ranks wait for this check.
+    Differs from it: ranks wait for the global check of the gradients (of their norm or of overflow)
+    before the optimizer step. The paper does not wait, and rolls the step back if the check fails.
     """
 
     def order(stage: int) -> Iterator[Work]:
@@ -84,7 +85,7 @@ def _order(stage: int, microbatches: int, ahead: int, late: int) -> Iterator[Wor
         yield "forward", stage, microbatch
     for microbatch in range(microbatches):
         yield "backward_input", stage, microbatch
-        # A weight gradient waits for the gap that it fills.
+        # Weight gradients are computed later, in ticks in which the stage would be idle.
         if microbatch >= late:
             yield "backward_weight", stage, microbatch - late
         if microbatch + ahead < microbatches:

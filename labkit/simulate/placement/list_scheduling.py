@@ -1,4 +1,4 @@
-"""List scheduling: tasks with long paths to the end come first, each where it ends earliest."""
+"""List scheduling: tasks with long paths to the end go first, each to where it ends earliest."""
 
 from __future__ import annotations
 
@@ -24,32 +24,33 @@ def list_schedule(
     r"""Place and schedule the tasks one by one, the task with the longest path to the end first.
 
     Among the tasks whose predecessors are scheduled, the next task has the greatest upward rank
-    \(r_i = w_i + \max_j (\bar c_{ij} + r_j)\). Here w is the time of a task, and \(\bar c\) the
-    mean time of a copy over all pairs of devices. The task goes to the device on which it ends
-    earliest, into the first sufficient gap after its inputs are copied there. Copies fill the gaps
-    of links in the same way. All tasks of a group go to one device, which must have enough free
-    memory for the group.
+    \(r_i = w_i + \max_j (\bar c_{ij} + r_j)\). Here \(w_i\) is the time of task i. \(\bar c_{ij}\)
+    is the mean time of a copy from task i to task j over all pairs of devices. The scheduler
+    chooses the device on which the task ends earliest. There the task fills the first sufficient
+    gap after its inputs are copied. A copy fills the first sufficient gap of its link in the same
+    way. All tasks of a group go to one device, which must have enough free memory for the group.
 
     If copies are expensive, a plan may be longer than a plan on one device. The scheduler places
-    the first tasks by their own ends, before it knows the cost of the copies of their results.
+    the first tasks by their own end times, before it knows the cost of copying their results.
 
     Args:
         graph: The tasks.
         machine: The devices and links.
         name: Name of the plan.
-        allowed: Allowed devices of each group, by group name; a fixed placement allows one
-            device per group and gets only a schedule. Default: all devices.
+        allowed: Allowed devices of each group, by group name. A fixed placement allows one device
+            per group, so that only the schedule is computed. Default: every group may use all
+            devices.
 
     Raises:
         InvalidInput: If a task is bound to a missing or forbidden device, or if no device has room
-            for a group. The greedy algorithm may miss a placement that fits.
+            for a group. The greedy algorithm may raise this error although some placement fits.
 
     Source: H. Topcuoglu, S. Hariri, M.-Y. Wu 2002, *Performance-effective and low-complexity task
     scheduling for heterogeneous computing* (HEFT). U. U. Hafeez, X. Sun, A. Gandhi, Z. Liu 2021,
     *Towards optimal placement and scheduling of DNN operations with Pesto* (Middleware), treats the
     same problem: placement and order together, with copies that queue on links and limited memory.
-    Pesto solves an integer program over a coarsened graph; this heuristic works on all operations
-    and has no bound on its distance from the optimum.
+    Pesto solves an integer program over a coarsened graph. This heuristic works on all operations,
+    without a bound on its distance from the optimum.
     """
     scheduler = _Scheduler(graph, machine, dict(allowed or {}))
     share = (len(machine.devices) - 1) / len(machine.devices)
@@ -132,7 +133,7 @@ class _Scheduler:
         return candidates
 
     def _ends(self, task: GraphTask, device: int) -> tuple[float, float, list[Copy]]:
-        """Return stop and start of the task on this device, and the additional copies it needs."""
+        """Return stop and start of the task on this device, and the copies that it still needs."""
         copies: dict[tuple[str, int], Copy] = {}
         arrived = 0.0
         links: dict[int, Spans] = {}
@@ -151,7 +152,7 @@ class _Scheduler:
         return start + length, start, list(copies.values())
 
     def _copy(self, need: Need, sender: int, device: int, spans: Spans) -> Copy:
-        """Return the copy in the first gap of the link after the source task has ended."""
+        """Return the copy, placed in the first gap of the link after the source task has ended."""
         seconds = self.machine.copy_seconds(need.bytes)
         start = first_gap(spans, self.spans[need.source][1], seconds)
         insort(spans, (start, start + seconds))

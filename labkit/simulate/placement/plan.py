@@ -27,10 +27,10 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True)
 class PlacementPlan:
-    """A schedule of a task graph as data; no time is measured.
+    """A placement and schedule of a task graph as data; its times are predicted, not measured.
 
     Attributes:
-        name: Name of the policy that made the plan.
+        name: Name of the policy that computed the plan.
         graph, machine: The tasks and the devices.
         devices: Device number of each task.
         spans: Start and stop of each task, in s.
@@ -56,7 +56,7 @@ class PlacementPlan:
 
     @cached_property
     def kept_bytes(self) -> tuple[float, ...]:
-        """Bytes that the tasks of each device keep in its memory."""
+        """Bytes that the tasks on each device store in the device's memory."""
         totals = [0.0] * len(self.machine.devices)
         for task in self.graph.tasks:
             totals[self.devices[task.name]] += task.bytes

@@ -17,9 +17,10 @@ class GraphTask:
     Attributes:
         name: Unique name.
         seconds: Compute time in s.
-        bytes: Memory on its device: outputs, and the variable that the task reads.
+        bytes: Memory in bytes that the task needs on its device: its outputs, and the variable that
+            it reads.
         group: Name of a set of tasks that must share a device, such as the readers and writers of a
-            variable. Empty: the task is its own group.
+            variable. Empty: the task forms its own group.
         device: Number of the device to which the task is bound; None: any device.
         kind: Type of the operation, for figures.
     """
@@ -42,7 +43,7 @@ SIGNAL = -1  # output index that stands for the completion of a task
 
 @dataclass(frozen=True)
 class Need:
-    """A dependency: the target task needs this number of bytes of the source task.
+    """A dependency: the target task reads this number of bytes from the source task.
 
     output: Index of the source's output tensor that the target reads; `SIGNAL`: the target only
     waits for the source.
@@ -65,7 +66,7 @@ class DeviceGroup:
         devices: Names of the devices.
         latency: Latency in s of a copy between two devices.
         bandwidth: Bandwidth of a link in bytes/s.
-        memory: Maximum number of bytes that tasks keep on a device.
+        memory: Maximum number of bytes that tasks may store on a device.
         dispatch: Overhead in s of a device per task.
     """
 
@@ -97,7 +98,8 @@ class TaskGraph:
     """Tasks and their dependencies.
 
     Raises:
-        InvalidInput: If there are no tasks, or for a cycle, an unknown name, or a negative number.
+        InvalidInput: If there are no tasks, or if the graph has a cycle, an unknown name, or a
+            negative number.
     """
 
     tasks: tuple[GraphTask, ...]
@@ -139,7 +141,7 @@ class TaskGraph:
         """Task names in topological order, without tasks on cycles."""
         missing = {name: len({n.source for n in needs}) for name, needs in self.before.items()}
         names = [name for name, count in missing.items() if count == 0]
-        for name in names:  # the loop appends to this list
+        for name in names:  # the loop also visits names that it appends to this list
             for target in dict.fromkeys(need.target for need in self.after[name]):
                 missing[target] -= 1
                 if missing[target] == 0:
@@ -164,8 +166,10 @@ class TaskGraph:
         The length is \(r_i = w_i + \max_j (c_{ij} + r_j)\), with task times w and copy times c.
 
         Args:
-            copy: Fraction of dependencies that are assumed to cross devices, a factor of c.
-            machine: The machine whose copy and dispatch times count; None: neither counts.
+            copy: Fraction of dependencies that are assumed to cross devices; it multiplies the copy
+                times c.
+            machine: The machine with the copy and dispatch times; None: copies and dispatch take no
+                time.
         """
         dispatch = machine.dispatch if machine else 0.0
         lengths: dict[str, float] = {}

@@ -1,9 +1,9 @@
-"""Scaling of allreduce: bytes and operations from network shapes, times from closed forms.
+"""Scaling of allreduce: bytes and operations from layer shapes, times from closed forms.
 
 The papers give no compute times of the networks. The models assume that compute time is
-proportional to the number of operations and fit only the cost of the exchange. For Horovod's
-networks there are two ways to count operations. One was chosen when all results were known; the
-tables show both.
+proportional to the number of operations and fit only the cost of the exchange. The operations of
+Horovod's networks can be counted in two ways. The results were already known when one way was
+chosen; the tables show both ways.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def _density(network: str) -> float:
     return nbytes(layers) / operations(layers)
 
 
-# Horovod: a step has 64 images; Bugliarello published the time for InceptionV3 on a P100.
+# Horovod's results: a step has 64 images, and its time for InceptionV3 on a P100 is from
+# Bugliarello.
 def _horovod_ring(network: str) -> float:
     cost = AlphaBetaCost(beta=_ring(512))
     return cost.beta * nbytes(NETWORKS[network]()) / LINK
@@ -74,8 +75,8 @@ def _horovod(
     return step / (step + parameters[SHARE] * _horovod_ring(name))
 
 
-# BytePS: with one additional server host per worker host, a worker sends and receives all bytes
-# once, concurrently.
+# BytePS results: with one additional server host per worker host, a worker sends and receives all
+# bytes once, concurrently.
 def _byteps_fit(known: Figures) -> Parameters:
     return {PART: (1 / known["Horovod"] - 1) / _ring(256)}
 
@@ -84,7 +85,8 @@ def _byteps(parameters: Parameters, name: str) -> float:
     return 1 / (1 + parameters[PART] * (_ring(256) if name == "Horovod" else 1))
 
 
-# MaTEx and Das divide one batch among all workers: T(p) / T(1) = 1 / p + `_ring(p)` · c, c fitted.
+# MaTEx and Das divide one batch among p workers: T(p) / T(1) = 1 / p + `_ring(p)` · c, where c is
+# fitted.
 def _divided_fit(known: Figures) -> Parameters:
     (name, speedup), *_ = known.items()
     network, workers = _place(name)
@@ -104,7 +106,8 @@ def _place(name: str) -> tuple[str, int]:
     return network, int(workers)
 
 
-# Vishnu: layers are small, so the lg p rounds of a butterfly cost only latency.
+# Vishnu's results: layers are small, so each of the lg p rounds of a butterfly on p cores costs
+# only latency.
 ROUND = "round, steps of one core"
 
 

@@ -1,18 +1,20 @@
 """InceptionV3 on TensorFlow 1.1's parameter servers, limited by one indivisible variable.
 
-A server shares a node with workers and stores whole variables. In each step it sends its variables
-to the n - 1 other nodes and receives as many gradients. The link of the busiest server carries (n -
-1) times its bytes: out during the forward pass, in during the backward pass,
+A server shares a node with workers and stores whole variables. In each step, a server sends its
+variables to the n - 1 other nodes and receives as many gradients. The link of the busiest server
+carries (n - 1) times the server's bytes: out during the forward pass, in during the backward pass.
+A step on n nodes takes
 
     T(n) = max(F + σ · e(n), x) + max(B, x),    x = (n - 1) · busiest / link,
 
 where F and B = 2 F are the forward and backward times of a step on one GPU. Hosts begin their steps
-at different times, and some receive weights earlier. This adds σ · e(n), where e(n) is the mean
-maximum of n normal numbers. With enough servers, the busiest server has only the variable of
-2048 × 1001, 8.2 MB, which cannot be divided.
+at different times, and some receive weights earlier. These differences add σ · e(n) to the step
+time, where e(n) is the mean maximum of n normal numbers. With enough servers, the busiest server
+has only the variable of 2048 × 1001, 8.2 MB, which cannot be divided.
 
-The formula was chosen when all results were known. Each reproduction states the results on which
-its parameters are fitted. On one node no rank waits, so T is one GPU's step time by construction.
+The formula for T(n) was chosen when all results were known. Each reproduction states the results on
+which its parameters are fitted. On one node no rank waits, so T is one GPU's step time by
+construction.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ SPREAD, LINK = "σ, steps", "link, MB/s"
 BATCH = 64  # images per GPU
 GPUS_A_NODE = {"piz-daint": 1, "p2.xlarge": 1, "p2.8xlarge": 8, "DGX-1": 8}
 STEP = {name: BATCH / curve.base for name, curve in PUBLISHED.items() if curve.base}  # s per step
-STEP["DGX-1"] = STEP["piz-daint"]  # both have P100 GPUs
+STEP["DGX-1"] = STEP["piz-daint"]  # both systems have P100 GPUs
 
 
 def variables() -> list[int]:
@@ -45,7 +47,7 @@ def variables() -> list[int]:
 def greedy(sizes: Sequence[int], servers: int) -> list[int]:
     """Return each server's bytes if each variable goes to the least loaded server.
 
-    TensorFlow offers this strategy, too.
+    TensorFlow also offers this greedy strategy for parameter servers.
     """
     loads = [(0, server) for server in range(servers)]
     for size in sizes:
@@ -56,7 +58,7 @@ def greedy(sizes: Sequence[int], servers: int) -> list[int]:
 
 @cache
 def busiest(nodes: int) -> tuple[int, int]:
-    """Return the minimum bytes of the busiest server, and the server count (≤ nodes) for it."""
+    """Return the busiest server's bytes for the best server count (≤ nodes), and this count."""
     sizes = variables()
     return min((max(greedy(sizes, servers)), servers) for servers in range(1, nodes + 1))
 
@@ -82,7 +84,7 @@ def largest_of(count: int) -> float:
 
 
 def seconds(gpus: int, platform: str, link: float, spread: float, summed: bool = True) -> float:
-    """Return T(n) in s; link: bytes/s; spread: σ as a fraction of a step on one GPU."""
+    """Return the step time T(n) in s; link: bytes/s; spread: σ as a fraction of a one-GPU step."""
     nodes = -(-gpus // GPUS_A_NODE[platform])
     x = link_bytes(gpus, GPUS_A_NODE[platform], summed) / link / STEP[platform]
     return STEP[platform] * (max(FORWARD + spread * largest_of(nodes), x) + max(2 * FORWARD, x))
@@ -109,7 +111,7 @@ def _figures(*platforms: str) -> Figures:
 def _fit(known: Figures) -> Parameters:
     """Fit σ by least squares to all results but the last, and the link's bandwidth to the last.
 
-    In the other results, the links are so fast that they do not matter.
+    In the other results, the links are so fast that they do not limit the step.
     """
     *others, last = known
     excess = np.array([1 / known[name] - 1 for name in others])
@@ -144,7 +146,8 @@ _ONE_NODE = [_name("DGX-1", 8), *(_name("p2.8xlarge", gpus) for gpus in (2, 4, 8
 _BEST: Figures = {_name("piz-daint", nodes): best for nodes, best in SERVERS.items()}
 _ONLY: dict[str, Verdict] = dict.fromkeys(_BEST, "reproduced")
 _ONLY[_name("piz-daint", 1)] = "by construction"
-_LATER = [_name("p2.xlarge", gpus) for gpus in (16, 64, 128)]  # the same values as in `_K80`
+# The same published values as in `_K80`.
+_LATER = [_name("p2.xlarge", gpus) for gpus in (16, 64, 128)]
 _APART = {name: value for name, value in _K80.items() if name not in _LATER}
 
 REPRODUCTIONS = (

@@ -1,9 +1,9 @@
 """Published results for comparison: scaling curves, efficiencies and errors.
 
-A mark names the kind of source: A (abstract of the paper), C (computed from its formula), D
-(documentation of the project), F (read from a figure, ± 3 %), P (text of the paper), R (raw results
-of the authors). A ratio measured on one machine is never compared with an absolute number of a
-cluster.
+A letter marks the source: A is the abstract of the paper, C is computed from its formula, and D is
+the documentation of the project. F is read from a figure (± 3 %), P is the text of the paper, and R
+is a raw result of the authors. A ratio measured on one machine is never compared with an absolute
+number of a cluster.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class Scaling:
         unit: Unit of `workers`.
         workers: Numbers of workers; the first is the base of the speed-up.
         speedup: Speed-up over the base for each number of workers.
-        source, mark: Origin of the curve, and the mark of its kind of source (see the module).
+        source, mark: Origin of the curve, and the letter that marks its type of source (see the
+            module's docstring).
         base: Throughput of the base in images/s; 0 if unpublished.
     """
 
@@ -123,7 +124,7 @@ PUBLISHED: dict[str, Scaling] = {
 }
 
 
-# The letters in these comments are marks of the sources.
+# The letters in these comments mark the sources, as the docstring of this module defines.
 INCEPTION_MB = 92.9  # gradients of InceptionV3
 # For each number of nodes of piz-daint, the number of servers with the highest throughput.
 SERVERS = {1: 1, 2: 1, 4: 3, 8: 2, 16: 4, 32: 12, 64: 40, 128: 116}  # R
@@ -143,10 +144,11 @@ class Softsync:
 
     Args:
         remedy: Staleness correction of the learning rate, or None.
-        splits: Values of n; empty: all values.
+        splits: Values of n for which the result holds; empty: all values.
         error: Fraction of misclassified test samples.
         what: Data set and number of learners.
-        source, mark: Origin of the result, and the mark of its kind of source (see the module).
+        source, mark: Origin of the result, and the letter that marks its type of source (see the
+            module's docstring).
     """
 
     remedy: str | None
@@ -158,4 +160,4 @@ class Softsync:
 
 
 SOFTSYNC = (Softsync(None, (15, 30), 0.90), Softsync("per_gradient", (), 0.18))
-SOFTSYNC_LATER = 1e-4  # maximum fraction of gradients over 2n updates old (Zhang 2016, P)
+SOFTSYNC_LATER = 1e-4  # maximum fraction of gradients that are over 2n updates old (Zhang 2016, P)

@@ -15,11 +15,11 @@ from labkit.simulate.published.curves import (
 from labkit.simulate.published.reproduction import Figures, Parameters, Reproduction
 
 MESSAGE = "message, forward passes of a micro-batch"
-F, B, W = 1.0, 1.2, 0.8  # times in s that test the formulas; ZB-H2's bubble is not zero
+F, B, W = 1.0, 1.2, 0.8  # example times in s; for these times, ZB-H2's bubble is not zero
 
 
 def share(schedule: str, stages: int, microbatches: int, message: float = 0.0) -> float:
-    """Return the bubble as a share of the total time, for F = B = W = 1 and this message time."""
+    """Return the bubble as a fraction of all time, for F = B = W = 1 and this message time."""
     network = Network(latency=message, bandwidth=1.0) if message else None
     table = PIPELINE[schedule](stages, microbatches)
     return 1 - 3 * microbatches / simulate_pipeline(table, 1, 1, 1, network=network).seconds
@@ -31,7 +31,7 @@ def _numbers(name: str) -> list[int]:
 
 
 def _rate_fit(known: Figures) -> Parameters:
-    """Find the message time by secant steps, because the time grows almost linearly with it."""
+    """Find the message time by secant steps, because the total time is almost linear in it."""
     ((name, rate),) = known.items()
     stages, microbatches = _numbers(name)
     points = [(message, share("1f1b", stages, microbatches, message)) for message in (0.0, 0.1)]

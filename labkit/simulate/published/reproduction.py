@@ -37,7 +37,8 @@ class Judged:
         published: Published value.
         points: Whether `error` is a difference instead of a ratio.
         within: Largest allowed absolute error.
-        reached: The verdict if the error is within the limit (for "bound": not negative).
+        reached: Value of `verdict` if the error is within the limit; for "bound", if the error is
+            not negative.
 
     `error` is predicted / published - 1; if `points`, it is predicted - published. `verdict` is
     `reached` or "not reached", see `VERDICTS`.
@@ -84,7 +85,8 @@ class Reproduction:
         fitted: Names of the published values that `fit` receives; it receives no other values.
         fit: Function of the `fitted` values that returns the parameters of the model.
         marks: Marks of single values, where they differ from `mark`.
-        verdicts: Verdicts of single values; default: "reproduced" with a fit, else "predicted".
+        verdicts: Verdicts of single values; the default is "reproduced" with a fit, and "predicted"
+            without one.
     """
 
     source: str

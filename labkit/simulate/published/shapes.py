@@ -11,7 +11,8 @@ from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 FLOAT = 4  # bytes
-Step: TypeAlias = tuple[int, ...]  # outs, height, width; with stride 2 also the new plane's side
+# Output channels, kernel height and width; with stride 2 also the side of the new plane.
+Step: TypeAlias = tuple[int, ...]
 
 
 class LayerShape(NamedTuple):

@@ -12,7 +12,8 @@ from labkit.worker.executed_step import executed_graph
 if TYPE_CHECKING:
     import tensorflow as tf
 
-# Prefix of the XLA compiler's device types, which the registry lists, but operations cannot use.
+# Prefix of the XLA compiler's device types, which the kernel registry lists, but operations cannot
+# use.
 COMPILED = "XLA"
 LETTERS = 160  # maximum number of characters of an error text
 
@@ -61,7 +62,7 @@ def rules(devices: Sequence[str], gpus: Sequence[str]) -> list[Row]:
     """Return for each case, with soft and with strict placement, the actual device or the error.
 
     Args:
-        devices: Names of logical CPU devices; most cases request the last one.
+        devices: Names of logical CPU devices; most tests request the last device.
         gpus: Names of the GPUs; if empty, the GPU case requests a GPU that does not exist.
     """
     import tensorflow as tf

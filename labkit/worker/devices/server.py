@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 LOSSES = 3  # number of steps whose losses are compared between plans
-# Matches a line of TensorFlow's placement log: `tower0/MatMul: (MatMul): /job:…/device:CPU:1`
+# Matches a line of TensorFlow's placement log, such as `tower0/MatMul: (MatMul):
+# /job:…/device:CPU:1`.
 PLACED = re.compile(r"^(\S+): \((\w+)\): \S*device:(\w+:\d+)$", re.MULTILINE)
 
 
@@ -36,7 +37,7 @@ class Devices:
         import tensorflow as tf
 
         self.request, self.clock = request, WallClock()
-        # TensorFlow reads all these settings only before its first operation.
+        # TensorFlow accepts all these device settings only before its first operation.
         tf.debugging.set_log_device_placement(log)
         tf.config.threading.set_intra_op_parallelism_threads(request.threads)
         tf.config.threading.set_inter_op_parallelism_threads(max(request.devices, 2))
@@ -103,7 +104,7 @@ class Devices:
         batch: tuple[tf.Tensor, tf.Tensor],
         rounds: int,
     ) -> list[list[float]]:
-        """Return the seconds of each function's steps; rounds alternate in order and reverse."""
+        """Return the seconds of each function's steps; every second round has reverse order."""
         seconds: list[list[float]] = [[] for _ in functions]
         for number in range(1 + rounds):
             for at in list(range(len(functions)))[:: -1 if number % 2 else 1]:

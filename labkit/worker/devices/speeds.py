@@ -24,7 +24,8 @@ def links(clock: Clock, request: DeviceRequest) -> tuple[list[Row], float, float
 
     One graph copies a tensor back and forth, so each hop costs a send, a receive and an identity
     operation. The latency is the time of a hop with the smallest tensor. The bandwidth is infinite
-    if a hop with the largest tensor takes no longer, as between devices that share memory.
+    if a hop with the largest tensor takes no longer than with the smallest, as between devices that
+    share memory.
     """
     import tensorflow as tf
 
@@ -54,9 +55,9 @@ def products_and_copies(clock: Clock, request: DeviceRequest, pair: tuple[str, s
     """Measure n × n matrix products on two devices, copies between them, and round trips.
 
     In a round trip, two matrices are copied to the second device, and their product is copied back.
-    Each measurement waits until the devices are idle. Without a round trip, the matrices of a
-    product are already on its device. A CPU uses the threads of the request; a GPU computes float32
-    with TensorFlow's default settings, which may include TF32.
+    Each measurement waits until the devices are idle. If no round trip is measured, the matrices of
+    a product are already on the product's device. A CPU uses the threads of the request; a GPU
+    computes float32 with TensorFlow's default settings, which may include TF32.
     """
     import tensorflow as tf
 
@@ -133,7 +134,7 @@ def _wait_for(work: Callable[..., tf.Tensor], *argument: tf.Tensor) -> None:
 
 
 def _timed(clock: Clock, work: Callable[[], object], repeats: int) -> list[float]:
-    work()  # the first call compiles
+    work()  # the first call compiles, so it is not timed
     seconds = []
     for _ in range(repeats):
         start = clock.now()

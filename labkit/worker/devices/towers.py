@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 RATE = 0.05  # learning rate of gradient descent
-FIRST = "/CPU:0"  # default device, because TensorFlow would prefer a GPU
+FIRST = "/CPU:0"  # default device, because TensorFlow would choose a GPU
 
 
 @dataclass(frozen=True)
 class TowerStep:
-    """A gradient descent step as a function that returns the loss, its variables, and a batch."""
+    """A gradient descent step, as a function that returns the loss; its variables; and a batch."""
 
     run: Callable[..., tf.Tensor]
     variables: Sequence[tf.Variable]
@@ -26,10 +26,11 @@ class TowerStep:
 
 
 def towers(request: DeviceRequest, scopes: Sequence[str] = ()) -> TowerStep:
-    """Return a training step of the tower model; `scopes` requests tower i on device scopes[i].
+    """Return a training step of the tower model; `scopes` requests device scopes[i] for tower i.
 
-    If there are more towers than scopes, the scopes repeat. With scopes, TensorFlow's placer places
-    all operations outside the towers. Without scopes, all operations are on the first device.
+    If there are more towers than scopes, the scopes are used repeatedly. With scopes, TensorFlow's
+    placer places all operations outside the towers. Without scopes, all operations are on the first
+    device.
 
     The model is \\(\\text{softmax}(W [h_1, …, h_k] + b)\\), where \\(h_i\\) is the output of tower
     i. A tower is a chain of dense layers with ReLU, and every tower reads the same batch.

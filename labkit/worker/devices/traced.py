@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     import tensorflow as tf
 
-# Types of nodes that are no tasks: a constant is duplicated on each device that reads it, and a
+# Types of nodes that are no tasks. A constant is duplicated on each device that reads it, and a
 # return node only passes on another node's value.
 PLAIN = ("Const", "_Retval")
 HOST = 0  # number of the device that holds the batch and receives the loss
@@ -42,7 +42,7 @@ class Traced:
     inputs: int
 
     def tasks(self, graph: StepGraph | None = None) -> TaskGraph:
-        """Return the step as a task graph, with the times of `graph`; default: of `self.graph`."""
+        """Return the step as a task graph with times from `graph`; default: from `self.graph`."""
         operations = (graph or self.graph).operations
         variables = {name for name, number in self.captured.items() if number >= self.inputs}
         operations_by_name = {
@@ -76,8 +76,8 @@ class Traced:
     def placed(self, plan: PlacementPlan) -> Callable[..., tf.Tensor]:
         """Return the step as a function that uses the devices and the task order of a plan.
 
-        Control edges from each task of a device to the next task enforce the order. A logical
-        device therefore runs one task at a time, although the processor could run more. The
+        A control edge from each task of a device to the device's next task enforces the order. A
+        logical device therefore runs one task at a time, although the processor could run more. The
         function has new variables on the devices of their groups, with the values at the time of
         tracing.
         """
