@@ -103,7 +103,7 @@ class Forecast:
 
     @property
     def strong_efficiency(self) -> float:
-        r"""Strong scaling efficiency \(T_1(B) / (n T_n(B))\) of n ranks with B samples per batch."""
+        r"""Strong scaling efficiency \(T_1(B) / (n T_n(B))\) of n ranks on a batch of B samples."""
         return self.alone / (self.workers * self.seconds) if self.seconds else 1.0
 
     @property

@@ -67,7 +67,7 @@ def test_labs_help_is_labkits_own() -> None:
     result = CliRunner().invoke(app, ["lab", "--help"])
     assert result.exit_code == 0
     assert "Usage: app lab" in result.output
-    assert "JupyterLab at notebooks/" in result.output
+    assert "JupyterLab in the folder notebooks/" in result.output
 
 
 def test_tab_completes_notebooks_parameters_and_choices() -> None:
