@@ -1,4 +1,4 @@
-"""`python -m tests.acceptance NAME`: campaigns that developers run against labkit itself."""
+"""`python -m tests.acceptance NAME`: campaigns that test or time labkit itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.acceptance.repository import import_path
 
 
 class _Campaigns(OneLineErrors, CommandTable):
-    """Commands of this folder, whose errors end as those of `labkit` do."""
+    """Commands of this folder, whose error messages have the same form as those of `labkit`."""
 
 
 campaigns = _Campaigns(
@@ -35,7 +35,8 @@ campaigns = _Campaigns(
 
 def main() -> None:
     """Run the campaign that the command line names."""
-    # What a campaign starts inherits both: engines, jobs, ranks under mpiexec.
+    # All processes of a campaign inherit both settings: engines, notebook runs, and ranks of
+    # mpiexec.
     keep_bytecode()
     os.environ["PYTHONPATH"] = import_path()
     campaigns(prog_name="python -m tests.acceptance")

@@ -1,7 +1,7 @@
-"""Attacks on real commands: signals, limits and full file systems, at random moments.
+"""Attacks on real commands by signals, limits and full file systems, at random moments.
 
-Whatever happens, the command ends, its output and its record name the cause, it leaves nothing,
-and the next run works.
+After each attack the command must end, name the cause in its output and record, and leave no
+processes or files. The next run must work.
 """
 
 from __future__ import annotations
@@ -27,31 +27,32 @@ from labkit.common.terminal import say
 from tests.acceptance.command_under_test import LEFT, CommandUnderTest, wait_for
 
 Act: TypeAlias = Callable[[CommandUnderTest], None]
-STILL = 20.0  # seconds for which everything is stopped
-STALE = 60  # segments of shared memory that somebody has left
+STILL = 20.0  # seconds for which all processes are stopped
+STALE = 60  # number of shared-memory segments without an owner
 SWEPT = ("workers=2,3", "--jobs", "1")
-STARTED = (4, 8, 16)  # ranks, of whose start the caller is killed
-STARTS = 20.0  # seconds that they take on two cores
-ADDRESSES = 2 << 30  # bytes that a process may map: too few for TensorFlow
+STARTED = (4, 8, 16)  # numbers of ranks that start while their caller is killed
+STARTS = 20.0  # seconds that the start of ranks takes on two cores
+ADDRESSES = 2 << 30  # limit of mapped memory, bytes; too small for TensorFlow
 
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack on a command, and the end that it must have.
+    """An attack on a command, and the required end of the command.
 
     Attributes:
-        act: what is done.
-        told: what the record, or the command, must say of the cause; a regular expression.
-        state: how the records must end; "" where nothing may have been started.
-        kind: of command, see `CommandUnderTest`.
-        more: its further arguments.
-        begin: what the command does to itself before it starts.
-        spread: seconds, at most, between the moment at which ranks work and the attack.
-        anytime: seconds, at most, between the command's start and the attack instead.
-        role: must be there before these seconds begin.
-        ranks: to start; one number is drawn for each attack.
-        within: seconds after which nothing may be left.
-        followed: whether the next run is tried, too.
+        act: The function that attacks the command.
+        told: Regular expression of the cause that the record or the command must name.
+        state: Required final state of the records; "" if the attack may precede the first record.
+        kind: Kind of the command, see `CommandUnderTest`.
+        more: Further arguments of the command.
+        begin: Function that the process calls before it becomes the command.
+        spread: Maximal number of seconds between the start of work on the ranks and the attack.
+        anytime: Maximal number of seconds between the start of the command and the attack, instead
+            of `spread`.
+        role: Role of the process that must exist before these seconds begin.
+        ranks: Possible numbers of ranks; each attack draws one of them.
+        within: Seconds after which no process or file of the command may be left.
+        followed: Whether another run is tried after the attack.
     """
 
     act: Act
@@ -73,11 +74,11 @@ def _send(signal: str, role: str = "") -> Act:
 
 
 def _nothing(target: CommandUnderTest) -> None:
-    """What the command does to itself is the attack."""
+    """Do nothing, because the function `begin` of the attack has already limited the command."""
 
 
 def _still(target: CommandUnderTest) -> None:
-    """Stop all processes for a while; they must go on, until Ctrl-C ends the command."""
+    """Stop all processes for a while, check that they continue, then end the command by Ctrl-C."""
     target.send("SIGSTOP")
     time.sleep(STILL)
     target.send("SIGCONT")
@@ -91,7 +92,7 @@ def _few_addresses() -> None:
 
 
 def _stale_segments(target: CommandUnderTest) -> None:
-    """Leave many segments without an owner, named as Open MPI names them, before the next start."""
+    """Leave many shared-memory segments without an owner, with names as Open MPI gives them."""
     for number in range(STALE):
         (target.shared / f"sm_segment.stale.{number}").write_bytes(b"stale")
     target.send("SIGKILL")
@@ -103,7 +104,7 @@ def _fill(target: CommandUnderTest) -> None:
         try:
             while True:
                 file.write(bytes(4096))
-        except OSError:  # it is full
+        except OSError:  # the file system is full
             target.send("SIGINT", "command")
 
 
@@ -118,7 +119,7 @@ def _killed(role: str, told: str = "", **more: Any) -> Attack:
 
 
 def _killed_start(role: str, state: str, **more: Any) -> Attack:
-    """Return an attack on the caller of ranks, at any moment of their start."""
+    """Return an attack that kills the caller of ranks at a random moment while the ranks start."""
     return Attack(
         _send("SIGKILL", role),
         "",
@@ -179,21 +180,21 @@ DISKS = ("full disk", "read-only disk")
 
 
 def measure(only: Sequence[str], times: int, seed: int) -> Iterator[Row]:
-    """Yield a row for each attack, after all its tries.
+    """Attack commands, and yield a row for each attack after all its repeats.
 
     Args:
-        only: names of ATTACKS; none: all.
-        times: how often each.
-        seed: of the moments.
+        only: Names of attacks in `ATTACKS`; empty: all attacks.
+        times: Number of repeats of each attack.
+        seed: Seed of the random moments.
 
     Raises:
-        InvalidInput: a name that is none.
+        InvalidInput: A name is not in `ATTACKS`.
     """
     refuse_unknown("attack", only, ATTACKS)
     draw = random.Random(seed)
     for name in only or ATTACKS:
         if name in DISKS and os.geteuid() != 0:
-            continue  # only root can make a file system
+            continue  # only root can create a file system
         ends = [_try(name, ATTACKS[name], draw) for _ in range(times)]
         wrong = [end["wrong"] for end in ends if end["wrong"]]
         yield {
@@ -210,7 +211,7 @@ def measure(only: Sequence[str], times: int, seed: int) -> Iterator[Row]:
 
 
 def _try(name: str, attack: Attack, draw: random.Random) -> Row:
-    """Attack one command; return the seconds until its end, what it left and said, and faults."""
+    """Attack one command; return its seconds until the end, leftovers, output and faults."""
     ranks = draw.choice(attack.ranks)
     how = attack.kind, attack.more, attack.begin
     target = CommandUnderTest(*how, disk=name in DISKS, ranks=ranks)
@@ -244,9 +245,9 @@ def _try(name: str, attack: Attack, draw: random.Random) -> Row:
 
 
 def _odd_states(attack: Attack, target: CommandUnderTest) -> list[str]:
-    """Return the states of records that differ from the expected one.
+    """Return the states of records that differ from the required state.
 
-    An attack at any moment may come before there is a record.
+    An attack at a random moment may precede the first record, so a missing record is allowed.
     """
     states = [str(record["state"]) for record in target.records()]
     if not attack.state:
@@ -264,7 +265,7 @@ def _odd_states(attack: Attack, target: CommandUnderTest) -> list[str]:
 @click.option("--seed", default=0, show_default=True, help="Of the moments.")
 @AS_JSON
 def command(names: list[str], times: int, seed: int, file: Path | None) -> None:
-    """Attack real commands of this machine: signals, limits, full disks; what they leave."""
+    """Attack real commands of this machine by signals, limits and full disks."""
     rows = []
     for row in measure(names, times, seed):
         rows.append(row)

@@ -1,4 +1,4 @@
-"""A real command under attack: its processes by role, its records, and what it leaves."""
+"""A real command under attack: its processes by role, its records, and its leftovers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from labkit.records import store
 from labkit.records.scan import scan
 
 SHARED = Path("/dev/shm")
-LIMIT = 150.0  # seconds for whatever is waited for
+LIMIT = 150.0  # timeout of every wait, seconds
 LEFT = 90.0  # seconds after which nothing may be left
 EXPERIMENT = """
 model: linear
@@ -33,7 +33,8 @@ batch_size: 32
 gate: false
 epochs: 20000
 """
-# A cell, or a script, whose ranks wait for each other, again and again, and tell it as runs do.
+# The source of a cell or script: its ranks repeatedly wait for each other, and record steps as a
+# training does.
 CALLS = """
 import labkit
 
@@ -57,15 +58,16 @@ with labkit.Cluster(workers=2) as cluster:
 
 
 class CommandUnderTest:
-    """One command in a folder, with a runtime folder and shared memory, of its own.
+    """A command in its own folder, with its own runtime folder and shared memory.
 
     Args:
-        kind: `experiment`, training by `labkit run FILE.yaml`; or ranks that wait for each other in
-            a `script`, in a `notebook` by `labkit run`, or in a `sweep`.
-        more: further arguments.
-        before: what the process does before it becomes the command, such as to limit itself.
-        disk: keep its runs on a small file system of their own (Linux, root).
-        ranks: of its cluster.
+        kind: `experiment` trains by `labkit run FILE.yaml`. In a `script`, a `notebook` (`labkit
+            run`) or a `sweep`, ranks wait for each other.
+        more: Further arguments of the command.
+        before: Function that the process calls before it becomes the command, such as to limit its
+            memory.
+        disk: Whether the runs are on a small file system of their own (Linux, root).
+        ranks: Number of ranks of the cluster.
     """
 
     def __init__(
@@ -76,13 +78,15 @@ class CommandUnderTest:
         disk: bool = False,
         ranks: int = 2,
     ) -> None:
-        # `LABKIT_RUNTIME`, which all that is started inherits, tells its processes from others.
+        # All child processes inherit `LABKIT_RUNTIME`, which identifies the processes of this
+        # command.
         self.folder = Path(tempfile.mkdtemp(prefix="labkit-attack-"))
         memory = SHARED if SHARED.is_dir() else self.folder
         self.shared = Path(tempfile.mkdtemp(prefix="labkit-attack-", dir=memory))
         own = {"LABKIT_RUNTIME": str(self.folder), "LABKIT_STATE": str(self.folder)}
         own["OMPI_MCA_btl_sm_backing_directory"] = str(self.shared)
-        # Open MPI keeps files there, which tell the processes of one mpiexec from others, too.
+        # Open MPI stores files in this folder, whose path identifies the processes of this
+        # command's mpiexec.
         self.tmp = self.folder / "tmp"
         self.tmp.mkdir()
         own["TMPDIR"] = str(self.tmp)
@@ -113,10 +117,10 @@ class CommandUnderTest:
                 preexec_fn=lambda: _begin(before),
             )
 
-    # --- who belongs to it ---------------------------------------------------------------------
+    # --- processes -----------------------------------------------------------------------------
 
     def processes(self) -> dict[psutil.Process, str]:
-        """Return its live processes, each with its role: `rank 1`, `keeper`, `mpiexec`, …."""
+        """Return the running processes of the command by role: `rank 1`, `keeper`, `mpiexec`, …."""
         found = {}
         for process in psutil.process_iter():
             try:
@@ -154,25 +158,26 @@ class CommandUnderTest:
                 with suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.Signals[name])
 
-    # --- what it says --------------------------------------------------------------------------
+    # --- output and records --------------------------------------------------------------------
 
     def said(self) -> str:
-        """Return its output so far."""
+        """Return the output of the command so far."""
         return (self.folder / "said.txt").read_text(errors="replace")
 
     def steps(self) -> int:
-        """Return how many steps its first rank has reported."""
+        """Return the number of steps that rank 0 has reported."""
         streams = self.runs.rglob("rank0.jsonl")
         return sum(path.read_text().count('["step"') for path in streams)
 
     def at_work(self) -> bool:
-        """Return whether its ranks train, or wait for each other."""
+        """Return whether the ranks train, or wait for each other."""
         return self.steps() > 0
 
     def records(self) -> list[store.Record]:
-        """Return the statuses of its jobs and runs."""
+        """Return the statuses of the command's notebook runs and runs."""
         folders = sorted({*find(self.runs)[0], *scan(self.runs).runs})
-        # What could not be written where the runs are is kept in its own runtime folder.
+        # If labkit cannot write a record beside the run, it writes the record to the runtime
+        # folder.
         before = os.environ.get("LABKIT_RUNTIME")
         os.environ["LABKIT_RUNTIME"] = str(self.folder)
         try:
@@ -182,17 +187,17 @@ class CommandUnderTest:
             os.environ |= {"LABKIT_RUNTIME": before} if before is not None else {}
 
     def told(self) -> str:
-        """Return the cause that its records and its last line give."""
+        """Return the cause of the end, from the records and the last line of output."""
         causes = []
         for record in self.records():
             rank = "" if record["rank"] is None else f"rank {record['rank']}: "
             causes.append(f"{record['state']}: {rank}{record['cause']}")
         return " | ".join([*causes, *self.said().strip().splitlines()[-1:]])
 
-    # --- its end -------------------------------------------------------------------------------
+    # --- end -----------------------------------------------------------------------------------
 
     def ended(self, seconds: float = LIMIT) -> bool:
-        """Return whether the command ends in this time."""
+        """Return whether the command ends within some seconds."""
         try:
             self.root.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -200,7 +205,7 @@ class CommandUnderTest:
         return True
 
     def left(self, seconds: float = LEFT) -> list[str]:
-        """Return the processes, segments and files that are still there when the time is up."""
+        """Return the processes, segments and files that still exist after some seconds."""
         end = time.monotonic() + seconds
         while True:
             segments = [path.name for path in self.shared.iterdir() if "stale" not in path.name]
@@ -210,19 +215,19 @@ class CommandUnderTest:
             time.sleep(0.2)
 
     def _files(self) -> list[str]:
-        """Return the files of clusters and of mpiexec that are left."""
+        """Return the remaining files of clusters and of mpiexec."""
         found = [path for name in ("ompi*", "prte*", "pmix*") for path in self.tmp.glob(name)]
         found += self.folder.glob("labkit-*/clusters/*/*")
         return [path.name for path in found if path.suffix != ".lock" and path.name != LAST]
 
     def next_works(self) -> bool:
-        """Return whether a new cluster of this shape starts and answers."""
+        """Return whether a new cluster of two ranks starts and answers."""
         (self.folder / "next.py").write_text(NEXT)
         self.root = self._start(["next.py"])
         return self.ended() and self.root.returncode == 0
 
     def close(self) -> None:
-        """End what is left, and remove its folders."""
+        """End all remaining processes of the command, and remove its folders."""
         self.send("SIGKILL")
         self.root.wait()
         if self._mounted:
@@ -232,7 +237,7 @@ class CommandUnderTest:
 
 
 def wait_for(what: Callable[[], object], target: CommandUnderTest) -> None:
-    """Wait until a condition holds. Raises: LabkitError, with the end of the command's output."""
+    """Wait until a condition holds. Raises: LabkitError, with the end of the output."""
     end = time.monotonic() + LIMIT
     while not what():
         if target.root.poll() is not None or time.monotonic() > end:
@@ -241,7 +246,8 @@ def wait_for(what: Callable[[], object], target: CommandUnderTest) -> None:
 
 
 def _begin(before: Callable[[], None] | None) -> None:
-    # A process that a shell starts in the background ignores SIGINT otherwise.
+    # A process that a shell starts in the background ignores SIGINT, so the default handler is
+    # restored.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if before is not None:
         before()

@@ -1,4 +1,4 @@
-"""Processes that these tests start import the campaigns."""
+"""The import path by which processes that the tests start can import the campaigns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.acceptance.repository import import_path
 
 @pytest.fixture(scope="module", autouse=True)
 def shared_import_path() -> Iterator[None]:
-    """Set the import path of child processes, as the command line does."""
+    """Set the import path of child processes, as `python -m tests.acceptance` does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", import_path())
         yield

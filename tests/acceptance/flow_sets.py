@@ -1,4 +1,4 @@
-"""Small sets of flows whose max-min rates can be found by hand: what to hold a network against."""
+"""Small sets of flows whose max-min rates were computed by hand, to test network models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class FlowSet(NamedTuple):
-    """Flows on links, and when each is drained by hand.
+    """Flows on links, with the times by hand at which their last bytes are sent.
 
     Args: name; why: the arithmetic; bandwidth: bytes/s of each link; ways: the links of each flow;
     nbytes, start (s): of each flow; drained: s, of each.

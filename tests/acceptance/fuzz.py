@@ -1,4 +1,4 @@
-"""Odd input of every kind from Hypothesis: each command succeeds, or says in one line why not."""
+"""Random invalid input from Hypothesis: each command succeeds, or ends with a one-line error."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ GOOD = {
     "input_mode": ["shard", "scatter"],
 }
 PIPE = "a pipe"
-ELSEWHERE = ("../home", "../home/made", "/dev/null", PIPE)  # where a link leads
+ELSEWHERE = ("../home", "../home/made", "/dev/null", PIPE)  # targets of links
 
 
 class Case(NamedTuple):
-    """Files by name in an empty folder, and the command line that meets them.
+    """The files of a case in an empty folder, and the command that reads them.
 
     Attributes:
-        special: what stands in place of a file or folder: where a link leads, or PIPE.
+        special: Link targets by name, or PIPE for a named pipe.
     """
 
     files: dict[str, bytes]
@@ -67,12 +67,12 @@ class Case(NamedTuple):
 
 
 def measure(app: click.Command, cases: int, seed: int) -> Iterator[Row]:
-    """Run about so many cases, evenly over all kinds; a row a kind, and one for each that failed.
+    """Run about this many cases, divided among all kinds; return a row per kind and per failure.
 
-    A case has failed where a traceback, a wrong exit code, text that steers the terminal or a file
-    outside of its folder comes of it.
+    A case fails if it causes a traceback, a wrong exit code, terminal control characters in the
+    output, or a file outside its folder.
 
-    Raises: LabkitError, Hypothesis is not installed.
+    Raises: LabkitError, if Hypothesis is not installed.
     """
     with TemporaryDirectory(prefix="labkit-fuzz-") as place:
         make(Path(place) / "good", 1)
@@ -90,7 +90,7 @@ def measure(app: click.Command, cases: int, seed: int) -> Iterator[Row]:
 
 
 class Ended(NamedTuple):
-    """A case, its exit code, and what was wrong with how it ended; empty: nothing."""
+    """The result of a case: its exit code, and what is wrong with its end; empty: nothing."""
 
     case: Case
     code: int
@@ -98,12 +98,12 @@ class Ended(NamedTuple):
 
 
 def _tried(app: click.Command, cases: Any, count: int, seed: int, folder: Path) -> list[Ended]:
-    """So many cases and how they ended."""
+    """Run this many cases, and return their results."""
     hypothesis = optional("hypothesis", "dev")
     tried: list[Ended] = []
 
     def one(case: Case) -> None:
-        # Kept, not raised: one that fails does not end the search.
+        # Results are stored instead of raised, because a failure must not end the search.
         tried.append(_ended(app, case, folder / str(len(tried))))
 
     settings = hypothesis.settings(
@@ -118,7 +118,7 @@ def _tried(app: click.Command, cases: Any, count: int, seed: int, folder: Path) 
 
 
 def kinds(run: dict[str, bytes]) -> dict[str, Any]:
-    """What is generated, by kind: Hypothesis's strategies of cases."""
+    """Return Hypothesis strategies that generate cases, by kind of case."""
     some = optional("hypothesis.strategies", "dev")
     values = some.sampled_from(NASTY) | some.recursive(
         some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=20),
@@ -128,11 +128,11 @@ def kinds(run: dict[str, bytes]) -> dict[str, Any]:
         ),
         max_leaves=6,
     )
-    # A command line is text, and has no NUL.
+    # A command line is text without NUL characters.
     words = (values.map(_as_text) | some.text(max_size=30)).map(lambda t: t.replace("\0", ""))
 
     def changed(draw: Draw, whole: Any) -> bytes:
-        """JSON with one value of it replaced or gone, cut, or with bytes that nobody expects."""
+        """Generate JSON with one value replaced or removed, or with damaged bytes."""
         how = draw(some.sampled_from(["value", "value", "value", "gone", "cut", "bytes", "deep"]))
         text = json.dumps(_altered(whole, draw, some, values, how)).encode()
         if how == "deep":
@@ -195,7 +195,7 @@ def kinds(run: dict[str, bytes]) -> dict[str, Any]:
 
 
 def _folder(draw: Draw, some: Any, run: dict[str, bytes]) -> Case:
-    """A stranger's folder: its records name this process, and a link leads out of it."""
+    """Return a foreign folder: its records name this process, and a link points outside."""
     status = {"schema": 1, "state": draw(some.sampled_from(["failed", "running"]))}
     status |= store.this_process() | {"notebook": "n.ipynb"}
     if draw(some.booleans()):
@@ -213,7 +213,7 @@ def _folder(draw: Draw, some: Any, run: dict[str, bytes]) -> Case:
 
 
 def _altered(whole: Any, draw: Draw, some: Any, values: Any, how: str) -> Any:
-    """A copy with the value at some place replaced, or taken out."""
+    """Return a copy in which the value at one place is replaced or removed."""
     whole = copy.deepcopy(whole)
     inner = whole
     while True:
@@ -231,7 +231,7 @@ def _altered(whole: Any, draw: Draw, some: Any, values: Any, how: str) -> Any:
 
 
 def _damaged(content: bytes, draw: Draw, some: Any) -> bytes:
-    """Bytes that are cut, or of which some are others."""
+    """Return a copy of bytes that is cut, or in which some bytes are changed."""
     place = draw(some.integers(0, len(content) - 1))
     if draw(some.booleans()):
         return content[:place]
@@ -244,7 +244,7 @@ def _as_text(value: Any) -> str:
 
 
 def _ended(app: click.Command, case: Case, folder: Path) -> Ended:
-    """Run the command of a case in this folder."""
+    """Run the command of a case in its folder."""
     from click.testing import CliRunner
 
     for name, content in case.files.items():
@@ -292,7 +292,7 @@ def _misbehaviour(done: Result) -> str:
 
 
 def _seen(case: Case, run: dict[str, bytes]) -> str:
-    """The odd file of a case, as far as a line shows it."""
+    """Return the invalid file of a case, shortened to one line."""
     odd = {n: c for n, c in case.files.items() if c not in run.values()}
     shown = [f"{name}: {content[:300]!r}" for name, content in odd.items()]
     return "; ".join([*(f"{name} -> {target}" for name, target in case.special), *shown])
@@ -309,10 +309,10 @@ FUZZ = {name: name for name in ("case", "tried", "failed", "exit 0", "exit 1", "
 @click.option("--seed", default=0, show_default=True, help="Of what is generated.")
 @AS_JSON
 def command(cases: int, records: int, seed: int, file: Path | None) -> None:
-    """Give commands odd parameters, YAML, notebooks, records and reports.
+    """Test commands with invalid parameters, YAML, notebooks, records and reports.
 
-    With --records, records of each odd shape and size are given to all who read them, in a process
-    with limits of time and memory: each must be read, or skipped with one line.
+    With --records, all readers of runs read records of unusual fields and sizes, with limits of
+    time and memory. Each reader must read a record, or skip it with a one-line message.
     """
     say(f"seed {seed}")
     rows = list(measure(app, cases, seed)) if cases else []

@@ -1,4 +1,4 @@
-"""Mutation testing: seeded changes of labkit's own code, which its tests must notice."""
+"""Mutation testing: seeded changes of labkit's code, which its tests must detect."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from tests.acceptance.mutations import Mutant, mutants
 from tests.acceptance.repository import ROOT
 
 ROOMS = ("exchange", "compression", "strategies")
-SLACK = 120.0  # seconds that a mutant's tests may take beyond PATIENCE times what they take sound
-PATIENCE = 5.0  # for other work on the machine; longer is a row of its own, noticed by nobody
+# Seconds that the tests of a mutant may take, in addition to PATIENCE times their usual duration.
+SLACK = 120.0
+PATIENCE = 5.0  # factor for other load on the machine; slower tests do not count as detection
 
 Outcome: TypeAlias = Literal["noticed", "survived", "ran too long"]
 
 
 class Verdict(NamedTuple):
-    """What the tests say of a change: which one noticed it first, and how long they took."""
+    """The result of the tests of a mutant: the first test that detects it, and the duration."""
 
     outcome: Outcome
     by: str
@@ -41,16 +42,16 @@ class Verdict(NamedTuple):
 
 
 def measure(count: int, seed: int, rooms: Sequence[str] = ROOMS) -> Iterator[Row]:
-    """A row a mutant, as soon as its tests have ended: its mirror, then others of its room.
+    """Yield a row per mutant, after the tests of its module and of its package.
 
     Args:
-        count: how many, drawn from all that there are.
-        seed: of the draw.
-        rooms: of the package, which are changed.
+        count: Number of mutants, drawn from all possible ones.
+        seed: Seed of the draw.
+        rooms: Packages of labkit whose code is changed.
 
     Raises:
-        InvalidInput: a room that is not there.
-        LabkitError: the tests fail without a change.
+        InvalidInput: A package does not exist.
+        LabkitError: The tests fail without a change.
     """
     files = [file for room in rooms for file in _modules(ROOT, room)]
     everyone = [one for file in files for one in mutants(file.relative_to(ROOT), file.read_text())]
@@ -58,11 +59,12 @@ def measure(count: int, seed: int, rooms: Sequence[str] = ROOMS) -> Iterator[Row
     sound: dict[Path, float] = {}
     for one in chosen:
         near, found = mirrors(ROOT, one.file), Verdict("survived", "", 0.0)
-        # What its mirror does not notice, another test of the room may.
+        # A mutant that the mirroring tests do not detect may be detected by another test of the
+        # package.
         for tests in (near, [test for test in _of_room(ROOT, one.file) if test not in near]):
             if not tests or found.outcome != "survived":
                 continue
-            for test in tests:  # or a test that fails anyway would have noticed everything
+            for test in tests:  # a test that always fails would detect every mutant
                 if test not in sound:
                     sound[test] = _seconds(ROOT, test)
             limit = SLACK + PATIENCE * sum(sound[test] for test in tests)
@@ -80,9 +82,10 @@ def measure(count: int, seed: int, rooms: Sequence[str] = ROOMS) -> Iterator[Row
 
 
 def mirrors(root: Path, module: Path) -> list[Path]:
-    """The test files that mirror a module.
+    """Return the test files that mirror a module.
 
-    Those of its name; else those of its room that name it, or what it defines; else all of these.
+    These are the files with its name. If there are none, they are the package's tests that contain
+    the names of the module or its definitions; otherwise, all tests of the package.
     """
     files, name = _of_room(root, module), module.stem
     named = [file for file in files if file.stem.removeprefix("test_").startswith(name)]
@@ -97,7 +100,7 @@ def _of_room(root: Path, module: Path) -> list[Path]:
 
 
 def _seconds(root: Path, test: Path) -> float:
-    """What a test file takes that nothing is changed for."""
+    """Return the duration of a test file on unchanged code, in seconds."""
     plain = verdict(root, [test], None)
     if plain.outcome != "survived":
         raise LabkitError(f"{plain.by or test} fails without a change: mend it first")
@@ -125,7 +128,7 @@ def _words(text: str) -> list[str]:
 def verdict(
     root: Path, tests: Sequence[Path], mutant: Mutant | None, limit: float | None = None
 ) -> Verdict:
-    """What the tests say of a copy of the package, with a change or without."""
+    """Run tests on a copy of the package, with or without a change, and return the result."""
     with tempfile.TemporaryDirectory(prefix="labkit-mutant-") as folder:
         place = Path(folder)
         for name in ("labkit", "tests"):
@@ -139,7 +142,7 @@ def verdict(
         command = [sys.executable, "-P", "-m", "pytest", *options, *(str(test) for test in tests)]
         start = time.monotonic()
         with (place / "said").open("w") as said:
-            # First on the path, also of the engines that the tests start.
+            # The copy is first on the path, also of the engines that the tests start.
             process = subprocess.Popen(
                 command,
                 cwd=place,
@@ -160,7 +163,7 @@ def verdict(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the tests and all that they have started."""
+    """End the tests and all processes that they have started."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait()
@@ -172,7 +175,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 @click.option("--rooms", default="exchange,compression,strategies", callback=names)
 @AS_JSON
 def command(count: int, seed: int, rooms: list[str], file: Path | None) -> None:
-    """Change labkit's own code a little, many times, and list what no test has noticed."""
+    """Apply many small changes to labkit's code, and list those that no test detects."""
     rows = []
     for row in measure(count, seed, rooms):
         rows.append(row)

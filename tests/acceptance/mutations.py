@@ -30,19 +30,19 @@ COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.NotIn: ast.In,
 }
 
-# Changes a node in its place, or returns another one for it.
+# A function that changes a node in place, or returns a new node instead.
 Change: TypeAlias = Callable[[ast.AST], ast.AST]
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one file.
+    """One change in one file.
 
     Attributes:
-        file: relative to the package's parent.
-        line: where it is.
-        change: before and after, in words of the program.
-        source: the whole file, changed.
+        file: Path relative to the parent of the package.
+        line: Line of the change.
+        change: Code before and after the change.
+        source: Source of the whole file with the change.
     """
 
     file: Path
@@ -52,7 +52,7 @@ class Mutant:
 
 
 def mutants(file: Path, source: str) -> list[Mutant]:
-    """All mutants of a file, in the order of its lines."""
+    """Return all mutants of a file, in the order of lines."""
     tree = ast.parse(source)
     found = []
     for number, (node, change) in enumerate(_places(tree)):
@@ -69,7 +69,7 @@ def mutants(file: Path, source: str) -> list[Mutant]:
 
 
 def _places(node: ast.AST) -> Iterator[tuple[ast.AST, Change]]:
-    """Nodes that can be changed, each with its change; types and messages say nothing to a test."""
+    """Yield nodes that can be changed, each with its change; types and messages are left out."""
     if isinstance(node, ast.Raise | ast.Import | ast.ImportFrom | ast.JoinedStr):
         return
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -79,7 +79,7 @@ def _places(node: ast.AST) -> Iterator[tuple[ast.AST, Change]]:
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "bases", "type_params"):
             continue
-        # An alias of types is written with operators of its own.
+        # An alias of types uses operators such as `|`, which are no computation.
         if isinstance(node, ast.AnnAssign) and "TypeAlias" in ast.unparse(node.annotation):
             continue
         for child in value if isinstance(value, list) else [value]:
@@ -136,13 +136,13 @@ def _one_more(node: ast.AST) -> ast.AST:
 
 
 class _Exchange(ast.NodeTransformer):
-    """Puts one node in the place of another."""
+    """A transformer that replaces one node by another node."""
 
     def __init__(self, old: ast.AST, new: ast.AST) -> None:
         self._old, self._new = old, new
 
     def visit(self, node: ast.AST) -> ast.AST:
-        """The new one where the old one stood."""
+        """Return the new node if this is the old node."""
         if node is self._old:
             return self._new
         self.generic_visit(node)

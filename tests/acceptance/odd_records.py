@@ -1,4 +1,4 @@
-"""Folders of runs in which one record is odd: each field, each size, each file of readers."""
+"""Folders of runs with one unusual record: each field, each size, each file that is read."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Place: TypeAlias = "tuple[str | int, ...]"
 
 
 class Odd(NamedTuple):
-    """What is odd, and the files of the folder."""
+    """A description of the unusual record, and the files of the folder."""
 
     what: str
     files: Files
 
 
 def base(place: Path) -> Files:
-    """Return the files of a folder with a run, a job with one, a sweep, a calibration.
+    """Return the files of a folder with a run, a notebook run, a sweep, and a calibration.
 
     Args:
-        place: an empty folder to make them in.
+        place: Empty folder in which the files are created.
     """
     make(place / "made", 2)
     first, second = (place / "made" / name for name in ("00000", "00001"))
@@ -48,7 +48,7 @@ def base(place: Path) -> Files:
     files |= {b"calibration.json": _json(_CALIBRATION), JOB + b"params.yaml": b"workers: 2\n"}
     files |= {JOB + b"status.json": _json(_STATUS | {"notebook": "n.ipynb"})}
     files |= {SWEEP: _json(_SWEEP)}
-    # The process does not exist, so that `stop` cannot end the fuzzing process.
+    # The process number does not exist, so that `stop` cannot end the fuzzing process.
     for path in (ODD + b"status.json", b"runs/b/status.json"):
         files[path] = _json(json.loads(files[path]) | {"pid": 2**22 + 9})
     told: list[Any] = [
@@ -99,7 +99,7 @@ _CALIBRATION: dict[str, Any] = {
 
 
 def _tables() -> dict[str, list[dict[str, Any]]]:
-    """Return rows of the tables that ranks write beside the history."""
+    """Return rows of the tables that ranks write in addition to the history."""
     event = {"rank": 0, "kind": "communicate", "step": 1, "bucket": 0, "start": 0.1, "stop": 0.2}
     look = dict.fromkeys(("relative_error", "cosine", "residual_norm", "bits_per_parameter"), 0.5)
     seen = {"step": 1, "rank": 0, "bucket": 0, "layer": "dense", "fraction_sent": 0.5}
@@ -122,12 +122,12 @@ def _json(value: Any) -> bytes:
 
 
 def cases(files: Files, count: int, seed: int) -> Iterator[Odd]:
-    """Yield folders: every size first, then fields with odd values, drawn evenly over all fields.
+    """Yield folders: first with every unusual size, then with unusual values in random fields.
 
     Args:
-        files: see `base`.
-        count: so many; fewer than there are sizes are drawn of these.
-        seed: of what is drawn.
+        files: Files of a good folder, see `base`.
+        count: Number of folders; if it is below the number of sizes, sizes are drawn.
+        seed: Seed of the draw.
     """
     large = [*sizes()]
     for what, change in random.Random(seed).sample(large, min(count, len(large))):
@@ -136,7 +136,7 @@ def cases(files: Files, count: int, seed: int) -> Iterator[Odd]:
 
 
 def fields(files: Files, count: int, seed: int) -> Iterator[Odd]:
-    """Yield so many folders, each with an odd value of one field; evenly over all fields."""
+    """Yield this many folders, each with an unusual value in one field; fields are drawn evenly."""
     draw = random.Random(seed)
     odd = [path for path in sorted(files) if not path.startswith(b"runs/b/")]
     places = [(path, place) for path in odd for place in _places(files[path])]
@@ -160,7 +160,7 @@ VALUES: list[Any] = [
 
 
 def _places(content: bytes) -> Iterator[Place]:
-    """Yield where the values of a file of JSON are, of lists the first; none of another file."""
+    """Yield the paths of all values in a JSON file; of a list, only the first element."""
     try:
         whole = json.loads(content)
     except ValueError:
@@ -177,7 +177,7 @@ def _inside(value: Any, place: Place) -> Iterator[Place]:
 
 
 def _with(content: bytes, place: Place, value: Any) -> bytes:
-    """Return a file of JSON in which one value is another."""
+    """Return a JSON file in which one value is replaced."""
     whole = json.loads(content)
     inner = whole
     for name in place[:-1]:
@@ -197,12 +197,12 @@ def lay(files: Files, folder: Path) -> None:
 
 
 def measure(count: int, seed: int, seconds: float = 60.0) -> Iterator[Row]:
-    """Give so many odd records to all who read them; a row a reader, and one a failure.
+    """Let all readers read many unusual records; return a row per reader and per failure.
 
     Args:
-        count: records, those of all sizes first.
-        seed: of what is drawn.
-        seconds: that a reader may take.
+        count: Number of records, first those of all sizes.
+        seed: Seed of the draw.
+        seconds: Timeout of a reader.
     """
     met: dict[str, list[Reading]] = {}
     readers = Readers(seconds)

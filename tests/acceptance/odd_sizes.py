@@ -1,4 +1,4 @@
-"""Changes by which something in a folder of runs is too long, too deep or too many."""
+"""Changes that make a part of a folder of runs too long, too deep or too numerous."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, TypeAlias
 from tests.acceptance.odd_tables import bombs
 from tests.acceptance.odd_values import NOTEBOOK
 
-Files: TypeAlias = "dict[bytes, bytes]"  # by their paths, which need not be UTF-8
+Files: TypeAlias = "dict[bytes, bytes]"  # files by path; paths need not be UTF-8
 JOB, ODD, SWEEP = b"runs/job/", b"runs/job/a/", b"runs/sweep/sweep.json"
 METRICS, OUTPUT = ODD + b"metrics.json", JOB + b"output.ipynb"
-DEEP = 900  # brackets: fewer than Python's own limit
+DEEP = 900  # nested brackets: fewer than Python's own limit
 HUGE: Any = 10**400
 Change: TypeAlias = "Callable[[Files], Files]"
 
 
 def sizes() -> Iterator[tuple[str, Change]]:
-    """Yield what is too much, too deep, too long, or no text; how a folder comes to it."""
+    """Yield descriptions of what is too large, too deep, too long, or no text, with the change."""
     for part in (_large, _texts, _names, _members, _tables, _pages):
         yield from part()
 
@@ -209,7 +209,7 @@ _LINES = {
 
 
 def _shown(figure: Mapping[str, Any], source: str = "# Does it pay?") -> dict[str, Any]:
-    """Return a notebook with this figure, and this text in its first cell."""
+    """Return a notebook with a figure, and a text in its first cell."""
     whole: dict[str, Any] = copy.deepcopy(NOTEBOOK)
     whole["cells"][0]["source"] = source
     if figure:

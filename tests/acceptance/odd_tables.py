@@ -16,7 +16,7 @@ MANY = 60_000
 
 
 def bombs() -> Iterator[tuple[str, bytes]]:
-    """Yield what a table is, after the name that it has among those of a run, and its file."""
+    """Yield each table: its name among the tables of a run with a description, and its file."""
     yield from _large()
     yield from _histories()
     yield from _others()

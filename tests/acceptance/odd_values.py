@@ -1,4 +1,4 @@
-"""Values that no file should hold, and a notebook in which campaigns put them."""
+"""Values that no file should contain, and a notebook in which campaigns insert them."""
 
 from __future__ import annotations
 

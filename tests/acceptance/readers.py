@@ -1,4 +1,4 @@
-"""Every reader of a folder of runs, in a process with limits of time and memory."""
+"""All readers of a folder of runs, in a process with limits of time and memory."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from typing import NamedTuple, TypeAlias
 from labkit.common.errors import LabkitError, short
 from labkit.common.terminal import plain
 
-GOOD = "b"  # the name of the run that each reader must find, whatever lies beside it
-MEMORY = 6 << 30  # bytes that a reader may map, those of Python and its libraries among them
+GOOD = "b"  # name of the valid run that each reader must find
+MEMORY = 6 << 30  # bytes that a reader may map, including Python and its libraries
 Reader: TypeAlias = "Callable[[], str]"
 
 
 class Reading(NamedTuple):
-    """How a reader ended: "read", "skipped" or "failed", why, and what it has taken.
+    """The result of a reader: "read", "skipped" or "failed", the reason, and its costs.
 
     Attributes:
-        reader: its name.
+        reader: Name of the reader.
         end: how.
-        why: the line that it said, or what is wrong.
-        seconds: of the processor's time.
-        nbytes: by which the most memory of its process has grown.
+        why: Message of the reader, or the error.
+        seconds: Processor time of the reader.
+        nbytes: Increase of the peak memory of the process.
     """
 
     reader: str
@@ -42,7 +42,7 @@ class Reading(NamedTuple):
 
 
 def _command(*words: str) -> Reader:
-    """Return a reader that is a command; it must find the good run."""
+    """Return a reader that is a command of labkit, which must find the valid run."""
 
     def read() -> str:
         from click.testing import CliRunner
@@ -62,7 +62,7 @@ def _command(*words: str) -> Reader:
 
 
 def _runs() -> str:
-    """Read all that Python is offered of runs."""
+    """Read all properties that the Python interface of runs offers."""
     from labkit.records.run import key_metrics, load_runs, to_dataframe
 
     runs = load_runs("runs")
@@ -107,7 +107,7 @@ def _mlflow() -> str:
     from labkit.records.export import to_mlflow
     from labkit.records.run import load_runs
 
-    # One store for all cases of a process: to make one takes seconds.
+    # All cases of a process use one store, because creating a store takes seconds.
     to_mlflow(load_runs("runs"), Path("..", "mlflow.db"))
     return ""
 
@@ -184,11 +184,11 @@ READERS: Mapping[str, Reader] = {
     "calibration": _calibration,
     "notebook": _parameters,
 }
-# What they read is one file: where it is odd, they end, in one line.
+# These readers read one file only, and end with a one-line error if it is invalid.
 ALONE = {"report of a job", "trace", "checkpoints", "calibration", "notebook"}
 ALONE |= {"sweep --resume", "run -f"}
 _OF_RUNS = ("ls", "compare", "report", "stop", "load_runs", "trace", "export", "to_tensorboard")
-# Readers of an odd file, by the prefix of its path; the first match counts.
+# Readers of a file, by the prefix of its path; the first match counts.
 WHO: Mapping[str, Sequence[str]] = {
     "calibration.json": ("calibration",),
     "n.ipynb": ("notebook", "sweep --resume", "run -f"),
@@ -203,13 +203,13 @@ WHO: Mapping[str, Sequence[str]] = {
 
 
 def readers_of(paths: Iterable[str]) -> list[str]:
-    """Return the names of those that read any of these files."""
+    """Return the names of the readers that read any of these files."""
     begins = {next(begin for begin in WHO if path.startswith(begin)) for path in paths}
     return list(dict.fromkeys(name for begin in WHO if begin in begins for name in WHO[begin]))
 
 
 def _met(name: str) -> tuple[str, str]:
-    """Return how a reader ends, and what it says."""
+    """Return the result of a reader, and its message."""
     said = io.StringIO()
     with (
         warnings.catch_warnings(record=True) as told,
@@ -232,14 +232,14 @@ def _met(name: str) -> tuple[str, str]:
 
 
 def serve(connection: Connection) -> None:
-    """Answer folders with readings, one by one, until there is no other."""
+    """Read folder names from a connection until it ends, and send a reading of each folder."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while asked := connection.recv():
         folder, names = asked
         os.chdir(folder)
         for name in names:
-            # Of the processor: what else this machine does is none of a reader's.
+            # The processor time does not include other load of the machine.
             before, begin = _most(), time.process_time()
             end, why = _met(name)
             seconds = time.process_time() - begin
@@ -247,15 +247,15 @@ def serve(connection: Connection) -> None:
 
 
 def _most() -> int:
-    """Return the most bytes that this process has had."""
+    """Return the peak memory of this process, in bytes."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 class Readers:
-    """A process of all readers; one that does not answer in time gives way to another.
+    """A process with all readers, which is replaced if it does not answer in time.
 
     Args:
-        seconds: that a reader may take.
+        seconds: Timeout of a reader.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -263,7 +263,7 @@ class Readers:
         self._fresh()
 
     def _fresh(self) -> None:
-        # Not a fork: libraries have threads, and a process of its own has a memory of its own.
+        # A spawned process has no threads of libraries, and a peak memory of its own.
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs,), daemon=True)
@@ -272,12 +272,13 @@ class Readers:
         self._is_warm = False
 
     def meet(self, folder: Path, names: Sequence[str]) -> Iterator[Reading]:
-        """Yield what comes of each reader in a folder."""
+        """Yield the result of each reader in a folder."""
         waiting = [*names]
         while waiting:
             self._connection.send((str(folder), waiting))
             while waiting:
-                # The first ones import what all need.
+                # The first reader imports libraries that all readers need, so its timeout is
+                # longer.
                 limit = self._seconds + (0 if self._is_warm else 120)
                 reading = self._answer(limit)
                 yield reading or Reading(waiting[0], "failed", "no end, or killed", limit, 0)
@@ -299,7 +300,7 @@ class Readers:
             return None
 
     def close(self) -> None:
-        """End the process."""
+        """End the process with the readers."""
         self._process.kill()
         self._process.join()
         self._connection.close()

@@ -1,4 +1,4 @@
-"""The time of `ls` and `compare` over thousands of run folders, each in a fresh process."""
+"""The time of `ls` and `compare` over thousands of run folders, each in a new process."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from labkit.bench.timing import Row
     from labkit.common.canonical_json import JSON
 
-STEPS, RANKS, EPOCHS = 60, 2, 3  # of each run
+STEPS, RANKS, EPOCHS = 60, 2, 3  # steps, ranks and epochs of each run
 
 
 def measure(listed: int, compared: int, repeats: int) -> Iterator[Row]:
-    """Time each command over so many runs; seconds, and processor time a run.
+    """Time each command over many runs: seconds, and processor time per run.
 
-    The first `ls` of a folder makes what later ones find; it has a row of its own.
+    The first `ls` of a folder creates an index for later calls, so it has a separate row.
     """
     with TemporaryDirectory(prefix="labkit-records-") as place:
         for command, count in (("ls", listed), ("compare", compared)):
@@ -48,7 +48,7 @@ def measure(listed: int, compared: int, repeats: int) -> Iterator[Row]:
 
 
 def make(folder: Path, count: int) -> None:
-    """Make so many run folders, of runs that differ in learning rate and seed."""
+    """Create many run folders, whose runs differ in learning rate and seed."""
     folder.mkdir()
     first = folder / "00000"
     first.mkdir()
@@ -58,7 +58,7 @@ def make(folder: Path, count: int) -> None:
     for number in range(1, count):
         place = folder / f"{number:05d}"
         place.mkdir()
-        # Not by `store`, which waits for the disk after each file.
+        # `store` would wait for the disk after each file, so the files are copied.
         for name, content in kept.items():
             (place / name).write_bytes(content)
         for name, record in (("experiment", _experiment), ("metrics", _metrics)):
@@ -99,7 +99,7 @@ def _metrics(number: int) -> dict[str, JSON]:
 
 
 def _history() -> list[dict[str, JSON]]:
-    """The rows of two ranks that learn at an even pace."""
+    """Return the history of two ranks whose loss decreases evenly."""
     names = ("payload_bytes", "wire_bytes", "messages", "samples")
     same: dict[str, JSON] = dict.fromkeys(names, 128)
     same |= {name: 0.003 for name in store.HISTORY_COLUMNS if name.endswith("seconds")}
@@ -111,10 +111,10 @@ def _history() -> list[dict[str, JSON]]:
 
 
 def timed(words: list[str], folder: Path) -> tuple[float, float]:
-    """Seconds, and seconds of processor time, of one command."""
+    """Return the seconds and the processor time of one command."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     labkit = Path(sys.executable).with_name("labkit")
-    # What `ls` keeps of these runs goes with them.
+    # The cache of `ls` is in the same temporary folder as the runs.
     own = os.environ | {"LABKIT_CACHE": str(folder / "cache")}
     done = subprocess.run([labkit, *words], cwd=folder, capture_output=True, text=True, env=own)
     seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -130,7 +130,7 @@ def timed(words: list[str], folder: Path) -> tuple[float, float]:
 @click.option("--repeats", default=1, show_default=True, type=click.IntRange(1))
 @AS_JSON
 def command(listed: int, compared: int, repeats: int, file: Path | None) -> None:
-    """Time `ls` and `compare` over thousands of runs, which are made for it and removed."""
+    """Time `ls` and `compare` over thousands of runs, which are created and removed."""
     rows = list(measure(listed, compared, repeats))
     columns = {"case": "command", "what": "time", "runs": "runs"} | TIMES
     show_rows(rows, columns | {"processor_ms_per_run": "processor ms a run"}, file)

@@ -1,4 +1,4 @@
-"""The time to make a report of many runs, and until a browser shows its first figure."""
+"""The time to write a report of many runs, and until a browser shows its first figure."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from labkit.bench.timing import Row
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-LIMIT = 120.0  # seconds until all figures are drawn
-# Whoever reads a page comes by its figures, which are drawn then.
+LIMIT = 120.0  # timeout until all figures are drawn, seconds
+# The script scrolls to each figure, because a figure is drawn when it becomes visible.
 READ = """async () => {
     const isDrawn = (plot) => !plot.querySelector("svg.still") && plot.textContent;
     for (const plot of document.querySelectorAll(".plot")) {
@@ -32,13 +32,13 @@ READ = """async () => {
         while (!isDrawn(plot)) await new Promise((done) => setTimeout(done, 20));
     }
 }"""
-_LEFT = ("model.keras", "logs")  # of a run: no report reads it
+_LEFT = ("model.keras", "logs")  # files of a run that no report reads
 
 
 def measure(folder: Path, counts: Sequence[int]) -> Iterator[Row]:
-    """A row a number of runs: seconds to make the page, its size, seconds to its first figure.
+    """Yield a row per number of runs: seconds to write and to open the page, and its size.
 
-    Raises: LabkitError, where there are no runs, or no browser.
+    Raises: LabkitError, if there are no runs, or no browser.
     """
     runs = load_runs(folder)
     if not runs or min(counts) < 1:
@@ -58,9 +58,9 @@ def measure(folder: Path, counts: Sequence[int]) -> Iterator[Row]:
 
 
 def opened(page: Path, browser: str) -> tuple[float, float]:
-    """Seconds from opening a page until its first figure answers, and until a reader has seen all.
+    """Return the seconds until the first figure of a page is drawn, and until all figures are.
 
-    Raises: LabkitError, where Playwright is missing.
+    Raises: LabkitError, if Playwright is missing.
     """
     sync_api = optional("playwright.sync_api", "browser")
     with sync_api.sync_playwright() as playwright:
@@ -79,9 +79,10 @@ def opened(page: Path, browser: str) -> tuple[float, float]:
 
 
 def _copies(runs: Sequence[Run], folder: Path, count: int) -> int:
-    """So many run folders, evenly from these; how many have another learning rate than the real."""
+    """Copy runs evenly into many folders; return how many copies have another learning rate."""
     for number in range(count):
-        # Of too many evenly; of too few again and again.
+        # If there are more runs than folders, they are selected evenly; if there are fewer, they
+        # are repeated.
         again, place = divmod(number, len(runs))
         run = runs[place * len(runs) // count if count < len(runs) else place]
         target = folder / f"{number:05d}"
@@ -98,9 +99,9 @@ def _copies(runs: Sequence[Run], folder: Path, count: int) -> int:
 @click.option("--counts", default="2,14,200,1000", show_default=True, callback=numbers)
 @AS_JSON
 def command(folder: Path, counts: list[int], file: Path | None) -> None:
-    """Make reports of so many runs, taken from RUNS, and open them in a browser without a network.
+    """Write reports of several numbers of runs from RUNS, and open them in an offline browser.
 
-    Where RUNS has too few, its records are copied with other learning rates.
+    If RUNS contains too few runs, their records are copied with other learning rates.
     """
     rows = list(measure(folder, counts))
     columns = {"runs": "runs", "copied": "of them copied", "made_s": "made, s"}

@@ -1,4 +1,4 @@
-"""The repository's root, on the import path of every process that a campaign starts."""
+"""The repository's root, which is on the import path of every process of a campaign."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-EXPORT_PATH = ("-x", "PYTHONPATH")  # words of mpiexec, whose ranks on other hosts inherit nothing
+# Options of mpiexec that pass PYTHONPATH to ranks on other hosts.
+EXPORT_PATH = ("-x", "PYTHONPATH")
 
 
 def import_path() -> str:
-    """Return a PYTHONPATH by which a Python with the option -P imports `tests.acceptance`, too."""
+    """Return a PYTHONPATH that lets `python -P` import `tests.acceptance`, too."""
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join([str(ROOT), *(each for each in folders if each not in ("", str(ROOT)))])

@@ -1,4 +1,4 @@
-"""Rows of a campaign that lasts for hours: a file keeps each one, and a later call goes on."""
+"""Rows of a campaign that takes hours: a file stores each row, and a later call continues."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def read_rows(file: Path | None) -> list[Row]:
-    """Return the rows that a file has; none where there is no file."""
+    """Return the rows in a file; none if the file does not exist."""
     if file is None or not file.exists():
         return []
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def record_rows(new: Iterable[Row], rows: list[Row], file: Path | None) -> None:
-    """Add rows as they come; print each, and save all: the campaign may end at any moment."""
+    """Print and save each new row at once, because the campaign may end at any moment."""
     for row in new:
         rows.append(row)
         values = [f"{key}={format_value(key, value)}" for key, value in row.items()]

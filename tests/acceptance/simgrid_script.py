@@ -1,13 +1,16 @@
-"""A script for the Python that has SimGrid, which imports nothing of labkit: flow sets as JSON in,
-seconds at which each flow is drained out."""
+"""A script for a Python with SimGrid, which computes the time at which each flow ends.
+
+The script imports nothing of labkit, reads flow sets as JSON, and prints times in seconds.
+"""
 
 import json
 import sys
 
 from simgrid import Actor, Engine, LinkInRoute, Mailbox, NetZone, this_actor
 
-SCALE = 1e6  # bytes are whole numbers there, and a time is exact to some microseconds
-# The plain fluid model: no factors on latency and bandwidth, no window, no acknowledgements.
+SCALE = 1e6  # SimGrid counts whole bytes, and times are exact to some microseconds
+# The fluid model without correction factors of latency and bandwidth, without windows and
+# acknowledgements.
 PLAIN = (
     "network/model:CM02",
     "network/latency-factor:1",
@@ -19,7 +22,7 @@ PLAIN = (
 
 
 def main() -> None:
-    """The set whose number is the argument."""
+    """Simulate the flow set whose number is the argument."""
     given = json.load(sys.stdin)
     engine = Engine([sys.argv[0], "--log=root.thresh:critical", *(f"--cfg={c}" for c in PLAIN)])
     zone = NetZone.create_full_zone("flows")

@@ -1,4 +1,4 @@
-"""Kill ranks from outside at any moment of a call, through every entry point."""
+"""Kill ranks from outside at random moments of a call, for every entry point."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from tests.acceptance.faults.entry_points import ENTRY_POINTS, WORKERS, Outcome
 EARLY = ("reading data", "checking equivalence", "first step")
 PHASES = ("starting", *EARLY[:2], "building the model", EARLY[2], "training", "evaluating")
 LENGTHS = "call lengths"
-LIMIT = 1000.0  # seconds in which a call ends, whatever becomes of its ranks
+LIMIT = 1000.0  # timeout of a call, seconds between two readings of the ranks' reports
 LOOK_EVERY = 0.01  # seconds
 
 
 class Moment(NamedTuple):
-    """When a rank is killed: in this phase, when this share of its usual length is over."""
+    """The moment of a kill: a phase of the call, and an elapsed share of its usual length."""
 
     phase: str
     share: float
 
 
 class Sight:
-    """The phase of a call, seen from outside.
+    """The phase of a call, as the files of its ranks show it.
 
     Args:
-        folder: in which its ranks tell what they do.
+        folder: Folder in which the ranks report their progress.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._reader: StreamReader | None = None
-        self.begins: dict[str, float] = {}  # when each phase was first seen
+        self.begins: dict[str, float] = {}  # time at which each phase was first seen
         self.phase = ""
 
     def look(self) -> None:
-        """Read what ranks have reported."""
+        """Read the reports of the ranks."""
         if self._reader is None:
             stream = next(self._folder.rglob(FOLDER), None)
             if stream is None:
@@ -70,17 +70,18 @@ class Sight:
 
 
 def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
-    """Kill a rank at a moment that is uniform over a whole call, through each entry point in turn.
+    """Kill a rank at a random moment of a call; the entry points of users take turns.
 
-    Every third kill falls into reading data, the check of equivalence, or the first step. Moments
-    are shares of what phases take where nobody disturbs them.
+    Moments are uniform over the call, except every third: these are in the phases of data reading,
+    equivalence check, or first step. A moment is a share of the length of a phase in undisturbed
+    calls.
 
     Args:
-        repeats: kills that strike.
-        known: rows that there are already.
+        repeats: Number of kills that hit a running call.
+        known: Rows of earlier runs of the campaign.
 
-    Returns: a row of phases' lengths, and a row a kill: whether the call `finished`, whether its
-        ledger is `exact`, and whether it has `recorded` the death once.
+    Returns: A row of the phases' lengths, and a row per kill: whether the call `finished`, whether
+        its ledger of samples is `exact`, and whether the death is `recorded` once.
     """
     kills = [row for row in known if row["what"] == "calls"]
     struck = sum(bool(row["struck"]) for row in kills)
@@ -90,7 +91,7 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
     with temporary_runs() as folder, _engines() as engines:
         usual = next((row for row in known if row["what"] == LENGTHS), None)
         if usual is None:
-            engines.end()  # those that follow a death are new, too
+            engines.end()  # the engines after a death are new, too
             usual = _lengths(engines, folder / "undisturbed")
             yield usual
         lengths = {phase: float(usual[phase] or 0) for phase in PHASES}
@@ -103,7 +104,7 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
 
 @contextmanager
 def _engines() -> Iterator[LocalEngines]:
-    """Start the engines that all entry points share, from one call to the next."""
+    """Start the engines that all entry points use, and keep them between calls."""
     how = Start.from_options(WORKERS, fault_tolerant=True)
     name = default_name(how)
     engines = LocalEngines(folder_of(name), name, how)
@@ -147,8 +148,8 @@ def _lengths(engines: LocalEngines, folder: Path) -> Row:
 def _call(
     engines: LocalEngines, entry_point: str, folder: Path, number: int
 ) -> Iterator[Future[Outcome]]:
-    """Begin a call in a thread, on engines that are complete."""
-    if len(_ranks(engines)) < WORKERS:  # one was killed whose result was there
+    """Start a call in a thread; restart the engines if a rank is missing."""
+    if len(_ranks(engines)) < WORKERS:  # a rank died after its result had been received
         engines.end()
         engines.start()
     folder.mkdir()
@@ -179,8 +180,8 @@ def _kill(engines: LocalEngines, folder: Path, number: int, lengths: Mapping[str
         outcome = _outcome(call)
         replaced = len(_ranks(engines)) == WORKERS
     seconds = time.monotonic()
-    # The call did not need a rank that had handed over its result before the kill. What a rank
-    # reports may be seen only after its kill, so that the phase alone does not tell.
+    # The kill does not count if the call already had the result of the killed rank. The campaign
+    # may read a rank's report only after the kill, so the phase alone does not decide.
     last = sight.phase == PHASES[-1] or (not replaced and seconds - killed < lengths[PHASES[-1]])
     if last and not outcome.why and not outcome.faults:
         struck = False
@@ -194,18 +195,18 @@ def _kill(engines: LocalEngines, folder: Path, number: int, lengths: Mapping[str
 def _outcome(call: Future[Outcome]) -> Outcome:
     try:
         return call.result(LIMIT)
-    except Exception as error:  # whatever it is, the run is lost: a row says so
+    except Exception as error:  # any error means that the run is lost, and is recorded
         return Outcome(0, False, f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
 
 
 def _ranks(engines: LocalEngines) -> dict[int, psutil.Process]:
-    """Return the processes of the ranks, found from outside."""
+    """Return the processes of the ranks, as the operating system lists them."""
     lock, processes = str(engines.folder / "keeper.lock"), {}
     for process in psutil.process_iter():
         try:
             variables = process.environ()
             if variables.get(KEEPER) == lock and "OMPI_COMM_WORLD_RANK" in variables:
                 processes[int(variables["OMPI_COMM_WORLD_RANK"])] = process
-        except psutil.Error:  # it has ended, or is another user's
+        except psutil.Error:  # the process has ended, or belongs to another user
             continue
     return processes

@@ -1,4 +1,4 @@
-"""The strategies that claim to outlive ranks, and the experiment that tries it."""
+"""The strategies that declare to survive deaths of ranks, and the experiment that tests this."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ LOSSY = (None, COMPRESSORS["OneBit"](), ErrorFeedback(inner=TopK(ratio=0.1)))
 
 
 def data(rows: int = ROWS, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows that differ from each other, and classes that need some learning."""
+    """Return different samples, with classes that need some training."""
     x = np.random.default_rng(seed).standard_normal((rows, 12)).astype(np.float32)
     return x, (x[:, 0] * x[:, 1] + x[:, 2] > 0).astype(np.int32)
 
 
 def claimed(apart: bool = False) -> list[Strategy]:
-    """Return all variants of `AllReduce` and all other strategies that claim it.
+    """Return all variants of `AllReduce`, and all other strategies that declare to survive deaths.
 
     Args:
-        apart: whether ranks are on several hosts.
+        apart: Whether the ranks are on several hosts.
     """
     ways = [
         AllReduce(algorithm=algorithm, schedule=schedule, compressor=compressor, bucket_bytes=4096)
@@ -66,7 +66,7 @@ def question(strategy: Strategy, workers: int, seed: int, epochs: int) -> Experi
 
 
 def named(strategy: Strategy) -> str:
-    """Return a strategy's name, with its fields of the exchange."""
+    """Return the name of a strategy with the fields of its gradient exchange."""
     said = (getattr(strategy, field, "") for field in ("algorithm", "schedule"))
     lossy = strategy.lossy
     return " ".join(

@@ -1,7 +1,8 @@
-"""Campaigns of faults at random moments, as parts of one command.
+"""Campaigns of faults at random moments; each part of the command is one campaign.
 
-All parts take some hours of two quiet cores: 100 kills on four ranks 50 min, 60 kills during a call
-25 min, 39 recoveries 20 min, 100 resumes 40 min, 30 injected faults 5 min, the cost 3 min.
+On two quiet cores all parts take some hours. 100 kills on four ranks take 50 min, 60 kills during a
+call 25 min, and 39 recoveries 20 min. 100 resumes take 40 min, 30 injected faults 5 min, and the
+cost 3 min.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from tests.acceptance.rows import read_rows, record_rows
 
 
 class Part(NamedTuple):
-    """A part: what measures it, in how many repeats if nothing is said, what makes a row good.
+    """A part of the command: its measurement, its default repeats, and the criteria of a good row.
 
     Attributes:
-        measure: of repeats and the rows that there are already; yields further ones.
-        repeats: if nothing is said.
-        good: columns that are true in a row where all is as it should be.
-        counts: the column that is true in rows that count; "": all do.
-        numbers: columns of which the median is told.
+        measure: Function of the number of repeats and the known rows, which yields further rows.
+        repeats: Default number of repeats.
+        good: Columns that are true in a row without an error.
+        counts: Column that is true in rows that count; "": all rows count.
+        numbers: Columns whose medians are shown.
     """
 
     measure: Callable[[int, Sequence[Row]], Iterator[Row]]
@@ -63,7 +64,7 @@ PARTS = {
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:
-    """A row a part and place: how many count, how many of these are good in what, medians."""
+    """Return a row per part and place: number of rows that count, number of good rows, medians."""
     found: list[Row] = []
     for what, part in PARTS.items():
         own = [row for row in rows if row["what"] == what and row.get(part.counts or "what")]
@@ -79,7 +80,7 @@ def summary(rows: Sequence[Row]) -> list[Row]:
 
 
 def trouble(rows: Sequence[Row]) -> list[str]:
-    """What is not as it should be.
+    """Return a text for each row that contains an error.
 
     >>> trouble([{"what": "planted", "case": "AllReduce ring", "number": 3, "found": False}])
     ['planted 3, AllReduce ring: not found']
@@ -104,11 +105,11 @@ def trouble(rows: Sequence[Row]) -> list[str]:
 )
 @AS_JSON
 def command(what: list[str], repeats: int | None, file: Path | None) -> None:
-    """Kill ranks and trainings at random moments, plant faults anywhere: what comes of it.
+    """Kill ranks and trainings at random moments, inject faults, and check the results.
 
-    The whole takes about two hours on two cores. Rows that FILE has already are not run again.
-    Ends with an error where a run does not go on, a ledger is not exact, a fault is not found, or
-    a training that was resumed is another one.
+    All parts take some hours on two cores. Rows that FILE already contains are not measured again.
+    Ends with an error if a run does not continue, a ledger of samples is not exact, a fault is not
+    found, or a resumed training differs.
     """
     if unknown := [name for name in what if name not in PARTS]:
         raise InvalidInput(f"what={unknown[0]!r} is not known; allowed: {', '.join(PARTS)}")

@@ -1,4 +1,4 @@
-"""The cost of fault tolerance where no rank dies."""
+"""The time that fault tolerance costs if no rank dies."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ STEPS = 300
 
 
 def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
-    """Train in turns on engines that may outlive each other, and on plain ones.
+    """Train alternately on fault-tolerant engines and on engines without fault tolerance.
 
     Args:
-        repeats: pairs of runs, of which every other one goes backwards.
-        known: rows that there are already.
+        repeats: Number of pairs of runs; in every second pair the order is reversed.
+        known: Rows of earlier runs of the campaign.
 
-    Returns: a row a model: the median step on plain engines, and by how much of it one on the
-        others is longer: `share`, the median over pairs, with least and most. Where the machine is
-        slower for a while, all steps of a run are: `quiet_share` compares the lower quartiles of
-        the runs on either, which such whiles do not reach.
+    Returns: A row per model: the median step without fault tolerance, and the relative increase
+        with it. `share` is the median increase over pairs, with minimum and maximum. `quiet_share`
+        compares the lower quartiles of both kinds of runs, which periods of a slow machine do not
+        change.
     """
     done = {row["case"] for row in known if row["what"] == "cost"}
     cases = [case for case in WIDTHS if case not in done]
@@ -51,7 +51,7 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
 
 
 def _pair(plain: Cluster, tolerant: Cluster, case: str, number: int) -> tuple[float, float]:
-    """The median step of each, ms; of the two the one that goes first changes."""
+    """Return the median step of both engines, ms; the order of the engines alternates."""
     asked = Experiment(
         model_options={"widths": WIDTHS[case]},
         dataset="synthetic",

@@ -1,6 +1,7 @@
-"""Train with checkpoints until somebody kills this process.
+"""Train with checkpoints until another process kills this process.
 
-python -m tests.acceptance.faults.crash_worker CLUSTER WORKERS FILE    its name, ranks, experiment
+python -m tests.acceptance.faults.crash_worker CLUSTER WORKERS FILE (cluster name, ranks,
+experiment)
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from labkit.cluster import Cluster
 
-EVERY = 7  # steps from one checkpoint to the next
+EVERY = 7  # number of steps between two checkpoints
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The ways in which a user runs an experiment on ranks; each leaves its records in a folder."""
+"""The ways in which a user runs an experiment on ranks; each writes its records to a folder."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 WORKERS, ROWS, BATCH, EPOCHS = 3, 600, 24, 20
 STEPS = ROWS // BATCH
-TASK, RESULT = "task", "result"  # files of a cell; a rank's result with its process
-LIMIT = 900.0  # seconds for one command, on whatever machine
+TASK, RESULT = "task", "result"  # files of a cell; results have the process number
+LIMIT = 900.0  # timeout of one command, seconds
 CELL = """
 import json, os, pathlib, pickle
 from labkit.communicator import world
@@ -59,12 +59,12 @@ with lk.Cluster(workers={workers}, fault_tolerant=True) as cluster:
 
 
 class Outcome(NamedTuple):
-    """The end of an experiment.
+    """The result of an experiment that lost a rank.
 
     Attributes:
-        faults: how many the record tells.
-        exact: whether each sample came once an epoch, as far as what is left tells.
-        why: an error; "" where it finished.
+        faults: Number of faults in the record.
+        exact: Whether each sample was used once per epoch, as far as the remaining ledgers show.
+        why: Error message; "" if the experiment finished.
     """
 
     faults: int
@@ -73,14 +73,14 @@ class Outcome(NamedTuple):
 
 
 def ledgers(folder: str) -> list[keras.callbacks.Callback]:
-    """Return callbacks that write down the samples of a rank."""
+    """Return callbacks that record the samples of a rank."""
     from labkit.worker.sample_ledger import SampleLedger
 
     return [SampleLedger(folder)]
 
 
 def question(folder: Path, number: int) -> Experiment:
-    """Return a short training that no cache of the equivalence check knows."""
+    """Return a short training whose equivalence check has no stored verdict."""
     return Experiment(
         model="mlp",
         model_options={"widths": [16, 8]},
@@ -96,7 +96,7 @@ def question(folder: Path, number: int) -> Experiment:
 
 
 def submit(folder: Path, number: int) -> Outcome:
-    """`Cluster.submit`, and `result`."""
+    """Run an experiment by `Cluster.submit` and `result`."""
     with Cluster(workers=WORKERS, fault_tolerant=True) as cluster:
         cluster.submit(question(folder, number)).result()
     return _of_record(folder)
@@ -110,7 +110,7 @@ def run(folder: Path, number: int) -> Outcome:
 
 
 def notebook(folder: Path, number: int) -> Outcome:
-    """`labkit run NOTEBOOK`."""
+    """Run an experiment by `labkit run NOTEBOOK`."""
     (folder / TASK).write_bytes(cloudpickle.dumps(question(folder, number)))
     cell = NOTEBOOK.format(file=str(folder / TASK), workers=WORKERS)
     path = folder / "question.ipynb"
@@ -120,7 +120,7 @@ def notebook(folder: Path, number: int) -> Outcome:
 
 
 def experiment(folder: Path, number: int) -> Outcome:
-    """`labkit run FILE.yaml`; its file has no callbacks, so that rows are the ledger."""
+    """Run an experiment by `labkit run FILE.yaml`; without callbacks, its history is the ledger."""
     fields = {
         "dataset": "synthetic",
         "dataset_options": {"rows": ROWS, "test_rows": 60},
@@ -137,7 +137,7 @@ def experiment(folder: Path, number: int) -> Outcome:
 
 
 def cell(folder: Path, number: int) -> Outcome:
-    """A cell of `%%ranks` that may run again."""
+    """Run an experiment in a cell of `%%ranks` that may be repeated."""
     (folder / TASK).write_bytes(cloudpickle.dumps(question(folder, number)))
     (folder / "live").mkdir()
     source = CELL.format(folder=str(folder), task=TASK, result=RESULT, suffix=SUFFIX)
@@ -171,7 +171,7 @@ def _notebook(source: str) -> nbformat.NotebookNode:
 
 
 def _command(words: list[str]) -> None:
-    """Run labkit's command; raise with what it said where it fails."""
+    """Run a command of labkit; raise an error with its output if it fails."""
     command = [sys.executable, "-P", "-c", "from labkit.cli.app import app; app()", *words]
     variables = {name: value for name, value in os.environ.items() if name != TOLERANT}
     process = subprocess.run(
@@ -195,7 +195,7 @@ def _is_exact(folder: Path) -> bool:
 
 
 def _is_complete(run: Run) -> bool:
-    """Whether every step was taken, and with all rows wherever all ranks could tell of it."""
+    """Return whether every step was computed with all rows, as far as all ranks could report."""
     history = run.history
     if sorted(history["step"].unique()) != list(range(STEPS * EPOCHS)):
         return False

@@ -1,4 +1,4 @@
-"""Inject faults at random places; an error must name the place."""
+"""Inject faults at random places, and check that the error names the place."""
 
 from __future__ import annotations
 
@@ -25,24 +25,23 @@ STEPS = 5
 LAYERS = ("dense", "dense_1", "dense_2")
 KINDS = ("nan", "inf", "corrupt", "nan", "drop", "inf", "corrupt", "nan", "inf", "kill")
 SENT = ("corrupt", "drop")
-LIMIT = 20.0  # seconds after which a wait for what was lost is an error
-TRIES = 500  # draws until one fits
+LIMIT = 20.0  # timeout of a wait for a lost message, seconds
+TRIES = 500  # maximum number of draws until a fault is possible
 
 
 def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
-    """Plant faults of all kinds that are found at once, one a run, in whatever can have them.
+    """Inject one fault per run, of every kind that labkit detects at once.
 
-    Strategy, clock, rank, step and layer are drawn; what an experiment refuses is drawn again, and
-    so is a step to which a rank never came, or in which it sent no message.
+    Strategy, clock, rank, step and layer are random. A draw is repeated if the experiment is
+    invalid, the rank did not reach the step, or it sent no message in the step.
 
     Args:
         repeats: faults.
-        known: rows that there are already.
+        known: Rows of earlier runs of the campaign.
 
-    Returns: a row a fault: what was planted, what the error `said`, and whether it was `found`:
-        step, layer and rank of a number that is not finite; of a message that was flipped or lost
-        who sent it, or, where none comes behind one that was lost, in what ranks wait; of a kill
-        whose it was.
+    Returns: A row per fault: the fault, the error (`said`), and whether the error names its place
+        (`found`). The place is step, layer and rank of a nonfinite number, the sender of a flipped
+        or lost message or the waiting calls, or the killed rank.
     """
     done = {row["number"] for row in known if row["what"] == "planted"}
     if wanted := [number for number in range(repeats) if number not in done]:
@@ -55,12 +54,12 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
 
 
 def one(cluster: Cluster, number: int) -> Row:
-    """Run the first fault that this number draws and an experiment takes."""
+    """Run the first drawn fault that is possible in an experiment."""
     draw, kind = np.random.default_rng([number, 11]), KINDS[number % len(KINDS)]
     strategies = _strategies()
     for _ in range(TRIES):
         strategy, clock = strategies[draw.integers(len(strategies))]
-        whole = strategy.parallelism[0] == "data"  # else a rank has only some of the layers
+        whole = strategy.parallelism[0] == "data"  # otherwise a rank has only some of the layers
         fault: dict[str, Any] = {
             "rank": int(draw.integers(WORKERS)),
             "step": int(draw.integers(STEPS)),
@@ -122,7 +121,8 @@ def _found(fault: Fault, said: str, rank: int | None) -> bool:
 
 
 def _ended(cluster: Cluster, asked: Experiment) -> Run | RankError:
-    """The error with which a run ends, or the run where it ends well. Raises: InvalidInput."""
+    """Return the error with which a run ends, or the run if it ends without an error. Raises:
+    InvalidInput."""
     try:
         return cluster.run(asked, show=False)
     except Refused:
@@ -132,7 +132,7 @@ def _ended(cluster: Cluster, asked: Experiment) -> Run | RankError:
 
 
 def _never_was(run: Run, fault: Fault) -> bool:
-    """Whether the rank never came to that step, or sent no message in it that could be lost."""
+    """Return whether the rank did not reach the step, or sent no message in this step."""
     history = run.history
     own = history[(history["rank"] == fault.rank) & (history["step"] == fault.step)]
     return own.empty or (fault.kind in SENT and not own["payload_bytes"].sum())

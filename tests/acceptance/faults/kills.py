@@ -1,4 +1,4 @@
-"""Kill ranks at random moments while they train; the others must finish."""
+"""Kill ranks at random moments of a training; the surviving ranks must finish it."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from tests.acceptance.faults.claims import (
 from tests.acceptance.faults.mpi_job import BEGUN, STEPS, TOLD, Ranks, hosts
 
 SIZE = 4
-EACH = 2  # kills a run
-SEEDS = {"one host": 10, "two hosts": 1}  # that nobody disturbs
-SURE = 0.999  # share of further undisturbed seeds whose accuracy is in the band
+EACH = 2  # number of kills per run
+SEEDS = {"one host": 10, "two hosts": 1}  # number of seeds without a kill
+SURE = 0.999  # share of further seeds whose accuracy is in the band
 
 
 class Band(NamedTuple):
-    """The accuracy and duration of undisturbed runs.
+    """The range of accuracy, and the duration, of runs without a kill.
 
     Attributes:
-        low, high: accuracy.
-        seconds: that one trains.
+        low, high: Limits of the accuracy.
+        seconds: Duration of one training.
     """
 
     low: float
@@ -48,21 +48,21 @@ class Band(NamedTuple):
 
 
 def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
-    """Kill ranks until so many kills have struck, one in five of them on two hosts.
+    """Kill ranks until enough kills have hit a running training, every fifth of them on two hosts.
 
-    Two ranks of four are killed in a run, at moments that are uniform over what it takes where
-    nobody is. All ways to train that claim to outlive this have their turn, in random order.
+    In each run two ranks of four are killed, at moments that are uniform over the duration of a run
+    without a kill. All strategies that declare to survive deaths take turns, in random order.
 
     Args:
         repeats: kills.
-        known: rows that there are already; what they tell is not done again.
+        known: Rows of earlier runs of the campaign, which are not measured again.
 
-    Returns: rows "band", one a seed that nobody disturbed, and rows "kills", one a kill: whether
-        the run `finished` with equal weights on all that live, whether its ledger is `exact`, its
-        `accuracy` and whether that is `within` the band of the seeds, which its own joins, without
-        a kill, where it is not; `seconds` from
-        the kill to the end of the next step that the others took, without `trace_s`, or `early_s`
-        where they had not traced theirs yet.
+    Returns: A row "band" per seed without a kill, and a row "kills" per kill. A row "kills"
+        contains whether the run `finished` with equal weights on all surviving ranks, whether its
+        ledger of samples is `exact`, and its `accuracy`. `within` is whether the accuracy is in the
+        band of seeds; if it is not, the same seed without a kill joins the band. `seconds` is the
+        time from the kill to the end of the next step, without `trace_s`, or `early_s` if the
+        survivors had not yet traced a step.
     """
     there = list(known)
     for place, wanted in (("one host", repeats - repeats // 5), ("two hosts", repeats // 5)):
@@ -80,7 +80,7 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
 
 
 def _on(place: str, bed: Testbed | None, wanted: int, there: list[Row]) -> Iterator[Row]:
-    """Kill in one place until enough kills have struck."""
+    """Kill ranks on one or two hosts until enough kills have hit."""
     claims = claimed(apart=bed is not None)
     order = np.random.default_rng(7).permutation(len(claims))
     done = [row for row in there if row["network"] == place and row["what"] == "kills"]
@@ -93,7 +93,8 @@ def _on(place: str, bed: Testbed | None, wanted: int, there: list[Row]) -> Itera
         band = _band(place, strategy, [*there, *bands])
         rows = list(_killed(place, bed, strategy, number, min(EACH, wanted - struck), band))
         if rows[0]["finished"] and not rows[0]["within"] and not rows[0]["why"]:
-            # Perhaps it is the seed, and not the kill: it joins those that nobody disturbs.
+            # The seed, not the kill, may cause the deviation. Therefore the same seed without a
+            # kill joins the band.
             more = list(_undisturbed(place, bed, strategy, [int(rows[0]["seed"] or 0)]))
             yield from more
             wider = _band(place, strategy, [*there, *bands, *more])
@@ -108,7 +109,7 @@ def _on(place: str, bed: Testbed | None, wanted: int, there: list[Row]) -> Itera
 def _bands(
     place: str, bed: Testbed | None, strategy: Strategy, there: Sequence[Row]
 ) -> Iterator[Row]:
-    """Run several seeds undisturbed, unless rows of the same lossy compressor exist."""
+    """Run several seeds without a kill, unless rows with the same lossy compressor exist."""
     lossy = lossy_name(strategy)
     if any(_is_band(row, lossy, place) for row in there):
         return
@@ -118,7 +119,7 @@ def _bands(
 def _undisturbed(
     place: str, bed: Testbed | None, strategy: Strategy, seeds: Sequence[int]
 ) -> Iterator[Row]:
-    """A row "band" a seed."""
+    """Run some seeds without a kill, and yield a row "band" per seed."""
     asked = [(str(seed), question(strategy, SIZE, seed, EPOCHS)) for seed in seeds]
     with Ranks(asked, bed) as ranks:
         if not ranks.ended():
@@ -140,7 +141,7 @@ def _is_band(row: Row, lossy: str, place: str = "") -> bool:
 
 
 def _band(place: str, strategy: Strategy, there: Sequence[Row]) -> Band:
-    """Student's interval for one more seed; accuracy is the same wherever ranks are."""
+    """Return Student's prediction interval for one further seed, from seeds on any hosts."""
     from scipy.stats import t as student
 
     lossy = lossy_name(strategy)
@@ -179,7 +180,7 @@ def _killed(
         )
         accuracy = whole.get("accuracy", float("nan"))
         struck = [v for v, moment in zip(victims, moments, strict=True) if moment is not None]
-        # Who had to say what came of it died with all behind it.
+        # The rank that had to report the result was killed after the end of the training.
         first = struck and struck[-1] == min(set(range(SIZE)) - set(struck[:-1]))
         behind = bool(finished and "accuracy" not in whole and first)
         common: Row = {
@@ -214,13 +215,13 @@ def _killed(
 
 
 def _told(folder: Path) -> dict[int, dict[str, Any]]:
-    """Return the results of ranks, by their number."""
+    """Return the results of the ranks, by rank number."""
     files = sorted(folder.glob(f"{TOLD}*"))
     return {int(path.name[len(TOLD) :]): json.loads(path.read_text()) for path in files}
 
 
 def _steps(folder: Path) -> dict[int, list[tuple[float, int]]]:
-    """Return when each rank ended its steps, and how many had died; the last line may be torn."""
+    """Return the time of each step with the number of dead ranks; skip an incomplete line."""
     found = {}
     for path in folder.glob(f"{STEPS}*"):
         whole = path.read_text().rpartition("\n")[0].splitlines()

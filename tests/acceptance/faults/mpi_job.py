@@ -21,23 +21,24 @@ from labkit.hosts import Testbed
 from labkit.hosts.scripts import AGENT_VARIABLE
 from tests.acceptance.repository import EXPORT_PATH
 
-ASKED, BEGUN, STEPS, TOLD = "asked", "begun", "steps", "told"  # files; a rank's with its number
-HANG = 120.0  # seconds of a training, after which every thread says where it is
-START = 300.0  # seconds in which ranks come up, whoever else computes here
+# Names of files; a file of a rank ends with its number.
+ASKED, BEGUN, STEPS, TOLD = "asked", "begun", "steps", "told"
+HANG = 120.0  # seconds of a training before all threads report their position
+START = 300.0  # maximum seconds until all ranks have started
 
 
 class Ranks:
-    """A job of training ranks, which ends with its context.
+    """A context manager of a job of training ranks, which ends with the context.
 
     Args:
-        asked: what they train, one after the other, each in a folder of that name.
-        bed: two hosts; None: this machine.
+        asked: Experiments that the ranks train in succession, each with the name of its folder.
+        bed: Testbed of two hosts; None: this machine.
     """
 
     def __init__(self, asked: Sequence[tuple[str, Experiment]], bed: Testbed | None) -> None:
         self.size, self._bed = asked[0][1].workers, bed
         self._limit = START + HANG * len(asked)
-        # Here: of this machine's files, all hosts see the folder that they were made in.
+        # All hosts of the testbed see this folder, but not each other's temporary folders.
         self._temporary = tempfile.TemporaryDirectory(prefix=".labkit-faults-", dir=Path.cwd())
         self.folder = Path(self._temporary.name)
         (self.folder / ASKED).write_bytes(pickle.dumps(asked))
@@ -89,11 +90,11 @@ class Ranks:
         return True
 
     def said(self) -> str:
-        """Return the end of their output."""
+        """Return the end of the ranks' output."""
         return " ".join((self.folder / "said").read_text(errors="replace").split())[-600:]
 
     def kill(self, rank: int) -> float | None:
-        """Kill a rank; return the time by the clock of all hosts, or None where it has ended."""
+        """Kill a rank; return the time by the hosts' clock, or None if the rank has ended."""
         if (process := self._find(rank)) is None:
             return None
         now = time.monotonic()
@@ -101,21 +102,21 @@ class Ranks:
         return now
 
     def _find(self, rank: int) -> psutil.Process | None:
-        """Return the process of a rank, in the namespace of any host."""
+        """Return the process of a rank on any host."""
         for process in psutil.process_iter(["cmdline"]):
             if str(self.folder) not in (process.info["cmdline"] or ()):
                 continue
             try:
                 if process.environ().get("OMPI_COMM_WORLD_RANK") == str(rank):
                     return process
-            except psutil.Error:  # it has ended meanwhile
+            except psutil.Error:  # the process has ended in the meantime
                 continue
         return None
 
 
 @contextmanager
 def hosts(apart: bool) -> Iterator[Testbed | None]:
-    """Make two hosts where ranks are apart, else use this machine."""
+    """Create two hosts if the ranks are to be on several hosts; otherwise use this machine."""
     if not apart:
         yield None
         return

@@ -1,4 +1,4 @@
-"""A rank that trains the experiments of a folder, and writes its progress there.
+"""A rank that trains the experiments of a folder, and writes its progress to the folder.
 
 python -m tests.acceptance.faults.rank FOLDER    under mpiexec
 """
@@ -23,11 +23,11 @@ from tests.acceptance.faults.mpi_job import ASKED, BEGUN, HANG, STEPS, TOLD
 
 
 class Moments(keras.callbacks.Callback):
-    """Write down when training begins and when each step ends.
+    """A callback that records when training begins and when each step ends.
 
     Args:
         folder: where.
-        communicator: of this rank.
+        communicator: Communicator of this rank.
     """
 
     def __init__(self, folder: Path, communicator: Communicator) -> None:
@@ -37,22 +37,22 @@ class Moments(keras.callbacks.Callback):
         self.weights: list[Any] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """From here on this rank may be killed."""
+        """Record the time from which this rank may be killed."""
         file = self._folder / f"{BEGUN}{self._communicator.number}"
-        if not file.exists():  # training begins anew without those that are gone
+        if not file.exists():  # training begins again after a death, without dead ranks
             file.write_text(str(self._communicator.clock.now()))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Write the time by the host's clock, and how many ranks have died."""
+        """Record the time by the host's clock, and the number of dead ranks."""
         print(self._communicator.clock.now(), len(self._communicator.dead), file=self._steps)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Keep the weights of what may be the end."""
+        """Store the weights, which are the result if no further training follows."""
         self.weights = self.model.get_weights()
 
 
 def train(experiment: Experiment, folder: Path) -> None:
-    """Train, and write down the result."""
+    """Train an experiment, and write the result to the folder."""
     communicator = world(timeout=HANG / 2)
     moments = Moments(folder, communicator)
     asked = experiment.replace(callbacks=lambda: [SampleLedger(folder), moments])

@@ -1,4 +1,4 @@
-"""Kill ranks in trainings that need all of them: a spare or a checkpoint replaces each."""
+"""Kill ranks in trainings that need all ranks: a spare or a checkpoint replaces each dead rank."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from tests.acceptance.faults.claims import named
 from tests.acceptance.faults.crash_worker import EVERY
 from tests.acceptance.faults.resumes import WORKERS, kept, same
 
-BEGIN = 120.0  # seconds in which a training begins to take steps
+BEGIN = 120.0  # timeout until the first step of a training, seconds
 
 
 def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
-    """Kill a rank at a moment that is uniform over what the training takes; see what comes of it.
+    """Kill a rank at a random moment of a training, and check how the training continues.
 
-    Every strategy has its turn that can be kept, and does not go on by itself; with a spare and a
-    checkpoint every few steps. Its processes are engines: 0 to ranks - 1 train, then the spare.
+    Strategies take turns that support checkpoints and cannot continue without the dead rank; they
+    have a spare and a checkpoint every few steps. The processes are engines: ranks 0 to n - 1
+    train, and the last rank is the spare.
 
     Args:
-        repeats: kills that strike.
-        known: rows that there are already.
+        repeats: Number of kills that hit a running training.
+        known: Rows of earlier runs of the campaign.
 
-    Returns: a row a kill: whether the run `finished`, whence it went on (`source`), and whether it
-        is the `same` as if nothing had been, see `same`.
+    Returns: A row per kill: whether the run `finished`, where its state came from (`source`), and
+        whether the result is the `same` as without a kill, see `same`.
     """
     done = [row for row in known if row["what"] == "comebacks"]
     struck = sum(bool(row["struck"]) for row in done)
@@ -51,7 +52,8 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
         while struck < repeats:
             turn = number % len(asked)
             if turn not in whole:
-                cluster.run(asked[turn].replace(epochs=1), show=False)  # imports, and the rest
+                # Imports libraries before the timed part.
+                cluster.run(asked[turn].replace(epochs=1), show=False)
                 begin = time.monotonic()
                 run = cluster.run(asked[turn], show=False)
                 whole[turn] = run, time.monotonic() - begin

@@ -1,4 +1,4 @@
-"""End trainings with checkpoints by SIGKILL at random moments, and resume them."""
+"""End trainings with checkpoints by SIGKILL at random moments, resume them, and compare."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from tests.acceptance.faults.claims import data, named
 from tests.acceptance.faults.crash_worker import EVERY
 
 WORKERS = 2
-LIMIT = 120.0  # seconds
-WHO = ("caller", "caller", "rank", "caller", "all")  # who is killed, in turn
+LIMIT = 120.0  # timeout of a wait, seconds
+WHO = ("caller", "caller", "rank", "caller", "all")  # processes that are killed, in turn
 
 
 def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
-    """End trainings at moments that are uniform over what they take; resume, and compare.
+    """End trainings at moments that are uniform over their duration, then resume and compare them.
 
-    Who is killed in turn is the process that called `cluster.run`, a rank, or both with all ranks.
-    Every strategy that can be kept and resumed has its turn, on either clock.
+    In turn the killed processes are the caller of `cluster.run`, a rank, or the caller and all
+    ranks. Every strategy that supports checkpoints takes its turn, on both clocks.
 
     Args:
         repeats: kills.
-        known: rows that there are already.
+        known: Rows of earlier runs of the campaign.
 
-    Returns: a row a kill: whether it `struck` before the end, the `step` of the checkpoint that it
-        went on from, and whether it is the `same` as if nothing had been.
+    Returns: A row per kill: whether it hit before the end (`struck`), the `step` of the checkpoint
+        that training resumed from, and whether the result is the `same` as without a kill.
     """
     done = {row["number"] for row in known if row["what"] == "resumes"}
     wanted = [number for number in range(repeats) if number not in done]
@@ -59,7 +59,8 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
             turn = number % len(asked)
             experiment = asked[turn]
             if turn not in whole:
-                cluster.run(experiment.replace(epochs=1), show=False)  # imports, and the rest
+                # Imports libraries before the timed part.
+                cluster.run(experiment.replace(epochs=1), show=False)
                 begin = time.monotonic()
                 run = cluster.run(experiment, show=False)
                 whole[turn] = run, time.monotonic() - begin
@@ -116,7 +117,7 @@ def _resumed(
 def _killed(
     cluster: Cluster, asked: Experiment, who: str, victim: int, moment: float, folder: Path
 ) -> bool:
-    """Train in another process, and kill; return whether it still trained then."""
+    """Train in another process and kill it; return whether it was still training."""
     ranks = cluster.view.apply_sync(os.getpid)
     folder.mkdir()
     file = folder / "asked"
@@ -134,13 +135,13 @@ def _killed(
         struck = process.poll() is None
         if who in ("caller", "all"):
             process.kill()
-        # What has ended needs its ranks no more, but who resumes it does.
+        # A call that has ended needs no ranks, but the resumed call needs them.
         dying = {"all": ranks, "rank": [ranks[victim]], "caller": []}[who] if struck else []
         for rank in dying:
             psutil.Process(rank).kill()
         process.wait(LIMIT)
     limit = time.monotonic() + LIMIT
-    # With a rank all engines end; the next call starts others.
+    # If one rank dies, all engines end; the next call starts new engines.
     while (dying and cluster.how_ended() is None) or any(
         each.status["state"] not in END_STATES for each in scan(folder).usable
     ):
@@ -151,10 +152,10 @@ def _killed(
 
 
 def same(asked: Experiment, run: Run, whole: Run) -> bool:
-    """Return whether losses and weights are equal, bit for bit.
+    """Return whether losses and weights of two runs are equal, bit for bit.
 
-    What is asynchronous on the wall clock is never the same twice: there as many gradients have
-    changed the weights, and every worker has taken each of its steps once.
+    Asynchronous runs on the wall clock never repeat exactly. For these runs, the number of applied
+    gradients must be equal, and every worker must have computed each step once.
     """
     waits = asked.strategy.cell(asked.workers).synchronization in ("synchronous", "periodic")
     if asked.clock == "wall" and not waits:
@@ -164,7 +165,7 @@ def same(asked: Experiment, run: Run, whole: Run) -> bool:
 
 
 def _is_gapless(run: Run) -> bool:
-    """Whether each worker's steps are 0, 1, 2, …, each once."""
+    """Return whether the steps of each worker are 0, 1, 2, …, each once."""
     steps = run.history.groupby("rank")["step"]
     return all(sorted(own) == list(range(len(own))) for _, own in steps)
 

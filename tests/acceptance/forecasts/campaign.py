@@ -1,4 +1,4 @@
-"""The campaign: write forecasts of all settings, then run these in turns on ranks that stay up."""
+"""The campaign of forecasts: forecast all settings, then measure the settings in turns."""
 
 from __future__ import annotations
 
@@ -20,25 +20,24 @@ from tests.acceptance.forecasts.settings import LINK, Setting
 def measure(
     chosen: Sequence[Setting], repeats: int, known: Sequence[Row], calibration: Calibration
 ) -> Iterator[Row]:
-    """Forecast all settings, then run them, in turns.
+    """Forecast all settings, then run them in turns.
 
     Args:
         chosen: settings.
-        repeats: runs of each setting; every round goes through all of them, backwards every other
-            time.
-        known: rows that there are already; what was forecast then, counts.
-        calibration: which has not seen the settings: neither their networks nor their batches.
+        repeats: Number of runs per setting; every repeat runs all settings, every second repeat in
+            reverse order.
+        known: Rows of earlier runs of the campaign; their forecasts stay valid.
+        calibration: Calibration without the networks and batches of the settings.
 
-    Returns:
-        a row "forecast" a setting; then a row "measured" a run, which names the forecast that it
-        is held against; a row "skipped" of settings for which there is no place here.
+    Returns: A row "forecast" per setting, then a row "measured" per run with the number of its
+        forecast, and a row "skipped" per setting that this machine cannot run.
 
     Raises:
-        LabkitError: the rows there are of another calibration, or of other settings.
+        LabkitError: The known rows are of another calibration, or of other settings.
     """
     foreseen = [row for row in known if row["what"] == "forecast"]
     asked = [each.experiment.hash8 for each in chosen]
-    # Once something has run, no forecast may follow.
+    # No forecast may be written after the first run.
     due = asked[: len(foreseen)] if len(foreseen) == len(known) else asked
     if [row["asked"] for row in foreseen] != due:
         raise LabkitError("the file has forecasts of other settings; give a new one")
@@ -55,7 +54,7 @@ def measure(
         for row in (foreseen if repeat % 2 == 0 else foreseen[::-1])
         if (row["number"], repeat) not in done and row["number"] not in over
     ]
-    # Ranks of one number and place stay up together: those beside them would take their cores.
+    # Only one cluster runs at a time, because another cluster's ranks would use the same cores.
     places = {(each.hosts is not None, each.experiment.workers) for each in chosen}
     with temporary_runs():
         for hosts, workers in sorted(places):
@@ -93,7 +92,7 @@ def _cluster(stack: ExitStack, workers: int, hosts: bool) -> Cluster:
 
 
 def _measured(forecast: Row, repeat: int, run: Run) -> Row:
-    """What a global batch took."""
+    """Return the measured times of one run."""
     row = _about(forecast, "measured") | {"repeat": repeat, "of": forecast["seal"]}
     row |= {"oversubscribed": run.metrics["oversubscribed"]}
     return row | {"batch_ms": 1e3 * step_seconds(run)}

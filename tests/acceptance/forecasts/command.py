@@ -31,10 +31,11 @@ from tests.acceptance.rows import read_rows, record_rows
 def command(
     path: Path | None, repeats: int, only: str, figure: Path | None, file: Path | None
 ) -> None:
-    """Hold forecasts against runs: settings and forecasts are written down before any run starts.
+    """Compare forecasts with runs; settings and forecasts are written before any run starts.
 
-    76 settings: 64 of two ranks, the others of one, of more than cores, and of two hosts; about 40
-    minutes. Rows that FILE has already are not run again.
+    There are 76 settings: 64 with two ranks, the others with one rank, with more ranks than cores,
+    or on two hosts. All runs take about 40 minutes. Rows that FILE already contains are not
+    measured again.
     """
     if not (chosen := settings(only)):
         cases = "; ".join(dict.fromkeys(each.case for each in settings()))

@@ -1,4 +1,4 @@
-"""Forecasts that are written before any setting runs, each with a seal, and their calibration."""
+"""Forecasts that are written before any setting runs, each with a checksum, and calibrations."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from labkit.forecast import Calibration
 from labkit.forecast.calibration_store import merged
 from tests.acceptance.forecasts.settings import ROWS, STEPS, Setting, calibrated
 
-SECONDS = 2.5  # that a run is to train, by its forecast
-CORES = 2  # that ranks of whom most is known have to themselves
+SECONDS = 2.5  # duration of a run by its forecast, seconds
+CORES = 2  # number of cores; with more ranks the calibration is quick
 
 
 def known(chosen: list[Setting], path: Path | None, rows: Path | None) -> Calibration:
-    """What a file holds; else what was measured beside these rows, or is measured now."""
+    """Load a calibration from a file, or from beside the rows, or calibrate now."""
     beside = rows.with_suffix(".calibration.json") if rows is not None else None
     if path is not None or (beside is not None and beside.is_file()):
         return Calibration.load(path or beside or Path())
     wanted, parts = calibrated(chosen), []
-    # First many ranks at once, quickly: what is said of few is then measured by few.
+    # The quick calibration of many ranks comes first, so that the precise one of few ranks replaces
+    # its values.
     for own in (
         [each for each in wanted if each.workers > CORES],
         [each for each in wanted if each.workers <= CORES],
@@ -48,14 +49,14 @@ def _told(line: str) -> None:
 
 
 def forecasts(chosen: Sequence[Setting], calibration: Calibration, first: int = 0) -> Iterator[Row]:
-    """A row "forecast" a setting, from that of a number on, with the `seal` of what it says."""
+    """Yield a row "forecast" per setting, from a number on, with the `seal` of its content."""
     for number, setting in enumerate(chosen[first:], first):
         yield _forecast(number, setting, calibration)
 
 
 def _forecast(number: int, setting: Setting, calibration: Calibration) -> Row:
     experiment, name = setting.experiment, str(setting.network) if setting.network else None
-    emulated = True if setting.hosts else None  # all ranks are on the cores of one machine
+    emulated = True if setting.hosts else None  # all ranks share the cores of one machine
     found = experiment.forecast(network=setting.hosts, calibration=calibration, emulated=emulated)
     steps = int(np.clip(SECONDS / found.seconds, *STEPS))
     row = head("forecasts", setting.case, "forecast", experiment.workers, name, number=number)
@@ -67,6 +68,6 @@ def _forecast(number: int, setting: Setting, calibration: Calibration) -> Row:
 
 
 def seal(row: Row) -> str:
-    """Sixteen hexadecimal digits of a forecast, as it was written."""
+    """Return a checksum of a forecast's content: sixteen hexadecimal digits."""
     text = json.dumps({k: v for k, v in row.items() if k != "seal"}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

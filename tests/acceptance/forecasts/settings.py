@@ -17,7 +17,7 @@ from labkit.strategies import (
     Strategy,
 )
 
-MODELS = {"small": [128, 128], "large": [512, 512]}  # widths
+MODELS = {"small": [128, 128], "large": [512, 512]}  # widths of the layers
 NETWORKS = (
     Network.named("10GbE"),
     Network(name="500Mb", latency=100e-6, bandwidth=500e6 / 8),
@@ -34,11 +34,12 @@ WAYS: dict[str, Strategy] = {
     "server": ParameterServer(colocated=True),
     "pipeline": Pipeline(microbatches=4),
 }
-BATCHES = (24, 80, 320)  # rows of all ranks
-CROWDED = (3, 4)  # ranks: on two cores they share these
-FEW = ("ring", "ring, overlap", "averaging", "server")  # ways of these
-APART = ("ring", "averaging")  # ways on two hosts
-LINK = 250  # Mb/s between these
+BATCHES = (24, 80, 320)  # global batch sizes, samples
+CROWDED = (3, 4)  # numbers of ranks that share two cores
+# Strategies of the settings with these ranks.
+FEW = ("ring", "ring, overlap", "averaging", "server")
+APART = ("ring", "averaging")  # strategies of the settings on two hosts
+LINK = 250  # bandwidth between these hosts, Mb/s
 HOSTS = Network(
     name="two hosts",
     latency=PRESETS["1GbE"].latency,
@@ -47,19 +48,19 @@ HOSTS = Network(
     host_latency=PRESETS["100Gb-infiniband"].latency,
     host_bandwidth=PRESETS["100Gb-infiniband"].bandwidth,
 )
-ROWS = (8, 64, 256)  # of a rank, that are calibrated
-BATCH = 64  # of all ranks, at which whole steps are
-STEPS = (40, 200)  # least and most of a run
+ROWS = (8, 64, 256)  # batch sizes of a rank in the calibration, samples
+BATCH = 64  # global batch size of calibrated whole steps, samples
+STEPS = (40, 200)  # minimum and maximum number of steps of a run
 FEATURES = 64
 
 
 class Setting(NamedTuple):
-    """What is forecast, and run.
+    """A setting that is forecast and run.
 
     Attributes:
-        case: model, way, ranks and batch.
-        experiment: that is run.
-        hosts: the network between two hosts, whose link is real; None: on one.
+        case: Text with model, strategy, ranks and batch.
+        experiment: Experiment that is run.
+        hosts: Network between two hosts, whose link is real; None: one host.
     """
 
     case: str
@@ -68,19 +69,20 @@ class Setting(NamedTuple):
 
     @property
     def network(self) -> Network | None:
-        """That it is on, emulated or not."""
+        """The network between the ranks, real or emulated."""
         return self.hosts or Network.parse(self.experiment.network)
 
 
 def settings(only: str = "") -> list[Setting]:
-    """Two ranks in every way on every network, alone, too many for the cores, on two hosts.
+    """Return settings of one rank, two ranks, more ranks than cores, and two hosts.
 
     Args:
-        only: what stands in the case of all that are wanted, such as "2 ranks".
+        only: Text that the case of each returned setting contains, such as "2 ranks".
     """
     pairs = product(enumerate(MODELS), enumerate(NETWORKS), enumerate(WAYS))
     found = [
-        # Every way of a model meets all networks and all batches, though not each with each.
+        # Every strategy is combined with all networks and all batches, but not with all pairs of
+        # both.
         _setting(model, way, 2, BATCHES[(m + n + w) % len(BATCHES)], network)
         for (m, model), (n, network), (w, way) in pairs
     ]
@@ -97,7 +99,7 @@ def settings(only: str = "") -> list[Setting]:
 
 
 def calibrated(chosen: list[Setting]) -> list[Experiment]:
-    """What is calibrated for settings: their models and ways, at another batch."""
+    """Return the experiments to calibrate: those of the settings with another batch size."""
     known = [each.experiment.replace(batch_size=BATCH, network=None) for each in chosen]
     return list({each.hash8: each for each in known}.values())
 

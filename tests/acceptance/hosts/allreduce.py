@@ -1,4 +1,4 @@
-"""Allreduces of ranks on two hosts: by algorithm, and beside the emulation of their link."""
+"""Allreduces of ranks on two hosts: by algorithm, and compared with an emulation of their link."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.acceptance.hosts.ranks import ranks_on
 ALGORITHMS = ("ring", "two_level", "two_level_butterfly", "hierarchical", "mpi")
 NBYTES = 25_000_000
 CALLS = 3
-EACH = 2  # ranks on a host
-# Of the emulation
+EACH = 2  # number of ranks per host
+# The following constants are for the comparison with the emulation.
 EMULATED = ("ring", "tree", "master_worker")
 SIZES = (2**20, 8 * 2**20, 32 * 2**20)
 RATE = "1Gb"
@@ -31,18 +31,17 @@ RATE = "1Gb"
 def measure_levels(
     repeats: int = 5, algorithms: Sequence[str] = ALGORITHMS, nbytes: int = NBYTES
 ) -> list[Row]:
-    """Time float32 allreduces of 2 × 2 ranks placed by node at 1 Gb/s, interleaved.
+    """Time float32 allreduces of 2 × 2 ranks placed by node at 1 Gb/s; the algorithms alternate.
 
     Args:
-        repeats: rounds over all algorithms; a median of `CALLS` calls each.
-        algorithms: "ring" first, to whose time the others' are held.
-        nbytes: of the buffer, which lies in memory that a host's ranks share.
+        repeats: Number of rounds over all algorithms; each result is the median of `CALLS` calls.
+        algorithms: Names of algorithms; the first is "ring", the reference of all ratios.
+        nbytes: Size of the buffer, which is in memory that the ranks of a host share.
 
-    Returns:
-        One row an algorithm: median, least and greatest of the repeats' medians (ms); the ratio to
-        the ring's by repeat, its median, least and greatest; both as simulated, with the latency
-        measured there and what ways inside the hosts take; bytes that left the first host in a
-        call as ranks have counted (`link_bytes`), and as its link has (`sent`).
+    Returns: One row per algorithm: median, minimum and maximum of the repeats' medians (ms), and
+        the ratio to the ring by repeat, with its median, minimum and maximum. Simulated values use
+        the measured latency and the paths inside the hosts. `link_bytes` is the number of bytes
+        that left the first host per call by the ranks' count, and `sent` by the count of its link.
     """
     with testbed(slurm=False) as bed, ranks_on(bed, EACH) as ranks:
         facts: Row = json.loads(ranks.answer())
@@ -52,7 +51,8 @@ def measure_levels(
                 before = bed.sent(bed.hosts[0])
                 ranks.ask([(algorithm, nbytes, CALLS)])
                 (answer,) = json.loads(ranks.answer())
-                sent = (bed.sent(bed.hosts[0]) - before) / (CALLS + 1)  # one more is the check
+                # One call more, for the check of the sum.
+                sent = (bed.sent(bed.hosts[0]) - before) / (CALLS + 1)
                 found.append((*answer, sent))
         network = Network(
             latency=facts["latency"],
@@ -62,7 +62,7 @@ def measure_levels(
             host_bandwidth=facts["inside_bandwidth"],
         )
         size = EACH * len(bed.hosts)
-    # Shape (repeat, algorithm, what).
+    # The shape is (repeat, algorithm, column).
     values = np.array(found, float).reshape(repeats, len(algorithms), -1)
     rows = []
     for number, algorithm in enumerate(algorithms):
@@ -78,7 +78,7 @@ def measure_levels(
 
 
 def _times(own: np.ndarray, ring: np.ndarray) -> Row:
-    """Of an algorithm and the ring; columns as ranks answer, then what the link has counted."""
+    """Return the row of an algorithm from its values and those of the ring."""
     seconds, ratios = own[:, 0], own[:, 0] / ring[:, 0]
     return {
         "median_ms": 1e3 * float(np.median(seconds)),
@@ -96,9 +96,9 @@ def _times(own: np.ndarray, ring: np.ndarray) -> Row:
 def measure_emulation(
     repeats: int = 5, algorithms: Sequence[str] = EMULATED, sizes: Sequence[int] = SIZES
 ) -> list[Row]:
-    """Time allreduces of two ranks on two hosts, and on one that emulates the link, in turns.
+    """Time allreduces of two ranks on two hosts, and of two ranks that emulate the link, in turns.
 
-    Args and rows: as `labkit.bench.link.measure`, whose ranks speak TCP without MPI.
+    Arguments and rows are those of `labkit.bench.link.measure`, whose ranks use TCP without MPI.
     """
     rows = link.measure((RATE,), sizes, algorithms, repeats, joined=_on_two_hosts)
     return [row | {"bench": "hosts", "what": "emulated"} for row in rows]

@@ -1,4 +1,4 @@
-"""Ranks on two hosts of a testbed: allreduces, the emulation of their link, starts of clusters."""
+"""Ranks on two hosts of a testbed: allreduces, emulation of their link, and starts of clusters."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.acceptance.hosts import allreduce, starts
 
 
 class Part(NamedTuple):
-    """A part: what measures it, in how many repeats if nothing is said, the columns of its table.
+    """A part of the command: its measurement, its default repeats, and the columns of its table.
 
-    Raises, as it measures: LabkitError, where this machine can have no testbed.
+    The measurement raises LabkitError if this machine supports no testbed.
     """
 
     measure: Callable[[int], list[Row]]
@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
 
 def trouble(row: Row) -> str:
-    """What is not as it should be in a row; "" where all is.
+    """Return a text of the errors in a row; "" if there is no error.
 
     >>> trouble({"correct": False}), trouble({"repeats": 3, "started": 2, "left": 1})
     ('not correct', '1 of 3 did not start, 1 left something')
@@ -72,9 +72,9 @@ PARTS = {
 @click.option("--repeats", type=click.IntRange(1), help="Default: 5, and 20 starts.")
 @AS_JSON
 def command(what: list[str], repeats: int | None, file: Path | None) -> None:
-    """Two hosts that this machine makes (Linux, as root): sums, their emulation, starts.
+    """Measure allreduces, their emulation and starts on two virtual hosts (Linux, root).
 
-    Ends with an error where a sum is wrong, a start does not come, or an end leaves something.
+    Ends with an error if a sum is wrong, a start fails, or an end leaves processes or jobs.
     """
     if unknown := [name for name in what if name not in PARTS]:
         raise InvalidInput(f"what={unknown[0]!r} is not known; allowed: {', '.join(PARTS)}")

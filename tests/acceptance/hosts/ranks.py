@@ -1,4 +1,4 @@
-"""Ranks on the hosts of a testbed, which time the allreduces that a campaign asks for."""
+"""Ranks on the hosts of a testbed, which time allreduces for a campaign."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from labkit.hosts import Testbed
 from labkit.hosts.scripts import AGENT_VARIABLE
 from tests.acceptance.repository import EXPORT_PATH
 
-LIMIT = 3600.0  # s between two questions
-# Reno opens its window until something is lost, and here nothing is: the link alone decides. A
-# connection that has paused does not start slowly again.
+LIMIT = 3600.0  # timeout between two requests, seconds
+# The congestion control Reno enlarges its window until a packet is lost. No packet is lost here, so
+# the link alone limits the speed. After a pause, a connection does not start slowly again.
 RENO = "cd /proc/sys/net/ipv4 && echo reno > tcp_congestion_control && "
 RENO += "echo 0 > tcp_slow_start_after_idle"
 
 
 @contextmanager
 def ranks_on(bed: Testbed, each: int) -> Iterator[LinkedProcesses]:
-    """Start some ranks on each host, placed by node; they speak through rank 0.
+    """Start ranks on each host, placed by node; rank 0 reads requests and writes results.
 
-    They first report the links between them: `latency` (s), `bandwidth` (bytes/s) and
-    `payload` (bytes of a frame) between hosts, `inside_latency` and `inside_bandwidth` where a
-    host has two ranks. To a list of (algorithm, bytes, calls) they answer as `Sums.case`, for each.
+    The ranks first report the links: `latency` (s), `bandwidth` (bytes/s) and `payload` (bytes of a
+    frame) between hosts, and `inside_latency` and `inside_bandwidth` if a host has two ranks. For
+    each tuple (algorithm, bytes, calls) of a list, the ranks return the result of `Sums.case`.
     """
     at = ",".join(f"{host}:{each}" for host in bed.hosts)
     started_by = [*launcher.mpiexec(each * len(bed.hosts)), *EXPORT_PATH]
     started_by += ["--prtemca", "plm", "ssh", "--host", at]
     variables = os.environ | launcher.environment(over_hosts=True)
     variables |= {AGENT_VARIABLE: str(bed.agent), "OMPI_MCA_btl_tcp_if_include": bed.network}
-    for host in bed.hosts:  # as far as it may be set: /proc is read-only in some containers
+    for host in bed.hosts:  # if allowed: /proc is read-only in some containers
         bed.run(host, ["sh", "-c", RENO])
-    # Of mpi4py, which ends all ranks with the one that fails.
+    # The module mpi4py ends all ranks if one rank fails.
     command = [*started_by, sys.executable, "-P", "-m", "mpi4py", "-m", __name__]
     with started([bed.command("login", command)], variables) as ranks:
         yield ranks
 
 
 def main() -> None:
-    """`python -m tests.acceptance.hosts.ranks`: cases from stdin, a line each, results out."""
+    """Read lists of cases from stdin, one per line, and print their results."""
     communicator = world(timeout=LIMIT)
     speaks = communicator.rank == 0
     if speaks:

@@ -1,6 +1,6 @@
-"""Start and end clusters on two hosts many times, by each launcher.
+"""Start and end clusters on two hosts many times, with each launcher.
 
-python -m tests.acceptance.hosts.starts REPEATS    inside a job of Slurm: one JSON line a start
+python -m tests.acceptance.hosts.starts REPEATS prints one JSON line per start, inside a Slurm job
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "srun": {"workers": RANKS, "nodes": NODES, "launch_command": "srun"},
 }
 INSIDE = "in a job, mpiexec"
-ENDS = 60.0  # seconds that an end may take before what is left counts as left
-OURS = "labkit.cluster|prted|prterun"  # in the command lines of what a cluster starts
+ENDS = 60.0  # seconds after the end until leftovers count
+OURS = "labkit.cluster|prted|prterun"  # pattern for command lines of a cluster's processes
 
 
 def measure(repeats: int = 20) -> list[Row]:
-    """Start and end clusters of 2 × 2 ranks in turn by each launcher.
+    """Start and end clusters of 2 × 2 ranks; the launchers take turns.
 
-    A start has succeeded when all ranks have met as one MPI world on the hosts that were asked
-    for, and one call has come back from all of them; an end, when no process of it is on a host
-    and no job is in the queue.
+    A start succeeds if all ranks form one MPI world on the requested hosts, and a call returns from
+    all ranks. An end succeeds if no process of the cluster remains on a host, and no job in the
+    queue.
 
     Args:
-        repeats: of each.
+        repeats: Number of starts per launcher.
 
-    Returns:
-        One row a launcher: seconds of a start and of an end (median, least, p90), how many starts
-        succeeded, and how many ends left something.
+    Returns: One row per launcher: seconds of a start and of an end (median, minimum, p90), the
+        number of successful starts, and the number of ends that left something.
     """
     with testbed() as bed:
         found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
@@ -53,9 +52,9 @@ def measure(repeats: int = 20) -> list[Row]:
 
 
 def _once(asked: Mapping[str, Any], bed: Testbed | None) -> tuple[float, float]:
-    """Seconds of a start and of an end; NaN: it did not come; infinite: something was left.
+    """Return the seconds of a start and an end; NaN: failed; infinite: processes or jobs remain.
 
-    Of what did not start an end is told only where it has left something.
+    After a failed start, the time of the end is NaN unless something remains.
     """
     begin, started, cluster = time.monotonic(), np.nan, None
     try:
@@ -72,7 +71,7 @@ def _once(asked: Mapping[str, Any], bed: Testbed | None) -> tuple[float, float]:
 
 
 def _stays(is_there: Callable[[], object]) -> bool:
-    """Whether something is still there when an end should be over."""
+    """Return whether processes or jobs remain after the time that an end may take."""
     limit = time.monotonic() + ENDS
     while is_there():
         if time.monotonic() > limit:
@@ -82,13 +81,13 @@ def _stays(is_there: Callable[[], object]) -> bool:
 
 
 def _left(bed: Testbed) -> bool:
-    """Whether anything of a cluster is on a host or in the queue."""
+    """Return whether processes of a cluster are on a host, or its jobs are in the queue."""
     jobs = bed.login(["squeue", "--noheader"]).stdout
     return bool(jobs) or any(bed.run(h, ["pgrep", "-f", OURS]).stdout for h in bed.hosts)
 
 
 def _inside(bed: Testbed, repeats: int) -> Iterator[tuple[float, float]]:
-    """The same in one job of Slurm's, whose nodes each cluster takes."""
+    """Measure starts and ends in one Slurm job, whose nodes all clusters use."""
     job = [
         "salloc",
         "--quiet",
@@ -106,7 +105,7 @@ def _inside(bed: Testbed, repeats: int) -> Iterator[tuple[float, float]]:
 
 
 def row_of(way: str, seconds: Sequence[tuple[float, float]], repeats: int) -> Row:
-    """The row of a launcher, of the seconds of starts and ends; they may be none."""
+    """Return the row of a launcher from the seconds of starts and ends, which may be empty."""
     row = head("hosts", way, "starts", RANKS, "1Gb/s between two hosts", repeats=repeats)
     starts, ends = np.reshape(seconds, (-1, 2)).T
     came, over = starts[np.isfinite(starts)], ends[np.isfinite(ends)]
