@@ -30,7 +30,7 @@ EXPERIMENT = """
 model: linear
 dataset_options: {rows: 64, test_rows: 9}
 batch_size: 32
-gate: false
+verify: false
 epochs: 20000
 """
 # The source of a cell or script: its ranks repeatedly wait for each other, and record steps as a
