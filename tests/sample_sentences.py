@@ -20,12 +20,14 @@ ROOT = Path(__file__).parent.parent
 PACKAGE, NOTEBOOKS = ROOT / "labkit", ROOT / "notebooks"
 PAGES = ("README.md", "CONTRIBUTING.md", "labkit/README.md", "docs/glossary.md")
 SHORTEST = 3  # words of a sentence
+_DIAGRAM = re.compile(r"(?m)^ +\S.*(?:\S {2,}\S| -> .* -> ).*$|^ +->.*$")  # also aligned columns
 _END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`\"(])")
 
 
 def sentences(text: str) -> list[str]:
     """Split a text into sentences; an entry of a list, such as an argument, is one of its own."""
     lines = re.sub(r"(?m)^\s*(?:>>>|\.\.\.).*$", "", text)
+    lines = _DIAGRAM.sub("", lines)
     lines = re.sub(r"\n\s*\n|\n(?=\s*(?:[-*|#]|\w+(?:, \w+)*: ))", "\f", lines)
     parts = [" ".join(part.split()) for part in lines.split("\f")]
     found = [sentence for part in parts for sentence in _END.split(part)]
