@@ -406,7 +406,11 @@ def test_parameter_servers_says_where_the_cliff_is_and_which_shapes_came(tmp_pat
     ]
     (reading,) = [text(data, "text/markdown") for data in found if "text/markdown" in data]
     assert "On 4 workers: **AllReduce**" in reading
-    for shape in ("More servers move the cliff", "Co-located servers", "A backup worker shortens"):
+    for shape in (
+        "More servers give a higher throughput",
+        "Co-located servers",
+        "A backup worker shortens",
+    ):
         assert shape in reading
     held = [run for run in load_runs(job.path) if run.experiment["verify"]]
     assert [run.metrics["equivalence"]["verdict"] for run in held] == ["passed"] * 3
@@ -524,7 +528,10 @@ def test_a_run_that_is_played_again_comes_out_the_same(tmp_path: Path) -> None:
             (
                 *("**every step**, ", "**averaging, every 8**, ", "Nesterov, every 2"),
                 *("Elastic averaging tolerates long periods", "without delayed Nesterov"),
-                *("**codistilled by weights**, ", "An ensemble with as many gradients"),
+                *(
+                    "**codistilled by weights**, ",
+                    "Accuracy of an ensemble trained on as many gradients",
+                ),
             ),
         ),
         (
