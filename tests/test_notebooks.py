@@ -95,8 +95,8 @@ def test_collectives_measures_what_it_predicts(tmp_path: Path) -> None:
     readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
     assert "22 of 22 rows equal the formula" in readings[0]
     # Which of them is slower, this machine says.
-    assert re.search(r"At 16 MiB \w+ takes [\d.]+ times as long as \w+ \(measured", readings[-1])
-    assert "wrong results" not in "".join(readings)
+    assert re.search(r"At 16 MiB, \w+ takes [\d.]+ times as long as \w+ \(measured", readings[-1])
+    assert "wrong sums" not in "".join(readings)
 
 
 @pytest.mark.slow
@@ -333,7 +333,7 @@ def test_pipeline_sets_the_measured_beside_the_predicted(tmp_path: Path) -> None
         "Pipeline speed-up · wall clock · network 1GbE, none (by run)",
     ]
     readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
-    assert readings[0].count("simulated bubble with the times of these stages") == 4
+    assert readings[0].count("bubble simulated with the measured times of these stages") == 4
     assert (
         "**1f1b** on 2 ranks: from 1 to 4 micro-batches, the speed-up changes from" in readings[0]
     )

@@ -224,7 +224,7 @@ def test_a_killed_worker_is_survived_and_started_anew(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("task", "words"),
     [
-        ("ps 0", "ps 0 ended early, and the weights of ps 0 with it"),
+        ("ps 0", "ps 0 ended early, so the weights of ps 0 are lost"),
         ("chief 0", "chief 0 ended early"),
     ],
 )
