@@ -50,7 +50,7 @@ class Folder(NamedTuple):
     def name_problem(self) -> str:
         """Description of an unusable folder name; empty if the name is usable."""
         # HTML pages, tables and other tools cannot write a name that is not UTF-8.
-        return "" if is_text(self.path) else "its name is not UTF-8: rename it"
+        return "" if is_text(self.path) else "the folder's name is not UTF-8; rename the folder"
 
 
 def folders(root: Path | str) -> Iterator[Folder]:
@@ -61,7 +61,9 @@ def folders(root: Path | str) -> Iterator[Folder]:
     """
     root = Path(root)
     if not os.path.isdir(root):  # pathlib's is_dir raises an error for a name that is too long
-        raise LabkitError(f"no folder {root}: give the folder of runs (usually runs/) or a run")
+        raise LabkitError(
+            f"there is no folder {root}; give the folder of runs (usually runs/) or a run"
+        )
     for path, subfolders, names in os.walk(root):
         files = set(names)
         # The folder of a notebook job has status.json and params.yaml, and contains runs.
@@ -125,7 +127,7 @@ def read_run(folder: Folder) -> RunRecords | str:
         for name in folder.files:
             # Only the last bytes are read, because reading 1000 histories takes minutes.
             if name.endswith(".parquet") and read_bytes(f"{path}/{name}", 4) != PARQUET:
-                return f"{os.path.basename(path)}/{name} is truncated: copy the run again"
+                return f"{os.path.basename(path)}/{name} is truncated; copy the run again"
     except LabkitError as error:
         return str(error)
     except OSError as error:  # The user may lack permission, or another process removes the run.

@@ -147,7 +147,7 @@ def test_members_run_abreast_as_cores_allow_and_end_at_their_limit(
     child = start(SWEPT, wide, "-p", "seconds", 300, "--limit", 1, "--force")
     assert ended(child)[0] == 1
     found = list(statuses().values())
-    assert [status["cause"] for status in found] == ["past the limit of 1 s"] * 2
+    assert [status["cause"] for status in found] == ["stopped at the time limit of 1 s"] * 2
     assert found[0]["ended"] < found[1]["started"]  # one alone, whatever it wants
 
 

@@ -227,7 +227,7 @@ def test_a_run_whose_history_is_torn_is_left_out(tmp_path: Path, kept: int) -> N
     path.write_bytes(path.read_bytes()[:kept])
     found = scan(tmp_path)
     assert found.runs == [good.path]
-    assert "history.parquet is truncated: copy the run again" in found.skipped[0]
+    assert "history.parquet is truncated; copy the run again" in found.skipped[0]
 
 
 def test_broken_metrics_of_a_run_that_did_not_complete_are_a_line_too(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_a_file_has_lists_ranges_distributions_and_single_values() -> None:
     assert from_yaml("x", "loguniform(1e-4, 0.1)") == Draw(1e-4, 0.1, log=True)
     assert from_yaml("x", "a,b") == ("a,b",)
     assert from_yaml("x", {"widths": [1]}) == ({"widths": [1]},)
-    with pytest.raises(InvalidInput, match="empty list"):
+    with pytest.raises(InvalidInput, match="the list of x is empty"):
         from_yaml("x", [])
 
 
