@@ -107,7 +107,7 @@ def evaluate(
                 model.compute_metrics(x, y, predicted, weight)
     penalty, total = communicator.allreduce_small(np.array([penalty, rows]), "the held-out rows")
     if not total:
-        raise InvalidInput("no rank has data to evaluate on")
+        raise InvalidInput("no rank has data to evaluate; give data on at least one rank")
     loss = losses.mean(communicator) + penalty / total
     evaluating_ranks = communicator.split(int(rows > 0))  # other ranks may lack built metrics
     result: dict[str, float] = {}

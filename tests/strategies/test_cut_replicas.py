@@ -281,7 +281,7 @@ def test_what_cannot_be_cut_is_refused(strategy: Any, why: str) -> None:
     [
         (
             {"model": "transformer", "dataset": "shakespeare"},
-            "cannot be cut over a grid",
+            "cannot be divided over a grid",
         ),
         ({"precision": "mixed_bfloat16"}, "use precision='float32' or 'float64'"),
     ],

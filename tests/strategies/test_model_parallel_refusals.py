@@ -159,8 +159,8 @@ REFUSED: list[tuple[Any, Strategy, str]] = [
         lk.Pipeline(microbatches=2),
         "stages=4 has 4 stages, .* is a chain of 1 blocks; allowed with workers=4: 1",
     ),
-    (hidden_layers, lk.Pipeline(microbatches=2), "a Sequential hides its layers: give a keras"),
-    (hidden_layers, lk.TensorParallel(), "a Sequential hides its layers: give a keras"),
+    (hidden_layers, lk.Pipeline(microbatches=2), "layers of a Sequential is unknown; give a keras"),
+    (hidden_layers, lk.TensorParallel(), "layers of a Sequential is unknown; give a keras"),
     (
         one_block,
         lk.Pipeline(microbatches=2, stages=2, partition=(1, 2)),
