@@ -319,7 +319,7 @@ def test_pipeline_sets_the_measured_beside_the_predicted(tmp_path: Path) -> None
     given |= {"schedules": ["1f1b", "interleaved"], "network": "1GbE", "partition": "parameters"}
     job = execute(NOTEBOOKS / "pipeline.ipynb", given | {"microbatches": [1, 5]}, tmp_path)
     assert job.state == "failed"  # refused with a sentence: two groups of equal size
-    assert "5 make 2 unequal groups: give 4 or 6 micro-batches" in str(job.cause)
+    assert "5 make 2 unequal groups; give 4 or 6 micro-batches" in str(job.cause)
     (lost,) = load_runs(job.path)  # before any rank has started
     assert "schedules" in lost.experiment
     job = execute(NOTEBOOKS / "pipeline.ipynb", given | {"schedules": ["1f1b", "gpipe"]}, tmp_path)

@@ -84,8 +84,8 @@ def reject_lost_masks(functional: Functional) -> None:
         if attends and any(map(is_masked, node.arguments.keras_tensors)):
             raise InvalidInput(
                 f"layer {node.operation.name!r} removes the masks of its inputs, so later layers "
-                "and the loss cannot read these masks; use lk.TensorParallel or lk.AllReduce in one "
-                "replica, or give the mask as attention_mask, with inputs that have no masks"
+                "and the loss cannot read these masks; use lk.TensorParallel or lk.AllReduce in "
+                "one replica, or give the mask as attention_mask, with inputs that have no masks"
             )
 
 

@@ -128,7 +128,7 @@ def test_a_heat_map_can_be_turned_and_says_what_is_missing(tmp_path: Path) -> No
     assert list(figure.layout.xaxis.ticktext) == ["no compression", "OneBit"]
     with pytest.raises(InvalidInput, match=r"'worker' \(did you mean 'workers'"):
         heat_map(runs, x="worker", y="compressor")
-    with pytest.raises(InvalidInput, match="no two parameters of these runs"):
+    with pytest.raises(InvalidInput, match="no two parameters have runs"):
         heat_map(runs[:2])
     assert not has_grid(runs[:2])
     assert not has_grid([])

@@ -96,7 +96,7 @@ def test_the_reading_judges_by_the_spread_and_weighs_the_master() -> None:
 
 
 def test_without_a_network_to_predict_with_it_asks() -> None:
-    with pytest.raises(InvalidInput, match="name the network for the prediction"):
+    with pytest.raises(InvalidInput, match="give the network for the prediction"):
         predicted_and_measured([row | {"network": None} for row in rows("ring")])
     with pytest.raises(InvalidInput, match="no rows to compare"):
         predicted_and_measured([])

@@ -91,7 +91,7 @@ def test_a_manifest_of_odd_values_is_damaged(odd: dict[str, Any], tmp_path: Path
     publish(half, {**GOOD, **odd})
     (sole,) = half.parent.iterdir()  # its name is what the manifest says
     sole.rename(half.with_name("5"))
-    with pytest.raises(LabkitError, match="no checkpoint is complete: start again"):
+    with pytest.raises(LabkitError, match="no checkpoint is complete; start training again"):
         newest_checkpoint(tmp_path, lambda manifest: bool(manifest["experiment"]["clock"]))
 
 

@@ -215,7 +215,7 @@ def test_a_named_model_passes_the_gate(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"strategy": wavefront(9)}, "microbatches=9 segments of 8 time steps.*allowed: 1 to 8"),
+        ({"strategy": wavefront(9)}, "microbatches=9 exceeds the 8 time steps.*allowed: 1 to 8"),
         ({"model": "rnn", "dataset": "digits", "strategy": wavefront(9)}, "allowed: 1 to 8"),
         (
             {"model": "mlp", "dataset": "digits", "strategy": wavefront(4)},

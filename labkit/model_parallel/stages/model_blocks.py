@@ -204,7 +204,8 @@ class BlockChain(Blocks):
             raise InvalidInput(
                 f"the model has {len(graph.inputs)} inputs and {len(graph.outputs)} outputs; a "
                 "chain of stages needs one input and one output; give such a model, or use "
-                "lk.AllReduce, lk.TensorParallel, or lk.Pipeline with another schedule than 'wavefront'"
+                "lk.AllReduce, lk.TensorParallel, or lk.Pipeline with a schedule other than "
+                "'wavefront'"
             )
         super().__init__(model)
 
