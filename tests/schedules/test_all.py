@@ -130,12 +130,12 @@ def _two_orders(size: int) -> Iterator[Round]:
 
 
 def test_the_checker_finds_a_rank_without_the_sum() -> None:
-    with pytest.raises(ScheduleError, match="rank 1 does not end with the sum in chunk 0"):
+    with pytest.raises(ScheduleError, match="the final chunk 0 of rank 1 is not the sum"):
         verify_schedule(allreduce(_half), 3)
 
 
 def test_the_checker_finds_a_missing_contribution() -> None:
-    with pytest.raises(ScheduleError, match="does not end with the sum"):
+    with pytest.raises(ScheduleError, match="is not the sum"):
         verify_schedule(allreduce(lambda size: list(ring(size))[1:]), 4)
 
 

@@ -172,7 +172,7 @@ def test_a_slower_network_never_helps_and_a_preset_is_named() -> None:
 @pytest.mark.parametrize(
     ("costs", "words"),
     [
-        (([1, 2], 1, 1), r"forward of shape \(2,\): give one value, or one for each of 4 stages"),
+        (([1, 2], 1, 1), r"forward has shape \(2,\); give one value, or one for each of 4 stages"),
         ((1, -1, 1), "backward_input=-1.0 is impossible; give finite numbers, at least 0"),
         (
             (1, 1, float("nan")),

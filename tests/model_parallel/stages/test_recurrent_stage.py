@@ -254,7 +254,9 @@ def test_stretches_cover_the_steps_and_are_of_equal_length_up_to_one(
     steps: int, count: int
 ) -> None:
     if count > steps:
-        with pytest.raises(InvalidInput, match=f"of {steps} time steps.* allowed: 1 to {steps}"):
+        with pytest.raises(
+            InvalidInput, match=f"exceeds the {steps} time steps.* allowed: 1 to {steps}"
+        ):
             time_segments(steps, count)
         return
     edges = time_segments(steps, count)
