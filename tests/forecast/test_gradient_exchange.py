@@ -234,7 +234,7 @@ def test_ten_thousand_ranks_take_no_simulation(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_strategy_without_a_forecast_says_so_and_who_has_one() -> None:
     for strategy in (lk.TFDistribute(), lk.ExternalFramework()):
-        with pytest.raises(InvalidInput, match=r"leaves its steps to .*use one of AllReduce"):
+        with pytest.raises(InvalidInput, match=r"executes its steps in .*use one of AllReduce"):
             strategy.forecast(Query(experiment(), calibration()))
 
 

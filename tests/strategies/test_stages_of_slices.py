@@ -278,7 +278,7 @@ def pipeline(**fields: Any) -> Pipeline:
         ),
         (
             {"strategy": pipeline(schedule="wavefront"), "model": "rnn"},
-            "recurrent layers, which cannot be sliced; give tensor_parallel_size=1",
+            "recurrent layers, which cannot be divided; give tensor_parallel_size=1",
         ),
         (
             {"strategy": pipeline(), "optimizer_options": {"clipnorm": 1.0}},

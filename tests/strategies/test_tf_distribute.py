@@ -31,9 +31,9 @@ def given(strategy: dict[str, Any], **fields: Any) -> Experiment:
         (
             {"cross_device_ops": "hierarchical_copy"},
             {},
-            "belongs to kind='mirrored', not to 'multi_w",
+            "applies to kind='mirrored', not to 'multi_w",
         ),
-        (SERVERS | {"communication": "auto"}, {}, "belongs to kind='multi_worker_mirrored'"),
+        (SERVERS | {"communication": "auto"}, {}, "applies to kind='multi_worker_mirrored'"),
         ({"servers": 2}, {}, "servers=2 belongs to kind='parameter_server'"),
         ({"colocated": True}, {}, "colocated=True belongs to kind='parameter_server'"),
         (

@@ -223,7 +223,7 @@ def test_a_named_model_passes_the_gate(cluster: Cluster) -> None:
         ),
         (
             {"strategy": wavefront(4, virtual_stages_per_rank=2)},
-            "virtual_stages_per_rank=2 belongs to schedule='interleaved'",
+            "virtual_stages_per_rank=2 applies to schedule='interleaved'",
         ),
         (
             {"model": "rnn", "dataset": "digits", "strategy": wavefront(4, stages=4), "workers": 4},
