@@ -288,7 +288,9 @@ def _watch(kernel: Kernel, limit: float | None) -> None:
 
     def wait_for_the_end_of_input() -> None:
         # `read` returns when the last writer has closed the pipe.
-        kernel.interrupt(sys.stdin.read() or "interrupted: the command that started it has ended")
+        kernel.interrupt(
+            sys.stdin.read() or "interrupted: the command that started the notebook has ended"
+        )
 
     def wait_for_the_limit(seconds: float) -> None:
         time.sleep(seconds)

@@ -14,7 +14,7 @@ from labkit.records.store import Record, checked_status, read_bytes, read_json
 
 PARQUET = b"PAR1"  # first and last bytes of a Parquet file
 
-LINKED = "left out: it is a symbolic link; give its own path to read it"
+LINKED = "left out, because it is a symbolic link; give the path of the link itself to read it"
 
 
 class RunRecords(NamedTuple):

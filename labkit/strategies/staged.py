@@ -352,5 +352,5 @@ class Staged(Strategy):
             blocks = self.blocks(session.model, workers)
             seconds = block_seconds(session.model, rows, session.communicator.clock, blocks)
         return list(
-            session.communicator.broadcast_object(seconds, label="the seconds of the blocks")
+            session.communicator.broadcast_object(seconds, label="the measured times of the blocks")
         )

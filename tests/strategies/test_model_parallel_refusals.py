@@ -70,7 +70,7 @@ FOUR = {"model": "mlp", "model_options": {"widths": [5, 5]}}  # blocks
         # More micro-batches than samples.
         (
             {"strategy": lk.Pipeline(stages=2, microbatches=17)},
-            "microbatches=17 exceeds the 16 rows per replica, .*; give at most 16, or batch_size=34 or more",
+            "microbatches=17 exceeds the 16 rows per replica, .* 16, or batch_size=34 or more",
         ),
         (
             {"model": lambda: None, "dataset": ROWS, "strategy": lk.Pipeline(microbatches=21)},

@@ -34,8 +34,8 @@ def given(strategy: dict[str, Any], **fields: Any) -> Experiment:
             "applies to kind='mirrored', not to 'multi_w",
         ),
         (SERVERS | {"communication": "auto"}, {}, "applies to kind='multi_worker_mirrored'"),
-        ({"servers": 2}, {}, "servers=2 belongs to kind='parameter_server'"),
-        ({"colocated": True}, {}, "colocated=True belongs to kind='parameter_server'"),
+        ({"servers": 2}, {}, "servers=2 applies to kind='parameter_server'"),
+        ({"colocated": True}, {}, "colocated=True applies to kind='parameter_server'"),
         (
             SERVERS | {"synchronous": True},
             {},
