@@ -86,7 +86,7 @@ class Gossip(Replicas):
             return value
         matrix = np.array([row for row in value if len(row) == len(value)])
         if matrix.shape != (len(value), len(value)) or (matrix < 0).any():
-            raise ValueError("topology must be a square matrix of numbers, at least 0")
+            raise ValueError("topology must be a square matrix of numbers of at least 0")
         sums = matrix.sum(0)
         if not np.allclose(sums, 1.0, rtol=0, atol=1e-9) or not (np.diag(matrix) > 0).all():
             raise ValueError(

@@ -56,8 +56,8 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> ScheduleTable
             for step in (-1, 1)
         )
         raise InvalidInput(
-            f"schedule='interleaved' needs equal groups of {ranks} (the ranks) micro-batches or "
-            f"more, but {microbatches} make {groups} unequal groups; give {below} or "
+            f"schedule='interleaved' needs equal groups of {ranks} micro-batches (the number of "
+            f"ranks) or more, but {microbatches} make {groups} unequal groups; give {below} or "
             f"{above} micro-batches"
         )
     group_size = microbatches // groups
