@@ -103,7 +103,7 @@ def test_a_failed_gate_breaks_the_line_where_speeds_are(tmp_path: Path) -> None:
     assert line.y[0] is not None
     assert line.y[1] is not None
     assert line.y[2] is None
-    assert "equivalence gate failed" in figure.alt
+    assert "equivalence check failed" in figure.alt
 
 
 def test_a_heat_map_finds_the_grid_and_takes_medians_of_seeds(tmp_path: Path) -> None:

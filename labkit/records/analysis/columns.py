@@ -162,7 +162,7 @@ def unknown_name_error(name: str, all_names: Sequence[str]) -> InvalidInput:
     """Return the error for a name that is neither a differing parameter nor a number of any run."""
     names = dict.fromkeys(all_names)
     return InvalidInput(
-        f"no run has {name!r} as a differing parameter or a numeric result"
+        f"no run has a differing parameter or a numeric result {name!r}"
         f"{listed(name, names, 'there are')}"
     )
 
