@@ -266,7 +266,7 @@ def test_each_strategy_has_its_histograms_of_both_clocks_in_a_panel(tmp_path: Pa
     said = summarize_staleness_by_clock(runs)
     assert said.count("\n") == 1
     assert "**asynchronous**: on ranks: staleness 5 updates on average" in said
-    assert "on the virtual clock staleness 4 updates" in said
+    assert "on the virtual clock: staleness 4 updates" in said
 
 
 def test_the_labels_of_each_worker_are_drawn_as_they_are_divided() -> None:

@@ -249,7 +249,7 @@ def test_unusable_runs_are_left_out_with_one_line_each(tmp_path: Path) -> None:
     assert found.runs == [good.path]
     reasons = "\n".join(found.skipped)
     assert len(found.skipped) == len(reasons.splitlines()) == 4
-    assert "schema 99, this labkit reads up to 2: update labkit" in reasons
+    assert "schema 99, but this labkit reads only up to 2; update labkit" in reasons
     assert "status.json is missing" in reasons
     assert "metrics.json is missing" in reasons
     assert "status.json cannot be read" in reasons
