@@ -25,7 +25,7 @@ def has_all_but(monkeypatch: pytest.MonkeyPatch, *absent: str) -> None:
 
 def test_another_system_is_named_with_what_to_use_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(LabkitError, match=r"is darwin: use a Linux machine, a virtual machine"):
+    with pytest.raises(LabkitError, match=r"is darwin; use a Linux machine, a virtual machine"):
         start_testbed()
 
 

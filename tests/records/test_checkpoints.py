@@ -123,7 +123,9 @@ def test_what_cannot_be_an_interval_is_refused() -> None:
     assert Checkpoint("30s").interval(None) == 30.0
     assert Checkpoint(50).steps == 50
     assert Checkpoint(mtbf=3600.0).interval(1.0) == pytest.approx(84.19, abs=0.01)
-    with pytest.raises(InvalidInput, match=r"every=.* is impossible; give a number of steps, or a time such"):
+    with pytest.raises(
+        InvalidInput, match=r"every=.* is impossible; give a number of steps, or a time such"
+    ):
         Checkpoint("soon")
     with pytest.raises(InvalidInput, match="give only one"):
         Checkpoint(50, mtbf=3600.0)

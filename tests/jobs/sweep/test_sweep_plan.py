@@ -90,7 +90,7 @@ def test_what_runs_is_the_notebook_as_it_was_when_the_sweep_began(tmp_path: Path
         (["count=1.5,2"], {}, "count = '1.5' is not int"),
         (["count=uniform(1,2)"], {"random": 2}, "count = 1.0 is not int"),
         (["count=1,2,1"], {}, "count has the value 1 twice"),
-        (["rate=1,1.0"], {}, "rate has 1.0 twice"),
+        (["rate=1,1.0"], {}, "rate has the value 1.0 twice"),
         (["count=1"], {"fixed": {"count": 2}}, "count is both swept and fixed"),
         (["count=1"], {"repeats": 0}, "--repeats 0 is impossible"),
         (["count=range(9000)"], {"repeats": 2}, "exceed the maximum of a sweep"),
