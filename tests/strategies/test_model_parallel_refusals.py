@@ -78,7 +78,7 @@ FOUR = {"model": "mlp", "model_options": {"widths": [5, 5]}}  # blocks
         ),
         (
             {"dataset_options": {"rows": 7}, "strategy": lk.Pipeline(microbatches=8)},
-            "microbatches=8 of 7 rows",
+            "microbatches=8 exceeds the 7 rows",
         ),
         # Ranks that do not divide.
         (
