@@ -113,14 +113,14 @@ class AllReduceCosts:
             return Provenance(f"sums by {self.chosen}", method)
         size, name = self.query.workers, self._schedule
         is_exact = size > FEW and exact_form(name, size, self.largest, network) is not None
-        method = (
-            "by its closed form, which is exact here" if is_exact else "by the rows of its schedule"
-        )
+        method = "by its closed form, which is exact here" if is_exact else "message by message"
         model_note = (
             ", as a model of the MPI library's algorithm" if self.chosen in UNMETERED else ""
         )
-        additions = ", plus the measured overhead of emulation" if self.query.emulated else ""
-        additions += ", with fitted seconds per added byte" if self.gamma else ""
+        additions = (
+            ", plus the measured overhead of the network emulation" if self.query.emulated else ""
+        )
+        additions += ", with a fitted time per byte of addition" if self.gamma else ""
         return Provenance(
             f"sums by {name}{model_note}", f"simulated on {network}, {method}{additions}"
         )
@@ -165,7 +165,7 @@ class AllReduceCosts:
         if fit is None or not fit.beta or schedule not in ALLREDUCE:
             raise InvalidInput(
                 f"algorithm={name!r} among {self.query.workers} ranks of one machine was not "
-                "measured; measure it by `labkit calibrate`, or give a network"
+                "measured; measure it with `labkit calibrate`, or give a network"
             )
         load = Load("sum", nbytes)
         seconds = load_cost(schedule, self.query.workers, load, fit.network(), fit.gamma).seconds

@@ -314,7 +314,7 @@ class Calibration(Checked):
         path = Path(path)
         if not path.is_file():
             raise InvalidInput(
-                f"{path.name!r} is not a file; make one by `labkit calibrate -o FILE`"
+                f"{path.name!r} is not a file; write one with `labkit calibrate -o FILE`"
             )
         try:
             if (size := path.stat().st_size) > LONGEST:
@@ -328,7 +328,7 @@ class Calibration(Checked):
             raise InvalidInput(f"{path.name!r} holds no calibration: it has no schema_version")
         if fields["schema_version"] != SCHEMA:
             raise Outdated(
-                f"{path.name!r} is a calibration of another labkit version; measure again by "
+                f"{path.name!r} is a calibration of another labkit version; measure again with "
                 "`labkit calibrate`"
             )
         # Files with this schema may contain former class names, which are replaced by the present

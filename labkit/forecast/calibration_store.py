@@ -14,7 +14,7 @@ from labkit.common.paths import cache_folder
 from labkit.forecast.calibration import SCHEMA, Calibration, ModelCost, Outdated
 
 T = TypeVar("T")
-ANEW = "measure again by `labkit calibrate`"
+ANEW = "measure again with `labkit calibrate`"
 
 
 @cache
@@ -42,8 +42,8 @@ def local_calibration() -> Calibration:
     """
     if not place().is_file():
         raise InvalidInput(
-            "nothing was measured on this machine; run `labkit calibrate MODEL`, or read a file "
-            "that another machine has written by `labkit calibrate -o FILE`"
+            "nothing was measured on this machine; run `labkit calibrate MODEL` here, or read a "
+            "file that `labkit calibrate -o FILE` has written on another machine"
         )
     calibration = Calibration.load(place())
     if changed := differences(calibration):
@@ -80,7 +80,9 @@ def merged(old: Calibration, new: Calibration) -> Calibration:
         InvalidInput: The calibrations are of different machines or software versions.
     """
     if old.machine != new.machine:
-        raise InvalidInput(f"calibrations of two machines or versions cannot be merged; {ANEW}")
+        raise InvalidInput(
+            f"calibrations of different machines or software versions cannot be merged; {ANEW}"
+        )
     models = _last([*old.models, *new.models], lambda cost: digest(cost.model), _with_steps)
     return Calibration(
         made=new.made,

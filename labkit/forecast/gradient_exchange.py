@@ -127,8 +127,8 @@ class Exchanged:
         shapes = [shape for layer in self.query.model.layers for shape in layer.weights]
         if not shapes:
             raise InvalidInput(
-                "the layers of this model were not measured, so its gradients are unknown; "
-                "measure it by `labkit calibrate`"
+                "the layers of this model were not measured, so the sizes of its gradients are "
+                "unknown; measure the model with `labkit calibrate`"
             )
         signature = [
             GradientSpec(f"{n}", shape, weight_dtype.name) for n, shape in enumerate(shapes)

@@ -27,7 +27,9 @@ def add_input_stall(query: Query, forecast: StepForecast) -> StepForecast:
     )
     measured = query.model.read
     note = range_note(forecast.rows, measured)
-    method = f"measured{note and note + ' rows'}; hidden by the previous step as far as possible"
+    method = (
+        f"measured{note and note + ' rows'}; overlaps with the previous step as far as possible"
+    )
     singles = {"step_low": reading.low, "step_high": reading.high}
     source = Provenance("read", method if measured else "not measured: counted as 0 s")
     return replace(

@@ -54,10 +54,14 @@ class MetaBackend:
         return Gradient(self._vector(self._size * (len(ends) - 1)), self._rows[worker], 0.0, 0)
 
     def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
-        raise InvalidInput("replicas with model parallelism have no forecast; use whole replicas")
+        raise InvalidInput(
+            "replicas with model parallelism have no forecast; give stages=1 and no grid"
+        )
 
     def backward(self, place: Place, values: tuple[Vector, ...]) -> Gradient:
-        raise InvalidInput("replicas with model parallelism have no forecast; use whole replicas")
+        raise InvalidInput(
+            "replicas with model parallelism have no forecast; give stages=1 and no grid"
+        )
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         """Return a vector without values that has the size of the gradient."""

@@ -260,15 +260,20 @@ def _sources(query: Query, sample: Crowd, run: ProgramRun) -> tuple[Provenance, 
     )
     compute_source = query.compute_source(query.experiment.batch_size / query.workers, "by rows")
     figures = [
-        Provenance("compute", "the experiment's own distribution") if is_given else compute_source,
-        Provenance("order and waiting", "its program, run without values"),
-        Provenance("messages", "the network, shared" if query.network else "overheads alone"),
+        Provenance("compute", "the distribution or trace that the experiment gives")
+        if is_given
+        else compute_source,
+        Provenance("order and waiting", "the workers' programs, executed without arrays"),
+        Provenance(
+            "messages",
+            "the network, which messages share" if query.network else "only measured overheads",
+        ),
     ]
     if run.overheads:
         figures.append(query.overhead_source("message"))
     figures += network_error_sources(query)
     if sample.workers < query.workers:
-        description = f"{sample.workers} workers represent {query.workers}"
+        description = f"{sample.workers} simulated workers represent {query.workers}"
         figures.append(
             Provenance("crowd", f"{description}, with the traffic of all workers at each place")
         )

@@ -120,7 +120,7 @@ class Query:
         names = sorted({str(cost.model["model"]) for cost in self.calibration.models})
         raise InvalidInput(
             f"model={description['model']!r} with these options, rows, precision and optimizer is "
-            f"not in this calibration, which has {', '.join(names) or 'none'}; measure it by "
+            f"not in this calibration, which has {', '.join(names) or 'none'}; measure it with "
             "`labkit calibrate`"
         )
 
@@ -218,15 +218,15 @@ class Query:
         if not steps:
             measured_threads = sorted({measured.threads for measured in self.model.steps})
             raise InvalidInput(
-                f"threads={threads} was not measured; the calibration has {measured_threads}: use "
-                "these, or measure it by `labkit calibrate`"
+                f"threads={threads} was not measured; use a measured number ({measured_threads}), "
+                "or measure it with `labkit calibrate`"
             )
         largest = max(measured.together for measured in steps)
         if ranks_at_once > largest:
             raise InvalidInput(
-                f"{ranks_at_once} ranks at once on one machine were not measured, {largest} at "
-                f"most; measure them by `labkit calibrate --workers {ranks_at_once}`, or give a "
-                "network between machines"
+                f"{ranks_at_once} ranks at the same time on one machine were not measured, but at "
+                f"most {largest}; measure them with `labkit calibrate --workers {ranks_at_once}`, "
+                "or give a network between machines"
             )
         nearest = min(
             {measured.together for measured in steps}, key=lambda n: abs(n - ranks_at_once)
@@ -266,7 +266,7 @@ class Query:
         costs = [cost for cost in self.calibration.codecs if cost.compressor == compressor_json]
         if not costs:
             raise InvalidInput(
-                f"{compressor!r} was not measured in this calibration; measure it by "
+                f"{compressor!r} was not measured in this calibration; measure it with "
                 "`labkit calibrate`"
             )
         by_distance = sorted(
@@ -331,10 +331,12 @@ def network_error_sources(query: Query) -> list[Provenance]:
     """Return the origin of the network's relative error, or an empty list if no error applies."""
     if query.network is None or query.virtual or query.workers == 1:
         return []
-    method = "no allreduce was measured: the error is ignored, so intervals are too narrow"
+    method = (
+        "unknown, because no allreduce was measured; it is ignored, so the intervals are too narrow"
+    )
     if query.error is not None:
         method = f"{query.error:.0%} at the 90% level, from the fit to measurements"
-    return [Provenance("error of the network", method)]
+    return [Provenance("error of the network model", method)]
 
 
 def _between(rows: float, steps: list[StepCost], name: str) -> Spread:

@@ -57,7 +57,7 @@ def add_residual(query: Query, parts_forecast: StepForecast) -> StepForecast:
         query, parts_forecast
     )
     if residual is None:
-        method = "the sum of its parts: whole steps were not measured"
+        method = "the sum of the parts of a step, because whole steps were not measured"
         return replace(
             parts_forecast, sources=(*parts_forecast.sources, Provenance("whole step", method))
         )
@@ -131,7 +131,10 @@ def _scaled_residual(query: Query, taken: StepForecast) -> Residual | None:
     share = sum(taken.parts.get(name, 0.0) for name in COMPUTED) / query.single_rank_seconds(
         taken.rows
     )
-    method = f"difference of a single rank's step, scaled to the computation, {residual.how}"
+    method = (
+        "difference of a single rank's step from its parts, scaled to the computation, "
+        f"{residual.how}"
+    )
     return Residual(share * residual.seconds, share * residual.error, method)
 
 

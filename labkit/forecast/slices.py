@@ -169,8 +169,8 @@ def of_tensor_parallel(query: Query, slices: int, algorithm: str) -> StepForecas
             n: nbytes if n == "activations" else share * nbytes for n, nbytes in memory.items()
         },
         sources=(
-            query.compute_source(rows, "by the shares of layers"),
-            Provenance("what slices exchange", "the rules of a chain, by the layer classes"),
+            query.compute_source(rows, "divided by the shares of the layers"),
+            Provenance("what slices exchange", "derived from the classes of the layers"),
             *network_error_sources(query),
         ),
         more={"sent": replicas * cost.sent + slices * mean.sent, "held": share},
@@ -186,8 +186,8 @@ def of_grid(query: Query, grid: Grid) -> StepForecast:
     planes, machines = query.experiment.grid_layers, grid[0] * grid[1]
     if planes is None:
         raise InvalidInput(
-            "a grid has a forecast only for named models and data sets, whose tile borders are "
-            "known; give model='locally_connected' or another name"
+            "a grid has a forecast only for named models and data sets, because their tile borders "
+            "are known; give a name, such as model='locally_connected'"
         )
     replicas = query.workers // machines
     rows = query.experiment.batch_size / replicas
@@ -246,8 +246,10 @@ def of_grid(query: Query, grid: Grid) -> StepForecast:
             for n, nbytes in query.memory(rows).items()
         },
         sources=(
-            query.compute_source(rows, "by the largest tile"),
-            Provenance("what crosses", "the messages of the grid, simultaneous per layer"),
+            query.compute_source(rows, "for the largest tile"),
+            Provenance(
+                "what crosses tiles", "the messages of the grid, sent at once in each layer"
+            ),
             *network_error_sources(query),
         ),
         more={"sent": replicas * (sent + kernel.sent) + machines * mean.sent},

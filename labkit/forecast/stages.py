@@ -112,9 +112,9 @@ def of_stages(
         nbytes=link_bytes(query, messages),
         memory=_memory(query, table, stages, rows, recompute),
         sources=(
-            query.compute_source(rows, "by the shares of layers"),
+            query.compute_source(rows, "divided by the shares of the layers"),
             Provenance(
-                "order and waiting", f"the table {table.name!r}, simulated with its messages"
+                "order and waiting", f"the schedule {table.name!r}, simulated with its messages"
             ),
             *network_error_sources(query),
         ),
@@ -137,7 +137,7 @@ def _slow(query: Query, ranks: int, slices: int) -> dict[int, Slowdown]:
             raise InvalidInput(
                 f"stragglers={{{rank}: …}} with distribution={slowdown.distribution!r} has no "
                 "forecast for stages, because "
-                "single draws may change the order; use distribution='constant'"
+                "random delays may change the order of computations; use distribution='constant'"
             )
         place = rank // slices % ranks
         previous = slowdowns.get(place, Slowdown())
@@ -160,9 +160,10 @@ def _cut(query: Query, strategy: StagedStrategy) -> list[list[LayerCost]]:
         blocks = [[layer] for layer in layers]
     if depth > len(blocks) or (not isinstance(partition, str) and sum(partition) != len(blocks)):
         raise InvalidInput(
-            f"a forecast knows {len(layers)} layers of this model, {len(blocks)} of them with "
-            f"weights, but not the borders of larger blocks; give at most {len(blocks)} "
-            "stages, and partition='parameters', 'time' or numbers of layers"
+            f"a forecast divides this model between its {len(blocks)} layers with weights (of "
+            f"{len(layers)} layers); give at most {len(blocks)} stages, and "
+            "partition='parameters', 'time', or numbers of layers whose sum is "
+            f"{len(blocks)} or {len(layers)}"
         )
     if not isinstance(partition, str):
         edges = explicit_partition(partition, len(blocks))

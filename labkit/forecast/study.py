@@ -135,7 +135,9 @@ class Study:
             within: Maximum relative difference of the step time from the fastest step time.
         """
         if not servers:
-            raise InvalidInput("no servers to choose from; give strategies with different servers")
+            raise InvalidInput(
+                "no server strategies to compare; give strategies with different numbers of servers"
+            )
         times = [self.at(workers, strategy=server).seconds for server in servers]
         return next(
             server

@@ -111,13 +111,13 @@ def require_tools() -> None:
     absent = [name for name in TOOLS if shutil.which(name) is None]
     if absent:
         raise LabkitError(
-            f"a rate-limited link needs the commands ip and tc; missing on PATH: "
-            f"{', '.join(absent)}; on Debian and Ubuntu: apt-get install iproute2"
+            f"a rate-limited link needs the commands ip and tc, but PATH lacks "
+            f"{', '.join(absent)}; on Debian and Ubuntu, run apt-get install iproute2"
         )
     if os.geteuid() != 0:
         raise LabkitError(
-            "a rate-limited link needs root, to make two network namespaces: "
-            "call it through sudo, or as root in your own container or virtual machine"
+            "a rate-limited link needs root to create two network namespaces; start labkit with "
+            "sudo, or as root in your own container or virtual machine"
         )
 
 

@@ -92,8 +92,8 @@ def refusal(label: str, reason: str) -> LabkitError:
     """Return the error for a system on which labkit cannot create a private network."""
     return LabkitError(
         f"{label} would listen on every interface of this machine, unencrypted and without a key, "
-        "and anyone who can reach it may read and change the training: labkit isolates it in a "
-        f"network namespace, which this system refuses ({reason or 'without a message'}); on a "
+        "so anyone who can reach it could read and change the training; labkit isolates it in a "
+        f"network namespace, but this system refuses that ({reason or 'without a message'}); on a "
         f"network that you trust, give trusted_network=True or set {TRUSTED}=1"
     )
 

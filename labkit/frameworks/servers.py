@@ -72,7 +72,7 @@ class ServerProcesses:
             lost_servers = [f"{job} {index}" for job, index in tasks if job == "ps"]
             if lost_servers or self.restarted.count(name) == MOST_RESTARTS:
                 what = (
-                    f", and the weights of {lost_servers[0]} with it"
+                    f", so the weights of {lost_servers[0]} are lost"
                     if lost_servers
                     else " too often"
                 )

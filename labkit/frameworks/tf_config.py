@@ -115,10 +115,13 @@ def on_hosts(
     """
     hosts = [names.HOST.validate(host, "hosts") for host in hosts]
     if repeated := {host for host in hosts if hosts.count(host) > 1}:
-        raise InvalidInput(f"hosts {', '.join(sorted(repeated))} are given twice; give each once")
+        raise InvalidInput(
+            f"hosts {', '.join(sorted(repeated))} are given twice; give each host once"
+        )
     if inside and servers > workers:
         raise InvalidInput(
-            f"servers={servers} do not fit into workers={workers} of a node; give at most as many"
+            f"servers={servers} exceed workers={workers} of a node, on which they run; give "
+            "at most as many servers as workers"
         )
     spec = ClusterSpec(inside=inside)
     for number, host in enumerate(hosts):
@@ -139,7 +142,7 @@ def slurm_hosts() -> list[str]:
     nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
     if not nodes:
         raise InvalidInput(
-            "--slurm works in a Slurm job only (SLURM_JOB_NODELIST is not set): run the command "
+            "--slurm works only in a Slurm job, but SLURM_JOB_NODELIST is not set; run the command "
             "in a batch script, or give the hosts"
         )
     try:
@@ -171,7 +174,7 @@ def processes_of_this_task(spec: ClusterSpec) -> list[list[tuple[str, int]]]:
         raise InvalidInput(
             f"srun started {variables['SLURM_STEP_NUM_TASKS']} tasks, but TF_CONFIG has "
             f"{len(processes)} processes, {len(local_processes)} of them on {host}; change "
-            "srun --ntasks-per-node or --workers, so that the numbers match"
+            "srun --ntasks-per-node or --workers, so that these numbers are equal"
         )
     return [local_processes[local_index]]
 

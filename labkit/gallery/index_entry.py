@@ -66,7 +66,7 @@ def _outputs_of(executed: Path) -> list[Output]:
     except FileNotFoundError:
         return []
     except LabkitError as error:
-        warnings.warn(f"skipped the outputs of a notebook: {error}", stacklevel=2)
+        warnings.warn(f"the outputs of a notebook are left out of the index: {error}", stacklevel=2)
         return []
 
 

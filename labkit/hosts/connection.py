@@ -81,7 +81,7 @@ def local_address(towards: Iterable[str]) -> str:
         raise LabkitError(f"this machine has no route to {', '.join(ways) or 'any host'}")
     routes = ", ".join(f"{target} by {source}" for target, source in sources.items())
     raise LabkitError(
-        f"hosts reach this machine by different addresses ({routes}): choose one: interface='…'"
+        f"hosts reach this machine by different addresses ({routes}); choose one with interface='…'"
     )
 
 

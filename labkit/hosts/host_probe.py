@@ -80,7 +80,7 @@ def local_python() -> PythonInfo:
     """
     result = _run_probe([], 4 * LIMIT)
     if (info := _parse(result.stdout)) is None:
-        raise LabkitError(f"this Python does not start MPI: {_last(result)}")
+        raise LabkitError(f"MPI does not start in this Python: {_last(result)}")
     return info
 
 
@@ -94,17 +94,20 @@ def _trouble(host: str, reach: Sequence[str], local: PythonInfo) -> str:
     if result.returncode == _NOT_REACHED:
         return f"{host} cannot be reached by {Path(reach[0]).name}: {_last(result)}"
     if result.returncode in _NO_COMMAND:
-        return f"{host} has no {sys.executable}: labkit's Python must be at the same path there"
+        return (
+            f"{host} has no {sys.executable}; install labkit's Python at the same path on all hosts"
+        )
     remote = _parse(result.stdout)
     if remote is None:
         return f"{host} cannot import labkit by {sys.executable}: {_last(result)}"
     if remote.labkit != local.labkit or remote.source != local.source:
-        versions = f"{remote.labkit}, and this is {local.labkit}"
-        what = versions if remote.labkit != local.labkit else f"{local.labkit} from another source"
-        return f"{host} has labkit {what}: install the same on all hosts"
+        versions = f"{remote.labkit}, but this host has {local.labkit}"
+        what = versions if remote.labkit != local.labkit else f"{local.labkit} with another source"
+        return f"{host} has labkit {what}; install the same labkit on all hosts"
     if remote.mpi != local.mpi:
         return (
-            f"{host} works with {remote.mpi}, and this host with {local.mpi}: use one on all hosts"
+            f"{host} uses {remote.mpi}, but this host uses {local.mpi}; use the same MPI on all "
+            "hosts"
         )
     return ""
 

@@ -20,11 +20,11 @@ UNKNOWN = ("", "N/A", "(null)", "None")
 CAUSES: Mapping[str, str] = {
     "TIMEOUT": "its time limit was reached",
     "DEADLINE": "its deadline was reached",
-    "OUT_OF_MEMORY": "it took more memory than it was given",
+    "OUT_OF_MEMORY": "it used more memory than Slurm had allocated",
     "NODE_FAIL": "a node failed",
     "BOOT_FAIL": "a node did not boot",
-    "PREEMPTED": "another job took its place",
-    "REVOKED": "another cluster has it",
+    "PREEMPTED": "another job preempted it",
+    "REVOKED": "another cluster has started it",
     "CANCELLED": "it was cancelled",
 }
 _UNWELL = re.compile(r"(down|drain|drained|draining|fail|failing|unknown|no_respond)|.*\*")
@@ -218,7 +218,8 @@ class Queue:
             )
         except FileNotFoundError:
             raise LabkitError(
-                f"there is no {words[0]} here: Slurm's commands must be on the PATH of a login node"
+                f"the command {words[0]} is not on PATH; start labkit on a login node, which has "
+                "Slurm's commands on PATH"
             ) from None
         except subprocess.TimeoutExpired:
             raise LabkitError(f"{words[0]} did not answer within {LIMIT:.0f} s") from None

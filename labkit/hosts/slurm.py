@@ -152,4 +152,4 @@ class Slurm:
     def _last_error(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()
         errors = [line for line in lines if "error" in line or "fatal" in line] or lines
-        return errors[-1] if errors else "its log is empty"
+        return errors[-1] if errors else "its log file is empty"

@@ -138,7 +138,7 @@ def claim_folder(folder: Path) -> None:
         if error.errno != errno.ENOTEMPTY:
             raise
         raise LabkitError(
-            "a testbed is running or starting: wait for it, or end it: labkit testbed down"
+            "a testbed is running or starting; end it with labkit testbed down, or wait for its end"
         ) from None
 
 
@@ -176,8 +176,8 @@ def end(folder: Path) -> bool:
         while store.is_alive(record):
             if time.monotonic() > limit:
                 raise LabkitError(
-                    f"the testbed has not ended after {LAST:.0f} s: "
-                    f"its supervisor is process {record['pid']}"
+                    f"the testbed has not ended after {LAST:.0f} s; "
+                    f"end its supervisor, which is process {record['pid']}"
                 )
             time.sleep(0.05)
     remove(folder)  # the folder still exists if the supervisor and the host `control` were killed

@@ -46,7 +46,9 @@ def claim_network(control: int) -> int:
             return number
         if NAME_EXISTS not in result.stderr:
             raise _error([line], result.stderr)
-    raise LabkitError(f"{NETWORKS} testbeds are up on this machine, which is the maximum")
+    raise LabkitError(
+        f"{NETWORKS} testbeds run on this machine, which is the maximum; end one of them"
+    )
 
 
 def release_network(number: int) -> None:
@@ -115,7 +117,7 @@ def bytes_sent(pid: int) -> int:
         if name.strip() == DEVICE:
             # The first eight columns are counters of received packets.
             return int(counters.split()[8])
-    raise LabkitError(f"the host no longer has the device {DEVICE}")
+    raise LabkitError(f"the host has lost its network device {DEVICE}")
 
 
 def _configure(pid: int | None, lines: Sequence[str], command: str = "ip") -> None:
@@ -138,6 +140,6 @@ def _error(lines: Sequence[str], errors: str) -> LabkitError:
     number = re.search(r"Command failed -:(\d+)", errors)
     line = lines[int(number[1]) - 1] if number else "; ".join(lines)
     return LabkitError(
-        f"the links of a testbed cannot be made: {reason} ({line}); they need a Linux kernel with "
-        "veth, bridge and sch_tbf, and root with CAP_NET_ADMIN"
+        f"the links of a testbed cannot be created: {reason} ({line}); they need a Linux kernel "
+        "with veth, bridge and sch_tbf, and root with CAP_NET_ADMIN"
     )

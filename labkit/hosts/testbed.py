@@ -154,7 +154,7 @@ class Testbed:
         self._check_up()
         if host not in self.hosts:
             raise InvalidInput(
-                f"host={short(host)} is not in this testbed; it has: {', '.join(self.hosts)}"
+                f"host={short(host)} is not in this testbed; allowed: {', '.join(self.hosts)}"
             )
         return self._state["hosts"][host]
 
@@ -162,7 +162,7 @@ class Testbed:
         # The check runs before each use of a process id, because the system may reuse the ids after
         # the testbed's end.
         if state.read_state(self._folder) is None:
-            raise LabkitError("the testbed has ended; make another one: lk.testbed(…)")
+            raise LabkitError("the testbed has ended; start another one with lk.testbed(…)")
 
     def __repr__(self) -> str:
         up = "up" if self._end.alive else "closed"

@@ -64,11 +64,11 @@ def numbered(jobs: Iterable[SlurmJob]) -> dict[str, SlurmJob]:
 def cause(job: SlurmJob | None) -> str:
     """Return why a Slurm element ended, if the element's own record states no cause."""
     if job is None:
-        return "Slurm no longer knows the element"
+        return "Slurm has no information on its job array element any more"
     reason = f", {job.reason}" if job.reason else ""
     return job.cause or (
-        f"its element {job.number} ended without a record ({job.state}{reason}): all nodes must "
-        "see the sweep's folder and this Python"
+        f"its job array element {job.number} ended without a record ({job.state}{reason}); all "
+        "nodes need access to the sweep's folder and to this Python"
     )
 
 
@@ -100,9 +100,9 @@ def check_ended(elements: Mapping[str, Path], jobs: Mapping[str, SlurmJob]) -> N
     for number, folder in elements.items():
         if (job := jobs.get(number)) is not None and not job.has_ended:
             raise LabkitError(
-                f"{folder.name}: {job.summary}, which its record names; if this sweep submitted "
-                f"it, end it (scancel {number}) or wait for its end, then resume; if not, "
-                f"remove the folder {folder.name}"
+                f"{folder.name}: its record names an unfinished Slurm job ({job.summary}); if this "
+                f"sweep submitted the job, cancel it (scancel {number}) or wait for its end, then "
+                f"resume the sweep; if not, remove the folder {folder.name}"
             )
 
 
@@ -177,7 +177,7 @@ def cancel(elements: Mapping[str, Path], say: Callable[[str], None]) -> list[Pat
                 say(f"stopped: {path}")
                 del remaining[number]
     for number, path in remaining.items():
-        say(f"{path} does not end; its element is {number}")
+        say(f"{path} does not end; its Slurm job array element is {number}")
     return [*remaining.values()]
 
 

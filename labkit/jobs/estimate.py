@@ -73,10 +73,10 @@ def refuse(workers: int, force: bool) -> None:
 def memory(workers: int) -> str:
     """Return a text with the minimum memory for the ranks, and the free memory."""
     free, need = capacity().free, workers * RANK_GIB
-    warning = "; that is too little" if need > free else ""
+    warning = ", which is too little" if need > free else ""
     return (
         f"memory: at least {need:.1f} GiB for {plural(workers, 'rank')}, plus data and model on "
-        f"each; {free:.1f} GiB are free{warning}"
+        f"each rank; {free:.1f} GiB are free{warning}"
     )
 
 

@@ -28,7 +28,7 @@ def write_glued_run(job: Path) -> None:
         try:
             log.add({name: value})
         except InvalidInput as error:  # scrapbook also records tables, which a run cannot store
-            warnings.warn(f"glued value left out: {error}", stacklevel=2)
+            warnings.warn(f"a glued value is left out of the run: {error}", stacklevel=2)
     log.end()
 
 

@@ -303,11 +303,13 @@ def _watch(kernel: Kernel, limit: float | None) -> None:
 
     def wait_for_the_end_of_input() -> None:
         # `read` returns when all writers have closed the pipe.
-        kernel.interrupt(sys.stdin.read() or "interrupted: the command that started it has ended")
+        kernel.interrupt(
+            sys.stdin.read() or "interrupted: the command that started the notebook has ended"
+        )
 
     def wait_for_the_limit(seconds: float) -> None:
         time.sleep(seconds)
-        kernel.interrupt(f"past the limit of {seconds:g} s")
+        kernel.interrupt(f"stopped at the time limit of {seconds:g} s")
 
     _start(wait_for_the_end_of_input)
     if limit is not None:

@@ -194,8 +194,8 @@ class ForkedKernel(Fork):
             await asyncio.wait_for(reachable.wait(), START_TIMEOUT)
         except TimeoutError:
             raise RuntimeError(
-                f"the kernel cannot be reached {START_TIMEOUT:g} s after its start: see what "
-                "IPython's startup files do"
+                f"the kernel cannot be reached {START_TIMEOUT:g} s after its start; check "
+                "IPython's startup files"
             ) from None
         finally:
             loop.remove_reader(self._ready_pipe)

@@ -156,7 +156,9 @@ def find(root: Path) -> tuple[set[Path], set[Path]]:
         LabkitError: The folder is missing.
     """
     if not os.path.isdir(root):
-        raise LabkitError(f"no folder {root}: give the folder of runs (usually runs/) or a run")
+        raise LabkitError(
+            f"there is no folder {root}; give the folder of runs (usually runs/) or a run"
+        )
     jobs, sweeps = set(), set()
     for folder, inside, files in os.walk(root):
         if "params.yaml" in files:

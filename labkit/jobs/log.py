@@ -138,7 +138,7 @@ class RunLog:
         """Add values to the run; a value replaces the earlier value with the same name."""
         for name, value in values.items():
             if name in RESERVED:
-                raise InvalidInput(f"{name} is reserved by labkit: choose another name")
+                raise InvalidInput(f"{name} is a name that labkit reserves; choose another name")
             plain = _plain(name, value)
             if isinstance(plain, list):
                 self._curves[name] = dict(enumerate(plain, 1))

@@ -84,7 +84,7 @@ class NotebookParameter:
         if self.annotation == UNTYPED and isinstance(readings[0][0], str):
             raise InvalidInput(
                 f"labkit cannot tell the type of {self.name} from `{self.declaration}`, so "
-                f"{value!r} may be a text or another value: annotate it, as in "
+                f"{value!r} may be a text or another value; annotate the parameter, as in "
                 f"`{self.name}: str = …`"
             )
         if (
@@ -93,7 +93,7 @@ class NotebookParameter:
             and _NOT_FINITE.fullmatch(value)
         ):
             raise InvalidInput(
-                f"{self.name} = {value!r} may be a number or a text: annotate `{self.declaration}`,"
+                f"{self.name} = {value!r} may be a number or a text; annotate `{self.declaration}`,"
                 f" as in `{self.name}: float | None = …`"
             )
         for reading, strict in readings:
@@ -112,7 +112,7 @@ class NotebookParameter:
         # The declaration in the message already lists the choices of a Literal.
         named = "a choice" if "Literal" in self.annotation else self.annotation
         raise InvalidInput(
-            f"{self.name} = {short(value)} is not {named}: "
+            f"{self.name} = {short(value)} is not {named}; "
             f"the notebook declares `{self.declaration}`"
         )
 
@@ -386,7 +386,7 @@ def read_yaml(text: str, origin: str) -> dict[str, JSON]:
     if record is None:
         return {}
     if not isinstance(record, dict) or not all(isinstance(name, str) for name in record):
-        raise InvalidInput(f"{origin} gives {text.strip()[:60]!r}; expected `name: value`")
+        raise InvalidInput(f"{origin} contains {text.strip()[:60]!r}; expected `name: value`")
     return record
 
 

@@ -69,7 +69,7 @@ class EqualBatches(keras.callbacks.Callback):
         """Reset the counts of passes over datasets; warn if a sharded dataset is infinite."""
         _passes(self.communicator).begin()
         if self.communicator in ENDLESS and self.params.get("steps") is None:
-            text = "the dataset given to shard has no end: pass steps_per_epoch=… to fit"
+            text = "the dataset given to shard has no end; pass steps_per_epoch=… to fit"
             print_on_first_rank(self.communicator, text)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
@@ -116,7 +116,7 @@ class EqualBatches(keras.callbacks.Callback):
             )
         if not self._is_reported and _differ(one[0], other[0]):
             self._is_reported = True
-            text = "ranks read the same labels with different features: seed the random "
+            text = "ranks read the same labels with different features; seed the random "
             print_on_first_rank(self.communicator, text + "augmentation, or map it after shard")
 
 

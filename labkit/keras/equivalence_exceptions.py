@@ -39,7 +39,7 @@ class Division:
 def why_not(model: keras.Model, divided: Division) -> str | None:
     """Return why a model's weights may differ from those of one process, or None if not."""
     if type(model).train_step is not keras.Model.train_step:
-        return "the model has a custom train_step, which need not be a mean over samples"
+        return "the model has a custom train_step, whose loss need not be a mean over samples"
     for layer in model._flatten_layers():
         if reason := _of_layer(layer, divided):
             return f"layer {layer.name!r} ({type(layer).__name__}) {reason}"
@@ -70,8 +70,8 @@ def embedding_difference(model: keras.Model) -> str | None:
                 continue
             return (
                 f"layer {layer.name!r} (Embedding): if a word occurs several times in a batch, "
-                f"{type(optimizer).__name__} here applies the sum of its gradients, in plain Keras "
-                "each gradient separately"
+                f"{type(optimizer).__name__} applies the sum of its gradients on ranks, but each "
+                "gradient separately in plain Keras"
             )
     return None
 
@@ -85,7 +85,7 @@ def _of_layer(layer: keras.layers.Layer, divided: Division) -> str | None:
         if not (divided.is_whole_batch or (divided.synchronizes and layer.synchronized)):
             return "normalises by the batch of each rank; one process uses the whole batch"
     if isinstance(layer, keras.layers.SpectralNormalization) and divided.microbatches:
-        return "updates its vector once per micro-batch; one process does so once per batch"
+        return "updates its vector once per micro-batch, but in one process once per batch"
     return None
 
 

@@ -53,7 +53,7 @@ def evaluate(
     begin_evaluation(model, communicator)
     ranks_with_data = communicator.allgather(data is not None, "evaluate")
     if not any(ranks_with_data):
-        raise InvalidInput("no rank has data to evaluate on")
+        raise InvalidInput("no rank has data to evaluate; give data on at least one rank")
     # Ranks without data have no built metrics.
     evaluating_ranks = communicator.split(int(data is not None))
     result: dict[str, float] = {}

@@ -71,15 +71,16 @@ def DistributedOptimizer(  # noqa: N802 - named as a class, for which it stands
     schedule = SCHEDULES.get(exchange.get("schedule", ""))
     if schedule is not None and schedule.into_next:
         raise InvalidInput(
-            f"schedule={schedule.name!r} spans two steps, which an optimizer cannot do; "
-            f"use lk.AllReduce(schedule={schedule.name!r}) in an experiment, or 'overlap' here"
+            f"schedule={schedule.name!r} spans two steps, which DistributedOptimizer does not "
+            f"support; use schedule='overlap', or lk.AllReduce(schedule={schedule.name!r}) in an "
+            "experiment"
         )
     plain = keras.optimizers.get(optimizer)
     guard = exchange.get("guard")
     if guard is not None and guard.policy == "skip" and plain.gradient_accumulation_steps:
         raise InvalidInput(
-            "a step cannot be skipped if gradients are added up over several steps "
-            "(gradient_accumulation_steps); use on_nonfinite='stop' or 'clip'"
+            "on_nonfinite='skip' does not support gradient_accumulation_steps, which adds up "
+            "gradients over several steps; use on_nonfinite='stop' or 'clip'"
         )
     scaled = isinstance(plain, keras.optimizers.LossScaleOptimizer)
     if keras.config.dtype_policy().name == "mixed_float16" and not scaled:

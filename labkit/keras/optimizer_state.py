@@ -137,7 +137,7 @@ def refuse_steps(optimizer: keras.optimizers.Optimizer) -> None:
     if steps := int(optimizer.iterations):
         raise InvalidInput(
             f"the optimizer of the compiled model has taken {steps} steps, and this run cannot "
-            "use its state: compile with a new optimizer, or use strategy=lk.AllReduce()"
+            "use its state; compile with a new optimizer, or use strategy=lk.AllReduce()"
         )
 
 
@@ -151,7 +151,7 @@ def refuse_variables(optimizer: keras.optimizers.Optimizer) -> None:
     if getattr(inner, "_exclude_from_weight_decay", None):
         raise InvalidInput(
             "exclude_from_weight_decay(var_list=…) refers to variables that this strategy splits "
-            "or moves: give var_names=[…], or use strategy=lk.AllReduce()"
+            "or moves; give var_names=[…], or use strategy=lk.AllReduce()"
         )
 
 

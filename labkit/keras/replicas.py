@@ -254,7 +254,7 @@ def _prepare(model: keras.Model) -> None:
     distributed = distributed_optimizers(model)
     if not distributed:
         raise InvalidInput(
-            "the model's optimizer exchanges no gradients: compile with "
+            "the model's optimizer exchanges no gradients; compile with "
             "optimizer=DistributedOptimizer(optimizer, communicator), made after "
             "keras.config.set_dtype_policy"
         )
@@ -268,7 +268,8 @@ def _prepare(model: keras.Model) -> None:
             )
     if model.jit_compile:
         print_on_first_rank(
-            distributed[0].exchange.communicator, "jit_compile is off: XLA cannot call MPI"
+            distributed[0].exchange.communicator,
+            "jit_compile is turned off, because XLA cannot call MPI",
         )
         model.jit_compile = False
         model.train_function = None

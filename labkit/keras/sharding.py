@@ -48,7 +48,7 @@ def shard(
         )
     if not isinstance(dataset, tf.data.Dataset):
         raise InvalidInput(
-            f"shard takes a tf.data.Dataset of global batches, not a {type(dataset).__name__}: use "
+            f"shard takes a tf.data.Dataset of global batches, not a {type(dataset).__name__}; use "
             "tf.data.Dataset.from_tensor_slices((x, y)).batch(…), or .from_generator(…)"
         )
     _check_batches(dataset)
@@ -120,8 +120,8 @@ def check_fixed_batch(model: keras.Model, rows: Rows) -> None:
         part = f"{rows}" if isinstance(rows, int) else "no fixed number"
         raise InvalidInput(
             f"a stateful layer takes batches of exactly {min(sizes)} rows, but this rank's part "
-            f"has {part}: give keras.Input(batch_shape=…) the rows of a part, and batch(…, "
-            "drop_remainder=True)"
+            f"of a batch has {part}; set the rows of a part in keras.Input(batch_shape=…), and "
+            "call batch(…, drop_remainder=True)"
         )
 
 
@@ -154,7 +154,7 @@ def _equal_rows(batch: tuple[Batch, ...]) -> int | tf.Tensor:
     counts = [rows_of(leaf) for leaf in keras.tree.flatten(batch) if leaf is not None]
     known = [count for count in counts if isinstance(count, int)]
     rows = known[0] if known else counts[0]
-    text = "shard divides batches, but the tensors of this one have different numbers of rows"
+    text = "shard divides batches, but the tensors of this batch have different numbers of rows"
     checks = [tf.debugging.assert_equal(count, rows, text) for count in counts if count is not rows]
     if isinstance(rows, int):
         return rows

@@ -109,7 +109,10 @@ class WholeBatch(Hook):
             compiled.metrics[:] = loss_metrics
         for name in {divisor.name for divisor in divisors if divisor.of_batch} - self.sums.named:
             self.sums.named.add(name)  # TensorFlow may trace a step again; warn only once per loss
-            text = f"loss {name!r} needs the whole batch: losses of parts are averaged by rows"
+            text = (
+                f"loss {name!r} is defined only for a whole batch; the losses of the ranks' parts "
+                "are averaged, weighted by rows"
+            )
             print_on_first_rank(self.communicator, text)
         local_rows = rows_of(y) if rows is None else rows
         in_proportion = all(divisor.by_rows for divisor in divisors)
@@ -134,7 +137,7 @@ class WholeBatch(Hook):
         local_divisors = [tf.cast(divisor.value, tf.float64) for divisor in divisors]
         has_rows = tf.cast(rows > 0, tf.float64)  # 0 if a row of zeros replaces the batch
         values = tf.stack([rows, *local_divisors]) * has_rows
-        whole = self.sums.total(values, "the parts of the loss")
+        whole = self.sums.total(values, "the rows and divisors of the loss")
         share = tf.math.divide_no_nan(rows, whole[0])
         enlarge = tf.math.divide_no_nan(whole[0], rows)
         return share, [
@@ -169,7 +172,9 @@ class WholeBatch(Hook):
             total = tf.reduce_sum(weights * values, axes)
             return self.sums.differentiable(total, row_count, what) / number
 
-        number = self.sums.total(tf.reduce_sum(weights, axes), "the samples of a normalization")
+        number = self.sums.total(
+            tf.reduce_sum(weights, axes), "the number of samples of a normalization"
+        )
         # Keras also adds epsilon to the divisor if there is a mask.
         number += 0.0 if mask is None else keras.config.epsilon()
         center = mean(inputs, "the mean of a normalization")

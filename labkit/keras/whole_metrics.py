@@ -238,7 +238,7 @@ def _refuse_sparse(metric: keras.metrics.Metric, leaves: list[tf.Tensor]) -> Non
     if any(isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) for leaf in leaves):
         raise InvalidInput(
             f"metric {metric.name!r} ({type(metric).__name__}) receives ragged or sparse values, "
-            "which ranks do not gather; give it dense ones (to_tensor, tf.sparse.to_dense)"
+            "which ranks do not gather; give it dense values (to_tensor, tf.sparse.to_dense)"
         )
 
 

@@ -34,8 +34,8 @@ def functional_of(model: keras.Model) -> Functional:
     functional = model._functional if isinstance(model, keras.Sequential) else model
     if not hasattr(functional, "_nodes_by_depth"):
         raise InvalidInput(
-            f"a {type(model).__name__} hides its layers: give a keras.Sequential that starts with "
-            "keras.Input, or a functional keras.Model"
+            f"the graph of layers of a {type(model).__name__} is unknown; give a keras.Sequential "
+            "that starts with keras.Input, or a functional keras.Model"
         )
     return functional
 
@@ -84,10 +84,9 @@ def reject_lost_masks(functional: Functional) -> None:
         attends = isinstance(node.operation, keras.layers.MultiHeadAttention)
         if attends and any(map(is_masked, node.arguments.keras_tensors)):
             raise InvalidInput(
-                f"layer {node.operation.name!r} removes the masks of its inputs, so the masks that "
-                "cross a cut or count in the loss of a part are unknown: use "
-                "lk.TensorParallel or lk.AllReduce in one replica, or give the mask as "
-                "attention_mask, to tensors without masks"
+                f"layer {node.operation.name!r} removes the masks of its inputs, so later layers "
+                "and the loss cannot read these masks; use lk.TensorParallel or lk.AllReduce in "
+                "one replica, or give the mask as attention_mask, with inputs that have no masks"
             )
 
 

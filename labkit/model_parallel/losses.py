@@ -224,7 +224,9 @@ class WholeLosses:
 
     def mean(self, communicator: Communicator) -> float:
         """Return the mean loss over all batches, weighted by their rows (collective call)."""
-        results = communicator.allgather((self._parts, self._weights), "the losses of parts")
+        results = communicator.allgather(
+            (self._parts, self._weights), "the losses of the parts of batches"
+        )
         weights = np.array(max((weights_of_rank for _, weights_of_rank in results), key=len))
         batches: dict[int, np.ndarray] = {}
         for number, part in (pair for parts, _ in results for pair in parts.items()):
@@ -270,8 +272,9 @@ class Divisor(keras.losses.Loss):
     ) -> None:
         if loss.reduction in (None, "none"):
             raise InvalidInput(
-                f"loss {loss.name!r} has reduction={loss.reduction!r}: one value per sample, "
-                "but training in parts needs a scalar; use 'sum' or 'sum_over_batch_size'"
+                f"loss {loss.name!r} has reduction={loss.reduction!r}, which returns a value "
+                "per sample, but training in parts needs a scalar; use 'sum' or "
+                "'sum_over_batch_size'"
             )
         super().__init__(loss.name, "sum", loss.dtype)
         self._loss, self.sums = loss, loss.reduction == "sum"
@@ -309,8 +312,9 @@ def _masking(graph: Functional) -> Callable[[list[Nest]], list[tf.Tensor]] | Non
     if model.variables:
         raise InvalidInput(
             f"the mask of the predictions depends on weights ({model.variables[0].path}), but the "
-            "weight of each part of a batch must be known before; use one micro-batch and one "
-            "replica, or make the mask from the inputs (Embedding(mask_zero=True), Masking)"
+            "weight of each part of a batch must be known before the forward pass; use one "
+            "micro-batch and one replica, or compute the mask from the inputs "
+            "(Embedding(mask_zero=True), Masking)"
         )
 
     def masks(x: list[Nest]) -> list[tf.Tensor]:

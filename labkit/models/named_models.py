@@ -116,7 +116,8 @@ def grid_layers(name: str, options: Mapping[str, object], shapes: Shapes) -> lis
             if spec.options.hidden is not ModelOptions.hidden
         ]
         raise InvalidInput(
-            f"model {name!r} cannot be cut over a grid of machines; allowed: {', '.join(allowed)}"
+            f"model {name!r} cannot be divided over a grid of machines; allowed: "
+            f"{', '.join(allowed)}"
         )
     layers.append(dense_plane(layers, shapes.outputs))
     return [*layers, GridLayer("loss", "loss", layers[-1].shape, trains=False)]

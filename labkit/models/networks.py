@@ -45,7 +45,9 @@ class MlpOptions(ModelOptions):
         (128, 64), description="units of each hidden layer, whole numbers from 1, such as [128, 64]"
     )
     activation: Activation = "relu"
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of units dropped, 0 to below 1")
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="dropout rate of hidden units, 0 to below 1"
+    )
 
     @property
     def blocks(self) -> int:
@@ -118,7 +120,7 @@ class RnnOptions(ModelOptions):
     cell: Literal["lstm", "gru"] = Field("lstm", description="lstm or gru")
     units: Count = Field(128, description="units of a cell, 1 or more")
     layers: Count = Field(1, description="number of recurrent layers, 1 or more")
-    embedding: Count = Field(64, description="length of a character's vector, 1 or more")
+    embedding: Count = Field(64, description="length of a character's embedding vector, 1 or more")
 
     @property
     def blocks(self) -> int:
@@ -139,14 +141,18 @@ class LocallyConnectedOptions(ModelOptions):
         description="filters of each layer, whole numbers from 1, such as [8, 8]",
     )
     kernel: Count = Field(3, description="rows and columns of each kernel, 1 or more")
-    stride: Count = Field(1, description="distance between neighbouring kernels, 1 to kernel")
+    stride: Count = Field(
+        1, description="distance between neighbouring kernels, from 1 to the kernel size"
+    )
     activation: Activation = "relu"
 
     @field_validator("stride")
     @classmethod
     def _stride(cls, value: int, info: ValidationInfo) -> int:
         if value > info.data.get("kernel", value):
-            raise ValueError("a stride above the kernel size skips values")
+            raise ValueError(
+                "a stride above the kernel size skips values; give at most the kernel size"
+            )
         return value
 
     @property

@@ -20,14 +20,16 @@ class TransformerOptions(ModelOptions):
     sequences: ClassVar[bool] = True
     codes: ClassVar[bool] = True
 
-    layers: Count = Field(2, description="blocks of attention and feed-forward, 1 or more")
-    width: Count = Field(64, description="length of a character's vector, 1 or more")
+    layers: Count = Field(2, description="number of transformer blocks, 1 or more")
+    width: Count = Field(64, description="length of a character's embedding vector, 1 or more")
     heads: Count = Field(
         4,
         validate_default=True,
-        description="attention heads: a divisor of width, such as 4 for 64",
+        description="number of attention heads, a divisor of width, such as 4 for width 64",
     )
-    feed_forward: Count = Field(256, description="hidden units of the feed-forward, 1 or more")
+    feed_forward: Count = Field(
+        256, description="hidden units of the feed-forward layers, 1 or more"
+    )
     dropout: float = Field(
         0.0, ge=0, lt=1, description="dropout rate of each layer's output, 0 to below 1"
     )

@@ -54,7 +54,7 @@ class Links:
     def __init__(self, network: Network, size: int, switches: int = 0) -> None:
         absent = [rank for rank in network.stragglers if rank >= size]
         if absent:
-            raise InvalidInput(f"stragglers {absent}: there are only ranks 0 to {size - 1}")
+            raise InvalidInput(f"stragglers={absent} do not exist; give ranks from 0 to {size - 1}")
         self.network = network
         self.size = size
         self._ends: tuple[Integers, Integers] = np.full(1, -1), np.full(1, -1)

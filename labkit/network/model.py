@@ -140,7 +140,7 @@ class Network(Checked):
             return value
         rows = list(value) if isinstance(value, list | tuple) else []
         if not rows or any(not isinstance(row, list | tuple) or len(row) != 3 for row in rows):
-            raise ValueError("links are rows of (source, destination, bytes/s), at least one")
+            raise ValueError("links must be a list of at least one (source, destination, bytes/s)")
         return {(source, destination): bandwidth for source, destination, bandwidth in rows}
 
     @field_serializer("links")
@@ -172,9 +172,13 @@ class Network(Checked):
     @model_validator(mode="after")
     def _one_topology(self) -> Network:
         if self.hosts is not None and self.links is not None:
-            raise ValueError("give hosts or links, not both: links define the whole topology")
+            raise ValueError(
+                "give hosts or links, not both, because links define the whole topology"
+            )
         if self.hosts is None and (self.host_latency, self.host_bandwidth) != (None, None):
-            raise ValueError("host_latency and host_bandwidth need hosts: give the ranks of each")
+            raise ValueError(
+                "host_latency and host_bandwidth need hosts; give the ranks of each host"
+            )
         return self
 
     @classmethod

@@ -112,8 +112,8 @@ class _Adding:
     def __init__(self, network: Network, size: int) -> None:
         if network.links is not None:
             raise InvalidInput(
-                "an allreduce in the network uses a tree of switches: give a network without "
-                "links; hosts are allowed"
+                "an allreduce in the network needs a tree of switches, which links exclude; give a "
+                "network without links (hosts are allowed)"
             )
         hosts = network.hosts
         groups = list(map(list, hosts)) if isinstance(hosts, tuple) else hosts

@@ -112,8 +112,9 @@ class CutReplica(Replica):
         output = np.asarray(self._stage.forward(worker, unwrap_single(x), 1.0, targets))
         if self._stage.own_loss is not None:
             raise InvalidInput(
-                f"layers of {[layer.name for layer in self.model.layers]} add to the loss, which "
-                "only the last stage knows; remove their regularizers, or give stages=1"
+                f"layers among {[layer.name for layer in self.model.layers]} add to the loss, but "
+                "only the last stage computes the loss; remove their regularizers, or give "
+                "stages=1"
             )
         loss = float(output) if last else 0.0
         self._pending[worker] = _PendingBatch(number, rows, loss, output.shape)
@@ -156,7 +157,7 @@ def cut(model: keras.Model, batches: Batches, stages: int) -> CutReplicas:
     blocks = Blocks(model)
     if stages > len(blocks):
         raise InvalidInput(
-            f"stages={stages} need a block each, but the model is a chain of {len(blocks)}; "
+            f"stages={stages} need a block each, but the model has {len(blocks)} blocks; "
             f"allowed: 1 to {len(blocks)}"
         )
     counts = [part.count_params() for part in blocks.split(range(len(blocks) + 1)).models]
@@ -195,15 +196,15 @@ def _validate_stage(part: keras.Model, stage: int, stages: int, weights: bool, d
     if not weights:
         raise InvalidInput(
             f"stages={stages} leave stage {stage} ({part.layers[-1].name}) without weights to "
-            "train; give fewer"
+            "train; give fewer stages"
         )
     if stage == 0:
         return
     inputs = part.inputs
     if len(inputs) > 1:
         raise InvalidInput(
-            f"{len(inputs)} tensors enter stage {stage}, including a mask; only one can: give "
-            "stages=1, or lk.Pipeline"
+            f"stage {stage} would receive {len(inputs)} tensors, including a mask, but only one is "
+            "supported; give stages=1, or use lk.Pipeline"
         )
     if inputs[0].dtype != dtype or None in inputs[0].shape[1:]:
         raise InvalidInput(

@@ -80,7 +80,7 @@ def _content(form: str) -> Any:
     content = json.loads(form)
     if content["schema"] != SCHEMA:
         raise LabkitError(
-            f"the state in the checkpoint has schema {short(content['schema'])}, this labkit reads "
-            f"{SCHEMA}: resume with the labkit that wrote it"
+            f"the state in the checkpoint has schema {short(content['schema'])}, but this labkit "
+            f"reads schema {SCHEMA}; resume with the labkit version that wrote it"
         )
     return content

@@ -43,7 +43,7 @@ class Replica:
         dtypes = {variable.dtype for variable in self._variables}
         if len(dtypes) != 1:
             raise InvalidInput(
-                f"weights of {', '.join(sorted(dtypes)) or 'no dtype'} are not one vector; "
+                f"weights of {', '.join(sorted(dtypes)) or 'no dtype'} cannot form one vector; "
                 "give the model trainable weights of one dtype"
             )
         self.shapes = [tuple(variable.shape) for variable in self._variables]

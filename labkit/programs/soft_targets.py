@@ -35,7 +35,8 @@ class Soft:
         if kind not in _KINDS or len(model.outputs) != 1:
             raise InvalidInput(
                 f"predictions of a model with loss {kind} and {len(model.outputs)} outputs are not "
-                f"class probabilities; use one output, and a loss of {', '.join(_KINDS)}"
+                f"class probabilities; give a model with one output, and one of the losses "
+                f"{', '.join(_KINDS)}"
             )
         loss_class, self._probabilities = _KINDS[kind]
         self._logits = bool(getattr(loss, "from_logits", False))

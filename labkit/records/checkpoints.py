@@ -28,7 +28,7 @@ FOLDER = "checkpoints"  # subfolder of a run, with one folder per checkpoint, na
 RESUME_VARIABLE = "LABKIT_RESUME"  # environment variable that makes experiments resume
 MANIFEST = "manifest.json"  # file written last; without it, a checkpoint is incomplete
 DEFAULT_INTERVAL = 30.0  # seconds between checkpoints
-ALLOWED_EVERY = "steps, or a time such as '30s', '5min', '1h'"
+ALLOWED_EVERY = "a number of steps, or a time such as '30s', '5min', '1h'"
 MAX_RANKS = 2**20  # maximum number of ranks in a checkpoint
 
 Same: TypeAlias = Callable[[Record], bool]
@@ -74,7 +74,7 @@ class Checkpoint(Checked):
     def _one_of_both(self) -> Self:
         if self.every is not None and self.mtbf is not None:
             raise InvalidInput(
-                f"every={self.every!r} and mtbf={self.mtbf} both set the interval; give one"
+                f"every={self.every!r} and mtbf={self.mtbf} both set the interval; give only one"
             )
         return self
 
@@ -184,7 +184,7 @@ def read_manifest(folder: Path) -> Record:
     if not (0 < ranks <= MAX_RANKS and steps >= 0):
         raise LabkitError(
             f"{folder.name}/{MANIFEST} has {ranks:,} ranks after {steps:,} steps; allowed: 1 to "
-            f"{MAX_RANKS:,} ranks, 0 steps or more"
+            f"{MAX_RANKS:,} ranks, and 0 steps or more"
         )
     for name, file in record_body["files"].items():
         path = folder / name
@@ -232,7 +232,9 @@ def newest_checkpoint(run: Path, same: Same) -> Resume | None:
             continue
         return resume
     if notes:
-        raise LabkitError(f"{run.name}: {'; '.join(notes)}; no checkpoint is complete: start again")
+        raise LabkitError(
+            f"{run.name}: {'; '.join(notes)}; no checkpoint is complete; start training again"
+        )
     return None
 
 

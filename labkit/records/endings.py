@@ -118,10 +118,10 @@ def ended_step(output: str) -> End | None:
     """Describe the ends of the ranks that srun's output reports, which may be in any order.
 
     >>> ended_step("srun: error: b: task 3: Killed").message
-    'ranks of the step ended: b: task 3: Killed'
+    'ranks of the Slurm step ended: b: task 3: Killed'
     """
     ranks = _OF_STEP.findall(output)
-    return End(f"ranks of the step ended: {'; '.join(ranks)}") if ranks else None
+    return End(f"ranks of the Slurm step ended: {'; '.join(ranks)}") if ranks else None
 
 
 def out_of_memory_hint(output: str) -> str:
@@ -132,4 +132,4 @@ def out_of_memory_hint(output: str) -> str:
     """
     if not _NO_MEMORY.search(output):
         return ""
-    return ": memory ran out (ulimit -v, a quota, or the machine sets its limit)"
+    return ": memory ran out (the limit is set by ulimit -v, a quota, or the machine)"

@@ -171,7 +171,9 @@ def aggregate(seeds: Sequence[Run]) -> Record:
     """
     records = [seed.metrics for seed in seeds if seed.status["state"] == "completed"]
     if not records:
-        raise LabkitError(f"none of {len(seeds)} repeats completed; there is nothing to aggregate")
+        raise LabkitError(
+            f"none of {len(seeds)} repeats completed, so there are no results to aggregate"
+        )
     gates = [record["equivalence"] for record in records if "equivalence" in record]
     merged: Record = _median(records)
     if gates:

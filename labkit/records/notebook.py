@@ -72,9 +72,9 @@ def _cell_problem(cell: Any) -> str | None:
         return f"is not a notebook of format 4: {short(cell)} is not a cell"
     tags, outputs = cell["metadata"].get("tags", []), cell.get("outputs", [])
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
-        return f"has a cell with the tags {short(tags)}"
+        return f"has a cell with the invalid tags {short(tags)}"
     if not isinstance(outputs, list) or not all(map(_is_output, outputs)):
-        return f"has a cell with the outputs {short(outputs)}"
+        return f"has a cell with the invalid outputs {short(outputs)}"
     return None
 
 

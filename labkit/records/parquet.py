@@ -86,7 +86,7 @@ def column_problem(table: pa.Table, columns: Mapping[str, str]) -> str | None:
             return f"has no {reason} in {name}"
     seeds, steps = (_distinct(table, name) for name in ("seed", "step"))
     if seeds * steps > MAX_SPARSITY * table.num_rows + MAX_CELLS // 64:
-        return f"has {seeds:,} seeds and {steps:,} steps in only {table.num_rows:,} rows"
+        return f"has {seeds:,} seeds and {steps:,} steps, but only {table.num_rows:,} rows"
     return None
 
 
@@ -131,7 +131,7 @@ def _size_problem(metadata: pq.FileMetaData) -> str | None:
         or metadata.num_row_groups > MAX_CELLS // 64
     ):
         return (
-            f"has {metadata.num_rows:,} rows of {metadata.num_columns} columns, which is too many"
+            f"has {metadata.num_rows:,} rows of {metadata.num_columns} columns, which are too many"
         )
     cells = size = 0
     for group in range(metadata.num_row_groups):
@@ -154,7 +154,7 @@ def _schema_problem(schema: pa.Schema) -> str | None:
         kind = field.type
         plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
         if not (plain or pa.types.is_boolean(kind) or _is_text(kind)):
-            return f"has a column of {str(kind)[:60]}; labkit writes numbers, booleans and texts"
+            return f"has a column of type {str(kind)[:60]}; allowed: numbers, booleans and texts"
     return None
 
 

@@ -67,7 +67,9 @@ def assemble(pieces: Sequence[TensorBox], corner: Corner, shape: tuple[int, ...]
         values[target] = piece.values[tuple(map(slice, start - piece.corner, stop - piece.corner))]
         filled[target] = True
     if not filled.all():
-        raise LabkitError(f"{pieces[0].name} is incomplete in the checkpoint: a part is missing")
+        raise LabkitError(
+            f"{pieces[0].name} is incomplete in the checkpoint: a part of the tensor is missing"
+        )
     return values
 
 
@@ -172,7 +174,7 @@ def _arrays(content: Any) -> Any:
     if any(
         entry.compress_type != ZIP_STORED or entry.flag_bits & 1 for entry in arrays.zip.filelist
     ):
-        raise ValueError("encrypted or compressed arrays, which labkit does not write")
+        raise ValueError("it contains encrypted or compressed arrays, which labkit does not write")
     return arrays
 
 

@@ -138,7 +138,7 @@ def ready_queue(graph: StepGraph) -> ReadyQueue:
     # Time starts with the first operation, because only Python code runs before it.
     starts = [operation.start for operation in graph.operations if not math.isnan(operation.start)]
     if not starts:
-        raise LabkitError("no operation of this step has times: trace it with step_graph")
+        raise LabkitError("no operation of this step has times; trace the step with step_graph")
     first_start = min(starts)
     for name in _in_order(before):
         ready = max((served[source].stop for source in before[name]), default=first_start)

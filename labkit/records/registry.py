@@ -39,7 +39,7 @@ def registration(folder: Path) -> Iterator[None]:
         store.write_json(entry, identity)
     except (OSError, LabkitError) as error:  # the run continues without a registry entry
         print(
-            f"labkit stop will not be able to end {folder.name}: {error}",
+            f"{folder.name} cannot be registered, so labkit stop cannot end it: {error}",
             file=sys.stderr,
             flush=True,
         )

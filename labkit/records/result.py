@@ -54,7 +54,7 @@ def place_text(place: FirstDifference) -> str:
     parts = [f"{n} {place[n]}" for n in ("round", "bucket") if place[n] is not None]
     details = f" ({', '.join(parts)})" if parts else ""
     return (
-        f"first in step {place['step']}: {place['operation']} of {place['layer']}"
+        f"first difference in step {place['step']}: {place['operation']} of {place['layer']}"
         f"{location}{details}, "
         f"{place['found']:.9g} instead of {place['expected']:.9g}"
     )

@@ -175,7 +175,7 @@ class Run:
         from labkit.records.export.chrome_trace import chrome_trace
 
         if self.timeline.empty:
-            hint = "; each of its seeds has a timeline" if self.seeds else ""
+            hint = "; give one of its seeds, each of which has a timeline" if self.seeds else ""
             raise LabkitError(
                 f"{self.name} has no timeline (state: {self.status['state']}); a completed run on "
                 f"two or more workers that exchange gradients has one{hint}"

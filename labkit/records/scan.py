@@ -14,7 +14,7 @@ from labkit.records.store import Record, checked_status, read_bytes, read_json
 
 PARQUET = b"PAR1"  # the first and the last bytes of a Parquet file
 
-LINKED = "left out: it is a symbolic link; give its own path to read it"
+LINKED = "left out, because it is a symbolic link; give the path of the link itself to read it"
 
 
 class RunRecords(NamedTuple):
@@ -50,7 +50,7 @@ class Folder(NamedTuple):
     def name_problem(self) -> str:
         """The reason why the folder's name cannot be used; empty if it can be used."""
         # HTML pages, tables and other tools cannot contain a name that is not UTF-8.
-        return "" if is_text(self.path) else "its name is not UTF-8: rename it"
+        return "" if is_text(self.path) else "the folder's name is not UTF-8; rename the folder"
 
 
 def folders(root: Path | str) -> Iterator[Folder]:
@@ -61,7 +61,9 @@ def folders(root: Path | str) -> Iterator[Folder]:
     """
     root = Path(root)
     if not os.path.isdir(root):  # pathlib's is_dir would raise an error for a very long name
-        raise LabkitError(f"no folder {root}: give the folder of runs (usually runs/) or a run")
+        raise LabkitError(
+            f"there is no folder {root}; give the folder of runs (usually runs/) or a run"
+        )
     for path, subfolders, names in os.walk(root):
         files = set(names)
         # A notebook job's folder is not a run, but contains runs; it has the files status.json and
@@ -128,7 +130,7 @@ def read_run(folder: Folder) -> RunRecords | str:
             # Only the last bytes of a table are read, because reading 1000 whole histories would
             # take minutes.
             if name.endswith(".parquet") and read_bytes(f"{path}/{name}", 4) != PARQUET:
-                return f"{os.path.basename(path)}/{name} is truncated: copy the run again"
+                return f"{os.path.basename(path)}/{name} is truncated; copy the run again"
     except LabkitError as error:
         return str(error)
     except OSError as error:  # permission is denied, or another process removes the run

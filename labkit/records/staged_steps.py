@@ -55,8 +55,8 @@ def stage_events(run: Run) -> pandas.DataFrame:
     is_stage_event = parts[0].isin((*ROWS, "update"))
     if not is_stage_event.any():
         raise LabkitError(
-            f"{run.name} has no timeline of stages (state: {run.status['state']}); completed runs "
-            "of lk.Pipeline, lk.Layerwise and lk.DelayedGradients have one"
+            f"{run.name} has no timeline of stages (state: {run.status['state']}); give a "
+            "completed run of lk.Pipeline, lk.Layerwise or lk.DelayedGradients"
         )
     # Timelines of all strategies have the same columns; for stages, the column bucket is the
     # micro-batch.

@@ -122,7 +122,7 @@ def _record(path: Path | str) -> Record:
         raise _InvalidRecord(f"has no schema version (expected {SCHEMA} or lower)")
     if schema > SCHEMA:
         raise _InvalidRecord(
-            f"has schema {short(schema)}, this labkit reads up to {SCHEMA}: update labkit"
+            f"has schema {short(schema)}, but this labkit reads only up to {SCHEMA}; update labkit"
         )
     file = os.path.basename(path)
     if schema < SCHEMA:

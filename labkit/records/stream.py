@@ -147,7 +147,7 @@ class StreamReader:
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"{self.folder.parent.name}/{FOLDER} has invalid lines; they are skipped",
+                f"{self.folder.parent.name}/{FOLDER} has invalid lines, which are skipped",
                 stacklevel=3,
             )
         return None

@@ -54,11 +54,11 @@ class Judgement:
         """The verdict as an English sentence with the numbers that explain it."""
         counts = f"{len(self.candidate)} against {len(self.baseline)} seeds"
         if not self.candidate or not self.baseline:
-            return "no verdict: no test accuracy"
+            return "no verdict, because there is no test accuracy"
         if math.isnan(self.low):
             shortage = "one seed" if len(self.candidate) == 1 else "one seed of the baseline"
             means = f"{mean(self.candidate):.2%} against {mean(self.baseline):.2%}"
-            return f"no verdict: {shortage} ({means}); use repeats=8 to tell noise from loss"
+            return f"no verdict: {shortage} ({means}); give repeats=8 to separate noise from loss"
         least, greatest = self.spread
         if self.kind == "no loss":
             return (

@@ -45,7 +45,7 @@ def write(
     run_result = next((rank.whole for rank in ranks if rank.whole is not None), None)
     if run_result is None:
         cause = reason or "interrupted"
-        store.interrupt(directory, f"{cause}, before the ranks had a result")
+        store.interrupt(directory, f"{cause}, before the ranks had results")
         return
     staleness = _staleness(event for rank in ranks for event in rank.update_log)
     rows = [

@@ -68,7 +68,7 @@ def _without_runs(runs: Runs, path: Path, notebook: Path | str | None) -> Path:
     paths = [Path(notebook)] if notebook is not None else [job / "output.ipynb" for job in jobs]
     if not paths:
         raise LabkitError(
-            "no runs to report: give runs, or a folder that contains runs (usually runs/)"
+            "no runs to report; give runs, or a folder that contains runs (usually runs/)"
         )
     lines = [line for job in jobs if (line := command(job))]
     return notebook_page(paths, path, lines, links=notebook is not None)

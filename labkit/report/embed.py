@@ -185,7 +185,7 @@ def tables() -> tuple[str, str]:
     code, _, rest = bundle.read_text().rpartition("export{")
     match = re.match(r"[^}]*?(\w+) as default", rest)
     if match is None:
-        raise LabkitError(f"{bundle} has an unknown format: install itables 2.9")
+        raise LabkitError(f"{bundle} has an unknown format; install itables 2.9")
     code_end = f'window.DataTable={match[1]};dispatchEvent(new Event("tables"));'
     return code + code_end, bundle.with_suffix(".css").read_text()
 

@@ -114,7 +114,7 @@ class ReportTable:
         """Text that states which rows share the equal values; jobs that failed early do not."""
         failed_jobs = len(self.entries) - len(self._begun_runs)
         return (
-            f"all but {plural(failed_jobs, 'job')} that failed before an experiment"
+            f"all but {plural(failed_jobs, 'job')} that failed before an experiment began"
             if failed_jobs
             else "all"
         )

@@ -52,7 +52,7 @@ class DrawnFunction:
 
 
 def _unknown(*_: object) -> NoReturn:
-    raise InvalidInput("no formula is known for this schedule: write one, or simulate the schedule")
+    raise InvalidInput("this schedule has no formula; give it one, or simulate the schedule")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

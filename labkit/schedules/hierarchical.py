@@ -97,13 +97,15 @@ def host_groups(size: int, hosts: Hosts | None = None) -> list[list[int]]:
     hosts = -(-size // 2) if hosts is None else hosts
     if isinstance(hosts, int):
         if hosts < 1:
-            raise InvalidInput(f"hosts={hosts}: a host needs at least one rank")
+            raise InvalidInput(
+                f"hosts={hosts} gives a host no rank; give at least one rank per host"
+            )
         ranks = list(range(size))
         return [ranks[start : start + hosts] for start in range(0, size, hosts)]
     groups = [list(group) for group in hosts if len(group)]
     if not np.array_equal(np.sort([rank for group in groups for rank in group]), np.arange(size)):
         raise InvalidInput(
-            f"hosts={groups} for {size} ranks: every rank from 0 to {size - 1} must stand in "
+            f"hosts={groups} for {size} ranks: every rank from 0 to {size - 1} must be on "
             f"exactly one host; give the lists of ranks or the number of ranks per host"
         )
     return groups

@@ -57,7 +57,7 @@ def _after(step: Round, before: Buffers, edges: Integers) -> Buffers:
             if place in replaced or (not reduce and place in contributors):
                 raise ScheduleError(
                     f"rank {destination} replaces chunk {chunk} and receives it again in the "
-                    f"same round: only messages that add may share a destination chunk"
+                    f"same round, but only messages that add may share a destination chunk"
                 )
             if reduce:
                 contributors.setdefault(place, [destination]).append(source)
@@ -110,7 +110,9 @@ def verify_schedule(
     _verify_bits(schedule, ends, switches)
     counted = count_messages(schedule, size)
     if expected is not None and counted != expected:
-        raise ScheduleError(f"{size} ranks send {counted}, the textbook says {expected}")
+        raise ScheduleError(
+            f"{size} ranks send {counted}, but the textbook formula gives {expected}"
+        )
     return counted
 
 
@@ -120,7 +122,9 @@ def _verify_rows(step: Round, size: int, number: int) -> None:
         if source == destination:
             raise ScheduleError(f"round {number}: rank {source} sends to itself in {row}")
         if not (0 <= source < size and 0 <= destination < size and chunk >= 0 and span >= 1):
-            raise ScheduleError(f"round {number}: {row} has no chunk or a rank ≥ {size}")
+            raise ScheduleError(
+                f"round {number}: {row} names no chunk, or a rank that is not below {size}"
+            )
 
 
 def _verify_values(schedule: list[Round], ends: Integers, switches: int) -> None:
@@ -132,8 +136,10 @@ def _verify_values(schedule: list[Round], ends: Integers, switches: int) -> None
     wrong = (_final_values(schedule, start, switches) != expected) & (ends != ANY)
     # The loop ends at the first error.
     for rank, chunk in np.argwhere(wrong):
-        promise = "the sum" if ends[rank, chunk] == SUM else f"that of rank {ends[rank, chunk]}"
-        raise ScheduleError(f"rank {rank} does not end with {promise} in chunk {chunk}")
+        promise = (
+            "the sum" if ends[rank, chunk] == SUM else f"the chunk of rank {ends[rank, chunk]}"
+        )
+        raise ScheduleError(f"the final chunk {chunk} of rank {rank} is not {promise}")
 
 
 def _final_values(schedule: list[Round], start: Buffers, switches: int) -> Buffers:

@@ -46,7 +46,9 @@ def spanning_trees(size: int, links: Links | None = None, pieces: int = 1) -> It
     by one, whereas Blink packs by multiplicative weights and thins the trees by an integer program.
     """
     if pieces < 1:
-        raise InvalidInput(f"pieces={pieces}: give 1 or more pieces per share")
+        raise InvalidInput(
+            f"pieces={pieces} is too few; give 1 or more pieces per rank's share of the buffer"
+        )
     if size == 1:
         return
     trees = {_star(size, rank): 1 for rank in range(size)} if links is None else pack(size, links)
@@ -119,7 +121,7 @@ def _symmetric(size: int, links: Links) -> NDArray[np.float64]:
     for (source, destination), value in links.items():
         if not (0 <= source < size and 0 <= destination < size and value > 0):
             raise InvalidInput(
-                f"link ({source}, {destination}) of bandwidth {value} among {size} ranks: give "
+                f"link ({source}, {destination}) of bandwidth {value} is impossible; give "
                 f"ranks from 0 to {size - 1} and a bandwidth above 0"
             )
         bandwidth[source, destination] = value
@@ -140,7 +142,7 @@ def _minimum_tree(cost: NDArray[np.float64]) -> list[Edge]:
         if not isolated[rank] or np.isinf(cost_to[rank]):
             raise InvalidInput(
                 f"links do not connect rank {int(np.flatnonzero(isolated)[0])} to rank 0 in both "
-                f"directions: add links until every rank can be reached"
+                f"directions; add links until every rank can be reached"
             )
         edges.append((int(nearest[rank]), rank))
         isolated[rank] = False

@@ -51,8 +51,8 @@ class Fit:
         """
         if self.beta == 0:
             raise InvalidInput(
-                "the measured times do not grow with the bytes sent, so there is no bandwidth: "
-                "measure larger buffers"
+                "the measured times do not grow with the bytes sent, so no bandwidth can be "
+                "fitted; measure larger buffers"
             )
         return Network(name=name, latency=self.alpha, bandwidth=1 / self.beta)
 
@@ -73,8 +73,8 @@ def calibrate(measurements: Sequence[Measurement]) -> Fit:
         measurement.seconds <= 0 or measurement.size < 2 for measurement in measurements
     ):
         raise InvalidInput(
-            f"{len(measurements)} measurements: a fit needs at least two, with times above 0, on "
-            f"two ranks or more"
+            f"these {len(measurements)} measurements allow no fit; give at least two, with times "
+            f"above 0, on two ranks or more"
         )
     paths = [_path_rows(measurement) for measurement in measurements]  # each of shape (paths, 3)
     critical = [0] * len(paths)

@@ -48,7 +48,7 @@ def costs(
     if size < 2 or not 0 < nbytes[0] < nbytes[1] or not algorithms or not networks:
         raise InvalidInput(
             f"size={size}, nbytes={tuple(nbytes)}, {len(algorithms)} algorithms, {len(networks)} "
-            f"networks: give two ranks or more, 0 < minimum < maximum bytes, and one name each"
+            f"networks; give two ranks or more, 0 < minimum < maximum bytes, and one name of each"
         )
     return [_costs(algorithms, size, _named(network), nbytes, gamma) for network in networks]
 

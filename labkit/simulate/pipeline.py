@@ -64,7 +64,9 @@ class PipelineSimulation:
         """Return each rank's share of compute time between begin and end (s), shape (ranks,)."""
         end = self.seconds if end is None else end
         if not begin < end:
-            raise InvalidInput(f"no time passes from {begin} s to {end} s: give an end after begin")
+            raise InvalidInput(
+                f"begin={begin} s is not before end={end} s; give an end after begin"
+            )
         return self._busy(begin, end) / (end - begin)
 
     def _busy(self, begin: float, end: float) -> Seconds:
@@ -112,10 +114,12 @@ def _per_stage(name: str, value: ArrayLike, stages: int) -> Seconds:
     array = np.asarray(value, np.float64)
     if array.shape not in ((), (stages,)):
         raise InvalidInput(
-            f"{name} of shape {array.shape}: give one value, or one for each of {stages} stages"
+            f"{name} has shape {array.shape}; give one value, or one for each of {stages} stages"
         )
     if not (np.isfinite(array).all() and (array >= 0).all()):
-        raise InvalidInput(f"{name}={array.tolist()}: give finite numbers, nothing negative")
+        raise InvalidInput(
+            f"{name}={array.tolist()} is impossible; give finite numbers, at least 0"
+        )
     return np.broadcast_to(array, (stages,))
 
 
@@ -159,7 +163,9 @@ class _Simulator:
                 break
         if self.waiting:
             missing = [self.rows[row] for row, _ in self.waiting.values()]
-            raise ScheduleError(f"{self.table.name}: deadlock: messages never arrive for {missing}")
+            raise ScheduleError(
+                f"{self.table.name}: deadlock: no message ever arrives for {missing}"
+            )
 
     @property
     def _next(self) -> float:

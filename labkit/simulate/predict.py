@@ -108,15 +108,15 @@ def model_of(
             networks or none.
     """
     if not rows:
-        raise InvalidInput("no rows to compare: give rows of labkit.bench.collectives.measure")
+        raise InvalidInput("no rows to compare; give rows of labkit.bench.collectives.measure")
     if isinstance(network, Fit):
         return network.network(), network.gamma, _fit_text(network)
     if network is None:
         names = {row["network"] for row in rows}
         if len(names) > 1 or None in names:
             raise InvalidInput(
-                f"measured on {', '.join(sorted(map(str, names)))}: name the network for the "
-                f"prediction, or give calibrate(measurements(rows))"
+                f"the rows were measured on {', '.join(sorted(map(str, names)))}; give the network "
+                f"for the prediction, or calibrate(measurements(rows))"
             )
         network = str(names.pop())
     model = Network.named(network) if isinstance(network, str) else network

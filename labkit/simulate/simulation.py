@@ -60,7 +60,7 @@ class Simulation:
         trace = self.trace
         if trace is None:
             raise InvalidInput(
-                "utilisation over time needs a trace of the messages: call simulate(trace=True)"
+                "utilisation over time needs a trace of the messages; call simulate(trace=True)"
             )
         edges = np.linspace(0.0, self.seconds, bins + 1)
         occupied = np.zeros((len(self.links), bins + 1))
@@ -106,8 +106,8 @@ def simulate(
     network = Network.named(network) if isinstance(network, str) else network
     if size < 1 or nbytes < 0 or gamma < 0:
         raise InvalidInput(
-            f"size={size}, nbytes={nbytes}, gamma={gamma}: give one rank or more, and nothing "
-            f"negative"
+            f"size={size}, nbytes={nbytes}, gamma={gamma} is impossible; give one rank or "
+            f"more, and no negative numbers"
         )
     rounds = network.schedule(schedule) if isinstance(schedule, str) else schedule
     # The schedule is called twice, because a second call is cheaper than storing millions of rows.

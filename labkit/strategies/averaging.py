@@ -145,8 +145,8 @@ class ParameterAveraging(SynchronousReplicas):
             raise InvalidInput(
                 f"optimizer_state={self.optimizer_state!r} applies to whole models, but "
                 f"fragments={self.fragments} "
-                f"and overlap_steps={self.overlap_steps} average parts of a model in turn, or "
-                "late; use "
+                f"and overlap_steps={self.overlap_steps} average a model in parts, or with a "
+                "delay; use "
                 "optimizer_state='keep'"
             )
         if streams and (self.adaptive or self.period == "epoch"):
@@ -157,7 +157,7 @@ class ParameterAveraging(SynchronousReplicas):
             )
         if isinstance(self.period, int) and self.period // self.fragments <= self.overlap_steps:
             raise InvalidInput(
-                f"period={self.period} with fragments={self.fragments} is an averaging every "
+                f"period={self.period} with fragments={self.fragments} averages a fragment every "
                 f"{self.period // self.fragments} steps, but with "
                 f"overlap_steps={self.overlap_steps} an "
                 "averaging takes at least as long; use a longer period, fewer fragments, or a "

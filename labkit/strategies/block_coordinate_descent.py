@@ -153,8 +153,8 @@ class BlockCoordinateDescent(SynchronousReplicas):
         if self.dependency is not None and self.blocks_per_round > 1:
             if count * roles.weights.size > _MAX_PAIRS:
                 raise InvalidInput(
-                    f"couplings of {count:,} blocks (block={self.block!r}) with "
-                    f"{roles.weights.size:,} weights exceed {_MAX_PAIRS:,} numbers; give "
+                    f"the couplings of {count:,} blocks (block={self.block!r}) with "
+                    f"{roles.weights.size:,} weights need more than {_MAX_PAIRS:,} numbers; give "
                     "larger blocks, or dependency=None"
                 )
             curvature = yield Curvature(roles.weights, tuple(edges))

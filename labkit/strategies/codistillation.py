@@ -71,8 +71,9 @@ class Codistillation(Replicas):
         super().check(experiment)
         if experiment.rows is None:
             raise InvalidInput(
-                "a callable data set yields each batch once, but other workers predict a "
-                "batch before its worker reads it; give arrays (x, y) or a named data set"
+                "a callable data set yields each batch once, but other workers predict on a "
+                "batch before its own worker reads the batch; give arrays (x, y) or a named data "
+                "set"
             )
 
     def copies(self, workers: int) -> Sequence[int]:

@@ -79,8 +79,8 @@ class Downpour(Servers):
         super().check(experiment)
         if max(self.fetch_every, self.push_every) > 10_000:
             raise InvalidInput(
-                f"fetch_every={self.fetch_every}, push_every={self.push_every}: intervals so "
-                "long leave a replica to train alone; allowed: 1 to 10000"
+                f"fetch_every={self.fetch_every}, push_every={self.push_every} are so long that "
+                "a replica would train alone; allowed: 1 to 10000"
             )
 
     @property

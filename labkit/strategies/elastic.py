@@ -96,8 +96,8 @@ class ElasticAveraging(SynchronousReplicas):
         if self.center == "allreduce" and self.alpha * workers > 1:
             raise InvalidInput(
                 f"alpha={self.alpha:g} with workers={workers} moves the centre by "
-                f"{self.alpha * workers:g} times its distance to the workers' mean, beyond "
-                f"that mean; use alpha up to {1 / workers:.3g}, such as 0.9 / workers"
+                f"{self.alpha * workers:g} times its distance to the workers' mean, which is "
+                f"beyond that mean; use alpha up to {1 / workers:.3g}, such as 0.9 / workers"
             )
         if self.central and self.algorithm != "auto":
             raise InvalidInput(

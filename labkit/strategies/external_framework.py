@@ -64,7 +64,7 @@ class ExternalFramework(Strategy):
     scheduling: ClassVar[tuple[str, ...]] = ("overlap", "sequential")
     paper: ClassVar[str] = "Li 2020, arXiv 2006.15704"
     no_forecast_reason: ClassVar[str] = (
-        "leaves its steps to another framework, which shows no part of them"
+        "executes its steps in another framework, which reports no times of their parts"
     )
 
     framework: Literal["ddp", "fsdp", "horovod", "jax"] = Field("ddp", kw_only=False)
@@ -118,7 +118,7 @@ class ExternalFramework(Strategy):
     def train(self, session: Session) -> None:
         """Train by sending requests for steps to the framework's processes."""
         communicator = session.communicator
-        refuse_hosts("ExternalFramework", communicator, "use ranks of one host")
+        refuse_hosts("ExternalFramework", communicator, "start all ranks on one host")
         session.compile(session.optimizer())
         with ExitStack() as stack:
             folder = ""

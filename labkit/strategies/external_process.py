@@ -57,7 +57,7 @@ def refuse_external(name: str, experiment: ExperimentSpec, linked: bool = False)
         )
     if experiment.rows is None:
         raise InvalidInput(
-            f"{name}'s processes read rows by number, which a callable data set does not "
+            f"{name}'s processes read rows by index, which a callable data set does not "
             "support; give arrays (x, y) or a named data set"
         )
     rest = experiment.rows % experiment.batch_size or experiment.batch_size
@@ -77,14 +77,15 @@ def refuse_unweighted(model: keras.Model) -> None:
     for loss in keras.tree.flatten(model.loss):
         if (reduction := getattr(loss, "reduction", MEANS[0])) not in MEANS:
             raise InvalidInput(
-                f"loss {loss.name!r} has reduction={reduction!r}, but the losses of replicas are "
-                "weighted by their rows, as means over these; use reduction='sum_over_batch_size'"
+                f"loss {loss.name!r} has reduction={reduction!r}, but the losses of replicas must "
+                "be means over rows, because they are weighted by rows; use "
+                "reduction='sum_over_batch_size'"
             )
     if any(map(is_masked, getattr(model, "outputs", None) or ())):
         raise InvalidInput(
-            "the model's outputs carry a mask, so that its loss is a mean over unmasked "
-            "elements, but the losses of replicas are weighted by their rows; use labkit's "
-            "AllReduce, which weights by unmasked elements"
+            "the model's outputs carry a mask, so that the loss is a mean over unmasked "
+            "elements, but the losses of replicas are weighted by rows; use labkit's "
+            "AllReduce, which weights them by unmasked elements"
         )
 
 
@@ -95,8 +96,8 @@ def refuse_unlinked(network: Network) -> None:
     unsupported += [f"latency={network.latency:g} s"] if network.latency > MAX_LATENCY else []
     if unsupported:
         raise InvalidInput(
-            f"network with {' and '.join(unsupported)}: processes of other frameworks use a "
-            "real link, which has only a bandwidth; give Network(latency=0, "
+            f"network with {' and '.join(unsupported)} is not supported: processes of other "
+            "frameworks use a real link, which has only a bandwidth; give Network(latency=0, "
             f"bandwidth=<bytes/s>), or a preset with a latency up to {MAX_LATENCY:g} s"
         )
     require_tools()
@@ -188,7 +189,7 @@ def train_external(
     communicator = session.communicator
     local_tasks = {child.name: child.pid} | dict(other_counters())
     all_tasks: dict[str, int] = {}
-    for tasks in communicator.allgather(local_tasks, "the processes of other frameworks' tasks"):
+    for tasks in communicator.allgather(local_tasks, "the processes of other frameworks"):
         all_tasks |= tasks
     wires = ByteCounters(all_tasks, networks)
     steps, counter, traffic, clock = 0, 0, communicator.traffic, communicator.clock
@@ -231,6 +232,8 @@ def train_external(
 
     session.loop(step, collect)
     sent_bytes: dict[str, JSON] = {}
-    for rows in communicator.allgather(wires.matrix(local_tasks), "the bytes of these tasks"):
+    for rows in communicator.allgather(
+        wires.matrix(local_tasks), "the bytes that other frameworks sent"
+    ):
         sent_bytes |= rows
     return {"processes": dict(wires.tasks), "sent_bytes": sent_bytes, "counted_steps": steps - 1}

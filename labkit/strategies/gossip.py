@@ -86,13 +86,13 @@ class Gossip(Replicas):
             return value
         matrix = np.array([row for row in value if len(row) == len(value)])
         if matrix.shape != (len(value), len(value)) or (matrix < 0).any():
-            raise ValueError("a topology is a square matrix of numbers that are not negative")
+            raise ValueError("topology must be a square matrix of numbers of at least 0")
         sums = matrix.sum(0)
         if not np.allclose(sums, 1.0, rtol=0, atol=1e-9) or not (np.diag(matrix) > 0).all():
             raise ValueError(
-                "each column of a topology has the shares of a worker's weights that the "
-                "workers receive, its own included: a column sums to 1, not to "
-                f"{', '.join(f'{total:g}' for total in sums)}, and keeps a positive share"
+                "a column of a topology has the shares of a worker's weights that each worker "
+                "receives; each column must sum to 1, and have a positive share on the diagonal; "
+                f"these columns sum to {', '.join(f'{total:g}' for total in sums)}"
             )
         return value
 
@@ -113,7 +113,7 @@ class Gossip(Replicas):
             self.topology not in ("ring", "random_pairs") or experiment.workers == 1
         ):
             raise InvalidInput(
-                "asynchronous=True pairs active workers with passive ones, but "
+                "asynchronous=True needs pairs of active and passive workers, but "
                 f"topology={self.topology!r} of workers={experiment.workers} has no such "
                 "pairs; use topology='ring' or 'random_pairs', and 2 workers or more"
             )

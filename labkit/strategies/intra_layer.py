@@ -177,7 +177,7 @@ class IntraLayer(Strategy):
                 )
                 with compute_scope():
                     loss, local_gradients = gradients(*batch)
-            if session.readers.total(rows, "the rows of a step") > 0:
+            if session.readers.total(rows, "the number of rows in a step") > 0:
                 mean = exchange.mean(local_gradients, np.int64(rows), names)
                 if all_ranks_finite(session, exchange):
                     with compute_scope():

@@ -116,9 +116,9 @@ class Pipeline(Staged):
         rows = batch // replicas
         if self._recurrent and self.tensor_parallel_size > 1:
             raise InvalidInput(
-                f"tensor_parallel_size={self.tensor_parallel_size} divide the units of a layer, "
-                "but a wavefront has "
-                "recurrent layers, which cannot be sliced; give tensor_parallel_size=1"
+                f"tensor_parallel_size={self.tensor_parallel_size} divides the units of layers, "
+                "but schedule='wavefront' is for recurrent layers, which cannot be divided; give "
+                "tensor_parallel_size=1"
             )
         if self._recurrent:
             if experiment.time_steps is not None:
@@ -126,15 +126,15 @@ class Pipeline(Staged):
         elif self.microbatches > rows:
             allowed = f"give at most {rows}, or " if rows else "give "
             raise InvalidInput(
-                f"microbatches={self.microbatches} of {rows} rows per replica: a micro-batch "
-                f"needs at least one row; {allowed}batch_size={self.microbatches * replicas} "
-                "or more"
+                f"microbatches={self.microbatches} exceeds the {rows} rows per replica, of which a "
+                f"micro-batch needs at least one; {allowed}"
+                f"batch_size={self.microbatches * replicas} or more"
             )
         chunked = [name for name, schedule in PIPELINE.items() if schedule.chunked]
         if self.virtual_stages_per_rank > 1 and self.schedule not in chunked:
             raise InvalidInput(
-                f"virtual_stages_per_rank={self.virtual_stages_per_rank} belongs to "
-                f"schedule={' or '.join(map(repr, chunked))}, not "
+                f"virtual_stages_per_rank={self.virtual_stages_per_rank} applies to "
+                f"schedule={' or '.join(map(repr, chunked))}, not to "
                 f"{self.schedule!r}"
             )
         if self.recompute and not self.exact:

@@ -137,7 +137,7 @@ class PipelineRank:
                 gradient for stage in stages.values() for gradient in stage.take_gradients()
             ]
             participates = bool(variables) or exchange.may_skip
-            if participates and session.readers.total(rows, "the rows of an update") > 0:
+            if participates and session.readers.total(rows, "the number of rows of an update") > 0:
                 mean = exchange.mean(gradients, np.int64(rows), names) if variables else []
                 start = session.timeline.clock.now()
                 if all_ranks_finite(session, exchange) and variables:
@@ -269,6 +269,6 @@ def split(blocks: Blocks, edges: list[int]) -> StageModels:
                 continue
             raise InvalidInput(
                 f"a stage would send rows of shape {list(shape)}, but the next stage must know "
-                "the size of a message: give keras.Input a shape of whole numbers"
+                "the size of a message; give keras.Input a shape of whole numbers"
             )
     return parts

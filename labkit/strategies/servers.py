@@ -162,14 +162,13 @@ class Servers(Strategy):
             )
         if self.colocated and self.servers > workers:
             raise InvalidInput(
-                f"servers={self.servers} with colocated=True run on the ranks of "
-                f"workers={workers}; allowed: 1 to {workers}, or colocated=False"
+                f"servers={self.servers} with colocated=True exceeds workers={workers}, whose "
+                f"ranks run the servers; allowed: 1 to {workers}, or colocated=False"
             )
         if self.colocated and (hit := [w for w in experiment.failed_workers if w < self.servers]):
             raise InvalidInput(
-                f"worker_failures={hit} share ranks with servers={self.servers}, so that the "
-                "servers' "
-                "weights would be lost, too; give other workers, or colocated=False"
+                f"worker_failures={hit} share ranks with servers={self.servers}, so the servers' "
+                "weights would also be lost; give other workers, or colocated=False"
             )
         if self.compressor is not None:
             self._refuse_compressor(self.compressor)
@@ -217,7 +216,7 @@ class Servers(Strategy):
         if self.stages > 1:
             raise InvalidInput(
                 f"grid={grid} with stages={self.stages} divides a replica in two ways; give "
-                "one of both"
+                "only one of them"
             )
         if experiment.precision.startswith("mixed"):
             raise InvalidInput(

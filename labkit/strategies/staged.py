@@ -226,8 +226,8 @@ class Staged(Strategy):
                 raise InvalidInput(
                     f"{self.depth(workers)} stages are too many: calls that share weights "
                     f"({', '.join(wide.shared())}) and all layers between them belong to one "
-                    f"stage, which leaves {len(wide)} stages; give at most so many, or "
-                    "separate layers"
+                    f"stage, which leaves {len(wide)} stages; give at most "
+                    f"{len(wide)} stages, or layers that share no weights"
                 )
         self.check_blocks(len(blocks), workers)
         return blocks
@@ -352,5 +352,5 @@ class Staged(Strategy):
             blocks = self.blocks(session.model, workers)
             seconds = block_seconds(session.model, rows, session.communicator.clock, blocks)
         return list(
-            session.communicator.broadcast_object(seconds, label="the seconds of the blocks")
+            session.communicator.broadcast_object(seconds, label="the measured times of the blocks")
         )

@@ -194,8 +194,8 @@ class StaleSynchronous(Stale):
         super().check(experiment)
         if self.staleness == 0 and self.staleness_correction is not None:
             raise InvalidInput(
-                f"staleness_correction={self.staleness_correction!r} with staleness=0: no "
-                "gradient is stale then; remove "
+                f"staleness_correction={self.staleness_correction!r} has no effect with "
+                "staleness=0, because no gradient is stale; remove "
                 "staleness_correction, or give staleness=1 or more"
             )
 

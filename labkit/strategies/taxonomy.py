@@ -30,13 +30,13 @@ class Cell(NamedTuple):
 
 _MEANINGS: dict[str, dict[str, str]] = {
     "architecture": {
-        "collective": "all ranks have the same role and exchange together",
+        "collective": "all ranks have the same role and exchange messages together",
         "parameter servers": "servers hold the weights and answer the workers",
-        "neighbours": "each rank exchanges with a few: between stages, between tiles, or by gossip",
+        "neighbours": "each rank exchanges with few ranks: stages, tiles, or partners of gossip",
     },
     "synchronization": {
-        "synchronous": "each step waits for all ranks of its exchange",
-        "stale synchronous": "weights may lack a bounded number of updates",
+        "synchronous": "each step waits for all ranks that exchange",
+        "stale synchronous": "the weights of a step may lack a bounded number of updates",
         "asynchronous": "each step exchanges without waiting for slower ranks",
         "periodic": "several local steps, then an exchange of all ranks",
         "asynchronous periodic": "several local steps, then an exchange without waiting",
@@ -51,12 +51,12 @@ _MEANINGS: dict[str, dict[str, str]] = {
     },
     "compression": {"none": "all values are sent in full", **FAMILIES},
     "scheduling": {
-        "sequential": "each rank computes first, then exchanges",
+        "sequential": "each rank first computes, then exchanges",
         "overlap": "messages travel during computation",
         "priority": "the most urgent messages, or the most important weights, come first",
         "staggered": "ranks take turns on a shared link",
         "micro-batches": "parts of a batch pass from rank to rank as a pipeline",
-        "unlocked": "no backward pass waits for that of the next module",
+        "unlocked": "no module's backward pass waits for that of the next module",
     },
 }
 # The allowed names of each axis, each with its meaning; the axes have the order of `Cell`'s fields.

@@ -146,7 +146,7 @@ class TFDistribute(Strategy):
     synchronization: ClassVar[tuple[str, ...]] = ("synchronous", "asynchronous")
     paper: ClassVar[str] = "Abadi 2016, arXiv 1605.08695"
     no_forecast_reason: ClassVar[str] = (
-        "leaves its steps to TensorFlow, which shows no part of them"
+        "executes its steps in TensorFlow, which reports no times of their parts"
     )
     emulated: ClassVar[bool] = False
 
@@ -249,12 +249,13 @@ class TFDistribute(Strategy):
         """Raise InvalidInput for processes that cannot be divided between two ends of a link."""
         if self.colocated:
             raise InvalidInput(
-                "colocated servers with a network: the servers are at one end of the real "
-                "link and the workers at the other; remove colocated"
+                "colocated=True does not support a network, because the servers are at one end of "
+                "the real link and the workers at the other; remove colocated"
             )
         if self.kind == "multi_worker_mirrored" and workers != 2:
             raise InvalidInput(
-                f"workers={workers} with a network: a real link has two ends; give workers=2"
+                f"workers={workers} with a network is impossible, because a real link has two "
+                "ends; give workers=2"
             )
 
     def _check_fields(self) -> None:
@@ -267,7 +268,7 @@ class TFDistribute(Strategy):
         for field, (kind, is_set) in requirements.items():
             if is_set and self.kind != kind:
                 raise InvalidInput(
-                    f"{field}={getattr(self, field)!r} belongs to kind={kind!r}, not to "
+                    f"{field}={getattr(self, field)!r} applies to kind={kind!r}, not to "
                     f"{self.kind!r}; remove it"
                 )
         servers = self.kind == "parameter_server"
@@ -287,7 +288,7 @@ class TFDistribute(Strategy):
         refuse_hosts(
             "TFDistribute",
             communicator,
-            "use a custom script there with the configuration from `labkit tf-config`",
+            "for several hosts, write a script that uses the configuration of `labkit tf-config`",
         )
         optimizer = session.optimizer()
         refuse_optimizer(optimizer)

@@ -204,7 +204,7 @@ class _PartitionedModel:
         for y, _ in self._predict(self._received_batches(batches)):
             if self._holder is None:
                 holds_outputs = transfers.communicator.allgather(
-                    y is not None, "the rank of the predictions"
+                    y is not None, "the rank that has the predictions"
                 )
                 self._holder = holds_outputs.index(True)
             if y is not None and transfers.rank:

@@ -134,7 +134,7 @@ def _compare(short: Experiment, source: DataSource, communicator: Communicator) 
         return _verify_by_replay(short, ranks, communicator)
     strategy.train(ranks)
     disagreement_text = disagreement(ranks.applied.marks, ranks.readers)
-    disagreements = communicator.allgather(disagreement_text, "the differences of replicas")
+    disagreements = communicator.allgather(disagreement_text, "the differences between replicas")
     ranks.close()
     if communicator.rank > 0:
         return None
@@ -283,10 +283,10 @@ def _why_not(experiment: Experiment) -> str | None:
     if not experiment.verify:
         return "verify=False"
     if experiment.workers == 1 and not experiment.strategy.uses_programs:
-        return "one process has no second process to be compared with"
+        return "a single process is itself the reference of the check"
     lossy = experiment.strategy.lossy
     if lossy is not None and experiment.uses_programs:
-        return "the compression audit needs ranks: run it with clock='wall'"
+        return "the audit of compression needs ranks; use clock='wall'"
     strategy = experiment.strategy
     if lossy is None and not strategy.is_exact_in(experiment) and not strategy.uses_programs:
         return f"{type(experiment.strategy).__name__} is not exact"

@@ -49,7 +49,7 @@ def step_graph(
         LabkitError: TensorFlow reports no graph.
     """
     if repeats < 1:
-        raise InvalidInput(f"repeats={repeats} is impossible: give at least 1")
+        raise InvalidInput(f"repeats={repeats} is impossible; give at least 1")
     compiled = _retrace(step)
     graph = executed_graph(compiled, *arguments)
     for _ in range(warm):
@@ -83,7 +83,7 @@ def executed_partitions(
     finally:
         context.disable_run_metadata()
     if not graphs:
-        raise LabkitError("TensorFlow reports no graph: give a function that has not run yet")
+        raise LabkitError("TensorFlow reports no graph; give a function that has not run yet")
     # TensorFlow also reports graphs that only copy arguments, so the graph of the step is by far
     # the largest.
     largest = max(graphs, key=lambda graph: sum(len(part.node) for part in graph.partition_graphs))

@@ -98,11 +98,13 @@ def layers_of(model: keras.Model) -> list[Layer]:
         if (activation := options.get("activation", "linear")) not in ACTIVATIONS:
             raise InvalidInput(
                 f"layer {layer.name!r} has activation={short(activation)}, which differs in other "
-                f"frameworks; ExternalFramework has {', '.join(ACTIVATIONS)}"
+                f"frameworks; allowed: {', '.join(ACTIVATIONS)}"
             )
         _refuse_more(layer, options, f"layer {layer.name!r}")
         if kind == "Dense" and len(layer.input.shape) != 2:
-            raise InvalidInput(f"the input of layer {layer.name!r} is not flat; add a Flatten")
+            raise InvalidInput(
+                f"the input of layer {layer.name!r} is not flat; add a Flatten layer"
+            )
         layers.append((kind, options))
     return layers
 
@@ -114,7 +116,7 @@ def loss_of(loss: object) -> str:
         allowed = ", ".join(f"{name}({_text(options)})" for name, options in LOSSES.items())
         given_loss = loss if isinstance(loss, str) else kind
         raise InvalidInput(
-            f"loss={given_loss} is not exported; ExternalFramework has these keras.losses: "
+            f"loss={given_loss} is not supported by ExternalFramework; allowed keras.losses: "
             f"{allowed}"
         )
     _refuse_more(loss, LOSSES[kind], f"loss {kind}")

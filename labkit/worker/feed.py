@@ -276,7 +276,7 @@ def _batched(dataset: tf.data.Dataset, batch_size: int, sample_rank: int | None)
     if sample_rank is None:
         raise InvalidInput(
             "a dataset requires a model that starts with keras.Input(shape), "
-            "to tell samples from batches"
+            "which distinguishes samples from batches"
         )
     if not isinstance(dataset, tf.data.Dataset):
         raise InvalidInput(
@@ -303,12 +303,12 @@ def _refuse_endless(batches: tf.data.Dataset, steps: int | None, field: str) -> 
     """Return the batches; raise InvalidInput if they are endless or have no rows."""
     count = batches.cardinality()
     if count == 0:
-        raise InvalidInput(f"{field} has no rows: give data with one sample or more")
+        raise InvalidInput(f"{field} has no rows; give data with one sample or more")
     if steps is None and count == tf.data.INFINITE_CARDINALITY:
         advice = (
             "steps_per_epoch=…, or data without repeat()"
             if field == "dataset"
             else "it without repeat()"
         )
-        raise InvalidInput(f"{field} has no end, so an epoch would not end: give {advice}")
+        raise InvalidInput(f"{field} has no end, so an epoch would not end; give {advice}")
     return batches

@@ -160,7 +160,9 @@ class ExchangeInputLog(Hook):
         _, rows = self._step_gradients.get(slots[0].variable, (None, 0.0))
         # This sum is collective. It cannot deadlock, because all ranks process buckets in the same
         # order.
-        total = float(self._communicator.allreduce_small(np.array([rows]), "the rows of a step")[0])
+        total = float(
+            self._communicator.allreduce_small(np.array([rows]), "the number of rows in a step")[0]
+        )
         share = rows * self._communicator.size / total if total else 0.0
         for slot, layer in zip(slots, layers, strict=True):
             elements = slice(slot.start, slot.stop)
@@ -183,7 +185,7 @@ class ExchangeInputLog(Hook):
         """Compare gradients with the exchange's inputs, and its outputs with applied gradients."""
         handed, brought, means = (self._totals[book] for book in ("handed", "brought", "mean"))
         if not means:
-            yield Violation(np.inf, 0.0, "no gradients were compressed before an optimizer")
+            yield Violation(np.inf, 0.0, "no gradients were compressed before the optimizer step")
         for name, mean in means.items():
             allowed = 4 * TOLERANCE[max(self._itemsize, 4)] * max(self._sizes[name], 1e-3)
             if name in brought:
@@ -191,7 +193,9 @@ class ExchangeInputLog(Hook):
                 yield Violation(lost, allowed, f"the exchanged gradient of {name} was altered")
             total = applied.sums.get(name)
             difference = np.inf if total is None or len(total) != len(mean) else _most(total - mean)
-            yield Violation(difference, allowed, f"the applied gradient of {name} is not the mean")
+            yield Violation(
+                difference, allowed, f"the applied gradient of {name} is not the mean over ranks"
+            )
 
 
 def call_numpy(function: Callable[..., None], *values: tf.Tensor | float) -> tf.Operation | None:

@@ -105,9 +105,11 @@ def evaluate(
                 rows += count
                 losses.add(number, model._compile_loss, y, predicted, weight, count)
                 model.compute_metrics(x, y, predicted, weight)
-    penalty, total = communicator.allreduce_small(np.array([penalty, rows]), "the held-out rows")
+    penalty, total = communicator.allreduce_small(
+        np.array([penalty, rows]), "the sums over the held-out rows"
+    )
     if not total:
-        raise InvalidInput("no rank has data to evaluate on")
+        raise InvalidInput("no rank has data to evaluate; give data on at least one rank")
     loss = losses.mean(communicator) + penalty / total
     # Ranks without rows may lack built metrics.
     evaluating_ranks = communicator.split(int(rows > 0))

@@ -165,7 +165,7 @@ class _Search:
         worst = mismatches[wrong[0]]
         assert worst is not None  # for the type checker
         has_layer = self._communicator.allgather(
-            worst.layer in self._track.steps, "the ranks with a layer"
+            worst.layer in self._track.steps, "whether a rank has the layer"
         )
         # If only one of the ranks with this layer differs, the error is on that rank.
         wrong_rank = wrong[0] if len(wrong) < sum(has_layer) or sum(has_layer) == 1 else None

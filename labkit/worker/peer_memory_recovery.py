@@ -130,7 +130,7 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
         step_seconds = (start - self._copied_when) / (self._steps_taken - self._copied_at)
         file = self._file(self._keeper)  # created first, because this completes pending messages
         rank, before, after = self._neighbours()
-        lengths = communicator.allgather_scalar(len(file), "the lengths of copies")
+        lengths = communicator.allgather_scalar(len(file), "the sizes of checkpoint copies")
         received = np.empty(int(lengths[before]), np.uint8)
         sent = communicator.post(np.frombuffer(file, np.uint8), after)
         communicator.recv(received, before)
@@ -140,13 +140,13 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
             del self._copies[step]
         self._copied_at, self._copied_when = self._steps_taken, self._clock.now()
         cost = (self._copied_when - start) / step_seconds
-        max_cost = communicator.allgather_scalar(cost, "the cost of copies").max()
+        max_cost = communicator.allgather_scalar(cost, "the cost of checkpoint copies").max()
         self._due = self._steps_taken + max(1, math.ceil(max_cost / SHARE))
 
     def _neighbours(self) -> tuple[int, int, int]:
         """Return this rank, the rank whose state it stores, and the rank that stores its state."""
         if not self._ring:
-            hosts = self._communicator.allgather(socket.gethostname(), "the hosts of copies")
+            hosts = self._communicator.allgather(socket.gethostname(), "the hosts of the ranks")
             place = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
             self._ring = sorted(range(len(hosts)), key=lambda r: (place[r], hosts[r]))
         at = self._ring.index(self._communicator.rank)
@@ -253,7 +253,7 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
             for n in failed
             if n in files
         ]
-        source = "the ranks that live" if first.replicas else "memory" if files else "the begin"
+        source = "the surviving ranks" if first.replicas else "memory" if files else "the begin"
         entry: Fault = {"step": step, "repeated": steps_taken - step} | first.fault
         entry |= {"source": source, "copies": copies, "spares_left": self._communicator.spares}
         if first.replicas:

@@ -141,7 +141,7 @@ class ComputeBackend:
         self._session, workers = session, session.experiment.workers
         if session.feed.steps is None:
             raise InvalidInput(
-                "the number of batches of your dataset is unknown, but programs need it; "
+                "the number of batches of your dataset is unknown, but this strategy needs it; "
                 "give steps_per_epoch=…"
             )
         # Replicas compress only the values that are averaged, and send all other values
@@ -380,7 +380,8 @@ class ComputeBackend:
         most = 100 * self.roles.steps * self.roles.epochs * self.roles.workers
         if odd := [count for count in steps.values() if not 0 <= count <= most]:
             raise LabkitError(
-                f"the state has a worker with {odd[0]} batches; the experiment allows {most}"
+                f"the checkpoint has a worker with {odd[0]} batches, but the experiment "
+                f"allows {most}"
             )
         self.replica.take(steps, states)
         if self._session.recorder is not None:
@@ -402,7 +403,7 @@ class ComputeBackend:
         )
         for epoch in remaining_epochs:
             local = self._epochs.pop(epoch), self._ended.get(epoch, 0.0)
-            gathered = session.communicator.allgather(local, "weights of an epoch")
+            gathered = session.communicator.allgather(local, "the weights of an epoch")
             parts = _merged(weights for weights, _ in gathered)
             if len(parts) == self._holders:  # False if training ended before this epoch's end
                 self._ended[epoch] = max(now for _, now in gathered)
@@ -447,7 +448,7 @@ class ComputeBackend:
         metrics = {f"val_{name}": value for name, value in session.evaluate().items()}
         rows = [
             row
-            for rank_rows in session.communicator.allgather(self.rows, "rows of an epoch")
+            for rank_rows in session.communicator.allgather(self.rows, "the rows of an epoch")
             for row in rank_rows
         ]
         steps = (epoch + 1) * self.roles.steps

@@ -139,7 +139,7 @@ class Recovery(keras.callbacks.Callback):
         progress, recorder = self._progress, self._session.recorder
         local_place = (progress.taken, progress.position.epoch)
         places_of_ranks = self._communicator.allgather(
-            (local_place, self._under_way), "the positions of the ranks"
+            (local_place, self._under_way), "the training positions of the ranks"
         )
         places = [place for place, _ in places_of_ranks]
         furthest = max(places)

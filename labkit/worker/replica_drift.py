@@ -73,7 +73,7 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
     def _by_majority(self, sums_of_ranks: Sequence[Sums]) -> str:
         (most, count), *_ = Counter(sums_of_ranks).most_common()
         if 2 * count <= len(sums_of_ranks) or len(sums_of_ranks) < 3:
-            return "the wrong rank is unknown: neither repeated steps nor a majority show it"
+            return "the wrong rank is unknown: neither repeated steps nor a majority identify it"
         wrong = [str(rank) for rank, sums in enumerate(sums_of_ranks) if sums != most]
         return f"rank {', '.join(wrong)} differs from the {count} others, which are equal"
 

@@ -102,8 +102,8 @@ class _Benchmark:
             or len(reference_model.inputs) != 1
         ):
             raise InvalidInput(
-                "serving takes a model with one input array and one output array; this model has "
-                "others: use cluster.predict, which takes nested structures"
+                "serving needs a model with one input array and one output array; for this model, "
+                "use cluster.predict, which accepts nested structures"
             )
         x = spec.x.astype(reference_model.inputs[0].dtype)
         self._batches = {size: _rows(x, size) for size in spec.batch_sizes}

@@ -213,7 +213,7 @@ class TrainingSession:
             finally:
                 hooks_of(self.model).clear()
         if not self.progress.taken:
-            raise InvalidInput("dataset has no rows: give data with one sample or more")
+            raise InvalidInput("dataset has no rows; give data with one sample or more")
 
     def _fit_all(self, callbacks: list[keras.callbacks.Callback]) -> None:
         if self.progress.metrics:  # Keras creates the metric states only in the first step
@@ -567,7 +567,7 @@ def _compile_options(
     if experiment.metrics is not None:
         options["metrics"] = list(experiment.metrics)
     if options.get("loss") is None:
-        raise InvalidInput("the experiment has no loss: give loss='…' or return a compiled model")
+        raise InvalidInput("the experiment has no loss; give loss='…' or return a compiled model")
     return options
 
 

@@ -55,7 +55,7 @@ def test_without_iproute2_the_command_says_in_one_line_what_to_install(monkeypat
     done = CliRunner().invoke(app, ["bench", "link"])
     assert done.exit_code == 1
     assert done.stderr.count("\n") == 1
-    assert "missing on PATH: ip, tc; on Debian and Ubuntu: apt-get install iproute2" in done.stderr
+    assert "PATH lacks ip, tc; on Debian and Ubuntu, run apt-get install iproute2" in done.stderr
 
 
 def test_without_root_the_command_says_in_one_line_that_it_needs_it(monkeypatch):
@@ -64,7 +64,7 @@ def test_without_root_the_command_says_in_one_line_that_it_needs_it(monkeypatch)
     done = CliRunner().invoke(app, ["bench", "link"])
     assert done.exit_code == 1
     assert done.stderr.count("\n") == 1
-    assert "needs root, to make two network namespaces: call it through sudo" in done.stderr
+    assert "needs root to create two network namespaces; start labkit with sudo" in done.stderr
 
 
 def test_a_kernel_that_refuses_is_quoted_with_what_it_must_have(monkeypatch):

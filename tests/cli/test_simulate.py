@@ -49,7 +49,10 @@ def test_own_networks_come_from_yaml_or_json(tmp_path):
             "Network has no 'speed' (did you mean 'seed'?); it has: latency",
         ),
         ("latency: 1\nbandwidth: 1\nsharing: luck", "sharing='luck' is impossible: "),
-        ("latency: 1\nbandwidth: 1\nlinks: [[0, 1]]", "links are rows of (source, destination"),
+        (
+            "latency: 1\nbandwidth: 1\nlinks: [[0, 1]]",
+            "links must be a list of at least one (source, destination",
+        ),
         ("[1, 2]", "expected `name: value`"),
         (": :", "is not YAML"),
     ],

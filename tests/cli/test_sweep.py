@@ -75,10 +75,10 @@ def statuses(sweep: Path = SWEEP) -> dict[str, dict[str, Any]]:
         (["numbr=1,2"], "has no parameter 'numbr' (did you mean 'number'?)"),
         (["number=1,x"], "number = 'x' is not int"),
         (["number="], "has an empty item"),
-        (["number=range(5,1)"], "is empty"),
+        (["number=range(5,1)"], "has no values"),
         (["number"], "is not of the form name=a,b,c"),
         (["workers=1,0"], "workers=0 is impossible"),
-        (["number=1,2", "--random", 3], "more than the 2 combinations"),
+        (["number=1,2", "--random", 3], "exceeds the 2 combinations"),
         (["number=1,2", "--jobs", "many"], "--jobs many is impossible"),
         (["number=1,2", "--jobs", 0], "--jobs 0 is impossible"),
         (["number=1,2", "--limit", 0], "--limit='0' is impossible"),
@@ -147,7 +147,7 @@ def test_members_run_abreast_as_cores_allow_and_end_at_their_limit(
     child = start(SWEPT, wide, "-p", "seconds", 300, "--limit", 1, "--force")
     assert ended(child)[0] == 1
     found = list(statuses().values())
-    assert [status["cause"] for status in found] == ["past the limit of 1 s"] * 2
+    assert [status["cause"] for status in found] == ["stopped at the time limit of 1 s"] * 2
     assert found[0]["ended"] < found[1]["started"]  # one alone, whatever it wants
 
 

@@ -89,7 +89,7 @@ def test_replicas_stay_as_many_where_there_is_a_spare(tolerant: Cluster) -> None
     run = killed(tolerant, QUESTION, {0: 60})
     assert run.status["state"] == "completed"
     (fault,) = run.metrics["faults"]
-    assert (fault["ranks"], fault["source"]) == ([0], "the ranks that live")
+    assert (fault["ranks"], fault["source"]) == ([0], "the surviving ranks")
     assert fault["bytes"] > 0
     assert weights(run) == weights(whole)
     assert "ranks" not in run.history or run.history["ranks"].isna().all()

@@ -155,7 +155,7 @@ def test_the_rows_of_its_data_are_known_where_the_data_are() -> None:
     assert Experiment(dataset="mnist", dataset_options={"rows": 500}).rows == 500
     assert Experiment(dataset=(X, Y)).rows == len(X)
     assert Experiment(model=model_of_three, dataset=lambda: None).rows is None
-    with pytest.raises(InvalidInput, match="microbatches=1438 of 1437 rows per replica"):
+    with pytest.raises(InvalidInput, match="microbatches=1438 exceeds the 1437 rows per replica"):
         Experiment(workers=2, batch_size=5000, strategy=Pipeline(microbatches=1438))
 
 

@@ -60,7 +60,7 @@ def test_runs_of_other_seeds_are_refused(tmp_path: Path) -> None:
     other = write_method(tmp_path / "other", compressor=FED_BACK)
     file = other.path / "experiment.json"
     file.write_text(file.read_text().replace('"seed": 0', '"seed": 7'))
-    with pytest.raises(LabkitError, match="share no completed seed"):
+    with pytest.raises(LabkitError, match="have no completed seed in common"):
         seed_by_seed(Run(other.path), one)
 
 

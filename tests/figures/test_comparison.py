@@ -103,7 +103,7 @@ def test_a_failed_gate_breaks_the_line_where_speeds_are(tmp_path: Path) -> None:
     assert line.y[0] is not None
     assert line.y[1] is not None
     assert line.y[2] is None
-    assert "equivalence gate failed" in figure.alt
+    assert "equivalence check failed" in figure.alt
 
 
 def test_a_heat_map_finds_the_grid_and_takes_medians_of_seeds(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_heat_map_can_be_turned_and_says_what_is_missing(tmp_path: Path) -> No
     assert list(figure.layout.xaxis.ticktext) == ["no compression", "OneBit"]
     with pytest.raises(InvalidInput, match=r"'worker' \(did you mean 'workers'"):
         heat_map(runs, x="worker", y="compressor")
-    with pytest.raises(InvalidInput, match="no two parameters of these runs"):
+    with pytest.raises(InvalidInput, match="no two parameters have runs"):
         heat_map(runs[:2])
     assert not has_grid(runs[:2])
     assert not has_grid([])
@@ -252,13 +252,13 @@ def test_lines_and_points_without_a_run_are_left_as_they_are() -> None:
 def test_the_reading_knows_who_is_best_and_what_seeds_leave_open(tmp_path: Path) -> None:
     text = summarize_comparison(grid(tmp_path, seeds=3))
     assert (
-        "12 runs that differ in compressor, workers (12 completed; 4 settings apart from the seed)"
-        in text
+        "12 runs that differ in compressor, workers (12 completed; 4 settings that differ in more "
+        "than the seed)" in text
     )
-    assert "Equivalence gate: 4 passed" in text
+    assert "Equivalence check: 4 passed" in text
     assert "**no compression, workers 1**, 91.00% (3 seeds, 90.00% to 92.00%)" in text
     assert "no compression, workers 2, 91.00%" in text  # as good: no lead is claimed
-    assert "more than the seeds explain" not in text
+    assert "the difference exceeds the spread of the seeds" not in text
     one = summarize_comparison(grid(tmp_path / "one"))
     assert "One seed cannot separate a difference from chance in test accuracy: " in one
     assert "No difference beyond the spread of the seeds in test accuracy: **no c" in text
@@ -276,8 +276,8 @@ def test_the_reading_judges_a_clear_lead_and_names_failed_gates(tmp_path: Path) 
     text = summarize_comparison(runs)
     # Another task: no race between models.
     assert (
-        "Not compared, because no other run has the same task, length and clock: workers 2, cnn"
-        in text
+        "Not compared, because no other run has the same model, data set, length and clock: "
+        "workers 2, cnn" in text
     )
     assert "mlp on digits: " in text
     assert "no speed is shown for workers 4" in text
@@ -288,7 +288,7 @@ def test_the_reading_judges_a_clear_lead_and_names_failed_gates(tmp_path: Path) 
         for rate, accuracy in ((0.1, 0.9), (0.5, 0.5))
         for s in range(3)
     ]
-    assert "more than the seeds explain" in summarize_comparison(clear)
+    assert "the difference exceeds the spread of the seeds" in summarize_comparison(clear)
 
 
 def test_modelled_seconds_are_no_rivals_of_measured_ones(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_modelled_seconds_are_no_rivals_of_measured_ones(tmp_path: Path) -> None
     assert "virtual clock: One seed cannot separate a difference from chance in samples/s" in text
     assert "clock virtual" not in text.partition("wall clock: ")[2].partition("virtual clock: ")[0]
     alone = summarize_comparison(runs[1:3])
-    assert "no other run has the same task, length and clock" in alone
+    assert "no other run has the same model, data set, length and clock" in alone
     # Beside each other in the figure of accuracy and seconds, neither beats the other.
     assert pareto(runs).layout.meta["alt"].count("(on the front)") == 4
 
@@ -327,12 +327,12 @@ def test_a_speed_up_names_its_spread_and_its_seeds_and_a_null_result_comes_first
         "strong scaling, efficiency 80%." in reading("clear", [4.0, 5.0, 6.0])
     )
     assert (
-        "No speed-up over one worker beyond the spread of the seeds; the largest: **workers 2**, "
+        "No speed-up over one worker exceeds the spread of the seeds; the largest: **workers 2**, "
         "1.14 (3 seeds, 0.89 to 1.60)" in reading("null", [5.0, 7.0, 9.0])
     )
     assert (
-        "1.60 (spread 1.14 to 2.00); strong scaling, efficiency 80%; one seed; the spread is over "
-        "its steps" in reading("one", [5.0])
+        "1.60 (spread 1.14 to 2.00); strong scaling, efficiency 80%; the spread is over the "
+        "steps of its single seed" in reading("one", [5.0])
     )
 
 
@@ -358,7 +358,7 @@ def test_regressions_are_judged_by_their_loss(tmp_path: Path) -> None:
     assert (
         "Lowest test loss: **workers 2**, 0.11 (2 seeds, 0.1 to 0.12); next workers 1, 0.31" in text
     )
-    assert "each of its seeds is lower" in text
+    assert "every seed is lower than every seed of the next run" in text
     null = summarize_comparison([*runs(1, 0.1, 0.3), *runs(2, 0.2, 0.4)])
     assert "No difference beyond the spread of the seeds in test loss" in null
     assert "One seed cannot separate" in summarize_comparison([*runs(1, 0.1), *runs(2, 0.2)])

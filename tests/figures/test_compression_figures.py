@@ -39,7 +39,7 @@ from labkit.records.verdict import completed_seeds
 from labkit.report import report
 from labkit.simulate import closed_form
 
-SAID_FAILED = "no speed figure: equivalence gate failed"
+SAID_FAILED = "no speed is shown, because the equivalence check failed"
 
 
 def texts(figure: Any) -> str:
@@ -203,7 +203,7 @@ def test_what_cannot_be_placed_is_said(tmp_path: Path) -> None:
     regression = write_method(tmp_path, measured={"test_accuracy": None})
     figure = pareto([regression, write_method(tmp_path, workers=1, payload=0)])
     assert "without test accuracy: " in texts(figure)
-    assert "no run with a test accuracy and bytes" in texts(figure)
+    assert "no run has both a test accuracy and bytes" in texts(figure)
 
 
 # --- bandwidth -----------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def test_a_failed_gate_gives_no_speed(tmp_path: Path) -> None:
     dense = write_method(tmp_path)
     bad = write_method(tmp_path, compressor=TOP_K, measured={"equivalence": FAILED_GATE})
     said = summarize_compression([dense, bad])
-    assert "no speed figure: equivalence gate failed (max |Δ| 0.25)" in said
+    assert "no speed is shown, because the equivalence check failed (max |Δ| 0.25)" in said
     assert "x the speed" not in said
     assert "compression ratio 1" in said
 

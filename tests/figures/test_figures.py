@@ -190,8 +190,8 @@ def test_efficiency_is_t1_over_n_tn_strong_and_t1_over_tn_weak(tmp_path: Path) -
 )
 def test_a_run_of_other_work_is_no_baseline(tmp_path: Path, other: dict[str, Any]) -> None:
     figure = speedup([write_run(tmp_path, workers=1, **other), write_run(tmp_path, workers=2)])
-    assert "no run has workers=1 and otherwise equal parameters" in texts(figure)
-    assert "no run has workers=1" in figure.alt
+    assert "no run with workers=1 has the same other parameters" in texts(figure)
+    assert "no run with workers=1" in figure.alt
 
 
 def test_a_baseline_with_the_same_strategy_is_preferred(tmp_path: Path) -> None:
@@ -208,17 +208,17 @@ def test_a_run_whose_gate_failed_has_no_speed_anywhere(tmp_path: Path) -> None:
     good = scaled(tmp_path)
     bad = write_run(tmp_path, workers=4, measured={"equivalence": FAILED_GATE})
     figure = compare([*good, bad])
-    assert "no speed figure: equivalence gate failed (max |Δ| 0.25)" in texts(figure)
+    assert "no speed is shown, because the equivalence check failed (max |Δ| 0.25)" in texts(figure)
     drawn = traces_of(figure, bad)
     assert {trace.yaxis for trace in drawn} == {panel(figure, t) for t in ("loss", "accuracy")}
     assert {name for trace in drawn for name in trace.meta["over"]} == {"bytes"}
-    assert "no speed figure: equivalence gate failed (max |Δ| 0.25)" in figure.alt
+    assert "no speed is shown, because the equivalence check failed (max |Δ| 0.25)" in figure.alt
     row = table([*good, bad]).iloc[3]
     assert row["equivalence"] == "failed (max |Δ| 0.25)"
     assert pd.isna(row["samples_per_second"])
     alone = throughput([bad])
     assert traces_of(alone, bad) == []
-    assert "no speed figure" in texts(alone)
+    assert "no speed is shown" in texts(alone)
 
 
 def test_too_few_cores_are_marked_in_legend_and_title(tmp_path: Path) -> None:

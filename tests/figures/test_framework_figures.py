@@ -134,13 +134,18 @@ def test_other_work_is_not_compared(tmp_path: Path, field: str, value: object) -
 def test_another_number_of_servers_and_a_compressor_are_another_strategy(tmp_path: Path) -> None:
     two = theirs(tmp_path, "parameter_server", 5.0, 512, options={"servers": 2})
     one = write_run(tmp_path / "one", strategy=ASYNCHRONOUS)
-    asked = "labkit's ParameterServer(synchronous=False, servers=2) has no run of the same work"
+    asked = (
+        "labkit's ParameterServer(synchronous=False, servers=2) has no run with the same model, "
+        "data and settings"
+    )
     assert asked in summarize_framework([two, one])
     same = write_run(tmp_path / "two", strategy=ASYNCHRONOUS | {"servers": 2})
     assert "a step takes" in summarize_framework([two, same])
     ring = theirs(tmp_path, "multi_worker_mirrored", 20.0, 2048)
     packed = write_run(tmp_path / "packed", strategy=RING | {"compressor": {"name": "TopK"}})
-    assert "has no run of the same work" in summarize_framework([ring, packed])
+    assert "has no run with the same model, data and settings" in summarize_framework(
+        [ring, packed]
+    )
 
 
 @pytest.mark.parametrize(

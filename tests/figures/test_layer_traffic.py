@@ -62,12 +62,12 @@ def test_the_words_say_what_the_bars_show(tmp_path: Path) -> None:
     alt = layer_traffic(sliced_run(tmp_path)).alt
     assert "up (outputs): 0 B forward, 4 KiB backward" in alt
     assert "down <b> (inputs): 3 KiB forward, 0 B backward" in alt
-    assert "Replicated on every rank, nothing sent: norm" in alt
-    assert "a rank holds at most 4 KiB of 6 KiB of weights" in alt
+    assert "Replicated on every rank, so nothing is sent: norm" in alt
+    assert "a rank stores at most 4 KiB of the 6 KiB of weights" in alt
 
 
 def test_a_run_without_slices_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LabkitError, match=r"no layers in slices .*strategy=lk.TensorParallel\(\)"):
+    with pytest.raises(LabkitError, match=r"no layers divided .*strategy=lk.TensorParallel\(\)"):
         layer_traffic(write_run(tmp_path))
 
 

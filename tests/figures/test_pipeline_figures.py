@@ -93,7 +93,7 @@ def test_messages_are_lines_from_sender_to_receiver_where_they_take_time() -> No
 
 
 def test_nothing_to_draw_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="no pipeline to draw"):
+    with pytest.raises(InvalidInput, match="no pipeline was given"):
         pipeline_gantt([])
 
 
@@ -142,7 +142,7 @@ def test_a_frame_a_tick_with_its_arrows_boxes_and_words() -> None:
     assert "tick 8 of 8" in figure.alt
     table_rows = figure.layout.meta["table"]
     assert table_rows.count("<tr>") == 9
-    assert "backward of 2" in table_rows
+    assert "backward pass of 2" in table_rows
 
 
 def test_what_is_too_large_to_see_is_refused() -> None:

@@ -200,7 +200,9 @@ def test_both_stand_on_one_scale_and_the_title_says_which_clock(tmp_path: Path) 
 def test_without_an_emulated_network_no_messages_are_drawn(tmp_path: Path) -> None:
     run, _ = pipeline(tmp_path)
     figure = pipeline_gantt([run, predicted_pipeline(run)])
-    assert "not emulated (simulation: messages take no time)" in str(figure.layout.title.text)
+    assert "not emulated (in the simulation, messages take no time)" in str(
+        figure.layout.title.text
+    )
     assert not [t for t in figure.data if t.name == MESSAGE[0]]
 
 
@@ -274,11 +276,11 @@ def test_a_run_that_failed_its_gate_has_no_speed(tmp_path: Path) -> None:
     row = pipeline_table(run).iloc[0]
     assert np.isnan([row["speedup"], row["bubble_measured"]]).all()
     assert rank_table(run)["utilisation"].isna().all()
-    assert "no speed figure: equivalence gate failed" in pipeline_gantt(run).alt
+    assert "no speed is shown, because the equivalence check failed" in pipeline_gantt(run).alt
 
 
 def test_runs_of_other_strategies_alone_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(LabkitError, match=r"no runs of lk\.Pipeline"):
+    with pytest.raises(LabkitError, match=r"no run of lk\.Pipeline"):
         pipeline_table(write_run(tmp_path))
 
 

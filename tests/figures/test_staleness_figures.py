@@ -50,7 +50,7 @@ def test_each_push_goes_from_its_departure_to_the_moment_of_its_update(run: Run)
     assert figure.layout.title.text == "Update log, 2 workers · virtual clock · network 1GbE"
     drawn = {trace.name: trace for trace in figure.data if trace.x[0] is not None}
     assert list(drawn) == [
-        "dropped because too late",
+        "dropped, because it arrived too late",
         "staleness 0",
         "staleness 1",
         "staleness 2",

@@ -152,9 +152,9 @@ def test_a_run_that_failed_its_gate_has_no_speed(tmp_path: Path) -> None:
     failed = run(tmp_path, OVERLAP, "overlap", {"equivalence": FAILED_GATE})
     figure = timeline(failed)
     assert not [trace for trace in figure.data if trace.type == "bar"]
-    assert "no speed figure: equivalence gate failed" in figure.alt
+    assert "no speed is shown, because the equivalence check failed" in figure.alt
     assert overlap(failed)["step_ms"].isna().all()
-    assert "no speed figure" in summarize_exchange(failed)
+    assert "no speed is shown" in summarize_exchange(failed)
 
 
 # --- what overlap hides --------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def test_unlocked_modules_are_at_least_as_fast_as_the_bound(modules: int) -> Non
 
 
 def test_a_partition_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="a forecast knows 6 layers"):
+    with pytest.raises(InvalidInput, match=r"layers with weights \(of 6 layers\)"):
         forecast(lk.Pipeline(stages=7), 7, FAST, model_options={"widths": [WIDTH] * 9})
 
 

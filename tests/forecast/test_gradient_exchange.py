@@ -153,11 +153,13 @@ def test_here_it_is_as_measured_and_what_was_not_is_refused() -> None:
     )
     found = at(2, None, calibration(collectives=costs), algorithm="auto")
     assert found.step.parts["wire"] == pytest.approx(1e-9 * whole(NBYTES), rel=1e-6)
-    with pytest.raises(InvalidInput, match="8 ranks at once on one machine were not measured"):
+    with pytest.raises(
+        InvalidInput, match="8 ranks at the same time on one machine were not measured"
+    ):
         at(8, None, calibration(collectives=costs))
     with pytest.raises(InvalidInput, match="'mpi' among 4 ranks of one machine was not measured"):
         at(4, None, calibration(collectives=costs), algorithm="mpi")
-    with pytest.raises(InvalidInput, match="measure it by `labkit calibrate`"):
+    with pytest.raises(InvalidInput, match="measure it with `labkit calibrate`"):
         at(4, given=calibration(), compressor=OneBit())
 
 
@@ -232,7 +234,7 @@ def test_ten_thousand_ranks_take_no_simulation(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_strategy_without_a_forecast_says_so_and_who_has_one() -> None:
     for strategy in (lk.TFDistribute(), lk.ExternalFramework()):
-        with pytest.raises(InvalidInput, match=r"leaves its steps to .*use one of AllReduce"):
+        with pytest.raises(InvalidInput, match=r"executes its steps in .*use one of AllReduce"):
             strategy.forecast(Query(experiment(), calibration()))
 
 
@@ -258,7 +260,9 @@ def test_prices_are_as_given() -> None:
         4, SWITCH, calibration(), node_watts=300, ranks_per_node=2, target_steps=1000
     )
     assert served.energy == pytest.approx(4 * 300 * served.training_seconds)  # seven ranks
-    with pytest.raises(InvalidInput, match="give the ranks per node: ranks_per_node"):
+    with pytest.raises(
+        InvalidInput, match="need the number of ranks on a node; give ranks_per_node"
+    ):
         _ = experiment().forecast(2, SWITCH, calibration(), node_watts=3).energy
 
 

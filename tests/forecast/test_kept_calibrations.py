@@ -70,7 +70,7 @@ def test_this_machines_own_is_found() -> None:
 def test_a_stale_one_is_refused_with_what_differs(name: str) -> None:
     own = this_machine()
     made(machine=own | {name: "another"}).save(place())
-    said = f"stale: {name} was another, is {own[name]}; measure again by `labkit calibrate`"
+    said = f"stale: {name} was another, is {own[name]}; measure again with `labkit calibrate`"
     with pytest.raises(LabkitError, match=said):
         local_calibration()
 

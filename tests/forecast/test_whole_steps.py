@@ -77,7 +77,9 @@ def test_where_nothing_is_known_parts_are_the_forecast() -> None:
     other = way(FAST, strategy=lk.AllReduce(algorithm="tree"))
     parts, found = at(BETWEEN), at(BETWEEN, knowing(other))
     assert (found.seconds, found.interval) == (parts.seconds, parts.interval)
-    assert whole(found).how == "the sum of its parts: whole steps were not measured"
+    assert (
+        whole(found).how == "the sum of the parts of a step, because whole steps were not measured"
+    )
     known = knowing(way(FAST), way(SLOW))
     apart, here = (experiment(workers=2).forecast(2, BETWEEN, each) for each in (PARTS, known))
     assert apart.seconds == here.seconds

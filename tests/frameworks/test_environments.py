@@ -41,7 +41,7 @@ def test_what_is_not_installed_is_a_sentence_that_says_what_to_do(
     said = find(name)
     assert isinstance(said, str)
     assert f"{PEERS[name].module} is not installed" in said
-    assert f"{variable} is not set: labkit frameworks setup {name}" in said
+    assert f"{variable} is not set; run labkit frameworks setup {name}" in said
     monkeypatch.setenv(variable, sys.executable + "-not-there")
     monkeypatch.setattr(environments, "_versions", lambda python, kind: "")
     assert f"nor in {variable}={sys.executable}-not-there" in str(find(name))

@@ -63,7 +63,7 @@ def test_a_server_inside_a_worker_has_no_process_of_its_own() -> None:
     assert [*found][1:] == [
         *("a: worker 0 and ps 0", "a: worker 1", "b: worker 2 and ps 1", "b: worker 3"),
     ]
-    with pytest.raises(InvalidInput, match="servers=2 do not fit into workers=1"):
+    with pytest.raises(InvalidInput, match="servers=2 exceed workers=1"):
         on_hosts(["a"], servers=2, inside=True)
     with pytest.raises(InvalidInput, match="hosts a are given twice"):
         on_hosts(["a", "b", "a"])
@@ -149,7 +149,7 @@ def test_outside_of_a_job_of_slurms_there_are_no_hosts_to_ask_for(
     for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
         monkeypatch.delenv(name, raising=False)
     for words, said in (
-        (["--slurm"], "works in a Slurm job only"),
+        (["--slurm"], "works only in a Slurm job"),
         (["--slurm", "a"], "give either hosts or --slurm"),
         ([], "give either hosts or --slurm"),
     ):

@@ -9,7 +9,8 @@ from labkit.gallery.claims import RULES, contradictions
 # A sentence as readings make it, and what of it makes it false.
 PLANTED = [
     (
-        "- On 4 workers: **1 server**, 3,263 samples/s (2 seeds, 3,195 to 3,332); no cliff.",
+        "- On 4 workers: **1 server**, 3,263 samples/s (2 seeds, 3,195 to 3,332); throughput "
+        "grows with each doubling of the workers up to 4.",
         ("3,263", "3,363"),
     ),
     (
@@ -54,23 +55,25 @@ PLANTED = [
         ("1.39", "1.09"),
     ),
     (
-        "- **More servers move the cliff** (4 workers): reproduced: 2 servers serve 900 samples/s, "
-        "1 server 600: 1.50 ×.",
+        "- **More servers give a higher throughput** (4 workers): reproduced: 2 servers serve 900 "
+        "samples/s, 1 server serve 600: 1.50 ×.",
         ("reproduced", "**not** reproduced"),
     ),
     (
-        "- **More servers move the cliff** (4 workers): **not** reproduced: 2 servers serve 500 "
-        "samples/s, 1 server 600: 0.83 ×.",
+        "- **More servers give a higher throughput** (4 workers): **not** reproduced: 2 servers "
+        "serve 500 samples/s, 1 server serve 600: 0.83 ×.",
         ("**not** reproduced", "reproduced"),
     ),
     (
-        "- **A backup worker shortens the step** (Chen 2016), 4 workers: reproduced: with 1 backup "
-        "a step takes 30 ms, without 60 ms: 0.50 ×; effective samples/s 3 against 2.",
+        "- **A backup worker shortens the step** (Chen 2016), 4 workers: reproduced: with "
+        "backup_workers=1 a step takes 30 ms, without 60 ms: 0.50 ×; effective samples/s 3 against "
+        "2.",
         ("reproduced", "**not** reproduced"),
     ),
     (
         "- **A backup worker shortens the step** (Chen 2016), 4 workers: **not** reproduced: with "
-        "1 backup a step takes 60 ms, without 30 ms: 2.00 ×; effective samples/s 3 against 2.",
+        "backup_workers=1 a step takes 60 ms, without 30 ms: 2.00 ×; effective samples/s 3 against "
+        "2.",
         ("**not** reproduced", "reproduced"),
     ),
     (

@@ -59,7 +59,7 @@ def test_true_sentences_stand(tmp_path: Path) -> None:
     verdict = check_notebook(*job(tmp_path, TRUE))
     assert verdict.faults == ()
     assert (verdict.sentences, verdict.number_count) == (1, 5)
-    assert str(verdict).startswith("1 sentence, 5 numbers; the check detects ")
+    assert str(verdict).startswith("1 sentence, 5 numbers; the check would detect ")
 
 
 @pytest.mark.parametrize(

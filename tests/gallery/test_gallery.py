@@ -91,7 +91,7 @@ def test_one_that_is_not_there_is_refused_with_those_that_are(site: Path) -> Non
     result = gallery(site, "--only", "tour,doubles")
     assert (result.exit_code, result.stderr) == (
         2,
-        f"labkit: no notebook tour in {site}; there are: doubles, fails\n",
+        f"labkit: {site} has no notebook tour; its notebooks: doubles, fails\n",
     )
     assert "no notebook *.ipynb" in gallery(site / "site").stderr
 

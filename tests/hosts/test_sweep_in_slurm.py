@@ -92,7 +92,7 @@ def test_members_end_one_by_one_and_what_is_left_goes_on(bed: Testbed, shared: P
     assert (stopped.returncode, "stopped:" in stopped.stdout) == (0, True), stopped.stderr
     said, _ = sweep.communicate(timeout=PATIENCE)
     assert sweep.returncode == 1, said
-    assert f"job array {array} of 4 members is in Slurm's queue" in said
+    assert f"job array {array} of 4 notebook runs is in Slurm's queue" in said
     assert "2 of 4 completed" in said
     found = statuses()
     assert found["002"]["cause"] == f"Slurm ended job {array}_1: it was cancelled"
@@ -114,7 +114,7 @@ def test_members_end_one_by_one_and_what_is_left_goes_on(bed: Testbed, shared: P
     # The record says that Slurm runs it. Ctrl-C lets Slurm end it, and says by whom.
     followed = start(bed, "sweep", SWEEP, "--resume")
     assert followed.stdout is not None
-    assert "2 members already in Slurm's queue\n" in followed.stdout
+    assert "2 notebook runs already in Slurm's queue\n" in followed.stdout
     os.kill(manifest.read(SWEEP)["pid"], signal.SIGINT)
     said, _ = followed.communicate(timeout=PATIENCE)
     assert (followed.returncode, len(begun())) == (130, 6), said
@@ -137,7 +137,7 @@ def test_what_a_killed_submission_holds_is_submitted_anew(bed: Testbed, shared: 
     again = start(bed, *command, "--resume")
     said, _ = again.communicate(timeout=PATIENCE)
     assert (again.returncode, states()) == (0, ["completed", "completed"]), said
-    assert "2 elements cancelled: held since an interrupted submission" in said
+    assert "2 elements cancelled, left on hold by an interrupted submission" in said
     assert bed.login(["squeue", "--noheader", f"--jobs={array}"]).stdout == ""
 
 
@@ -146,4 +146,4 @@ def test_a_folder_that_nodes_do_not_see_is_told(bed: Testbed, tmp_path: Path) ->
     sweep = start(bed, "sweep", NOTEBOOK, *VALUES, "--runs", tmp_path / "runs")
     said, _ = sweep.communicate(timeout=PATIENCE)
     assert sweep.returncode == 1
-    assert said.count("all nodes must see the sweep's folder and this Python") == 4, said
+    assert said.count("all nodes need access to the sweep's folder and to this Python") == 4, said

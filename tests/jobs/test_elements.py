@@ -28,14 +28,18 @@ def job() -> Path:
     ("said", "state", "cause"),
     [
         (SlurmJob("12_3", "TIMEOUT"), "interrupted", "job 12_3: its time limit was reached"),
-        (SlurmJob("12_3", "OUT_OF_MEMORY"), "failed", "it took more memory than it was given"),
+        (
+            SlurmJob("12_3", "OUT_OF_MEMORY"),
+            "failed",
+            "it used more memory than Slurm had allocated",
+        ),
         (SlurmJob("12_3", "NODE_FAIL"), "failed", "a node failed"),
         (
             SlurmJob("12_3", "FAILED", "NonZeroExitCode"),
             "failed",
             "without a record (FAILED, NonZero",
         ),
-        (None, "interrupted", "Slurm no longer knows the element"),
+        (None, "interrupted", "Slurm has no information on its job array element any more"),
     ],
 )
 def test_slurms_reason_is_recorded_of_the_job_and_of_its_run(
@@ -73,7 +77,7 @@ def test_what_is_no_number_never_becomes_a_word_of_scancels() -> None:
 
 def test_an_element_without_a_member_says_so(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert element.main(Path("nowhere"), "12", 3) == element.NOT_MINE
-    assert "element 12_3 has no member in nowhere: nowhere/sweep.json is missing" in (
+    assert "element 12_3 has no notebook run in nowhere: nowhere/sweep.json is missing" in (
         capfd.readouterr().err
     )
     store.write_json(Path("runs/sweep.json"), {"elements": [f"{job.parent.name}/{job.name}"]})

@@ -71,7 +71,7 @@ READ: dict[str, bytes] = {
 REFUSED: dict[str, tuple[bytes, str]] = {
     "r.ipynb": (
         of_kernel({"name": "ir", "language": "R"}, name="R").encode(),
-        r"^r\.ipynb is a notebook in R \(kernel 'ir'\); labkit runs Python: run it with papermill",
+        r"^r\.ipynb is a notebook in R \(kernel 'ir'\); labkit runs only Python; run it with ",
     ),
     "r_spec.ipynb": (of_kernel({"name": "ir", "language": "R"}).encode(), "is a notebook in R "),
     "r_name.ipynb": (
@@ -97,7 +97,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "r.md": (MYST.format(name="ir", language="R").encode(), r"r\.md is a notebook in R "),
     "prose.md": (
         b"# Title\n\n```bash\nrm -r x\n```\n",
-        "is a text and not a notebook: jupytext's header",
+        "is not a notebook, because jupytext's header",
     ),
     "odd.md": (b"---\njupytext: [\n---\n", r"odd\.md "),
     "future.ipynb": (
@@ -145,7 +145,7 @@ def test_another_file_is_refused_in_a_sentence(tmp_path: Path, name: str) -> Non
 def test_a_kernel_of_another_name_is_told(tmp_path: Path) -> None:
     path = tmp_path / "n.ipynb"
     path.write_text(of_kernel({"name": "myenv", "language": "python"}))
-    with pytest.warns(UserWarning, match="the kernel 'myenv'; the Python of labkit runs it"):
+    with pytest.warns(UserWarning, match="the kernel 'myenv'; labkit runs it with its own Python"):
         declared(path)
 
 

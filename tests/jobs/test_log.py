@@ -112,7 +112,7 @@ def test_numbers_and_curves_of_ones_own_are_read_out_and_drawn(tmp_path: Path) -
     assert (
         "Greatest F1: **rate 0.3**, 0.315 (2 seeds, 0.31 to 0.32); next rate 0.2, 0.215 "
         "(2 seeds, 0.21 to 0.22); least rate 0.1, 0.115 (2 seeds, 0.11 to 0.12): "
-        "each of its seeds is greater" in text
+        "every seed is greater than every seed of the next run" in text
     )
     assert "No difference beyond the spread of the seeds in own 0: " in text
     assert "The table has 3 more user-defined metrics" in text

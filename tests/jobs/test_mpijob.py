@@ -116,7 +116,10 @@ def test_the_file_fits_what_is_used_of_the_operators_schema(more: dict[str, Any]
     ("given", "words"),
     [
         ({"values": {"numbr": 1}}, "has no parameter 'numbr'"),
-        ({"workers": 1, "values": {"workers": 3}}, "asks for 3 ranks, but 1 × 1 slots exist"),
+        (
+            {"workers": 1, "values": {"workers": 3}},
+            "needs 3 ranks, but --workers 1 × --slots 1 are fewer",
+        ),
         (
             {"name": "My_job"},
             "'My_job-worker-0' is no name in Kubernetes; allowed: lowercase",

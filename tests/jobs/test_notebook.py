@@ -180,7 +180,7 @@ def test_a_job_does_not_outlive_the_process_that_started_it(tmp_path: Path) -> N
     child.kill()
     status = final_status(job)
     assert status["state"] == "interrupted"
-    assert status["cause"] == "interrupted: the command that started it has ended"
+    assert status["cause"] == "interrupted: the command that started the notebook has ended"
     assert psutil.wait_procs(family, timeout=PATIENCE)[1] == []
 
 

@@ -178,7 +178,7 @@ NO_BATCHES = "not batches of equal rows: call dataset.batch"
 TAKES = "shard takes a tf.data.Dataset of global batches, not a"
 UNSEEDED = "shuffles or samples without a seed"
 OTHERS = "read different batches"
-FIXED = "batches of exactly 12 rows, but this rank's part has"
+FIXED = "batches of exactly 12 rows, but this rank's part of a batch has"
 REFUSED: dict[str, tuple[Make, Callable[[int], Any], str]] = {
     "PyDataset": (dense, sequence, f"{TAKES} Sequence"),
     "arrays": (dense, lambda _: (X, Y), f"{TAKES} tuple"),

@@ -490,7 +490,7 @@ def test_moving_statistics_of_ranks_of_their_own_are_one(cluster: Cluster) -> No
     ("loss", "schedule", "says"),
     [
         (None, "overlap", "schedule='overlap' sends gradients during backpropagation"),
-        ("none", "sequential", "reduction='none': one value per sample"),
+        ("none", "sequential", "reduction='none', which returns a value per sample"),
     ],
 )
 def test_what_has_no_meaning_over_ranks_is_refused(
@@ -536,5 +536,7 @@ def test_a_loss_of_a_batch_as_a_whole_is_named(cluster: Cluster) -> None:
         return told.getvalue()
 
     told = cluster.call(work, ranks=2)
-    assert "loss 'dice' needs the whole batch: losses of parts are averaged by rows" in told[0]
+    assert (
+        "loss 'dice' is defined only for a whole batch; the losses of the ranks' parts" in told[0]
+    )
     assert told[1] == ""

@@ -201,7 +201,7 @@ def test_a_record_begins_without_its_constructor() -> None:
     ("form", "says"),
     [
         ("", "not JSON of schema 1"),
-        ('{"schema": 2, "root": 1, "nodes": []}', "has schema 2, this labkit reads 1"),
+        ('{"schema": 2, "root": 1, "nodes": []}', "has schema 2, but this labkit reads schema 1"),
         ('{"schema": 1}', "KeyError"),
         ('{"schema": 1, "root": ' + "[" * 100_000, "RecursionError"),
         (nodes(root=[0]), "IndexError"),

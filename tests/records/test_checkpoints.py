@@ -69,7 +69,7 @@ def test_where_all_are_damaged_none_is_taken_for_the_begin(tmp_path: Path) -> No
     assert newest_checkpoint(tmp_path, lambda manifest: True) is None
     for step in (5, 9):
         (checkpoint(tmp_path, step) / "rank0.npz").write_bytes(b"")
-    with pytest.raises(LabkitError, match=r"9/rank0.*5/rank0.*start again"):
+    with pytest.raises(LabkitError, match=r"9/rank0.*5/rank0.*start training again"):
         newest_checkpoint(tmp_path, lambda manifest: True)
 
 
@@ -91,7 +91,7 @@ def test_a_manifest_of_odd_values_is_damaged(odd: dict[str, Any], tmp_path: Path
     publish(half, {**GOOD, **odd})
     (sole,) = half.parent.iterdir()  # its name is what the manifest says
     sole.rename(half.with_name("5"))
-    with pytest.raises(LabkitError, match="no checkpoint is complete: start again"):
+    with pytest.raises(LabkitError, match="no checkpoint is complete; start training again"):
         newest_checkpoint(tmp_path, lambda manifest: bool(manifest["experiment"]["clock"]))
 
 
@@ -123,7 +123,9 @@ def test_what_cannot_be_an_interval_is_refused() -> None:
     assert Checkpoint("30s").interval(None) == 30.0
     assert Checkpoint(50).steps == 50
     assert Checkpoint(mtbf=3600.0).interval(1.0) == pytest.approx(84.19, abs=0.01)
-    with pytest.raises(InvalidInput, match=r"every=.* is impossible; give steps, or a time such"):
+    with pytest.raises(
+        InvalidInput, match=r"every=.* is impossible; give a number of steps, or a time such"
+    ):
         Checkpoint("soon")
-    with pytest.raises(InvalidInput, match="give one"):
+    with pytest.raises(InvalidInput, match="give only one"):
         Checkpoint(50, mtbf=3600.0)

@@ -210,7 +210,7 @@ def test_a_store_that_fails_is_told_once_and_leaves_the_other_alone(
     told.end()
     follower.forward()
     said = capsys.readouterr().err
-    assert said.count("run labkit compare later to add the missing data") == 1
+    assert said.count("later, run labkit compare to add the missing data") == 1
     assert ("step/loss", 59) in in_tensorboard(tmp_path / "board" / "mine")
 
 

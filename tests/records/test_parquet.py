@@ -43,7 +43,7 @@ def texts(rows: int) -> pa.Table:
     [
         (pa.table({"step": np.zeros(40_000_000, np.int8)}), HISTORY_COLUMNS, "too many"),
         (texts(COUNT), TABLES["timeline"], "unpacks to"),
-        (pa.table({"a": pa.array([np.zeros(9)])}), HISTORY_COLUMNS, "a column of list"),
+        (pa.table({"a": pa.array([np.zeros(9)])}), HISTORY_COLUMNS, "a column of type list"),
         (pa.table({f"c{n}": [1] for n in range(2_000)}), HISTORY_COLUMNS, "2,000 columns"),
         (
             history(COUNT, seed=np.arange(COUNT), step=np.arange(COUNT)),

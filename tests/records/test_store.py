@@ -227,7 +227,7 @@ def test_a_run_whose_history_is_torn_is_left_out(tmp_path: Path, kept: int) -> N
     path.write_bytes(path.read_bytes()[:kept])
     found = scan(tmp_path)
     assert found.runs == [good.path]
-    assert "history.parquet is truncated: copy the run again" in found.skipped[0]
+    assert "history.parquet is truncated; copy the run again" in found.skipped[0]
 
 
 def test_broken_metrics_of_a_run_that_did_not_complete_are_a_line_too(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_unusable_runs_are_left_out_with_one_line_each(tmp_path: Path) -> None:
     assert found.runs == [good.path]
     reasons = "\n".join(found.skipped)
     assert len(found.skipped) == len(reasons.splitlines()) == 4
-    assert "schema 99, this labkit reads up to 2: update labkit" in reasons
+    assert "schema 99, but this labkit reads only up to 2; update labkit" in reasons
     assert "status.json is missing" in reasons
     assert "metrics.json is missing" in reasons
     assert "status.json cannot be read" in reasons

@@ -96,9 +96,9 @@ def test_a_sure_gain_is_no_loss() -> None:
 def test_one_seed_is_no_verdict_and_says_what_would_be() -> None:
     found = judge([0.8], [0.9, 0.91])
     assert math.isnan(found.low)
-    assert found.sentence.startswith("no verdict: one seed (80.00% against 90.50%); use repeats=8")
+    assert found.sentence.startswith("no verdict: one seed (80.00% against 90.50%); give repeats=8")
     assert "one seed of the baseline" in judge([0.8, 0.8], [0.9]).sentence
-    assert judge([], [0.9]).sentence == "no verdict: no test accuracy"
+    assert judge([], [0.9]).sentence == "no verdict, because there is no test accuracy"
 
 
 def test_accuracies_are_those_of_the_seeds_that_completed(tmp_path: Path) -> None:

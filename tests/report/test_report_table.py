@@ -160,5 +160,5 @@ def test_a_job_that_failed_before_its_experiment_makes_no_columns(tmp_path: Path
     assert {"dataset", "epochs"} <= dict(table.shared_cells).keys()
     assert cells(table, "state") == ["completed", "completed", "failed"]
     assert clock_and_network(shown) == clock_and_network(shown[:2])
-    assert table.shared_by == "all but 1 job that failed before an experiment"
+    assert table.shared_by == "all but 1 job that failed before an experiment began"
     assert table_of(shown[:2]).shared_by == "all"

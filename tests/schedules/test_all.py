@@ -104,7 +104,7 @@ def test_an_unknown_name_is_answered_with_all_names() -> None:
         InvalidInput, match=r"'rnig' .did you mean 'ring'.*allowed: all_to_all, .*ring.*scatter"
     ):
         get_collective("rnig")
-    with pytest.raises(InvalidInput, match="no formula is known for this schedule"):
+    with pytest.raises(InvalidInput, match="this schedule has no formula"):
         allreduce(_half).counts(2)
 
 
@@ -130,12 +130,12 @@ def _two_orders(size: int) -> Iterator[Round]:
 
 
 def test_the_checker_finds_a_rank_without_the_sum() -> None:
-    with pytest.raises(ScheduleError, match="rank 1 does not end with the sum in chunk 0"):
+    with pytest.raises(ScheduleError, match="the final chunk 0 of rank 1 is not the sum"):
         verify_schedule(allreduce(_half), 3)
 
 
 def test_the_checker_finds_a_missing_contribution() -> None:
-    with pytest.raises(ScheduleError, match="does not end with the sum"):
+    with pytest.raises(ScheduleError, match="is not the sum"):
         verify_schedule(allreduce(lambda size: list(ring(size))[1:]), 4)
 
 
@@ -148,8 +148,8 @@ def test_the_checker_finds_right_sums_that_differ_in_bits() -> None:
     ("row", "words"),
     [
         (([0], [0]), "rank 0 sends to itself"),
-        (([0], [5]), "or a rank ≥ 2"),
-        (([0], [1], [0], [0]), "has no chunk"),
+        (([0], [5]), "or a rank that is not below 2"),
+        (([0], [1], [0], [0]), "names no chunk"),
     ],
 )
 def test_the_checker_finds_rows_that_cannot_be(row: tuple[list[int], ...], words: str) -> None:
@@ -158,5 +158,5 @@ def test_the_checker_finds_rows_that_cannot_be(row: tuple[list[int], ...], words
 
 
 def test_the_checker_finds_messages_that_the_textbook_does_not_know() -> None:
-    with pytest.raises(ScheduleError, match="the textbook says"):
+    with pytest.raises(ScheduleError, match="the textbook formula gives"):
         verify_schedule(get_collective("ring"), 4, get_collective("tree").counts(4))

@@ -66,7 +66,7 @@ def test_a_number_of_ranks_a_host_fills_hosts_in_order() -> None:
 
 @pytest.mark.parametrize("hosts", [[[0, 1]], [[0, 1], [1, 2]], [[0, 1, 2, 3]], [[0, 1], [-1]]])
 def test_hosts_hold_every_rank_once(hosts: list[list[int]]) -> None:
-    with pytest.raises(InvalidInput, match="every rank from 0 to 2 must stand in exactly one host"):
+    with pytest.raises(InvalidInput, match="every rank from 0 to 2 must be on exactly one host"):
         host_groups(3, hosts)
 
 

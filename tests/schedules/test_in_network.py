@@ -92,5 +92,5 @@ def test_ranks_refuse_by_name_what_only_a_switch_can_do() -> None:
 
 def test_a_graph_of_ranks_has_no_switches() -> None:
     network = Network(latency=0, bandwidth=1, links={(0, 1): 1.0, (1, 0): 1.0})
-    with pytest.raises(InvalidInput, match="uses a tree of switches"):
+    with pytest.raises(InvalidInput, match="needs a tree of switches"):
         simulate("in_network", 2, N, network)

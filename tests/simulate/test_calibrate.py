@@ -104,7 +104,7 @@ def test_nothing_is_ever_negative() -> None:
     ],
 )
 def test_too_little_is_refused(rows: list[Measurement]) -> None:
-    with pytest.raises(InvalidInput, match="a fit needs at least two"):
+    with pytest.raises(InvalidInput, match="allow no fit; give at least two"):
         calibrate(rows)
 
 

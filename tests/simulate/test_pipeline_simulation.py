@@ -172,9 +172,12 @@ def test_a_slower_network_never_helps_and_a_preset_is_named() -> None:
 @pytest.mark.parametrize(
     ("costs", "words"),
     [
-        (([1, 2], 1, 1), r"forward of shape \(2,\): give one value, or one for each of 4 stages"),
-        ((1, -1, 1), "backward_input=-1.0: give finite numbers, nothing negative"),
-        ((1, 1, float("nan")), "backward_weight=nan: give finite numbers, nothing negative"),
+        (([1, 2], 1, 1), r"forward has shape \(2,\); give one value, or one for each of 4 stages"),
+        ((1, -1, 1), "backward_input=-1.0 is impossible; give finite numbers, at least 0"),
+        (
+            (1, 1, float("nan")),
+            "backward_weight=nan is impossible; give finite numbers, at least 0",
+        ),
     ],
 )
 def test_seconds_that_cannot_be_are_refused(costs: tuple[object, ...], words: str) -> None:

@@ -220,8 +220,8 @@ def test_random_placements_come_again_with_their_seed_and_differ_without() -> No
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: DeviceGroup(()), "give unique names"),
-        (lambda: DeviceGroup(("A", "A")), "give unique names"),
+        (lambda: DeviceGroup(()), "give one or more unique names"),
+        (lambda: DeviceGroup(("A", "A")), "give one or more unique names"),
         (lambda: DeviceGroup(("A",), latency=-1.0), "latency=-1.0 is impossible"),
         (lambda: DeviceGroup(("A",), bandwidth=0.0), "bandwidth=0.0 is impossible"),
         (lambda: TaskGraph(()), "at least one task"),

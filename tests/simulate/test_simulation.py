@@ -224,7 +224,7 @@ def test_without_trace_memory_does_not_grow_with_rounds() -> None:
 
 @pytest.mark.parametrize("wrong", [{"size": 0}, {"nbytes": -1.0}, {"gamma": -1.0}])
 def test_what_cannot_be_simulated_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(InvalidInput, match="nothing negative"):
+    with pytest.raises(InvalidInput, match="no negative numbers"):
         simulate(**{"schedule": "ring", "size": 2, "nbytes": N, "network": SWITCH} | wrong)  # type: ignore[arg-type]
 
 

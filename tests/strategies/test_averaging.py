@@ -563,9 +563,9 @@ def test_replicas_learn_where_each_has_other_labels(cluster: Cluster) -> None:
     [
         (
             {"period": 4, "overlap_steps": 4},
-            "is an averaging every 4 steps, but with overlap_steps=4 an averaging",
+            "averages a fragment every 4 steps, but with overlap_steps=4 an averaging",
         ),
-        ({"period": 4, "fragments": 8}, "is an averaging every 0 steps"),
+        ({"period": 4, "fragments": 8}, "averages a fragment every 0 steps"),
         (
             {"optimizer_state": "average", "overlap_steps": 1},
             "applies to whole models.*use optimizer_state='keep'",

@@ -175,7 +175,10 @@ def test_without_weight_two_replicas_of_equal_data_are_two_trainings(cluster: Cl
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"dataset": lambda: None, "model": lambda: None}, "other workers predict a batch before"),
+        (
+            {"dataset": lambda: None, "model": lambda: None},
+            "other workers predict on a batch before",
+        ),
         ({"input_mode": "scatter"}, "does not support separate models"),
     ],
 )

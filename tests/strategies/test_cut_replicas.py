@@ -281,7 +281,7 @@ def test_what_cannot_be_cut_is_refused(strategy: Any, why: str) -> None:
     [
         (
             {"model": "transformer", "dataset": "shakespeare"},
-            "cannot be cut over a grid",
+            "cannot be divided over a grid",
         ),
         ({"precision": "mixed_bfloat16"}, "use precision='float32' or 'float64'"),
     ],
@@ -325,7 +325,13 @@ def refused(communicator: Any) -> list[str]:
 
 def test_models_that_cannot_be_cut_are_refused(cluster: Cluster) -> None:
     (found,) = cluster.call(refused, ranks=1)
-    wanted = ["a chain of 2", "without weights", "add to the loss", "bfloat16", "including a mask"]
+    wanted = [
+        "the model has 2 blocks",
+        "without weights",
+        "add to the loss",
+        "bfloat16",
+        "including a mask",
+    ]
     for said, why in zip(found, wanted, strict=True):
         assert why in said
 

@@ -85,5 +85,5 @@ def test_fewer_pushes_are_fewer_bytes() -> None:
 
 
 def test_replicas_that_never_meet_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="leave a replica to train alone; allowed: 1 to 10000"):
+    with pytest.raises(InvalidInput, match="a replica would train alone; allowed: 1 to 10000"):
         Experiment(dataset="digits", workers=2, strategy=Downpour(push_every=20_000))

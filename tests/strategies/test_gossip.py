@@ -257,8 +257,8 @@ def test_gaps_are_those_of_the_eigenvalues() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"topology": ((0.5, 0.2), (0.5, 0.5))}, "a column sums to 1, not to 1, 0.7"),
-        ({"topology": ((0.5, 0.5), (0.5,))}, "is a square matrix"),
+        ({"topology": ((0.5, 0.2), (0.5, 0.5))}, "these columns sum to 1, 0.7"),
+        ({"topology": ((0.5, 0.5), (0.5,))}, "must be a square matrix"),
         ({"topology": DIRECTED}, "topology has 3 rows, but workers=2"),
         ({"topology": "exponential", "asynchronous": True}, "has no such pairs"),
         ({"compressor": "Int8"}, "Gossip has no 'compressor'"),

@@ -147,8 +147,7 @@ VIRTUAL: dict[str, Any] = {"virtual": {"worker_failures": {1: 2.0}}, "workers": 
         ({"strategy": SoftSync(1), "clock": "wall"}, "clock='wall' measures them"),
         (
             {"strategy": SoftSync(1, servers=2, colocated=True)},
-            r"worker_failures=\[1\] share ranks with servers=2, so that the servers' weights "
-            r"would be lost",
+            r"worker_failures=\[1\] share ranks with servers=2, so the servers' weights would also",
         ),
     ],
     ids=str,

@@ -70,15 +70,15 @@ FOUR = {"model": "mlp", "model_options": {"widths": [5, 5]}}  # blocks
         # More micro-batches than samples.
         (
             {"strategy": lk.Pipeline(stages=2, microbatches=17)},
-            "microbatches=17 of 16 rows per replica: .*; give at most 16, or batch_size=34 or more",
+            "microbatches=17 exceeds the 16 rows per replica, .* 16, or batch_size=34 or more",
         ),
         (
             {"model": lambda: None, "dataset": ROWS, "strategy": lk.Pipeline(microbatches=21)},
-            "microbatches=21 of 20 rows per replica: .*; give at most 20",
+            "microbatches=21 exceeds the 20 rows per replica, .*; give at most 20",
         ),
         (
             {"dataset_options": {"rows": 7}, "strategy": lk.Pipeline(microbatches=8)},
-            "microbatches=8 of 7 rows",
+            "microbatches=8 exceeds the 7 rows",
         ),
         # Ranks that do not divide.
         (
@@ -159,8 +159,8 @@ REFUSED: list[tuple[Any, Strategy, str]] = [
         lk.Pipeline(microbatches=2),
         "stages=4 has 4 stages, .* is a chain of 1 blocks; allowed with workers=4: 1",
     ),
-    (hidden_layers, lk.Pipeline(microbatches=2), "a Sequential hides its layers: give a keras"),
-    (hidden_layers, lk.TensorParallel(), "a Sequential hides its layers: give a keras"),
+    (hidden_layers, lk.Pipeline(microbatches=2), "layers of a Sequential is unknown; give a keras"),
+    (hidden_layers, lk.TensorParallel(), "layers of a Sequential is unknown; give a keras"),
     (
         one_block,
         lk.Pipeline(microbatches=2, stages=2, partition=(1, 2)),

@@ -425,7 +425,11 @@ def test_stale_ones_equal_a_simulation_of_the_same_staleness(
 @pytest.mark.parametrize(
     ("strategy", "fields", "sentence"),
     [
-        ({"microbatches": 16}, {}, "microbatches=16 of 15 rows per replica.* give at most 15"),
+        (
+            {"microbatches": 16},
+            {},
+            "microbatches=16 exceeds the 15 rows per replica.* give at most 15",
+        ),
         ({"stages": 3}, {}, "stages=3 does not divide workers=4; allowed: 1, 2, 4"),
         ({"stages": 8}, {}, "stages=8 does not divide workers=4; allowed: 1, 2, 4"),
         ({"schedule": "interleaved", "microbatches": 5}, {}, "give 4 or 6 micro-batches"),
@@ -433,7 +437,7 @@ def test_stale_ones_equal_a_simulation_of_the_same_staleness(
         (
             {"schedule": "gpipe", "virtual_stages_per_rank": 2},
             {},
-            "virtual_stages_per_rank=2 belongs to schedule='interleaved'",
+            "virtual_stages_per_rank=2 applies to schedule='interleaved'",
         ),
         ({"partition": "depth"}, {}, "partition='depth' is not known; allowed: .*'time'"),
         ({"partition": (3, 3, 2)}, {}, r"has 3 stages; give 2 numbers"),

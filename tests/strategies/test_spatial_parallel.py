@@ -269,7 +269,7 @@ def test_what_only_the_model_tells_is_refused_in_a_sentence(cluster: Cluster) ->
         ),
         (
             {"model": "rnn", "model_options": {}},
-            "'rnn' cannot be cut .*: .*cnn, locally_conn",
+            "'rnn' cannot be divided .*: .*cnn, locally_conn",
         ),
         ({"model": "mlp", "model_options": {"dropout": 0.1}}, "use dropout=0"),
         ({"batch_weights": (1, 2, 1, 1)}, "machines of a grid work on the same rows"),

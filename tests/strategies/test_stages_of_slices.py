@@ -278,7 +278,7 @@ def pipeline(**fields: Any) -> Pipeline:
         ),
         (
             {"strategy": pipeline(schedule="wavefront"), "model": "rnn"},
-            "recurrent layers, which cannot be sliced; give tensor_parallel_size=1",
+            "recurrent layers, which cannot be divided; give tensor_parallel_size=1",
         ),
         (
             {"strategy": pipeline(), "optimizer_options": {"clipnorm": 1.0}},
@@ -334,7 +334,9 @@ def refuse(communicator: Any, experiment: Experiment) -> list[str]:
 
 def test_a_model_without_anything_to_cut_is_refused_by_all_ranks(cluster: Cluster) -> None:
     said = cluster.call(refuse, Experiment(**SMALL | {"model": uncut, "strategy": pipeline()}))
-    sentence = "no layer can be cut into 2 slices (one: units=1 for 2 slices; other: units=1 for 2 "
+    sentence = (
+        "no layer can be divided into 2 slices (one: units=1 for 2 slices; other: units=1 for 2 "
+    )
     assert said == [said[0]] * 4
     assert len(said[0]) == 2
     assert all(

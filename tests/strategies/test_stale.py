@@ -167,9 +167,12 @@ def test_momentum_gives_way_to_staleness() -> None:
     ("strategy", "why"),
     [
         (SoftSync(3), "n=3 exceeds the number of gradients of workers=2; allowed: 1 to 2"),
-        (StaleSynchronous(0, staleness_correction="mean"), "no gradient is stale then"),
+        (StaleSynchronous(0, staleness_correction="mean"), "because no gradient is stale"),
         (SoftSync(2, staleness_correction="momentum"), "use optimizer='sgd' with"),
-        (StaleSynchronous(1, servers=3, colocated=True), "run on the ranks of workers=2"),
+        (
+            StaleSynchronous(1, servers=3, colocated=True),
+            "exceeds workers=2, whose ranks run the servers",
+        ),
     ],
     ids=str,
 )

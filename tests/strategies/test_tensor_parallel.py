@@ -346,7 +346,7 @@ UNITS = r"dense\S*: units=1 for 2 slices; dense\S*: a regularizer .*"
 )
 def test_what_cannot_be_cut_is_said(cluster: Cluster, model: Any, why: str) -> None:
     experiment = Experiment(**SMALL | {"model": model})
-    sentence = rf"no layer can be cut into 2 slices \({why}\); give tensor_parallel_size=1"
+    sentence = rf"no layer can be divided into 2 slices \({why}\); give tensor_parallel_size=1"
     with pytest.raises(Exception, match=sentence):
         cluster.call(first_step, experiment, ranks=2)
 

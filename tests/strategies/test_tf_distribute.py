@@ -31,11 +31,11 @@ def given(strategy: dict[str, Any], **fields: Any) -> Experiment:
         (
             {"cross_device_ops": "hierarchical_copy"},
             {},
-            "belongs to kind='mirrored', not to 'multi_w",
+            "applies to kind='mirrored', not to 'multi_w",
         ),
-        (SERVERS | {"communication": "auto"}, {}, "belongs to kind='multi_worker_mirrored'"),
-        ({"servers": 2}, {}, "servers=2 belongs to kind='parameter_server'"),
-        ({"colocated": True}, {}, "colocated=True belongs to kind='parameter_server'"),
+        (SERVERS | {"communication": "auto"}, {}, "applies to kind='multi_worker_mirrored'"),
+        ({"servers": 2}, {}, "servers=2 applies to kind='parameter_server'"),
+        ({"colocated": True}, {}, "colocated=True applies to kind='parameter_server'"),
         (
             SERVERS | {"synchronous": True},
             {},
@@ -224,7 +224,7 @@ def test_a_killed_worker_is_survived_and_started_anew(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("task", "words"),
     [
-        ("ps 0", "ps 0 ended early, and the weights of ps 0 with it"),
+        ("ps 0", "ps 0 ended early, so the weights of ps 0 are lost"),
         ("chief 0", "chief 0 ended early"),
     ],
 )

@@ -215,7 +215,7 @@ def test_a_named_model_passes_the_gate(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"strategy": wavefront(9)}, "microbatches=9 segments of 8 time steps.*allowed: 1 to 8"),
+        ({"strategy": wavefront(9)}, "microbatches=9 exceeds the 8 time steps.*allowed: 1 to 8"),
         ({"model": "rnn", "dataset": "digits", "strategy": wavefront(9)}, "allowed: 1 to 8"),
         (
             {"model": "mlp", "dataset": "digits", "strategy": wavefront(4)},
@@ -223,7 +223,7 @@ def test_a_named_model_passes_the_gate(cluster: Cluster) -> None:
         ),
         (
             {"strategy": wavefront(4, virtual_stages_per_rank=2)},
-            "virtual_stages_per_rank=2 belongs to schedule='interleaved'",
+            "virtual_stages_per_rank=2 applies to schedule='interleaved'",
         ),
         (
             {"model": "rnn", "dataset": "digits", "strategy": wavefront(4, stages=4), "workers": 4},

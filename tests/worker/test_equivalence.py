@@ -187,7 +187,7 @@ def with_a_step_of_its_own() -> Any:
         ({"model": normalised, "model_options": {}}, "normalises by the batch of each rank"),
         ({"model_options": {"dropout": 0.3}}, "draws random numbers"),
         ({"model": with_a_step_of_its_own, "model_options": {}}, "custom train_step"),
-        ({"workers": 1}, "no second process to be compared with"),
+        ({"workers": 1}, "itself the reference of the check"),
         ({"verify": False}, "verify=False"),
     ],
     ids=["normalisation", "dropout", "train_step", "one worker", "verify=False"],

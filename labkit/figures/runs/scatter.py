@@ -117,7 +117,7 @@ def _axis(name: str, values: Sequence[Value], is_parameter: bool) -> Trace:
 
 _NAMED = 3  # greatest number of run names in a note
 _COSTS = {
-    "bytes": ("bytes after the first step, all ranks", bytes_axis, bytes_text),
+    "bytes": ("bytes sent after the first step, all ranks", bytes_axis, bytes_text),
     "seconds": ("seconds after the first step", seconds_axis, seconds_text),
 }
 
@@ -145,7 +145,8 @@ def pareto_sheet(entries: Sequence[RunEntry]) -> Sheet:
     table["open"] = ~table.index.isin(front(table, MEASURES).index)
     panels = [_panel(table, looks, cost, refusals(entries)) for cost in _COSTS]
     remarks = [
-        "filled: no run on its network is better in accuracy, bytes and seconds; error bars: seeds"
+        "filled marker: no run on the same network is better in accuracy, bytes and seconds; "
+        "error bar: range over seeds"
     ]
     known = set(table["run"])
     missing = [entry.label for entry in entries if entry.key not in known]
@@ -162,7 +163,7 @@ def _panel(table: pd.DataFrame, looks: Looks, cost: str, refused: str) -> Panel:
     drawn = table[table[f"{cost}_low"] > 0]
     hover = [f"{y:.2%}, {text(x)}" for x, y in zip(drawn[cost], drawn["accuracy"], strict=True)]
     drawn = drawn.assign(hover=hover)
-    none = "" if len(drawn) else f"no run with a test accuracy and {cost}"
+    none = "" if len(drawn) else f"no run has both a test accuracy and {cost}"
     silent = [looks[run].label for run in table["run"][table["bytes_low"] <= 0]]
     more = f" and {len(silent) - _NAMED} more" if silent[_NAMED:] else ""
     not_shown = (

@@ -108,9 +108,9 @@ def _cliffs(runs_by_way: dict[str, dict[int, Run]]) -> Iterator[Finding]:
             continue
         counts = sorted(group)
         ends = [b for a, b in pairwise(counts) if _gain(group, a, b) < _CLIFF]
-        cliff = f"no cliff up to {counts[-1]} workers"
+        cliff = f"throughput grows with each doubling of the workers up to {counts[-1]}"
         if ends:
-            cliff = f"doubling the workers gains less than {_CLIFF:g} × from {ends[0]} workers on"
+            cliff = f"doubling the workers to {ends[0]} gains less than {_CLIFF:g} × the throughput"
         yield _speed(group[counts[-1]], f"On {counts[-1]} workers", way, cliff)
 
 
@@ -124,10 +124,10 @@ def _more_servers(runs_by_way: dict[str, dict[int, Run]]) -> Iterator[Finding]:
     most = both[-1]
     one, more = (_rate(runs_by_way[way][most]) for way in (fewer_servers, more_servers))
     rates = (
-        f"{more_servers} serve {more:,.0f} samples/s, {fewer_servers} {one:,.0f}: "
+        f"{more_servers} serve {more:,.0f} samples/s, {fewer_servers} serve {one:,.0f}: "
         f"{more / one:.2f} ×"
     )
-    yield published("More servers move the cliff", f"{most} workers", more > one, rates)
+    yield published("More servers give a higher throughput", f"{most} workers", more > one, rates)
 
 
 def _colocated_servers(runs_by_way: dict[str, dict[int, Run]]) -> Iterator[Finding]:
@@ -140,7 +140,7 @@ def _colocated_servers(runs_by_way: dict[str, dict[int, Run]]) -> Iterator[Findi
         ratios = [_rate(group[n]) / _rate(separate[n]) for n in both]
         shares = ", ".join(f"{ratio:.2f} on {n}" for n, ratio in zip(both, ratios, strict=True))
         details = f"throughput relative to separate servers: {way} have {shares} workers"
-        claim = "Co-located servers collapse first"
+        claim = "Co-located servers have a lower throughput than separate servers"
         yield published(claim, "Bugliarello", min(ratios) < 1, details)
 
 
@@ -160,7 +160,7 @@ def _backup_workers(slow: Sequence[Run]) -> Iterator[Finding]:
             f"**A backup worker shortens the step** (Chen 2016), {run.experiment['workers']} "
             f"workers of which one is slow: {reproduced_text(ratio < 1)}",
             details=(
-                f"with {number} backup a step takes {_step(run):.3g} ms, without "
+                f"with backup_workers={number} a step takes {_step(run):.3g} ms, without "
                 f"{_step(base):.3g} ms: {ratio:.2f} ×",
                 f"effective samples/s {_rate(run):,.0f} against {_rate(base):,.0f}",
             ),

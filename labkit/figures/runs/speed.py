@@ -13,7 +13,7 @@ from labkit.records.analysis.scaling import scalings, seed_bands
 if TYPE_CHECKING:
     import pandas as pd
 
-NO_BASELINE = "no baseline: no run has workers=1 and otherwise equal parameters"
+NO_BASELINE = "no baseline: no run with workers=1 has the same other parameters"
 _NAMED = 2  # greatest number of failed equivalence checks that a panel names
 _KINDS = {
     "strong": "● strong scaling: same global batch",
@@ -32,7 +32,7 @@ def refusal(entry: RunEntry) -> str:
     """Return the text shown instead of the speed of a run that failed its equivalence check."""
     difference = (entry.metrics.get("equivalence") or {}).get("max_abs_difference")
     size = "" if difference is None else f" (max |Δ| {difference:.2g})"
-    return f"no speed figure: equivalence gate failed{size}"
+    return f"no speed is shown, because the equivalence check failed{size}"
 
 
 def scalings_by_key(entries: Sequence[RunEntry]) -> pd.DataFrame:
@@ -51,7 +51,7 @@ def throughput_panel(entries: Sequence[RunEntry]) -> Panel:
     ]
     looks = {entry.key: entry for entry in entries}
     return Panel(
-        title="Throughput\nwhisker: p10 to p90 of step time",
+        title="Throughput\nwhisker: from the p10 to the p90 of the step time",
         x="",
         y="samples/s",
         traces=bars(pd.DataFrame(rows), "place", "speed", looks) if rows else [],

@@ -37,7 +37,7 @@ def staleness_cost(runs: Iterable[Run]) -> Figure:
     looks = lines(table["staleness_correction"])
     panel = Panel(
         title="Accuracy by staleness\nmean over seeds; band: range over seeds",
-        x="mean staleness (updates since the weights of the gradient)",
+        x="mean staleness (updates since the weights were fetched)",
         y="test accuracy",
         traces=line_with_band(
             table, "staleness", "accuracy", looks, by="staleness_correction", marks=True
@@ -68,7 +68,9 @@ def summarize_staleness_cost(runs: Sequence[Run], classes: int = 10) -> Markdown
     table, guess = stale_table(runs), 1 / classes
     synchronous = table[table["staleness_correction"] == SYNCHRONOUS]
     if synchronous.empty:
-        return sentences([Finding("Not judged: there is no synchronous run as a reference")])
+        return sentences(
+            [Finding("The claims are not judged: there is no synchronous run as a reference")]
+        )
     ages = [
         accuracy_finding(row, "", row.way, f"mean staleness {row.staleness:.3g} updates")
         for row in table.itertuples()
@@ -77,7 +79,8 @@ def summarize_staleness_cost(runs: Sequence[Run], classes: int = 10) -> Markdown
     if best["accuracy_low"] < CHANCE * guess:
         where = "" if best["accuracy"] < CHANCE * guess else " for some seeds"
         unjudged = Finding(
-            f"Not judged: synchronous training itself stays near chance{where}",
+            "The claims are not judged: synchronous training itself is hardly better than a random "
+            f"guess{where}",
             details=(f"try a learning rate below {runs[0].experiment['learning_rate']:g}",),
         )
         return sentences([*ages, unjudged])
@@ -88,14 +91,17 @@ def _correction_claims(table: pd.DataFrame, best: pd.Series, guess: float) -> It
     old = table[table["staleness"] >= OLD]
     plain = old[old["staleness_correction"] == PLAIN]
     if not plain.empty:
-        claim = "Old gradients at the uncorrected rate stay near chance"
+        claim = (
+            "With stale gradients at the uncorrected learning rate, accuracy stays near a random "
+            "guess"
+        )
         holds = bool((plain["accuracy"] < CHANCE * guess).all())
         chance = f"a random guess has {guess:.0%}"
         yield published(claim, "Zhang 2016", holds, list_accuracies(plain), chance)
     corrected = old[old["staleness_correction"] == correction_text("per_gradient")]
     if not corrected.empty:
         yield published(
-            "At α₀/τ, old gradients reach the accuracy of synchronous training",
+            "At the learning rate α₀/τ (τ: staleness), stale gradients reach synchronous accuracy",
             "Zhang 2016",
             bool((corrected["accuracy_high"] >= best["accuracy_low"]).all()),
             list_accuracies(corrected),
@@ -156,13 +162,19 @@ def summarize_time_to_target(runs: Sequence[Run], target: float) -> Markdown:
             findings.append(Finding(where, row.way, row.seconds, band, row.seeds, seconds_text))
         if missing := [row.way for row in group.itertuples() if row.reached < row.seeds]:
             ways = ", ".join(dict.fromkeys(missing))
-            findings.append(Finding(f"{where}, some seeds did not reach {target:.0%}: {ways}"))
+            findings.append(
+                Finding(f"{where}, some seeds did not reach the accuracy {target:.0%}: {ways}")
+            )
         if slow:
             findings += _stale_synchronous(group)
         if len(complete):
             first.append(f"{where.lower()} **{complete['way'].iloc[0]}**")
     if first:
-        findings.append(Finding("First at the target, by means over seeds", details=tuple(first)))
+        findings.append(
+            Finding(
+                "First to reach the target accuracy, by mean time over seeds", details=tuple(first)
+            )
+        )
     return sentences(findings)
 
 
@@ -174,11 +186,11 @@ def _stale_synchronous(group: pd.DataFrame) -> Iterator[Finding]:
         return
     ordered = [rows[way] for way in (SYNCHRONOUS, *bound, ASYNCHRONOUS)]
     claim = (
-        "Stale synchronous servers are between synchronous and asynchronous servers in "
-        "time to the target"
+        "Stale synchronous training takes less time to the target accuracy than synchronous, "
+        "and more than asynchronous training"
     )
     if missing := [row.way for row in ordered if row.reached < row.seeds]:
-        reason = f"not judged, because {', '.join(missing)} did not reach the target"
+        reason = f"not judged, because {', '.join(missing)} did not reach the target accuracy"
         yield Finding(f"**{claim}** (Ho 2013)", details=(reason,))
         return
     slowest, *between, quickest = ordered
@@ -253,13 +265,12 @@ def summarize_batch(runs: Sequence[Run]) -> Markdown:
         # batches at the least staleness.
         findings.append(
             published(
-                "Smaller batches compensate staleness",
+                "Smaller batches compensate for staleness",
                 "Gupta 2015",
                 is_better(corrected, plain),
-                f"batch {small} with staleness {old} "
-                f"{cells.accuracy[small, old]:.1%}, batch {large} with staleness {young} "
-                f"{cells.accuracy[large, young]:.1%}; batch {small} with staleness {young} "
-                f"{cells.accuracy[small, young]:.1%}",
+                f"{cells.accuracy[small, old]:.1%} with batch {small} and staleness {old}, "
+                f"{cells.accuracy[large, young]:.1%} with batch {large} and staleness {young}; "
+                f"{cells.accuracy[small, young]:.1%} with batch {small} and staleness {young}",
             )
         )
     return sentences(findings)
@@ -279,12 +290,18 @@ def summarize_rate(runs: Sequence[Run]) -> Markdown:
         # A learning rate with a single run has only one row, which is both the first and the last.
         ends = group.iloc[[0, -1] if len(group) > 1 else [0]]
         for row in ends.itertuples():
-            what = f"At rate {rate:g}, staleness {row.n}"
+            what = f"At learning rate {rate:g}, staleness {row.n}"
             findings.append(accuracy_finding(row, what))
         equal_rates += [f"{rate:g}"] if len(group) > 1 and not is_better(young, old) else []
-    where = f"at rate {', '.join(equal_rates)}" if equal_rates else "at none of these rates"
+    where = (
+        f"at learning rate {', '.join(equal_rates)}"
+        if equal_rates
+        else "at none of these learning rates"
+    )
     claim = Finding(
-        "**Old gradients are as accurate as young ones, within the seeds**", details=(where,)
+        "**Training with stale gradients is as accurate as with fresh ones, within the spread of "
+        "the seeds**",
+        details=(where,),
     )
     return sentences([*findings, claim])
 
@@ -306,7 +323,11 @@ def summarize_downpour(runs: Sequence[Run]) -> Markdown:
     table = table.sort_values(["optimizer", "fetch_every", "rate"])
     findings = [
         accuracy_finding(
-            row, f"{row.optimizer} at rate {row.rate:g}, every {row.fetch_every} batches"
+            row,
+            (
+                f"{row.optimizer} at learning rate {row.rate:g}, exchange every "
+                f"{row.fetch_every} batches"
+            ),
         )
         for row in table.itertuples()
     ]
@@ -322,12 +343,12 @@ def _adagrad_claim(table: pd.DataFrame) -> Iterator[Finding]:
         rate, best = cells[often].idxmax(), cells[rarely].idxmax()
         rare[optimizer] = by_rate.loc[[(rarely, rate)]]
         texts.append(
-            f"{optimizer} at rate {rate:g}: {cells[often, rate]:.1%} every {often} and "
-            f"{cells[rarely, rate]:.1%} every {rarely} batches; at rate {best:g} every {rarely}: "
-            f"{cells[rarely, best]:.1%}"
+            f"{optimizer} at learning rate {rate:g}: accuracy {cells[often, rate]:.1%} with an "
+            f"exchange every {often} batches, {cells[rarely, rate]:.1%} every {rarely} batches; "
+            f"at learning rate {best:g}: {cells[rarely, best]:.1%} every {rarely} batches"
         )
     if often < rarely and {"adagrad", "sgd"} <= set(rare):
-        claim = "Adagrad tolerates staleness that plain SGD does not tolerate"
+        claim = "Adagrad is more accurate than plain SGD with rare exchanges"
         yield published(claim, "Dean 2012", is_better(rare["adagrad"], rare["sgd"]), *texts)
 
 

@@ -70,7 +70,7 @@ def update_log(run: Run, first: int = 0, last: int | None = None) -> Figure:
     room = 0.02 * (most - least)
     panel = Panel(
         title=f"Gradients {first} to {last} of {len(events)}\n↓ from push to application; "
-        "• delivered",
+        "• delivered to the server",
         x="time, ms",
         y="",
         traces=[
@@ -97,7 +97,7 @@ def staleness(runs: Iterable[Run] | Run) -> Figure:
     ages = {entry.key: staleness_of(entry.run) for entry in shown}
     panel = Panel(
         title="Staleness of applied gradients",
-        x="staleness (updates since the weights of the gradient)",
+        x="staleness (updates since the weights were fetched)",
         y="share of gradients",
         traces=_histogram(ages, {entry.key: entry for entry in shown}, 0.8 / len(shown)),
         y_axis={"tickformat": ".0%", "rangemode": "tozero"},
@@ -115,7 +115,7 @@ def _histogram(ages: Mapping[str, pd.Series[float]], looks: Looks, width: float)
     for place, (name, values) in enumerate(ages.items()):
         share = values.value_counts(normalize=True).sort_index()
         at = share.index.to_numpy(float) + width * (place - (len(ages) - 1) / 2)
-        hover = [f"{part:.1%} of gradients are {age:g} updates old" for age, part in share.items()]
+        hover = [f"{part:.1%} of gradients have staleness {age:g}" for age, part in share.items()]
         tables.append(pd.DataFrame({"run": name, "at": at, "share": share, "hover": hover}))
     return [bar | {"width": width} for bar in bars(pd.concat(tables), "at", "share", looks)]
 
@@ -139,7 +139,7 @@ def _finding(entry: RunEntry, name: str) -> Finding:
     result = (
         f"test accuracy {accuracy:.1%}" if has_accuracy else f"test loss {metrics['test_loss']:.4g}"
     )
-    spent = "unknown time, because its equivalence gate failed"
+    spent = "unknown time, because the equivalence check failed"
     if not entry.gate_failed:
         spent = f"{seconds_text(metrics['train_seconds'])} of the {metrics['clock']} clock"
     return Finding(
@@ -155,7 +155,7 @@ def _finding(entry: RunEntry, name: str) -> Finding:
 def _events(run: Run) -> pd.DataFrame:
     events = run.update_log
     if events.empty:
-        where = "; each of its seeds has one" if run.seeds else ""
+        where = "; give one of its seeds, each of which has an update log" if run.seeds else ""
         raise LabkitError(
             f"{run.name} has no update log (state: {run.status['state']}); completed runs with "
             f"ParameterServer have one{where}"
@@ -177,7 +177,7 @@ def _color_indices(events: pd.DataFrame) -> pd.Series[int]:
 
 def _color_line(kind: int) -> LineStyle:
     if kind < 0:
-        return LineStyle("dropped because too late", DROPPED, "dot", "x")
+        return LineStyle("dropped, because it arrived too late", DROPPED, "dot", "x")
     name = "or more " * (kind == SHADES - 1)
     return LineStyle(f"staleness {kind} {name}".strip(), COLORS[kind], "solid", "triangle-down")
 
@@ -275,8 +275,8 @@ def _clock_panel(way: str, ages: dict[str, pd.Series[float]], looks: Looks) -> P
 def _clock_findings(runs: Sequence[Run]) -> Iterator[Finding]:
     for way, ages in _ages_by_way(runs).items():
         details = (
-            f"{clock} staleness {age.mean():.3g} updates on average, 19 of 20 gradients at most "
-            f"{age.quantile(MOST_AGES, interpolation='higher'):g}"
+            f"{clock}: staleness {age.mean():.3g} updates on average, at most "
+            f"{age.quantile(MOST_AGES, interpolation='higher'):g} for 19 of 20 gradients"
             for clock, age in ages.items()
         )
         yield Finding(f"**{way}**", details=tuple(details))
@@ -286,7 +286,7 @@ def correction_text(remedy: str | None) -> str:
     """Return the label of a staleness correction in figures, such as `at α₀/τ`."""
     texts = {
         "per_gradient": "at α₀/τ",
-        "mean": "at α₀ over the mean staleness",
+        "mean": "at α₀ / mean staleness",
         "momentum": "reduced momentum",
         "delay_compensated": "delay-compensated",
     }

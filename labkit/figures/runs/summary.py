@@ -51,7 +51,7 @@ def _run_details(entry: RunEntry) -> list[str]:
         details.append(f"test loss {metrics['test_loss']:.4g}")
     group = islice(logged_results(entry.run).items(), _MOST_METRICS)
     details += [f"{name} {value:.4g}" for name, value in group]
-    details.append(f"equivalence gate {verdict(entry.run)}")
+    details.append(f"equivalence check {verdict(entry.run)}")
     history = entry.run.history
     parts = ("compute_seconds", "communicate_seconds", "wait_seconds")
     # The first step is excluded, because TensorFlow traces and compiles the model in this step.
@@ -62,7 +62,7 @@ def _run_details(entry: RunEntry) -> list[str]:
     if metrics.get("workers", 1) > 1 and total > 0:
         shares = " / ".join(f"{max(steady[part].sum(), 0) / total:.0%}" for part in parts)
         details.append(
-            f"shares of computing / exchange / waiting for ranks in its step time: {shares}"
+            f"shares of the step time for computation / exchange / waiting for ranks: {shares}"
         )
     return details
 
@@ -89,7 +89,7 @@ def speed_verdict(low: float, high: float, below_text: str) -> str:
     """Return the conclusion for a speed ratio whose range is above 1, below 1, or includes 1."""
     if low > 1:
         return "it pays"
-    return below_text if high < 1 else "no difference beyond the spread of the steps"
+    return below_text if high < 1 else "no difference beyond the spread of the step times"
 
 
 _CHANCE = (
@@ -141,7 +141,7 @@ def summarize_comparison(runs: Iterable[Run] | Run) -> Markdown:
         if head not in compared
     ]
     if alone:
-        head = "Not compared, because no other run has the same task, length and clock"
+        head = "Not compared, because no other run has the same model, data set, length and clock"
         findings.append(Finding(head, details=(_join_labels(alone),)))
     return sentences([*findings, *_largest_speedup(shown)])
 
@@ -210,7 +210,11 @@ def _what_differs(shown: Sequence[RunEntry]) -> Finding:
     states = Counter(str(run.status["state"]) for entry in shown for run in entry.members)
     ended = ", ".join(f"{count} {state}" for state, count in states.most_common())
     differ = f"that differ in {', '.join(names)}" if names else "with the same parameters"
-    kinds = f"; {len(shown)} settings apart from the seed" if len(shown) < states.total() else ""
+    kinds = (
+        f"; {len(shown)} settings that differ in more than the seed"
+        if len(shown) < states.total()
+        else ""
+    )
     return Finding(f"{plural(states.total(), 'run')} {differ} ({ended}{kinds})")
 
 
@@ -220,7 +224,7 @@ def _gate_counts(shown: Sequence[RunEntry]) -> Finding:
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
     failed = [entry.label for entry in shown if entry.gate_failed]
     none = f"no speed is shown for {_join_labels(failed)}" if failed else ""
-    return Finding("Equivalence gate", details=(words, none))
+    return Finding("Equivalence check", details=(words, none))
 
 
 _Place = tuple[Finding, RunEntry]
@@ -245,7 +249,7 @@ def _lead(
     differing = [n for n in parameters([best[1].run, others[0][1].run]) if n not in _CHANCE]
     details = [f"next {others[0][0].subject}, {others[0][0].number}", more]
     if len(differing) > 1:
-        details.append(f"the two differ in {' and '.join(differing)}")
+        details.append(f"these two runs differ in {' and '.join(differing)}")
     head = f"{most} {best[0].head}" if verdict else f"{_NO_DIFFERENCE} {best[0].head}"
     if not verdict and min(best[0].seeds, others[0][0].seeds) < 2:
         head = f"{_ONE_SEED} {best[0].head}"
@@ -290,7 +294,7 @@ def _judge_by_seeds(first: _Place, second: _Place) -> str:
     # `judge` tests for a loss of accuracy, so the second run is its candidate and the first run its
     # reference.
     lost = min(len(ours), len(theirs)) > 1 and judge(theirs, ours).kind == "loss"
-    return "more than the seeds explain" if lost else ""
+    return "the difference exceeds the spread of the seeds" if lost else ""
 
 
 def _all_seeds_better(comparative: str, first: _Place, second: _Place) -> str:
@@ -298,7 +302,9 @@ def _all_seeds_better(comparative: str, first: _Place, second: _Place) -> str:
     (high, _), (low, _) = (second, first) if comparative == "lower" else (first, second)
     if not high.band or not low.band or min(high.seeds, low.seeds) < 2:
         return ""
-    return f"each of its seeds is {comparative}" * (high.band[0] > low.band[1])
+    return f"every seed is {comparative} than every seed of the next run" * (
+        high.band[0] > low.band[1]
+    )
 
 
 def _fastest(shown: Sequence[RunEntry]) -> Finding:
@@ -328,9 +334,9 @@ def _undominated_runs(shown: Sequence[RunEntry]) -> list[Finding]:
     if len(shown) < 2 or best.empty:
         return []
     if len(best) == len(spent):
-        what = "No run is better than another in accuracy, bytes and seconds on its network"
+        what = "No run is better than another on the same network in accuracy, bytes and seconds"
         return [Finding(what)]
-    what = "No run is better than these in accuracy, bytes and seconds on their network"
+    what = "Not surpassed in accuracy, bytes and seconds by another run on the same network"
     return [Finding(what, details=(_join_labels(list(best["run"])),))]
 
 
@@ -348,9 +354,9 @@ def _largest_speedup(shown: Sequence[RunEntry]) -> list[Finding]:
     over = "seeds" if seeds > 1 else "steps"
     head = "Largest speed-up over one worker"
     if low <= 1:
-        head = f"No speed-up over one worker beyond the spread of the {over}; the largest"
+        head = f"No speed-up over one worker exceeds the spread of the {over}; the largest"
     details = [f"{most['kind']} scaling, efficiency {most['efficiency'] / 100:.0%}"]
-    details += ["one seed; the spread is over its steps"] if seeds < 2 else []
+    details += ["the spread is over the steps of its single seed"] if seeds < 2 else []
     text = "{:.2f}".format
     finding = Finding(head, most["run"], most["speedup"], (low, high), text=text)
     return [replace(finding, seeds=seeds if seeds > 1 else 0, details=tuple(details))]

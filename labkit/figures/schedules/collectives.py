@@ -69,7 +69,9 @@ def cost_curves(
     rows = [panels[start : start + IN_A_ROW] for start in range(0, len(panels), IN_A_ROW)]
     title = f"Allreduce on {size} ranks · simulation"
     added = f", addition {seconds_text(gamma * 2**20)} per MiB" if gamma else ""
-    remark = f"markers: simulator; thin lines: closed form{added}; ✕: the fastest algorithm changes"
+    remark = (
+        f"markers: simulator; thin lines: closed form{added}; ✕: another algorithm becomes fastest"
+    )
     words = [
         f"{costs_of_network.network}: {_fastest_by_size(costs_of_network)}"
         for costs_of_network in curves
@@ -90,7 +92,7 @@ def summarize_cost(
         last = dict(zip(algorithms, costs_of_network.seconds[:, -1].tolist(), strict=True))
         best, worst = min(last, key=last.__getitem__), max(last, key=last.__getitem__)
         largest = (
-            f"At {bytes_text(nbytes[1])} {worst} takes {last[worst] / last[best]:.2f} times as "
+            f"At {bytes_text(nbytes[1])}, {worst} takes {last[worst] / last[best]:.2f} times as "
             f"long as {best}"
         )
         details = (f"{_fastest_by_size(costs_of_network)}. {largest}",)
@@ -184,10 +186,10 @@ def _row(name: str, size: int) -> dict[str, str | int | float | bool]:
 def summarize_counts(table: pd.DataFrame) -> Markdown:
     """Summarize whether schedules agree with formulas, and which algorithms load a rank most."""
     wrong = table[~table["equal"]]
-    findings = [f"{len(table) - len(wrong)} of {len(table)} rows equal the formula for every rank"]
+    findings = [f"{len(table) - len(wrong)} of {len(table)} rows equal the formula on every rank"]
     findings += [
-        f"**{row.algorithm}** on {row.ranks} ranks differs: {row.messages} messages counted, "
-        f"{row.messages_formula} by the formula"
+        f"**{row.algorithm}** on {row.ranks} ranks differs: its schedule has {row.messages} "
+        f"messages, the formula gives {row.messages_formula}"
         for row in wrong.itertuples()
     ]
     largest = table[table["ranks"] == table["ranks"].max()]
@@ -196,7 +198,7 @@ def summarize_counts(table: pd.DataFrame) -> Markdown:
     light = ", ".join(largest[largest["busiest_rank"] == least]["algorithm"])
     findings.append(
         f"On {largest['ranks'].iloc[0]} ranks, the busiest rank sends {least:.3g} n with {light}, "
-        f"and {most:.3g} n with {heavy}"
+        f"and {most:.3g} n with {heavy}, where n is the buffer size"
     )
     return sentences(map(Finding, findings))
 
@@ -277,7 +279,7 @@ def summarize_link(
     least = min(simulation.seconds for simulation in by_name.values())
     findings = []
     for name, simulation in by_name.items():
-        slower = "the fastest of these"
+        slower = "the fastest of these algorithms"
         # Simulated times of equally fast algorithms may differ by rounding, so the comparison has a
         # tolerance.
         if simulation.seconds > least * 1.001:

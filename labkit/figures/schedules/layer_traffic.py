@@ -65,7 +65,7 @@ def grid_traffic(layers: Sequence[GridLayer], grid: Grid, run: Run | None = None
         )
         words.append(f"{details.replace(chr(10), ', ')}: {_messages(crossings, number)}")
     # Every machine has the complete input samples, so the first layer needs no messages.
-    remark = "the first layer needs no messages, because all machines hold the input"
+    remark = "the first layer needs no messages, because every machine has the whole input"
     figure = sheet(rows, [], title, [remark], words, plot=TILES)
     figure.update_layout(margin={"l": 40})
     return figure
@@ -76,8 +76,8 @@ def _measured(run: Run, layers: Sequence[GridLayer], machines: int) -> list[tupl
     table = run.layers
     if table.empty or (table["rank"] == 0).sum() != len(layers) - 1:
         raise InvalidInput(
-            f"{run.name} has no byte counts of these {len(layers) - 1} layers: give a run of "
-            "SpatialParallel, and the layers of its model"
+            f"{run.name} has no byte counts of these {len(layers) - 1} layers; give a run of "
+            "SpatialParallel and the layers of its model"
         )
     table = table[table["rank"] < machines]
     samples = run.history[run.history["rank"] == 0]["samples"].mean()
@@ -246,13 +246,13 @@ def layer_traffic(run: Run) -> Figure:
         x="KiB per step",
         y="",
         traces=bars(_bars(sending, names), "sent", "layer", drawn, by="way", horizontal=True),
-        note=f"Replicated on every rank, nothing sent: {', '.join(silent)}" if silent else "",
+        note=f"Replicated on every rank, so nothing is sent: {', '.join(silent)}" if silent else "",
         always_note=bool(silent),
         x_axis={"rangemode": "tozero"},
         y_axis=lanes_axis(names) | {"automargin": True},
     )
     title = f"Bytes per layer and step · {clock_and_network([entry])}"
-    remark = f"a rank holds at most {bytes_text(rank_bytes)} of {bytes_text(whole)} of weights"
+    remark = f"a rank stores at most {bytes_text(rank_bytes)} of the {bytes_text(whole)} of weights"
     words = [
         f"{name}: {bytes_text(forward)} forward, {bytes_text(backward)} backward"
         for name, forward, backward in zip(
@@ -270,11 +270,12 @@ def _by_layer(run: Run) -> tuple[pd.DataFrame, list[str]]:
     """Return a row per layer that sends (maximum over ranks), and the names of all other layers."""
     table = run.layers
     if table.empty:
-        where = "; each of its seeds has them" if run.seeds else ""
+        where = "; give one of its seeds, each of which has them" if run.seeds else ""
         raise LabkitError(
-            f"{run.name} has no layers in slices (state: {run.status['state']}); a completed run "
-            "with strategy=lk.TensorParallel(), lk.SpatialParallel(), or stages of slices "
-            f"(lk.Pipeline, lk.Layerwise, lk.DelayedGradients with slices) has{where}"
+            f"{run.name} has no layers divided among ranks (state: {run.status['state']}); give a "
+            "completed run with strategy=lk.TensorParallel(), lk.SpatialParallel(), or "
+            "lk.Pipeline, lk.Layerwise or lk.DelayedGradients with "
+            f"tensor_parallel_size above 1{where}"
         )
     columns = [f"{way}{kind}_bytes" for way in WAYS for kind in ("", "_wire")]
     # The busiest rank determines when a layer is complete, so the table contains the maximum over

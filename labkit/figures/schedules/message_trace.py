@@ -37,7 +37,7 @@ LEGEND = legend(
         ("message that is added", ADDS, "solid"),
         ("message that replaces", REPLACES, "dash"),
         ("value of a rank", THERE, "square"),
-        ("received in this round", NEW, "square"),
+        ("value received in this round", NEW, "square"),
         ("complete sum", COMPLETE, "square"),
     ]
 )
@@ -237,7 +237,7 @@ def message_trace(
     if not 2 <= size <= MOST_RANKS:
         raise InvalidInput(
             f"size={size}: a message trace draws 2 to {MOST_RANKS} ranks; for more ranks use "
-            f"counts_table and link_utilisation"
+            f"counts_table or link_utilisation"
         )
     world = Network.parse(network)
     schedule = _schedule(algorithm, world)
@@ -299,8 +299,8 @@ def _texts(holdings: Holdings, values: np.ndarray | None) -> list[list[list[str]
         ]
     if values.shape != (size, chunks):
         raise InvalidInput(
-            f"values of shape {values.shape}: this schedule divides the buffers of {size} ranks "
-            f"into {chunks} chunks; give shape {(size, chunks)}"
+            f"values have shape {values.shape}, but this schedule divides each buffer of {size} "
+            f"ranks into {chunks} chunks; give values of shape {(size, chunks)}"
         )
     states = [values, *(after for _, after in execute(holdings.rounds, values))]
     return [[[f"{number:.4g}" for number in row] for row in state] for state in states]
@@ -309,7 +309,7 @@ def _texts(holdings: Holdings, values: np.ndarray | None) -> list[list[list[str]
 def _captions(holdings: Holdings, times: list[tuple[float, float]] | None) -> list[str]:
     """Return a caption for the start and each round: number and size of messages, and times."""
     count = len(holdings.rounds)
-    lines = ["start: every rank has its own values"]
+    lines = ["start: every rank has only its own values"]
     for number, messages in enumerate(holdings.rounds, 1):
         plural = "message" if len(messages) == 1 else "messages"
         line = f"round {number} of {count}: {len(messages)} {plural} of "

@@ -62,7 +62,7 @@ def pipeline_gantt(pipelines: Drawn | Iterable[Drawn], step: int | None = None) 
         [pipelines] if isinstance(pipelines, PipelineSimulation | Run) else list(pipelines)
     )
     if not all_pipelines:
-        raise InvalidInput("no pipeline to draw: give results of simulate_pipeline, or runs")
+        raise InvalidInput("no pipeline was given; give results of simulate_pipeline, or runs")
     panels = [_panel(pipeline, step) for pipeline in all_pipelines]
     shown = [each for each, _ in panels if each is not None]
     title = f"Pipeline · {_clocks(shown)} · network {_networks(shown)}"
@@ -71,7 +71,7 @@ def pipeline_gantt(pipelines: Drawn | Iterable[Drawn], step: int | None = None) 
         [panel for _, panel in panels],
         ACTIONS,
         title,
-        "number: micro-batch; empty: the rank waits",
+        "number in a bar: micro-batch; no bar: the rank waits",
         list(texts),
         LANE,
         1e3 * max((pipeline.seconds for pipeline in shown), default=1e-3),
@@ -165,7 +165,7 @@ def _clocks(shown: list[PipelineSimulation]) -> str:
 def _networks(shown: list[PipelineSimulation]) -> str:
     names = list(dict.fromkeys(_network(pipeline) for pipeline in shown)) or ["not emulated"]
     if set(names) == {"not emulated", FREE}:  # a measured run is drawn beside its prediction
-        return "not emulated (simulation: messages take no time)"
+        return "not emulated (in the simulation, messages take no time)"
     return names[0] if len(names) == 1 else f"{', '.join(names)} (by schedule)"
 
 
@@ -178,10 +178,10 @@ def _network(pipeline: PipelineSimulation) -> str:
 MOST_STAGES = 8
 MOST_TICKS = 200
 VERBS = {
-    "forward": "forward of",
-    "backward": "backward of",
-    "backward_input": "backward (input part) of",
-    "backward_weight": "backward (weight part) of",
+    "forward": "forward pass of",
+    "backward": "backward pass of",
+    "backward_input": "backward pass (gradients of inputs) of",
+    "backward_weight": "backward pass (gradients of weights) of",
 }
 FORTH, BACK = "#0072B2", "#D55E00"
 HEIGHT = 250  # height of the animation in pixels
@@ -206,8 +206,8 @@ def pipeline_steps(table: ScheduleTable) -> Figure:
     count = int(table.tick.max(initial=-1)) + 1
     if table.stages > MOST_STAGES or count > MOST_TICKS:
         raise InvalidInput(
-            f"{table.stages} stages and {count} ticks: an animation shows at most {MOST_STAGES} "
-            f"stages and {MOST_TICKS} ticks; give fewer, or use pipeline_gantt"
+            f"the schedule has {table.stages} stages and {count} ticks, but an animation shows at "
+            f"most {MOST_STAGES} stages and {MOST_TICKS} ticks; give fewer, or use pipeline_gantt"
         )
     steps = ticks(table)
     what = "time slice" if table.recurrent else "micro-batch"

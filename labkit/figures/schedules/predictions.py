@@ -71,13 +71,15 @@ def _figure(
     groups = [(looks[name], group) for name, group in table.groupby("algorithm", sort=False)]
     shown = table[["measured_ms", "min_ms", "p90_ms", "predicted_ms"]].to_numpy() / 1e3
     if table["measured_ms"].isna().all():
-        raise InvalidInput("all rows have wrong results, so there are no times to draw")
+        raise InvalidInput(
+            "all rows have wrong sums, so their times are not drawn; give rows with correct sums"
+        )
     # The margin gives the axis a nonzero width even for a single size.
     sizes_shown = [table["bytes"].min() / 1.5, table["bytes"].max() * 1.5]
     sizes = bytes_axis(*sizes_shown)
     panels = [
         Panel(
-            "Time\nmarkers: measured, whisker: least to p90; lines: predicted",
+            "Time\nmarkers: measured (median); whiskers: minimum to p90; lines: predicted",
             "buffer size",
             "time of the allreduce",
             [curve(*line, looks[name], 1.5) for (name, _), line in curves.items()]
@@ -87,7 +89,7 @@ def _figure(
             link="bytes",
         ),
         Panel(
-            "Error of the prediction\npredicted / measured − 1; whisker: relative to least and p90",
+            "Error of the prediction\npredicted / measured − 1; whiskers: minimum to p90",
             "buffer size",
             "error, %",
             [rule(sizes_shown, [0, 0], "dash"), *(_errors(line, group) for line, group in groups)],
@@ -103,7 +105,7 @@ def _figure(
     # counted.
     wrong = int((~table["correct"]).sum())
     if wrong:
-        remark += f"; {wrong} rows with wrong results are omitted"
+        remark += f"; {wrong} rows with wrong sums are omitted"
     bullets = summarize_prediction(table).replace("- ", "").replace("**", "").split("\n")
     words = [bullet.strip(". ") for bullet in bullets]
     return sheet([panels], looks.values(), title, [remark], words, plot=250)
@@ -143,10 +145,10 @@ def summarize_prediction(table: pd.DataFrame) -> Markdown:
 def _error_text(group: pd.DataFrame) -> str:
     wrong = int((~group["correct"]).sum())
     if wrong:
-        return f"no times, because {wrong} of {len(group)} rows have wrong results"
+        return f"no times, because {wrong} of {len(group)} rows have wrong sums"
     known = group.dropna(subset="error")
     if known.empty:
-        return "not predicted, because labkit has no schedule for it"
+        return "not predicted, because labkit has no schedule of this algorithm"
     worst = known.loc[known["error"].abs().idxmax()]
     inside = (
         (known["min_ms"] <= known["predicted_ms"]) & (known["predicted_ms"] <= known["p90_ms"])
@@ -171,6 +173,7 @@ def _slowest_texts(table: pd.DataFrame) -> list[str]:
         model = slowest["predicted_ms"] / row["predicted_ms"]
         beside = f", predicted {model:.2f}" if model == model else ""
         lines.append(
-            f"At {size} {slowest.name} takes {ratio:.2f} times as long as {name} (measured{beside})"
+            f"At {size}, {slowest.name} takes {ratio:.2f} times as long as {name} "
+            f"(measured{beside})"
         )
     return lines

@@ -92,7 +92,8 @@ def pipeline_table(runs: Iterable[Run] | Run, baseline: Run | None = None) -> pd
     ]
     if not chosen:
         raise LabkitError(
-            "no runs of lk.Pipeline, lk.Layerwise or lk.DelayedGradients: give at least one"
+            "no run of lk.Pipeline, lk.Layerwise or lk.DelayedGradients was given; give at least "
+            "one"
         )
     rows = [pipeline_row(entry.run, base) for entry in chosen]
     return pd.DataFrame(rows, index=pd.Index([entry.label for entry in chosen], name="run"))
@@ -168,9 +169,9 @@ def _bubbles(row: Row) -> Iterable[str]:
             f"measured bubble {row['bubble_measured']:.0%} of a step "
             f"({row['bubble_low']:.0%} to {row['bubble_high']:.0%})"
         )
-    yield f"simulated bubble with the times of these stages {row['bubble_simulated']:.0%}"
+    yield f"bubble simulated with the measured times of these stages: {row['bubble_simulated']:.0%}"
     if _known(row["bubble_formula"]):
-        yield f"bubble by the formula for equal stages {row['bubble_formula']:.0%}"
+        yield f"bubble by the formula for equal stages: {row['bubble_formula']:.0%}"
     if _known(row["speedup"]) and _known(row["bound"]):
         yield f"speed-up {row['speedup']:.2f}, at most {row['bound']:.2f} by theory"
 
@@ -264,7 +265,7 @@ def pipeline_speedup(runs: Iterable[Run] | Run, baseline: Run | None = None) -> 
     )
     legend = [*looks.values(), LineStyle("ideal, m p/(m + p - 1)", INK, "dash", "line-ew")]
     words = [_in_words(row) for row in table.itertuples()]
-    remarks = ["whiskers: slow and fast steps (p90, p10)"]
+    remarks = ["whiskers: speed-up of slow and fast steps (p90 and p10 of the step time)"]
     return sheet([[panel]], legend, title, remarks, words, plot=300)
 
 

@@ -83,7 +83,7 @@ def _input(parameter: NotebookParameter) -> ipywidgets.DOMWidget:
         "style": {"description_width": "12em"},
     }
     if isinstance(default, Unknown):
-        return ipywidgets.Text(placeholder="the notebook computes it", **look)
+        return ipywidgets.Text(placeholder="computed by the notebook", **look)
     kind = parameter.type.core_schema
     if kind["type"] == "literal" and default in kind["expected"]:
         return ipywidgets.Dropdown(options=kind["expected"], value=default, **look)

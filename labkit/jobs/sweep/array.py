@@ -27,7 +27,7 @@ from labkit.records import registry, store
 LOOK_EVERY = 1.0  # seconds between two reads of the records of the sweep's notebook runs
 HELD_REASON = "JobHeldUser"  # Slurm's reason why a job is pending if its user holds it
 OF_SLURM = ("slurmstepd", "srun:")  # prefixes of lines that Slurm adds to a job's output
-NOT_OURS = "has ended, and no registry entry says who submitted it; the member runs again"
+NOT_OURS = "has ended, and no registry entry says who submitted it; its notebook runs again"
 # Folder for the output of array elements; hidden, so that searches skip it.
 OUTPUT_FOLDER = ".slurm"
 
@@ -58,7 +58,9 @@ class Array:
         self._most_running = 1
         self._cancelled = False
         self._interrupts = Interrupts(
-            lambda: screen.say("interrupted: Slurm ends the members (Ctrl-C again: do not wait)")
+            lambda: screen.say(
+                "interrupted: Slurm ends the notebook runs (Ctrl-C again: do not wait)"
+            )
         )
 
     def run(self, members: Sequence[SweepMember]) -> bool:
@@ -103,8 +105,8 @@ class Array:
         ]:
             self.queue.cancel(jobs=",".join(held_elements))
             self.screen.say(
-                f"{plural(len(held_elements), 'element')} cancelled: held since an interrupted "
-                "submission"
+                f"{plural(len(held_elements), 'element')} cancelled, left on hold by an "
+                "interrupted submission"
             )
         for number, member in earlier.items():
             job = jobs.get(number)
@@ -116,7 +118,9 @@ class Array:
             else:
                 self._elements[number] = member
         if self._elements:
-            self.screen.say(f"{plural(len(self._elements), 'member')} already in Slurm's queue")
+            self.screen.say(
+                f"{plural(len(self._elements), 'notebook run')} already in Slurm's queue"
+            )
 
     def _submit(self, members: Sequence[SweepMember]) -> None:
         """Submit a job array on hold, write a record for each element, and release the array."""
@@ -147,7 +151,9 @@ class Array:
         except BaseException:
             self.queue.cancel(jobs=number)
             raise
-        self.screen.say(f"job array {number} of {len(members)} members is in Slurm's queue")
+        self.screen.say(
+            f"job array {number} of {plural(len(members), 'notebook run')} is in Slurm's queue"
+        )
 
     def _resource_options(self, members: Sequence[SweepMember]) -> list[str]:
         workers = max(member.workers for member in members)
@@ -190,7 +196,7 @@ class Array:
         try:
             return numbered(self.queue.jobs(jobs=arrays(self._elements)))
         except LabkitError as error:
-            self.screen.say(f"{error}; the members continue, and Slurm is queried again")
+            self.screen.say(f"{error}; the notebook runs continue, and Slurm is queried again")
             return None
 
     def _has_ended(self, number: str, job: SlurmJob | None, status: store.Record) -> bool:

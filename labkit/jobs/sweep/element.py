@@ -32,9 +32,12 @@ def main(folder: Path, array: str, place: int, modules: str = "") -> int:
         record = store.read_json(folder / manifest.FILE)
         path = folder / Path(str(record["elements"][place])).name
         if store.read_json(path / "status.json").get("element") != number:
-            raise LabkitError("another attempt has replaced it")
+            raise LabkitError("a later attempt has replaced this element")
     except (LabkitError, LookupError) as error:
-        print(f"labkit: element {number} has no member in {folder}: {error}", file=sys.stderr)
+        print(
+            f"labkit: Slurm element {number} has no notebook run in {folder}: {error}",
+            file=sys.stderr,
+        )
         return NOT_MINE
     clusters = {"LABKIT_LAUNCHER": "slurm"}  # ranks start on the nodes of this Slurm allocation
     job_environment = {

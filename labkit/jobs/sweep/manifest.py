@@ -113,7 +113,7 @@ def owned(folder: Path) -> Iterator[None]:
                 )
             if time.monotonic() - begin > PATIENCE:
                 raise LabkitError(
-                    f"{folder.name}: a member of the killed sweep is still running; "
+                    f"{folder.name}: a notebook run of the killed sweep is still running; "
                     "`labkit stop` ends it"
                 )
             time.sleep(0.1)

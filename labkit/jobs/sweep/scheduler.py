@@ -65,7 +65,9 @@ class Scheduler:
         self._running: list[Running] = []
         self._most = 1  # maximum number of notebook runs that were in progress at the same time
         self._interrupts = Interrupts(
-            lambda: screen.say("interrupted: running members may clean up (Ctrl-C again: kill)")
+            lambda: screen.say(
+                "interrupted: running notebooks may clean up (Ctrl-C again: kill them)"
+            )
         )
         self._trials: Trials | None = None
         self._clusters = ClusterPool()
@@ -145,7 +147,7 @@ class Scheduler:
                 # killed.
                 running.job.kill(f"{self._interrupts.why} twice, then killed")
             elif self.limit is not None and running.spent > self.limit + OVERTIME:
-                running.job.kill(f"past the limit of {self.limit:g} s, then killed")
+                running.job.kill(f"stopped at the time limit of {self.limit:g} s, then killed")
             elif self._trials:
                 self._trials.watch(running.member)
         seconds = self._spent()

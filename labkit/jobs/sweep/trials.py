@@ -115,7 +115,7 @@ class Trials:
                 self._study.tell(number, value)
                 return None
             self._study.tell(number, state=optuna.trial.TrialState.FAIL)
-            return f"{member.folder}: no run has a number {self.search.metric}"
+            return f"{member.folder}: no run has a numeric result {self.search.metric}"
         elif state == "failed":
             self._study.tell(number, state=optuna.trial.TrialState.FAIL)
         return None

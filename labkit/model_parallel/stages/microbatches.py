@@ -123,8 +123,8 @@ class TimeSegments(MicroBatches):
             )
         if opened[-1] and weight is not None and len(weight.shape) < 2:
             raise InvalidInput(
-                "sample weights of shape [None] would weight steps, not rows, because the model "
-                "has an output for each step; give shape [None, 1], or one weight per step"
+                "sample weights of shape [None] would weight time steps, not rows, because the "
+                "model has an output for each step; give shape [None, 1], or one weight per step"
             )
 
     def rows(self, number: int) -> int:

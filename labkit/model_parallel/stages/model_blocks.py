@@ -205,8 +205,9 @@ class BlockChain(Blocks):
         if len(graph.inputs) != 1 or len(graph.outputs) != 1:
             raise InvalidInput(
                 f"the model has {len(graph.inputs)} inputs and {len(graph.outputs)} outputs; a "
-                "chain of stages has one of each: give such a model, or use lk.AllReduce, "
-                "lk.TensorParallel, or lk.Pipeline with another schedule than 'wavefront'"
+                "chain of stages needs one input and one output; give such a model, or use "
+                "lk.AllReduce, lk.TensorParallel, or lk.Pipeline with a schedule other than "
+                "'wavefront'"
             )
         super().__init__(model)
 

@@ -44,8 +44,8 @@ EACH_STEP = (
 _MASKS = ("NotEqual", "Any")
 ALLOWED = (
     f"allowed are {', '.join(kind.__name__ for kind in RECURRENT)}, and layers that act on each "
-    f"step separately: {', '.join(kind.__name__ for kind in EACH_STEP)}; after one with "
-    "return_sequences=False any layer"
+    f"step separately: {', '.join(kind.__name__ for kind in EACH_STEP)}; after a layer "
+    "with return_sequences=False, any layer is allowed"
 )
 
 

@@ -201,9 +201,9 @@ class OwnLosses:
         # Layers add their losses when they are called, so ranks ask each other only after the first
         # forward pass.
         if self._anywhere is None:
-            flags = self._communicator.allgather(self._has_losses, "whether layers have losses")
+            flags = self._communicator.allgather(self._has_losses, "whether layers add losses")
             self._anywhere = any(flags)
         if not self._anywhere:
             return loss
-        total, self._sum = self._communicator.total(self._sum, "the losses of layers"), 0.0
+        total, self._sum = self._communicator.total(self._sum, "the losses that layers add"), 0.0
         return None if loss is None else loss + total

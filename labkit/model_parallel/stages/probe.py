@@ -86,8 +86,9 @@ def kept_bytes(model: keras.Model, rows: int) -> int:
 def _random(spec: keras.KerasTensor, rows: int) -> tf.Tensor:
     if None in spec.shape[1:]:
         raise InvalidInput(
-            f"partition='time' measures blocks separately, but one reads {spec.shape}, of which "
-            "only the rows may be open; use partition='parameters', or fix the length of the input"
+            f"partition='time' measures each block alone, but a block reads inputs of shape "
+            f"{spec.shape}, in which only the number of rows may be unknown; use "
+            "partition='parameters', or fix the length of the input"
         )
     kind, shape = tf.as_dtype(spec.dtype), (rows, *spec.shape[1:])
     random = np.random.default_rng(0)  # does not change the global random state

@@ -111,7 +111,7 @@ class LayerGraph:
 
     def _obstacle(self, layer: keras.Layer) -> str:
         if not self._once(layer):
-            return "called more than once"
+            return "it is called more than once"
         slices = SLICES.get(type(layer))
         if slices is None:
             return f"{type(layer).__name__} has no slices"
@@ -156,7 +156,7 @@ def require_divisible(models: Iterable[keras.Model], size: int) -> None:
             else "give tensor_parallel_size=1"
         )
         details = "; ".join(f"{name}: {why}" for name, why in reasons.items())
-        raise InvalidInput(f"no layer can be cut into {size} slices ({details}); {advice}")
+        raise InvalidInput(f"no layer can be divided into {size} slices ({details}); {advice}")
 
 
 def _unit_field(layer: keras.Layer) -> str:

@@ -168,7 +168,8 @@ def unknown_name_error(name: str, all_names: Sequence[str]) -> InvalidInput:
     """Return the error for a name that is neither a differing parameter nor a measured number."""
     names = dict.fromkeys(all_names)
     return InvalidInput(
-        f"no run has a differing parameter or a number {name!r}{listed(name, names, 'there are')}"
+        f"no run has a differing parameter or a numeric result {name!r}"
+        f"{listed(name, names, 'there are')}"
     )
 
 

@@ -58,7 +58,11 @@ def compare_frameworks(runs: Mapping[str, Run]) -> FrameworkComparison:
         comparison.pairs.extend((theirs, ours) for ours in same)
         if not same:
             fewest = min(differences, key=len, default=[])
-            reason = f"other work: {', '.join(fewest)}" if fewest else "no run of the same work"
+            reason = (
+                f"other work: {', '.join(fewest)}"
+                if fewest
+                else "no run with the same model, data and settings"
+            )
             comparison.unmatched.append(
                 (theirs, f"labkit's {theirs[EQUIVALENT_COLUMN]} has {reason}")
             )

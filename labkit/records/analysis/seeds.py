@@ -30,8 +30,8 @@ def seed_by_seed(candidate: Run, baseline: Run) -> pandas.DataFrame:
     table = candidate_losses.join(baseline_losses.add_prefix("baseline_"), how="inner")
     if table.empty:
         raise LabkitError(
-            f"{candidate.name} and {baseline.name} share no completed seed: run both with the "
-            "same seed and repeats"
+            f"{candidate.name} and {baseline.name} have no completed seed in common; run both with "
+            "the same seed and repeats"
         )
     for name in LOSSES:
         table[f"lower_{name}"] = table[name] < table[f"baseline_{name}"]

@@ -96,8 +96,8 @@ def axes_of(runs: Sequence[Run], x: str | None = None, y: str | None = None) -> 
     axes = _largest_grid(parameter_values, x or y)
     if axes is None:
         raise InvalidInput(
-            "no two parameters of these runs have runs for most of their combinations; give "
-            f"two differing parameters as x and y: {', '.join(parameter_values) or 'none'}"
+            "no two parameters have runs for most combinations of their values; give two "
+            f"differing parameters as x and y: {', '.join(parameter_values) or 'none'}"
         )
     # The axes are swapped if a required parameter would be on the wrong axis.
     return axes if x in (None, axes[0]) and y in (None, axes[1]) else axes[::-1]

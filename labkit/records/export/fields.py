@@ -45,7 +45,7 @@ def require_runs(runs: Iterable[Run]) -> list[Run]:
     run_list = list(runs)
     if not run_list:
         raise LabkitError(
-            "no runs to export: give runs, or a folder that contains runs (usually runs/)"
+            "no runs to export; give runs, or a folder that contains runs (usually runs/)"
         )
     return run_list
 

@@ -161,7 +161,7 @@ class RunForwarder:
                 self._stores.remove(target)
                 say(
                     f"labkit: {target.place}: {one_line(str(error)) or type(error).__name__}; "
-                    "run labkit compare later to add the missing data",
+                    "later, run labkit compare to add the missing data",
                     err=True,
                 )
         # A run with repeats starts before its seeds start, and ends after they have ended.

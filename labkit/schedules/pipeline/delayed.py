@@ -29,7 +29,7 @@ def delayed(modules: int, iterations: int) -> ScheduleTable:
     """
     if min(modules, iterations) < 1:
         raise InvalidInput(
-            f"{modules} modules and {iterations} iterations: give one or more of each"
+            f"{modules} modules and {iterations} iterations are too few; give one or more of each"
         )
     rows = [
         (2 * iteration + module + place, phase, module, action, number, peer)

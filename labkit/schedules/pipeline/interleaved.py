@@ -57,8 +57,9 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> ScheduleTable
             for step in (-1, 1)
         )
         raise InvalidInput(
-            f"interleaved moves micro-batches in equal groups of {ranks} (the ranks) or more, but "
-            f"{microbatches} make {groups} unequal groups: give {below} or {above} micro-batches"
+            f"schedule='interleaved' needs equal groups of {ranks} micro-batches (the number of "
+            f"ranks) or more, but {microbatches} make {groups} unequal groups; give {below} or "
+            f"{above} micro-batches"
         )
     group_size = microbatches // groups
     # Number of computations of a rank in each direction.

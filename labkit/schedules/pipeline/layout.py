@@ -36,8 +36,8 @@ def lay_out(
     """
     if min(ranks, microbatches, chunks) < 1:
         raise InvalidInput(
-            f"{name} of {ranks} stages, {microbatches} micro-batches and {chunks} chunks: give one "
-            f"or more of each"
+            f"{name} has {ranks} stages, {microbatches} micro-batches and {chunks} chunks; give "
+            f"one or more of each"
         )
     orders = [list(order(rank)) for rank in range(ranks)]
     rows = [
@@ -81,7 +81,7 @@ def _earliest(name: str, orders: list[list[Work]], stages: int) -> dict[Work, in
         order[place] for place, order in zip(positions, orders, strict=True) if place < len(order)
     ]
     if stuck:
-        raise ScheduleError(f"{name}: deadlock: no rank can run its next computation, {stuck}")
+        raise ScheduleError(f"{name}: deadlock: no rank can run its next computation: {stuck}")
     return done
 
 

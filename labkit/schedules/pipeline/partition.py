@@ -17,7 +17,8 @@ def explicit_partition(blocks: Sequence[int], available: int) -> list[int]:
     """
     if min(blocks, default=0) < 1 or sum(blocks) != available:
         raise InvalidInput(
-            f"partition={list(blocks)}: give each stage one block or more, {available} in all"
+            f"partition={list(blocks)} is invalid; give each stage one block or more, "
+            f"{available} in total"
         )
     edges = [0]
     for count in blocks:
@@ -50,7 +51,7 @@ def balance_costs(costs: Sequence[float], stages: int) -> list[int]:
     blocks = len(costs)
     if not 1 <= stages <= blocks:
         raise InvalidInput(
-            f"{stages} stages of {blocks} blocks: a stage holds at least one block; allowed are "
+            f"{stages} stages of {blocks} blocks: each stage needs at least one block; allowed: "
             f"1 to {blocks} stages"
         )
     before = [0.0]

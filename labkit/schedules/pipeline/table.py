@@ -162,7 +162,9 @@ class ScheduleTable:
 
     def _known_schedule(self) -> PipelineSchedule[...]:
         if self.schedule is None:
-            raise InvalidInput(f"no formula for {self.name!r}: no known schedule made this table")
+            raise InvalidInput(
+                f"{self.name!r} has no formula, because no schedule of labkit made this table"
+            )
         return self.schedule
 
     def __repr__(self) -> str:

@@ -44,7 +44,7 @@ def time_segments(steps: int, count: int) -> list[int]:
     """
     if count > steps:
         raise InvalidInput(
-            f"microbatches={count} segments of {steps} time steps: a segment has at least one "
-            f"step; allowed: 1 to {steps}"
+            f"microbatches={count} exceeds the {steps} time steps, of which each segment needs at "
+            f"least one; allowed: 1 to {steps}"
         )
     return cut(steps, [1.0] * count)

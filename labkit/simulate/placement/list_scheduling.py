@@ -113,7 +113,7 @@ class _Scheduler:
         allowed = self.allowed.get(task.group_name, range(count))
         if device not in allowed or not 0 <= device < count:
             raise InvalidInput(
-                f"{task.name!r} is bound to device {device}; allowed for its group: "
+                f"{task.name!r} is bound to device {device}; devices allowed for its group: "
                 f"{', '.join(map(str, allowed))}"
             )
         self.allowed[task.group_name] = (device,)

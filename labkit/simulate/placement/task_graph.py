@@ -78,15 +78,19 @@ class DeviceGroup:
 
     def __post_init__(self) -> None:
         if not self.devices or len(set(self.devices)) < len(self.devices):
-            raise InvalidInput(f"devices={self.devices} is impossible: give unique names")
+            raise InvalidInput(
+                f"devices={self.devices} is impossible; give one or more unique names"
+            )
         for name in ("latency", "dispatch"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InvalidInput(
-                    f"{name}={getattr(self, name)} is impossible: give seconds, at least 0"
+                    f"{name}={getattr(self, name)} is impossible; give seconds, at least 0"
                 )
         for name in ("bandwidth", "memory"):
             if not getattr(self, name) > 0:
-                raise InvalidInput(f"{name}={getattr(self, name)} is impossible: give more than 0")
+                raise InvalidInput(
+                    f"{name}={getattr(self, name)} is impossible; give a number above 0"
+                )
 
     def copy_seconds(self, nbytes: float) -> float:
         """Return the time in s that a link needs for a tensor."""
@@ -111,15 +115,21 @@ class TaskGraph:
             raise InvalidInput("give at least one task, and a unique name to each task")
         for task in self.tasks:
             if not (0 <= task.seconds < math.inf and 0 <= task.bytes < math.inf):
-                raise InvalidInput(f"{task} is impossible: give finite seconds and bytes, ≥ 0")
+                raise InvalidInput(
+                    f"{task} is impossible; give finite seconds and bytes, at least 0"
+                )
         for need in self.needs:
             if unknown := {need.source, need.target} - names:
-                raise InvalidInput(f"{need} names {sorted(unknown)[0]!r}, which is not a task")
+                raise InvalidInput(
+                    f"{need} names {sorted(unknown)[0]!r}, which is not a task; name a task"
+                )
             if not 0 <= need.bytes < math.inf:
-                raise InvalidInput(f"{need} is impossible: bytes must be finite and at least 0")
+                raise InvalidInput(f"{need} is impossible; give finite bytes, at least 0")
         if len(self.order) < len(self.tasks):
             members = ", ".join(sorted(names - set(self.order))[:5])
-            raise InvalidInput(f"needs form a cycle among {members}: give a graph without cycles")
+            raise InvalidInput(
+                f"the dependencies form a cycle among {members}; give a graph without cycles"
+            )
 
     @cached_property
     def by_name(self) -> Mapping[str, GraphTask]:

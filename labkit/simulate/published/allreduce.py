@@ -29,8 +29,8 @@ from labkit.simulate.published.shapes import (
 )
 
 LINK = 25e9 / 8  # bytes/s of 25 Gb Ethernet
-PART = "exchange of all bytes once, steps of one worker"
-SHARE = "exposed time, share of the ring"
+PART = "time to exchange all bytes once, in steps of one worker"
+SHARE = "exposed time, as a share of the ring's time"
 STEP = "step of InceptionV3, s"
 NETWORKS: Mapping[str, Callable[[], Layers]] = {
     "AlexNet": alexnet,
@@ -108,7 +108,7 @@ def _place(name: str) -> tuple[str, int]:
 
 # Vishnu's results: layers are small, so each of the lg p rounds of a butterfly on p cores costs
 # only latency.
-ROUND = "round, steps of one core"
+ROUND = "time of a round, in steps of one core"
 
 
 def _vishnu_fit(known: Figures) -> Parameters:
@@ -149,7 +149,7 @@ REPRODUCTIONS = (
     Reproduction(
         "Horovod",
         "D",
-        "the same, no minimal filtering",
+        "the same, without minimal filtering",
         _SHARE,
         HOROVOD,
         partial(_horovod, work=operations),
@@ -162,7 +162,7 @@ REPRODUCTIONS = (
     Reproduction(
         "Vishnu 2016",
         "D",
-        "equal time per round in both",
+        "same time per round in both networks",
         _UP,
         _figures(vishnu_mnist_dnn="MNIST-DNN, 1 to 32", vishnu_mnist_cnn="MNIST-CNN, 16 to 64"),
         _vishnu,
@@ -197,7 +197,7 @@ REPRODUCTIONS = (
     Reproduction(
         "Das 2016",
         "A",
-        "no shapes, a single figure",
+        "no layer shapes, a single value",
         _UP,
         _figures(das_dnn="7-layer DNN, 16", das_aws="AWS, 16"),
     ),

@@ -169,7 +169,7 @@ REPRODUCTIONS = (
         verdicts=_ONLY,
     ),
     _at("link fitted at 32 nodes of 1 K80", _K80, "p2.xlarge", 32),
-    _at("the same, separate messages of 8 GPUs", _APART, "p2.xlarge", 32, summed=False),
+    _at("the same, with separate messages of 8 GPUs", _APART, "p2.xlarge", 32, summed=False),
     _at("link fitted at 32 nodes of 1 P100", _P100, "piz-daint", 32),
     _at("link fitted at 128 nodes of 1 P100", _P100 | {_name("DGX-1", 8): DGX_1}, "piz-daint", 128),
 )

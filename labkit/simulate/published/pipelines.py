@@ -14,7 +14,7 @@ from labkit.simulate.published.curves import (
 )
 from labkit.simulate.published.reproduction import Figures, Parameters, Reproduction
 
-MESSAGE = "message, forward passes of a micro-batch"
+MESSAGE = "time of a message, in forward passes of a micro-batch"
 F, B, W = 1.0, 1.2, 0.8  # example times in s; for these times, ZB-H2's bubble is not zero
 
 
@@ -118,7 +118,9 @@ REPRODUCTIONS = (
         ("8 stages, m = 1",),
         _amoebanet_fit,
     ),
-    Reproduction("torchgpipe", "R", "ResNet-101, unknown micro-batches", "speed-up", TORCHGPIPE),
+    Reproduction(
+        "torchgpipe", "R", "ResNet-101, number of micro-batches unknown", "speed-up", TORCHGPIPE
+    ),
     Reproduction(
         "Huo 2018, DDG",
         "F",

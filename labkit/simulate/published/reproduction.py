@@ -13,13 +13,14 @@ Verdict: TypeAlias = Literal[
 ]
 NOTHING: Parameters = {}
 VERDICTS: Mapping[Verdict, str] = {
-    "predicted": "these figures served neither to fit a parameter nor to choose the form",
-    "predicted from a fit": "parameters are from smaller figures of the same set-up; "
-    "the form was chosen with these figures known",
-    "reproduced": "fitted, or one figure was free, or the form was chosen with these figures known",
+    "predicted": "these values served neither to fit a parameter nor to choose the model's form",
+    "predicted from a fit": "the parameters are fitted to fewer workers of the same "
+    "set-up; the form of the model was chosen with these values known",
+    "reproduced": "the value was fitted, or one number was free, or the form of the model was "
+    "chosen with these values known",
     "by construction": "the model gives this value for all parameters",
-    "bound": "ours is a computed bound [C], and the measured value is within it",
-    "not reached": "the error is too large, or no figure is available for a fit",
+    "bound": "labkit's value is a computed bound [C], and the measured value is within it",
+    "not reached": "the error is too large, or no published value is available for a fit",
 }
 
 

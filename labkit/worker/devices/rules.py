@@ -128,7 +128,7 @@ def _cases(devices: Sequence[str], gpus: Sequence[str]) -> Iterator[PlacementQue
         f"an int32 product on a GPU{suffix}", "MatMul", gpu, lambda: product("int32", gpu)
     )
     yield PlacementQuery(
-        "a type without any kernel", "MatMul", last, lambda: product("uint32", last)
+        "a data type without any kernel", "MatMul", last, lambda: product("uint32", last)
     )
     yield PlacementQuery(f"a variable is on {last}", "AssignAddVariableOp", first, add)
     yield PlacementQuery(f"colocated with an operation on {first}", "Relu", last, colocated)

@@ -176,10 +176,12 @@ def trace(step: TowerStep) -> Traced:
     compiled = tf.function(step.run)
     parts, library = executed_partitions(compiled, *step.batch)
     if len(parts) != 1:
-        raise LabkitError(f"the step ran on {len(parts)} devices: trace it without device scopes")
+        raise LabkitError(
+            f"the step ran on {len(parts)} devices; trace the step without device scopes"
+        )
     nodes = tuple(parts[0].node)
     if sum(node.op == "_Retval" for node in nodes) != 1:
-        raise LabkitError("the step returns several tensors: let it return its loss alone")
+        raise LabkitError("the step returns several tensors; let the step return only its loss")
     captured = {node.name: node.attr["index"].i for node in nodes if node.op == "_Arg"}
     inputs = len(step.batch)
     handles = compiled.get_concrete_function(*step.batch).captured_inputs

@@ -93,7 +93,7 @@ def errors(made: Form) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("sizes", "1,two", r"sizes = '1,two' is not list\[int\]: the notebook declares"),
+        ("sizes", "1,two", r"sizes = '1,two' is not list\[int\]; the notebook declares"),
         ("workers", 0, "workers=0 is impossible: input should be greater than 0"),
         ("learning_rate", -1.0, "learning_rate=-1.0 is impossible"),
         ("network", "2GbE", "no network is called '2GbE'"),

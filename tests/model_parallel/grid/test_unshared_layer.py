@@ -139,11 +139,11 @@ def test_branches_and_inputs_of_an_unknown_size_are_refused() -> None:
 
     inputs = keras.Input((6,))
     shared = Dense(6)
-    with pytest.raises(InvalidInput, match="layers one after another"):
+    with pytest.raises(InvalidInput, match="needs a chain of layers"):
         cut(keras.Model(inputs, Add()([Dense(3)(inputs), Dense(3)(inputs)])))
     with pytest.raises(InvalidInput, match="each called once"):
         cut(keras.Model(inputs, shared(shared(inputs))))
-    with pytest.raises(InvalidInput, match="begin it with keras"):
+    with pytest.raises(InvalidInput, match="begin the model with keras"):
         cut(keras.Sequential([Dense(3)]))
 
 

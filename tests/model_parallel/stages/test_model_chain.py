@@ -107,7 +107,7 @@ def test_a_model_that_hides_its_layers_is_refused() -> None:
             return x
 
     for model in (Own(), keras.Sequential([Dense(3)])):
-        with pytest.raises(InvalidInput, match="hides its layers: give a"):
+        with pytest.raises(InvalidInput, match="is unknown; give a"):
             BlockChain(model)
 
 

@@ -254,7 +254,9 @@ def test_stretches_cover_the_steps_and_are_of_equal_length_up_to_one(
     steps: int, count: int
 ) -> None:
     if count > steps:
-        with pytest.raises(InvalidInput, match=f"of {steps} time steps.* allowed: 1 to {steps}"):
+        with pytest.raises(
+            InvalidInput, match=f"exceeds the {steps} time steps.* allowed: 1 to {steps}"
+        ):
             time_segments(steps, count)
         return
     edges = time_segments(steps, count)
@@ -267,5 +269,5 @@ def test_targets_and_weights_without_steps_for_a_model_that_answers_each_are_ref
     with pytest.raises(InvalidInput, match=r"each of 7 steps.* shape \[None\]; give one target"):
         TimeSegments(Batch(np.zeros((5, STEPS, 2)), np.zeros(5)), 2, [True, True])
     x = y = np.zeros((5, STEPS, 2))
-    with pytest.raises(InvalidInput, match=r"weight steps, not rows.* give shape \[None, 1\]"):
+    with pytest.raises(InvalidInput, match=r"weight time steps, not rows.* give shape \[None, 1\]"):
         TimeSegments(Batch(x, y, np.zeros(5)), 2, [True, True])
