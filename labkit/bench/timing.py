@@ -45,7 +45,7 @@ def timed(ranks: TimedRanks, algorithm: str, buffer: np.ndarray, calls: int) -> 
     buffer[...] = 0.0  # repeated sums would overflow
     seconds = []
     for _ in range(calls):
-        ranks.barrier("the next call of a benchmark")
+        ranks.barrier("the barrier before the next timed call")
         # The clock starts after the barrier, because waiting for other ranks is not part of the
         # call.
         start = time.perf_counter()

@@ -52,12 +52,12 @@ TRIES = 5  # attempts to start; a start fails if another program takes a port th
 # mpiexec prints this if a killed mpiexec with the same pid has left its session files.
 DEAF = "listener thread failed to start"
 NOTHING = "no output"
-GIVEN_UP_START = "no process waits for the engines any more"
+GIVEN_UP_START = "the start was abandoned, because no process waits for the engines"
 DONE = 10.0  # seconds to wait until Slurm has finished or cancelled a job
 OPEN = (
-    "mpiexec listens on every interface, without encryption or a key, and whoever reaches this "
-    "machine may start programs as you: on a network that you trust, give "
-    "Cluster(trusted_network=True) or set LABKIT_TRUSTED_NETWORK=1; in a container, let it use "
+    "mpiexec listens on every network interface without encryption or a key, so anyone who "
+    "reaches this machine may start programs as you; on a network that you trust, give "
+    "Cluster(trusted_network=True) or set LABKIT_TRUSTED_NETWORK=1; in a container, allow "
     "pidfd_getfd (docker run --cap-add SYS_PTRACE)"
 )
 LISTENS = 1.0  # seconds in which mpiexec opens its listening socket, if it opens one
@@ -165,7 +165,7 @@ class ClusterKeeper:
                         raise LabkitError(f"{problem} ({error})") from error
                     raise
                 if not remaining:
-                    raise _TransientError(f"{why}, in each of {TRIES} attempts") from error
+                    raise _TransientError(f"{why}, in each of {TRIES} attempts to start") from error
                 self.stop()
 
     def _start(self) -> None:
@@ -276,10 +276,10 @@ class ClusterKeeper:
         if (end := self.end()) is not None:
             raise LabkitError(f"{end.message}: {self._output()}")
         if self._has_lost_rank():
-            raise LabkitError(f"a rank has died before all were ready: {self._output()}")
+            raise LabkitError(f"a rank died before all ranks were ready: {self._output()}")
         # The log also shows the failure of controller processes that register no engine.
         if self._port_taken():
-            raise _TransientError("a port of the controller is taken")
+            raise _TransientError("another program uses a port of the ipyparallel controller")
         if self.how.queues and time.monotonic() - self._queried_at > (
             ASK_EVERY if self.waits else 1
         ):
@@ -328,7 +328,7 @@ class ClusterKeeper:
             # No lease must exist for two polls, because a cell that recreates its cluster releases
             # one lease before it acquires the next.
             elif time.monotonic() - last_wanted > 2 * POLL_INTERVAL:
-                return End("no process holds a lease")
+                return End("no process uses the cluster")
 
     def end(self) -> End | None:
         """Return which process has ended the cluster and how, or None while all are running."""
@@ -365,7 +365,10 @@ class ClusterKeeper:
             # A failed node has ended the job or prevented its start.
             nodes = self._unavailable_nodes() if self.waits or job.state == "NODE_FAIL" else []
         except LabkitError as error:
-            return End(f"the job of the ranks has ended, but Slurm does not say why: {error}")
+            return End(
+                "the Slurm job of the ranks has ended, but Slurm does not report the cause: "
+                f"{error}"
+            )
         return End("; ".join([job.cause, *nodes]))
 
     def _ended_job(self) -> SlurmJob | None:
@@ -381,7 +384,7 @@ class ClusterKeeper:
     def _transient_cause(self, error: Exception) -> str | None:
         """Return the transient cause of a failed start, or None if a new attempt is useless."""
         if self._port_taken():
-            return "a port of the controller is taken"
+            return "another program uses a port of the ipyparallel controller"
         if DEAF in str(error):
             return f"mpiexec's {DEAF}"
         return UNHEARD if UNHEARD in str(error) else None
@@ -432,7 +435,7 @@ class ClusterKeeper:
         try:
             self.how.queue().cancel(name=self._job)
         except LabkitError as error:  # engines cancel their job when they lose the controller
-            print(f"the job of the ranks could not be cancelled: {error}", file=sys.stderr)
+            print(f"the Slurm job of the ranks could not be cancelled: {error}", file=sys.stderr)
 
 
 def _is_rank(child: psutil.Process) -> bool:
@@ -495,7 +498,7 @@ def main(folder: Path, launch_options: Start, warms: bool) -> None:
     while not lock.acquire():
         tries += 1
         if tries > 400:  # 20 s, for a busy machine
-            raise SystemExit("this cluster already has a keeper")
+            raise SystemExit("this cluster already has a running parent process (keeper)")
         time.sleep(0.05)
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _terminated)
@@ -539,7 +542,7 @@ def main(folder: Path, launch_options: Start, warms: bool) -> None:
 
 def _end_of(error: BaseException) -> End:
     if isinstance(error, Terminated):
-        return End(f"the keeper of the engines was ended by {error}", signal=str(error))
+        return End(f"the parent process of the engines was ended by {error}", signal=str(error))
     if isinstance(error, InvalidInput):
         return End(REFUSED + str(error))
     return End(str(error) if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}")

@@ -79,7 +79,7 @@ def last_submitted(folder: Path, show: bool = False) -> RunHandle:
         directory = Path((folder / LAST).read_text())
     except FileNotFoundError:
         raise LabkitError(
-            f"nothing was submitted to cluster {folder.name!r} yet: use submit(experiment)"
+            f"no experiment was submitted to cluster {folder.name!r} yet: use submit(experiment)"
         ) from None
     # A run that this process has submitted keeps its handle, so that `stop` and `result` act on one
     # object.

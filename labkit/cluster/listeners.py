@@ -92,7 +92,8 @@ def confine(process: psutil.Process, patience: float = 0.0, drop_packets: bool =
         return True
     except (AttributeError, OSError) as error:  # `pidfd_open` exists only on Linux
         raise LabkitError(
-            f"the sockets of process {process.pid} cannot be bound: {error}"
+            f"the listening sockets of process {process.pid} cannot be restricted to loopback: "
+            f"{error}"
         ) from None
 
 

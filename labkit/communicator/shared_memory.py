@@ -421,8 +421,9 @@ def no_room(nbytes: int, folder: Path = SHARED) -> str:
     if free >= nbytes:
         return ""
     return (
-        f"ranks share {bytes_text(nbytes)} of memory, and {folder} has {bytes_text(free)} free; "
-        f"give more: mount -o remount,size=2G {folder}  # docker run --shm-size=2g"
+        f"ranks need {bytes_text(nbytes)} of shared memory, but {folder} has only "
+        f"{bytes_text(free)} free; make it larger: mount -o remount,size=2G {folder}  # docker "
+        "run --shm-size=2g"
     )
 
 
