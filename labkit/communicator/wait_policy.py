@@ -286,7 +286,8 @@ class WaitPolicy:
             if waited > limits.wait:
                 raise WaitTooLong(
                     f"rank {self.rank} has waited {waited:.0f} s in {self.call_name}: "
-                    f"{self.board.describe_ranks(self.call_name)}{self.board.describe_lost_messages()}; "
+                    f"{self.board.describe_ranks(self.call_name)}"
+                    f"{self.board.describe_lost_messages()}; "
                     f"to allow a longer wait, give timeout={2 * self.timeout:.0f}"
                 )
         except LabkitError as error:

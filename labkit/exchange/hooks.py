@@ -199,7 +199,7 @@ class HookManager:
         """
         if hook.name not in ORDER:
             raise LabkitError(
-                f"hook {hook.name!r} has an unknown name; allowed: {', '.join(ORDER)}"
+                f"the hook's name {hook.name!r} is unknown; allowed: {', '.join(ORDER)}"
             )
         # Compiled functions refer to the hook objects with which they were traced. An equal earlier
         # hook is therefore used again.
