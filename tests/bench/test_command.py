@@ -126,7 +126,7 @@ def test_external_frameworks_stand_below_and_those_that_are_absent_are_remarked(
     ("arguments", "told"),
     [
         (["--peer", "gossip"], "peer='gossip' is not known; allowed: multi_worker_mirrored, ddp"),
-        (["--peer", "ddp", "--network", "1GbE"], "leave out --network"),
+        (["--peer", "ddp", "--network", "1GbE"], "remove --network or --peer"),
         (["--schedules", "hasty"], "schedule='hasty' is not known; allowed: sequential"),
         (["--schedules", ""], "schedule=nothing"),
         (["--schedules", "priority", "--cases", "embedding"], "updates dense layers one by one"),
@@ -134,8 +134,8 @@ def test_external_frameworks_stand_below_and_those_that_are_absent_are_remarked(
         (["--algorithm", "mpi", "--network", "1GbE"], "cannot run on the emulated network"),
         (["--workers", "1"], "give 2 or more workers"),
         (["--repeats", "0"], "1 or more repeats"),
-        (["--breakdown", "--schedules", "overlap"], "--breakdown needs schedule sequential"),
-        (["--breakdown", "--cases", "cnn,embedding"], "'embedding' has rows"),
+        (["--breakdown", "--schedules", "overlap"], "--breakdown requires the schedule sequential"),
+        (["--breakdown", "--cases", "cnn,embedding"], "'embedding' is sparse"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_measured(

@@ -114,7 +114,7 @@ def test_reading_has_a_limit(root: Path) -> None:
     (root / "file").write_bytes(b"12345")
     assert safe_files.read_file(root / "file", limit=5) == b"12345"
     assert safe_files.read_file(root / "file", limit=4, last=2) == b"45"
-    with pytest.raises(UnsafeFile, match="has 5 bytes; at most 4"):
+    with pytest.raises(UnsafeFile, match="has 5 bytes; labkit reads at most 4"):
         safe_files.read_file(root / "file", limit=4)
 
 

@@ -144,7 +144,10 @@ MET: dict[str, tuple[Call, Call, str, str]] = {
     ),
     "a window and memory": (
         *(lambda c: c.window(8), lambda c: c.allocate(8)),
-        *("the making of a window", "the allocation of shared memory, float32[8]"),
+        *(
+            "the barrier before the allocation of an MPI window",
+            "the allocation of shared memory, float32[8]",
+        ),
     ),
     "memory of another length": (
         *(lambda c: c.allocate(8), lambda c: c.allocate(9)),
@@ -175,7 +178,10 @@ MISSED: dict[str, tuple[Call, Call, str, str]] = {
     ),
     "a schedule, of a length that is new to one": (
         *(agreed(added("ring", "s", 8), 8), agreed(added("ring", "s", 9), 8)),
-        *("s (ring of float32[8])", "the agreement on an allreduce: s (ring of float32[9])"),
+        *(
+            "s (ring of float32[8])",
+            "the comparison of an allreduce's arguments on all ranks: s (ring of float32[9])",
+        ),
     ),
     "a mean by a schedule": (
         *(agreed(averaged("ring", "s", total=2.0), 8), agreed(added("ring", "s"), 8)),
@@ -247,7 +253,9 @@ def test_a_scatter_of_too_few_parts_is_refused_and_nobody_hangs(cluster: Cluster
     def scatter(communicator: Any) -> None:
         communicator.scatter(["a"] if communicator.rank == 0 else None)
 
-    with pytest.raises(InvalidInput, match="scatter of 1 parts: give one for each of 2 ranks"):
+    with pytest.raises(
+        InvalidInput, match="scatter received 1 parts; give one part for each of the 2 ranks"
+    ):
         cluster.call(scatter, ranks=2)
 
 

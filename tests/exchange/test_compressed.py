@@ -166,7 +166,7 @@ def test_what_is_not_finite_is_reported_with_layer_and_rank(cluster: Cluster) ->
         exchange = Exchange(communicator, "mpi", compressor=TopK())
         exchange.mean(gradients, names=["front/kernel", "back/kernel"])
 
-    with pytest.raises(RankError, match="back/kernel on rank 1 is infinite or not a number"):
+    with pytest.raises(RankError, match="back/kernel on rank 1 is infinite or NaN"):
         cluster.call(work, ranks=2)
 
 

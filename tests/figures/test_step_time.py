@@ -246,12 +246,15 @@ def test_the_sequential_run_is_what_a_saving_is_held_against(tmp_path: Path) -> 
 def test_the_reading_says_what_was_hidden_and_whether_it_paid(tmp_path: Path) -> None:
     runs = [run(tmp_path, SEQUENTIAL, "sequential"), run(tmp_path, LATE, "overlap")]
     said = summarize_exchange(runs)
-    assert "2 ms of communication are hidden, of at most 4 ms (50%)" in said
+    assert (
+        "2 ms of communication are hidden behind computation; at most 4 ms could be hidden "
+        "(50% reached)"
+    ) in said
     assert (
         "its step is 2 ms shorter than the step of the sequential run, 50% of the ideal saving"
         in said
     )
-    assert "The shortest step here is that of **schedule overlap** (17 ms)" in said
+    assert "The shortest step of these runs is that of **schedule overlap** (17 ms)" in said
 
 
 # --- the trace -----------------------------------------------------------------------------------

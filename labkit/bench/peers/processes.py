@@ -162,7 +162,8 @@ def _finish(
             messages = [line for line in lines if re.search("[a-z]", line)]  # no lines of dashes
             last = messages[-1].strip() if messages else f"exit code {process.returncode}"
             raise LabkitError(
-                f"the process of {name} on rank {number} ended before its measurement: {last}"
+                f"the process of {name} on rank {number} ended before its measurement was "
+                f"complete: {last}"
             )
     if any(process.poll() is None for process in processes):
         raise LabkitError(f"the processes of {name} did not end within {limit:.0f} s")

@@ -57,9 +57,9 @@ def test_a_browser_that_is_on_no_path_is_found(
 
 def test_nothing_is_there(tool: Tool) -> None:
     (queue,) = programs.slurm()
-    assert (queue.state, queue.what) == ("ok", "slurm: none; ranks start on this machine")
+    assert (queue.state, queue.what) == ("ok", "slurm: not installed; ranks start on this machine")
     assert programs.devices() == []
-    assert programs.gpus(0, []).what == "gpus: none; ranks compute on cores"
+    assert programs.gpus(0, []).what == "gpus: none found; ranks compute on CPU cores"
 
 
 def test_a_browser_tells_its_version_or_why_not(tool: Tool) -> None:
