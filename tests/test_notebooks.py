@@ -484,7 +484,7 @@ def test_scaling_is_forecast_and_what_can_be_run_stands_on_the_curve(tmp_path: P
     readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
     assert "1 run with several ranks, median error of the forecasts" in readings[0]
     assert re.search(r"\*\*ring\*\* keeps an efficiency of 70%: up to \d+ worker", readings[-1])
-    assert "Price to the target with 2 workers: " in readings[-1]
+    assert "Price to reach the target with 2 workers: " in readings[-1]
 
 
 @pytest.mark.slow

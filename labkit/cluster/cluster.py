@@ -531,8 +531,8 @@ class Cluster:
         ):
             if not fits:
                 raise InvalidInput(
-                    f"cluster {self.name!r} is up with {field}={up}, not {requested}; "
-                    "give another name, or close that one"
+                    f"cluster {self.name!r} is running with {field}={up}, not {requested}; give "
+                    "the new cluster another name, or close the running one"
                 )
 
     def _validate(self, experiment: Experiment) -> None:

@@ -241,7 +241,7 @@ class SharedMemory:
         views = [view[: buffer.nbytes].view(buffer.dtype) for view in self._staging]
         staged = views[self._comm.rank]
         staged[...] = buffer
-        work(flags, _make_place(views, ", in memory of its own"))
+        work(flags, _make_place(views, ", in its staging buffer"))
         buffer[...] = staged  # no other rank writes here until this rank enters its next call
 
     def close(self) -> None:
@@ -345,7 +345,7 @@ class SharedMemory:
                 start = address - views[self._comm.rank].ctypes.data
                 if start >= 0 and start + buffer.nbytes <= views[self._comm.rank].nbytes:
                     parts = [view[start : start + buffer.nbytes] for view in views]
-                    location = f", from byte {start} of memory {number}"
+                    location = f", from byte {start} of shared buffer {number}"
                     self._places[key] = _make_place(
                         [part.view(buffer.dtype) for part in parts], location
                     )

@@ -57,14 +57,14 @@ SCHEDULES = {
 
     Source: A. Jayarajan et al., Priority-based Parameter Propagation, 2019, arXiv 1905.03960;
     Y. Peng et al., A Generic Communication Scheduler for Distributed DNN Training Acceleration,
-    SOSP 2019. Differs from them: the order is fixed from measured times and the same on all ranks,
-    not decided while buckets wait.
+    SOSP 2019. Differs from them: the order of buckets is fixed from measured times and the same on
+    all ranks, not decided while buckets wait.
     """,
             into_next=True,
         ),
         Schedule(
             "staggered",
-            """Exchange as in "sequential", with ranks that take turns on shared links.
+            """Exchange after backpropagation; ranks use a shared link one after another.
 
     Source: folklore; a shared link carries one message at a time without loss of bandwidth.
     """,

@@ -112,9 +112,9 @@ def test_an_experiment_that_does_not_fit_is_refused_before_anything_is_written(
 
 
 def test_a_cluster_of_the_same_name_and_another_shape_is_refused(cluster: Cluster) -> None:
-    with pytest.raises(InvalidInput, match="is up with workers=4, not 5"):
+    with pytest.raises(InvalidInput, match="is running with workers=4, not 5"):
         Cluster(workers=5, name=cluster.name)
-    with pytest.raises(InvalidInput, match="is up with threads=1, not 2"):
+    with pytest.raises(InvalidInput, match="is running with threads=1, not 2"):
         Cluster(workers=2, threads=2, name=cluster.name)
 
 

@@ -76,15 +76,15 @@ MET: dict[str, tuple[Call, Call, str, str]] = {
     ),
     "shared memory, of another part": (
         *(in_memory(0, 8), in_memory(8, 16)),
-        *("from byte 0 of memory", "from byte 32 of memory"),
+        *("from byte 0 of shared buffer", "from byte 32 of shared buffer"),
     ),
     "shared memory, of memory of its own": (
         *(in_memory(0, 8), lambda c: (c.allocate(16), added("shared_memory", "allreduce")(c))),
-        *("from byte 0 of memory", "in memory of its own"),
+        *("from byte 0 of shared buffer", "in its staging buffer"),
     ),
     "shared memory, into common memory": (
         *(in_common(True), in_common(False)),
-        *("into common memory", "from byte 0 of memory"),
+        *("into common memory", "from byte 0 of shared buffer"),
     ),
     "a mean in shared memory": (
         *(added("shared_memory", "s"), averaged("shared_memory", "s")),

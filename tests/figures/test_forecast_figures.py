@@ -93,7 +93,9 @@ def test_a_way_that_is_surely_faster_wins_and_says_so() -> None:
     assert list(table["winner"]) == ["less", "not distinguishable", "usual", "usual"]
     assert table["gain"][0] == pytest.approx(0.5)
     said = figures.summarize_break_even(PLACES, "usual", ["less"], {}, {}, places)
-    assert "To the target, with any seed, a way other than **usual** saves at least 5%" in said
+    assert (
+        "To reach the target, with any seed, a strategy other than **usual** saves at least 5%"
+    ) in said
     assert (
         "not distinguishable, because their bands overlap or the saving is small, in: 1 of 4 "
         "places" in said

@@ -132,12 +132,12 @@ def winners_findings(places: Sequence[MapPoint], usual: str) -> list[Finding]:
     table, banded = winners_table(places, usual), places[0].bands is not None
     gains = table[~table["winner"].isin([usual, APART])]
     head = f"strategy other than **{usual}** saves at least {GAIN:.0%} of the time in"
-    head = f"To the target, with any seed, a {head}" if banded else f"A {head}"
+    head = f"To reach the target, with any seed, a {head}" if banded else f"A {head}"
     findings = [Finding(head, details=(f"{len(gains)} of {len(table)} places",))]
     if banded:
         unsure = int((table["winner"] == APART).sum())
         head = (
-            f"To the target, strategies are {APART}, because their bands overlap or the "
+            f"To reach the target, strategies are {APART}, because their bands overlap or the "
             "saving is small, in"
         )
         findings.append(Finding(head, details=(f"{unsure} of {len(table)} places",)))
@@ -309,7 +309,7 @@ def summarize_study(
     forecast = study.at(max(2, study.experiment.workers), strategy=way)
     for what, value in (("Price", forecast.cost), ("Energy, J", forecast.energy)):
         if value is not None:
-            head = f"{what} to the target with {plural(forecast.workers, 'worker')}"
+            head = f"{what} to reach the target with {plural(forecast.workers, 'worker')}"
             findings.append(Finding(head, first, value, text=number_text))
     return sentences(findings)
 
