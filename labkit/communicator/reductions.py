@@ -163,9 +163,7 @@ class Reductions:
         """
         key = (algorithm, buffer.dtype.str, buffer.size)
         if key not in self._agreed:
-            self._wait_policy.name_call(
-                "the comparison of an allreduce's arguments on all ranks", detail=f": {name}"
-            )
+            self._wait_policy.name_call("the allreduce argument check", detail=f": {name}")
             keys: list[Key] = self._wait_policy.gather(key)
             if len(set(keys)) > 1:
                 names = [f"rank {r}: {a} of {d}[{n}]" for r, (a, d, n) in enumerate(keys)]

@@ -345,7 +345,7 @@ class SharedMemory:
                 start = address - views[self._comm.rank].ctypes.data
                 if start >= 0 and start + buffer.nbytes <= views[self._comm.rank].nbytes:
                     parts = [view[start : start + buffer.nbytes] for view in views]
-                    location = f", from byte {start} of shared buffer {number}"
+                    location = f", from byte {start} of buffer {number}"
                     self._places[key] = _make_place(
                         [part.view(buffer.dtype) for part in parts], location
                     )

@@ -76,15 +76,15 @@ MET: dict[str, tuple[Call, Call, str, str]] = {
     ),
     "shared memory, of another part": (
         *(in_memory(0, 8), in_memory(8, 16)),
-        *("from byte 0 of shared buffer", "from byte 32 of shared buffer"),
+        *("from byte 0 of buffer", "from byte 32 of buffer"),
     ),
     "shared memory, of memory of its own": (
         *(in_memory(0, 8), lambda c: (c.allocate(16), added("shared_memory", "allreduce")(c))),
-        *("from byte 0 of shared buffer", "in its staging buffer"),
+        *("from byte 0 of buffer", "in its staging buffer"),
     ),
     "shared memory, into common memory": (
         *(in_common(True), in_common(False)),
-        *("into common memory", "from byte 0 of shared buffer"),
+        *("into common memory", "from byte 0 of buffer"),
     ),
     "a mean in shared memory": (
         *(added("shared_memory", "s"), averaged("shared_memory", "s")),
@@ -180,7 +180,7 @@ MISSED: dict[str, tuple[Call, Call, str, str]] = {
         *(agreed(added("ring", "s", 8), 8), agreed(added("ring", "s", 9), 8)),
         *(
             "s (ring of float32[8])",
-            "the comparison of an allreduce's arguments on all ranks: s (ring of float32[9])",
+            "the allreduce argument check: s (ring of float32[9])",
         ),
     ),
     "a mean by a schedule": (
