@@ -217,7 +217,7 @@ def _require_regular_file(path: Path, status: os.stat_result, single_link: bool)
 
 def _refusal(path: Path, status: os.stat_result, allowed: str) -> UnsafeFile:
     kind = _KINDS.get(stat.S_IFMT(status.st_mode), "a file of an unknown type")
-    reason = f"is {kind}, but labkit requires {allowed}: replace it by a copy, or remove it"
+    reason = f"is {kind}, not {allowed}: replace it by a copy, or remove it"
     return UnsafeFile(errno.ELOOP, reason, str(path))
 
 

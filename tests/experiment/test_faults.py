@@ -39,7 +39,7 @@ def test_what_is_not_given_leaves_the_hash_as_it_was() -> None:
         ({"faults": {**KILL, "rank": 2}}, "give a rank from 0 to 1"),
         (
             {"faults": {**KILL, "step": 99}, "epochs": 2, "steps_per_epoch": 10},
-            "the training has 1. steps",
+            "the training has only 1. steps",
         ),
         ({"faults": DROP}, "only if labkit itself sends all messages"),
         (

@@ -78,7 +78,7 @@ def test_who_wins_on_other_links_is_called_a_simulation_and_held_against_the_mea
         "Simulation from measured compute times, codec times and bytes, on links of 10 Mb/s" in said
     )
     assert "the fastest method is TopK 1 % up to 1.98 Gb/s, then no compression" in said
-    assert "the error in 2 runs on emulated networks is 0%" in said
+    assert "the prediction error in 2 runs on emulated networks is 0%" in said
     alone = summarize_compression(
         [write_method(tmp_path), write_method(tmp_path, compressor=TOP_K)]
     )
