@@ -300,7 +300,7 @@ def test_buckets_that_leave_before_an_overflow_is_known_are_refused(cluster: Clu
         exchange = Exchange(communicator, "ring", "overlap", compressor=TopK())
         exchange.mean([tf.ones(3)], scale=tf.constant(8.0))
 
-    with pytest.raises(RankError, match="loss scaling: .*use schedule='sequential'"):
+    with pytest.raises(RankError, match=r"loss scaling: .*use schedule='sequential'"):
         cluster.call(work, ranks=2)
 
 

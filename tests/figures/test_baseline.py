@@ -40,7 +40,7 @@ def test_the_lower_test_loss_is_counted_by_seed(tmp_path: Path) -> None:
     assert table["lower_test_loss"].tolist() == [True, True, True, True, False]
     assert table["baseline_test_loss"].tolist() == [0.2, 0.3, 0.4, 0.5, 0.4]
     said = summarize_seed(with_feedback, without)
-    assert "On digits, after 60 steps on 2 workers" in said
+    assert "On the data set digits, after 60 steps on 2 workers" in said
     assert (
         "ErrorFeedback(TopK(ratio=0.01)) ends with a lower test loss than TopK(ratio=0.01)" in said
     )

@@ -374,7 +374,10 @@ def test_the_microscope_shows_all_seeds_of_a_run(tmp_path: Path) -> None:
 def test_the_reading_names_the_worst_layer_and_a_growing_residual(tmp_path: Path) -> None:
     run = observed(tmp_path)
     said = summarize_compression_stats(run)
-    assert "lowest in **head** (0.7, relative error 0.205) and highest in **dense** (0.9)" in said
+    assert (
+        "lowest in layer **head** (0.7, relative error 0.205) and highest in **dense** (0.9)"
+        in said
+    )
     assert (
         "Compressed layers use 0.64 bits per parameter and send 0.01 to 0.02 of their elements"
     ) in said

@@ -41,7 +41,9 @@ def test_null_results_are_results(tmp_path: Path) -> None:
     said = summarize_compression(runs)
     assert "it does not pay" in said
     assert "no difference beyond the spread of the steps" in said
-    assert "No speed-up in 2 of 2 comparisons: TopK 1 %, OneBit." in said
+    assert (
+        "No speed-up in 2 of 2 comparisons with runs without compression: TopK 1 %, OneBit." in said
+    )
     assert "no verdict: one seed (60.00% against 90.00%)" in said
     assert "90.00%: not reached, the baseline reached after 60 steps" in said
 

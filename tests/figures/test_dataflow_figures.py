@@ -176,7 +176,7 @@ def test_idle_time_and_batches_that_are_made_are_drawn_where_they_were() -> None
     made = [trace for trace in bars if trace.name == "input prepares a batch"]
     assert set(made[0].y) == {"input 1"}
     assert set(made[1].y) == {"input 1", "input 2"}  # two at a time
-    assert "map: training is idle 60% of the time" in figure.alt
+    assert "map: training is idle in 60% of the time" in figure.alt
     with pytest.raises(InvalidInput, match="steps=0 cannot be drawn: give a number of at least 1"):
         input_timeline(INPUT, steps=0)
 

@@ -78,7 +78,9 @@ def test_the_reading_says_who_is_ahead_and_where_slicing_pays() -> None:
         "- Lowest latency with batches of 1 rows, near: **slices**, 1.02 ms (spread 1.00 ms to "
         "1.04 ms); next one process, 2.04 ms: better than all other strategies beyond the spread."
     )
-    assert said[1].startswith("- Lowest latency with batches of 1, far: **one process**, 2.04 ms")
+    assert said[1].startswith(
+        "- Lowest latency with batches of 1 rows, far: **one process**, 2.04 ms"
+    )
     assert "**replicas**, 6,337 rows/s" in said[2]
     assert "with batches of 8; next slices, 5,281 rows/s" in said[2]
     assert said[4].endswith(

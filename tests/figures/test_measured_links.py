@@ -61,7 +61,7 @@ def test_a_gain_is_told_place_by_place_with_its_ends() -> None:
 def test_the_reading_says_when_the_target_was_reached_and_where_it_was_not() -> None:
     reading = figures.summarize_transport(ROWS, 4096, TRAINED)
     assert "target accuracy 90% after 1.5 s." in reading
-    assert "1.50 times the fastest; target accuracy 90% not reached." in reading
+    assert "1.50 times the fastest; the target accuracy 90% was not reached." in reading
     table = figures.transport_training(TRAINED)
     assert table["times the fastest measured"].tolist() == [1.0, 1.5]
 

@@ -162,8 +162,8 @@ def test_the_placer_is_read_from_what_ran() -> None:
 def test_the_answer_holds_the_promise_against_what_was_measured() -> None:
     said = summarize_placement(found(), PLANS, measured())
     assert (
-        "quick: **list scheduling 5.1 ms** with 1 tensors or control signals copied between "
-        "devices of 8 B in"
+        "quick: **list scheduling 5.1 ms** with 1 copies of tensors or control signals between "
+        "devices, 8 B in"
     ) in said
     assert "memory exceeded: all on one; lower bound 5 ms" in said
     assert "losses are bitwise equal" in said
@@ -193,7 +193,9 @@ def test_the_way_to_a_gpu_pays_from_a_size_on_or_not_at_all() -> None:
     assert table["there_ms"].tolist() == pytest.approx([3.1] * 3)
     assert table["pays"].tolist() == [False, True, True]
     said = summarize_placement(found(speeds(1e-4)), PLANS, measured())
-    assert "From n = 16 on, a product on GPU:0 with its copies takes less time (3.1 ms)" in said
+    assert (
+        "From n = 16 on, a matrix product on GPU:0 with its copies takes less time (3.1 ms)" in said
+    )
     never = summarize_placement(found(speeds(1.0)), PLANS, measured())
     assert (
         "Up to n = 32, a matrix product on GPU:0 with its copies is not faster than a matrix "

@@ -139,7 +139,7 @@ def test_runs_share_one_scale_of_time_and_say_network_and_clock(tmp_path: Path) 
     assert figure.layout.xaxis2.matches == "x"
     assert figure.layout.title.text == "Timeline, 2 ranks · wall clock · network 1GbE"
     assert "schedule sequential: steps" in figure.alt
-    assert "communication takes 8 ms per step, and training waits 4 ms" in figure.alt
+    assert "communication takes 8 ms per step, and training waits for it 4 ms" in figure.alt
 
 
 def test_colours_are_those_that_all_eyes_tell_apart() -> None:
@@ -286,4 +286,4 @@ def test_a_folder_of_several_runs_is_refused(tmp_path: Path) -> None:
         run(tmp_path / "runs", OVERLAP, schedule)
     done = CliRunner().invoke(app, ["trace", str(tmp_path / "runs")])
     assert done.exit_code == 2
-    assert "holds 2 runs" in done.output
+    assert "contains 2 runs" in done.output

@@ -291,10 +291,7 @@ def summarize_study(
             Finding(f"**{name}** keeps an efficiency of {efficiency:.0%}", details=(details,))
         )
     for workers, count in servers.items():
-        details = (
-            f"{plural(count, 'server')} with a time within 5 % of the fastest number of "
-            "servers in the sweep"
-        )
+        details = f"{plural(count, 'server')} within 5 % of the fastest time in the sweep"
         findings.append(
             Finding(f"{plural(workers, 'worker')} with parameter servers", details=(details,))
         )

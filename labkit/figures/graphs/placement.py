@@ -387,10 +387,10 @@ def _predicted(link: str, rows: Sequence[Mapping[str, Any]], rules: Sequence[str
         copies = round(best["copies"])
         texts.insert(
             0,
-            f"**{_prediction_text(best)}** with {copies} tensors or control signals copied "
+            f"**{_prediction_text(best)}** with {copies} copies of tensors or control signals "
             "between devices",
         )
-        texts[0] += f" of {bytes_text(best['copied_bytes'])} in all" if copies else ""
+        texts[0] += f", {bytes_text(best['copied_bytes'])} in all" if copies else ""
     bound = rows[0]["bound_ms"]
     return Finding(f"Predicted, {link}", details=(*texts, f"lower bound {bound:.3g} ms"))
 

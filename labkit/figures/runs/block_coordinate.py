@@ -78,7 +78,7 @@ def dependencies(couplings: NDArray[np.float64], dependency: float) -> Figure:
     )
     pairs, count = int(dependent.sum()) // 2, len(couplings)
     of = f"{plural(pairs, 'pair')} of {count * (count - 1) // 2}"
-    word = f"{of} of blocks with a coupling of {dependency:g} or more"
+    word = f"{of} with a coupling of {dependency:g} or more"
     remarks = [f"the figure shows the first {_DRAWN} of {count} blocks"] if count > _DRAWN else []
     return sheet([[panel]], [], "Dependencies between blocks", remarks, [word], plot=420)
 
