@@ -69,22 +69,22 @@ def features_of(name: str, train: pd.Series, test: pd.Series) -> tuple[Array, Ar
         numbers = [part.fillna(mean).to_numpy(float) for part in (train, test)]
         if infinite := sum(int(np.isinf(part).sum()) for part in numbers):
             raise InvalidInput(
-                f"{name} has {infinite} infinite values in column {column}: leave these cells "
-                "empty to use the column's mean, or drop their rows"
+                f"{name} has {infinite} infinite values in {column}: leave these cells empty to "
+                "use the column's mean, or drop their rows"
             )
         return standardised(*numbers)
     if kind in "mM":
         raise InvalidInput(
-            f"{name} has dates in column {column}: convert the dates to numbers, or drop the column"
+            f"{name} has dates in {column}: convert the dates to numbers, or drop the column"
         )
     _check_texts(name, train)
     # A column with a different text in most rows is rejected, because such texts identify rows.
     distinct, allowed = train.nunique(), max(FEW_CLASSES, len(train) // 2)
     if distinct > (allowed := CATEGORIES if distinct > CATEGORIES else allowed):
         raise InvalidInput(
-            f"{name} has {distinct:,} distinct texts in column {column}, and each text would "
-            f"become a feature; allowed are at most {allowed:,}: convert the texts to numbers, "
-            "or drop the column"
+            f"{name} has {distinct:,} distinct texts in {column}, and each text would become a "
+            f"feature; allowed are at most {allowed:,}: convert the texts to numbers, or drop "
+            "the column"
         )
     return one_hot(*(part.astype(str).to_numpy(str) for part in (train, test)))
 

@@ -175,7 +175,7 @@ def test_impossible_options_are_refused_with_what_is_allowed(
 
 def test_the_summary_is_one_line_with_rows_shape_and_task() -> None:
     assert datasets.load("digits").summary == (
-        "digits: 1,437 training and 360 test rows of 8x8x1, classification, 10 classes"
+        "digits: 1,437 training and 360 test rows of shape 8x8x1, classification, 10 classes"
     )
 
 
@@ -374,7 +374,9 @@ def test_without_a_network_the_error_names_folder_file_and_address(
     fake: Callable[[str], DataFile],
 ) -> None:
     file = fake(f"http://127.0.0.1:{_closed_port()}")
-    missing = f"input.txt is missing: download it from {file.url}"
+    missing = (
+        f"input.txt is missing: download it from {file.url}, and put it into data/tinyshakespeare"
+    )
     assert datasets.available("shakespeare") == missing
     with pytest.raises(LabkitError) as caught:
         datasets.ensure("shakespeare")
