@@ -22,7 +22,7 @@ EXCHANGE = {
     "what": "what",
     **TIMES,
     "limit_ms": "limit ms",
-    "added": "added time, ms (min to max)",
+    "added": "added ms per step (min to max)",
     "same_weights": "same weights",
 }
 BESIDE = {"ours_to_theirs": "time added by labkit / by peer", "version": ""}

@@ -39,7 +39,7 @@ def test_every_way_gives_batches_that_were_made_before_they_came() -> None:
 REFUSED: dict[str, Callable[[], object]] = {
     "'shakespeare' has no images": replace(FEEDING, dataset="shakespeare").refuse_impossible,
     "batch=65, rows=64": replace(FEEDING, batch=65).refuse_impossible,
-    "enlarged=27: give 28 to": replace(FEEDING, enlarged=27).refuse_impossible,
+    "enlarged=27: give an edge of 28 to": replace(FEEDING, enlarged=27).refuse_impossible,
     "calls=0: give a whole": replace(FEEDING, calls=0).refuse_impossible,
     "repeats=0: give a whole": lambda: input_pipeline.measure(FEEDING, repeats=0),
     r"intra=\[0\]: give numbers of threads": lambda: threads.measure(intra=[0]),
