@@ -119,7 +119,7 @@ def test_the_file_fits_what_is_used_of_the_operators_schema(more: dict[str, Any]
         ({"workers": 1, "values": {"workers": 3}}, "asks for 3 ranks, but 1 × 1 slots exist"),
         (
             {"name": "My_job"},
-            "'My_job-worker-0' is no name in Kubernetes; allowed: lowercase",
+            "'My_job-worker-0' is not a valid name of a Kubernetes object; allowed: lowercase",
         ),
         ({"name": "n" * 60}, "at most 63"),
         ({"namespace": "a b"}, "'a b' is not a valid name of a Kubernetes object"),
