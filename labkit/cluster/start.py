@@ -400,9 +400,8 @@ class Start:
         if self.is_local or self.in_allocation or len(hosts) == self._hosts_wanted():
             return
         raise InvalidInput(
-            f"the ranks are on {plural(len(hosts), 'host')} ({', '.join(hosts)}), but "
-            f"{plural(self._hosts_wanted(), 'host')} were requested; give hosts or nodes that "
-            "accept all ranks"
+            f"the ranks are on {plural(len(hosts), 'host')} ({', '.join(hosts)}), but the number "
+            f"of requested hosts is {self._hosts_wanted()}"
         )
 
     def _why_apart(self) -> str:

@@ -157,7 +157,9 @@ def test_other_hosts_than_those_that_were_asked_for_are_an_error() -> None:
     hosts = (Host("a", 2), Host("b", 2))
     filled = Start(2, launcher="hosts", hosts=hosts)
     filled.check_world(met((2, "a"), (2, "a")))
-    with pytest.raises(LabkitError, match="on 2 hosts \\(a, b\\), but 1 were requested"):
+    with pytest.raises(
+        LabkitError, match="on 2 hosts \\(a, b\\), but the number of requested hosts is 1"
+    ):
         filled.check_world(met((2, "a"), (2, "b")))
     dealt = Start(2, launcher="hosts", hosts=hosts, map_by="node")
     dealt.check_world(met((2, "a"), (2, "b")))
