@@ -181,15 +181,18 @@ def test_placement_draws_what_ran_and_holds_plans_against_it(tmp_path: Path) -> 
     assert titles[:3] == [
         "The step with a device scope a tower · wall clock · network not emulated",
         "Step time by placement, 2 devices · simulation and wall clock · network by panel",
-        "Plans of a step · simulation · network in each title",
+        "Planned placements of a step's operations · simulation · network in each title",
     ]
     readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
-    assert "MatMul of int32: the registry has a kernel for CPU, and none for GPU" in readings[0]
+    assert (
+        "MatMul of int32: TensorFlow's registry has a kernel for CPU, but none for GPU"
+        in readings[0]
+    )
     assert "placement log of this step names" in readings[0]
     assert "losses are bitwise equal" in readings[-1]
     assert (
-        "The number of tensors and signals that TensorFlow sent equals that of each plan"
-        in readings[-1]
+        "The number of tensors and control signals that TensorFlow sent between devices equals "
+        "the number in each plan" in readings[-1]
     )
     assert "memory exceeded: all on one" in readings[-1]
 
@@ -226,7 +229,7 @@ def test_compression_says_who_wins_where_and_what_error_feedback_does(tmp_path: 
     assert all("wall clock · network" in title for title in titles)
     readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
     assert "**Int8** against no compression" in readings[1]
-    assert "the fastest is" in readings[1]
+    assert "the fastest method is" in readings[1]
     assert "On digits, after 40 steps on 2 workers" in readings[2]
     assert "of 2 seeds**" in readings[2]
     assert "The question is about MNIST; these figures are of digits" in said(job.path)
@@ -425,12 +428,12 @@ def test_transport_tells_memory_from_tcp_and_measured_from_predicted(tmp_path: P
     found = outputs(job.path)
     titles = [data[PLOTLY]["layout"]["title"]["text"] for data in found if PLOTLY in data]
     assert [title.split(" · ")[0] for title in titles] == [
-        "One exchange by transport",
+        "Time to transfer an array, by transport",
         "Training step by transport",
     ]
     (reading,) = [text(data, "text/markdown") for data in found if "text/markdown" in data]
     assert "64 KiB, RDMA, predicted and not measured: **one_sided**" in reading
-    assert "Ratio of two-sided to one-sided time by shared memory, 64 KiB" in reading
+    assert "Ratio of the two-sided to the one-sided time by shared memory, 64 KiB" in reading
     assert reading.count("Training step, ") >= 2
 
 
@@ -453,7 +456,7 @@ def test_hosts_measures_sums_over_a_link_beside_what_is_predicted(tmp_path: Path
     ring, levels = load_runs(job.path)
     assert [run.metrics["equivalence"]["verdict"] for run in (ring, levels)] == ["passed"] * 2
     if ring.experiment["network"] is None:  # a testbed could be made
-        assert "3 ranks on 2 hosts of a testbed" in said(job.path)
+        assert "3 ranks on 2 hosts of an emulated testbed" in said(job.path)
         sent = [run.metrics["link_bytes_per_step"] for run in (ring, levels)]
         assert sent[0] == pytest.approx(4 / 3 * sent[1], rel=0.05)  # two thirds of 2n, for n
 
@@ -483,9 +486,9 @@ def test_scaling_is_forecast_and_what_can_be_run_stands_on_the_curve(tmp_path: P
     assert len(titles) == 3
     assert all(title.startswith("Scaling · forecast · 1GbE") for title in titles)
     readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
-    assert "1 run of several ranks here, median error of their forecasts" in readings[0]
+    assert "1 run with several ranks, median error of the forecasts" in readings[0]
     assert re.search(r"\*\*ring\*\* keeps an efficiency of 70%: up to \d+ worker", readings[-1])
-    assert "Price to the target with 2 workers: " in readings[-1]
+    assert "Price to reach the target with 2 workers: " in readings[-1]
 
 
 @pytest.mark.slow
@@ -497,7 +500,9 @@ def test_break_even_begins_with_the_null_hypothesis_and_runs_what_it_says(tmp_pa
     titles = [data[PLOTLY]["layout"]["title"]["text"] for data in found if PLOTLY in data]
     assert titles[0].startswith("Fastest way · forecast · mlp")
     reading = [text(data, "text/markdown") for data in found if "text/markdown" in data][-1]
-    assert re.match(r"- From 10 Gb/s on, settings with compression that .*: \d of 2\.", reading)
+    assert re.match(
+        r"- Settings with compression on links of at least 10 Gb/s that .*: \d of 2\.", reading
+    )
     assert re.search(r"Run: \*\*float16, 1GbE\*\*: predicted .* measured .* error", reading)
 
 
@@ -608,8 +613,8 @@ def test_dataflow_traces_a_step_sweeps_threads_and_feeds_it_in_every_way(tmp_pat
     figures = [data[PLOTLY] for data in found if PLOTLY in data]
     assert [figure["layout"]["title"]["text"].split(" · ")[0] for figure in figures] == [
         "Training step",
-        "Ready queue of one step",
-        "Control dependencies in one step",
+        "Ready queue of operations in one training step",
+        "Control dependencies in one training step",
         "Training step on two devices",
         "Threads of a training step, 1 process",
         "Input of a training step, 1 process",
@@ -621,10 +626,12 @@ def test_dataflow_traces_a_step_sweeps_threads_and_feeds_it_in_every_way(tmp_pat
     assert re.search(r"- 0 of \d+ operations started before all their dependencies ended", told)
     gated = (
         r"updates wait for all gradients\*\*: 0 of 6 updates started "
-        r".*early updates are not allowed, and none occurred"
+        r".*updates before the last gradient are not allowed, and none occurred"
     )
     assert re.search(gated, told)
-    assert re.search(r"[4-9] pairs of send and receive, one per edge between devices", told)
+    assert re.search(
+        "[4-9] pairs of send and receive operations, one for each edge between devices", told
+    )
     ways = ("in the step", "map", "parallel calls", "prefetch", "cache")
     assert all(f"- **{way}**: a step takes" in told for way in ways)
     assert len(re.findall(r"I/O overhead -?\d+% \(repeats ", told)) == 5
@@ -646,7 +653,7 @@ def test_inference_shows_latency_throughput_and_memory_of_three_ways(tmp_path: P
     for words in (
         "Lowest latency with batches of 1, 1GbE: **",
         "Slices, 1GbE: at best",
-        "Weights on",
+        "Bytes of weights on",
     ):
         assert words in reading[-1]
-    assert "All ways give the same predictions as one process" in reading[-1]
+    assert "All strategies return the same predictions as one process" in reading[-1]

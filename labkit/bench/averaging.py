@@ -171,7 +171,7 @@ def _stream(communicator: Communicator, experiment: Experiment, repeats: int) ->
 def _wire(communicator: Communicator, stage: ComputeBackend) -> float:
     """Return the seconds that the slowest rank needs for the allreduce of one fragment."""
     fragment = np.zeros(stage.roles.weights.size // FRAGMENTS, stage.roles.weights.dtype)
-    communicator.barrier("the next stretch of a benchmark")
+    communicator.barrier("the barrier before the next timed part of a benchmark")
     start = time.perf_counter()
     communicator.mean(fragment, 1.0, "ring", total=float(communicator.size))
     slowest: float = max(communicator.allgather(time.perf_counter() - start))
@@ -200,7 +200,7 @@ def _stage(communicator: Communicator, experiment: Experiment) -> ComputeBackend
 def _bare(communicator: Communicator, stage: ComputeBackend, steps: int) -> Sequence[float]:
     """Return the seconds of each step (gradient and update); all ranks compute concurrently."""
     own, rank, moments = stage.roles.weights, communicator.rank, []
-    communicator.barrier("the next stretch of a benchmark")
+    communicator.barrier("the barrier before the next timed part of a benchmark")
     for _ in range(steps):
         moments.append(time.perf_counter())
         own = stage.update(rank, stage.gradient(rank, own).values)
@@ -222,7 +222,7 @@ def _played(
     program = {rank: strategy.program(roles, rank)}
     scenes = counted or stage
     arguments = communicator, scenes, EventLog(scenes, steps), roles.weights.dtype
-    communicator.barrier("the next stretch of a benchmark")
+    communicator.barrier("the barrier before the next timed part of a benchmark")
     MpiRuntime(program, roles.hosts, *arguments, meanwhile=False).play()
     return [row["seconds"] for row in stage.rows[before:]]
 
@@ -233,7 +233,7 @@ def _played(
     "--network",
     default="100Mb",
     show_default=True,
-    help="Emulated network of the streamed averaging.",
+    help="Emulated network on which streamed weight averaging is timed.",
 )
 @click.option("--repeats", default=5, show_default=True, help="Interleaved repeats.")
 @AS_JSON

@@ -103,11 +103,15 @@ def rows(
     """
     whole = float(np.median(added[schedule]))
     handover = float(np.median(added[HANDED]))
-    lines = {"pack": medians["pack"], "sum": medians["sum"], "hand over and back": handover}
+    lines = {
+        "pack": medians["pack"],
+        "sum": medians["sum"],
+        "pass gradients from TensorFlow and back": handover,
+    }
     lines["other"] = whole - sum(
         lines.values()
     )  # the rest is mostly the update, which reads memory that other ranks have written
-    lines |= {"wait, within others": medians["wait"], "all": whole}
+    lines |= {"wait for other ranks (contained in the other lines)": medians["wait"], "all": whole}
     for line, line_seconds in lines.items():
         limit = float(np.median(seconds[LIMITS[line]])) if line in LIMITS else None
         row: Row = {

@@ -165,7 +165,9 @@ def _with_ratios(rows: list[Row]) -> list[Row]:
 @click.command("collectives")
 @click.option("--workers", default=2, show_default=True, help="Number of MPI ranks.")
 @NETWORK
-@click.option("--algorithms", default=None, help="Algorithms, separated by commas.  [default: all]")
+@click.option(
+    "--algorithms", default=None, help="Allreduce algorithms, separated by commas.  [default: all]"
+)
 @click.option("--bytes", "sizes", default="1MiB,4MiB,16MiB", callback=sizes, help="Buffer sizes.")
 @click.option("--repeats", default=5, show_default=True, help="Interleaved repeats.")
 @AS_JSON

@@ -251,11 +251,14 @@ def main() -> None:
     "--compressors",
     "chosen",
     callback=compressors,
-    help="Compressors, e.g. QSGD,'{name: TopK, threshold: exact}'.  [default: all without required "
-    "fields]",
+    help="Gradient compressors, e.g. QSGD,'{name: TopK, threshold: exact}'.  [default: all "
+    "that have no required fields]",
 )
 @click.option(
-    "--elements", default=5_800_000, show_default=True, help="Elements of the float32 vector."
+    "--elements",
+    default=5_800_000,
+    show_default=True,
+    help="Number of elements of the float32 vector that is compressed.",
 )
 @click.option("--repeats", default=5, show_default=True, help="Interleaved repeats.")
 @AS_JSON

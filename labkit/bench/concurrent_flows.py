@@ -57,7 +57,7 @@ def measure(rates: Sequence[str], repeats: int = 5) -> list[Row]:
     """
     bits = {rate: bits_of(rate) for rate in rates}
     if repeats < 1:
-        raise InvalidInput(f"repeats={repeats}: give 1 or more")
+        raise InvalidInput(f"repeats={repeats} is too small; give 1 or more")
     require_tools()
     with Cluster(workers=2) as cluster:
         return [row for rate in rates for row in _at(rate, bits[rate], cluster, repeats)]
@@ -82,7 +82,10 @@ def _at(rate: str, bits: int, cluster: Cluster, repeats: int) -> list[Row]:
         by_hand = finish_times([[0], [0]], sizes, [0.0, later], [speed]) + link["latency"]
         for flow in (0, 1):
             one, other = times[:, :, number, flow]
-            name = f"flow {flow + 1} of {sizes[0]} and {sizes[1]} bytes, {1e3 * later:.0f} ms later"
+            name = (
+                f"flow {flow + 1} of two ({sizes[0]} and {sizes[1]} bytes, the second "
+                f"{1e3 * later:.0f} ms later)"
+            )
             row = head("link", f"{name} at {rate}", "two flows", 2, rate, repeats=repeats)
             rows.append(
                 row

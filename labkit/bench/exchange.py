@@ -154,7 +154,7 @@ def _measure(
         steps |= breakdown.kinds(communicator, KNOWN[name].parameters, handover_model.step)
     taken = time_interleaved(
         steps,
-        lambda: communicator.barrier("the next step of a benchmark"),
+        lambda: communicator.barrier("the barrier before the next timed step"),
         lambda own: np.array(communicator.allgather(own)),
         repeats,
         counts,

@@ -31,10 +31,14 @@ def refuse_impossible(
             validate_algorithm(name)
         if BASE not in names or "shared_memory" in names:
             raise InvalidInput(
-                f"{short(list(names))} between hosts: include {BASE!r}, omit 'shared_memory'"
+                f"algorithms={short(list(names))} between hosts: include {BASE!r}, which is the "
+                "baseline, and omit 'shared_memory', which sums within one host"
             )
     if min(sizes, default=0) < 4 or repeats < 1:
-        raise InvalidInput(f"sizes={short(list(sizes))}, repeats={repeats}: give 4 bytes, 1 repeat")
+        raise InvalidInput(
+            f"sizes={short(list(sizes))}, repeats={repeats}: give sizes of at least 4 bytes, "
+            "and at least 1 repeat"
+        )
 
 
 def measure(

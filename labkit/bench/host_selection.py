@@ -48,7 +48,8 @@ class HostSelection:
         refuse_unknown("map_by", [map_by], MAPPINGS)
         if not 2 <= nodes <= workers:
             raise InvalidInput(
-                f"nodes={nodes} for workers={workers}: give from 2 nodes to one per worker"
+                f"nodes={nodes} for workers={workers}: give at least 2 nodes, and at most one "
+                "per worker"
             )
         self.network: Network | None = None
         self.link = f"{bandwidth} between {nodes} hosts"
@@ -57,7 +58,7 @@ class HostSelection:
         if options := _named(nodes):
             self._cluster_options |= options
             self.link = "of the hosts"
-            self.description = f"{workers} ranks on the hosts that the environment names"
+            self.description = f"{workers} ranks on the hosts that environment variables name"
             return
         try:
             bed = self._testbed.enter_context(testbed(nodes, bandwidth=bandwidth, slurm=False))
@@ -67,14 +68,15 @@ class HostSelection:
             self._cluster_options = {"workers": workers, "launcher": "local"}
             self.description = (
                 f"{workers} ranks of this machine on an emulated network of {nodes} hosts: the "
-                f"environment names no hosts, and {error}"
+                f"environment variables name no hosts, and {error}"
             )
         else:
             self._cluster_options["hosts"] = [
                 f"{host}:{-(-workers // nodes)}" for host in bed.hosts
             ]
             self.description = (
-                f"{workers} ranks on {nodes} hosts of a testbed: the environment names no hosts"
+                f"{workers} ranks on {nodes} hosts of an emulated testbed, because environment "
+                "variables name no hosts"
             )
 
     @contextmanager

@@ -66,10 +66,13 @@ class Feeding:
             )
         if not 1 <= self.batch <= self.rows:
             raise InvalidInput(
-                f"batch={short(self.batch)}, rows={short(self.rows)}: give 1 to the number of rows"
+                f"batch={short(self.batch)}, rows={short(self.rows)}: give a batch of 1 sample "
+                "to the number of rows"
             )
         if not SIDE <= self.enlarged <= MOST:
-            raise InvalidInput(f"enlarged={short(self.enlarged)}: give {SIDE} to {MOST:,} pixels")
+            raise InvalidInput(
+                f"enlarged={short(self.enlarged)}: give an edge of {SIDE} to {MOST:,} pixels"
+            )
         for name, value in (("calls", self.calls), ("ahead", self.ahead)):
             if not 1 <= value <= MOST:
                 raise InvalidInput(f"{name}={short(value)}: give a whole number from 1 to {MOST:,}")

@@ -75,7 +75,8 @@ def measure(
     refuse_unknown("algorithm", algorithms, ALLREDUCE)
     if min(sizes, default=0) < 4 or repeats < 1:
         raise InvalidInput(
-            f"bytes={sizes}, repeats={repeats}: give sizes of 4 or more, and 1 or more repeats"
+            f"bytes={sizes}, repeats={repeats}: give sizes of at least 4 bytes, and at least 1 "
+            "repeat"
         )
     wanted = [(algorithm, nbytes) for nbytes in sizes for algorithm in algorithms]
     require_tools()
@@ -145,7 +146,10 @@ def _row(case: Case, form: float, times: np.ndarray, rate: str, facts: Row) -> R
 
 @click.command("link")
 @click.option(
-    "--rate", default="100Mb,1Gb", show_default=True, help="Rates in bits/s, separated by commas."
+    "--rate",
+    default="100Mb,1Gb",
+    show_default=True,
+    help="Rates of the link in bits/s, separated by commas.",
 )
 @click.option(
     "--algorithms", default="ring,master_worker", show_default=True, help="Allreduce algorithms."
@@ -167,9 +171,10 @@ def command(
     # One line is printed per rate, because all rows of a rate share one link.
     for facts in {row["rate"]: row for row in rows}.values():
         say(
-            f"{facts['rate']}: latency {1e6 * float(facts['latency'] or 0):.0f} us, measured; "
-            f"payload {facts['payload']} of {FRAME} bytes of a frame; after a pause, the first "
-            f"{facts['burst']} bytes pass at line speed, which saves {facts['burst_ms']:.2g} ms"
+            f"{facts['rate']}: latency {1e6 * float(facts['latency'] or 0):.0f} us (measured); "
+            f"each frame of {FRAME} bytes carries {facts['payload']} bytes of payload; after a "
+            f"pause, the first {facts['burst']} bytes pass without rate limit, which saves "
+            f"{facts['burst_ms']:.2g} ms"
         )
     columns = {name: name for name in ("rate", "algorithm", "bytes")}
     for kind, words in (("", "real ms"), ("emulated_", "emulated ms")):

@@ -59,7 +59,10 @@ class LinkedProcesses:
             lines.append(process.stdout.readline())
             if not lines[-1]:
                 errors = "; ".join(f"rank {k}: {text}" for k, text in enumerate(self.end()))
-                raise LabkitError(f"the ranks of a benchmark ended early; {errors}")
+                raise LabkitError(
+                    "the processes of a benchmark ended before the measurement was complete; "
+                    f"{errors}"
+                )
         return lines
 
 

@@ -64,7 +64,7 @@ class StreamWire:
                 wire if self._receives else [], wire if self._sends else [], [], LIMIT
             )
             if not (readable or writable):
-                raise LabkitError(f"no byte passed the link for {LIMIT:.0f} s")
+                raise LabkitError(f"no byte was sent or received over the link for {LIMIT:.0f} s")
             if readable:
                 received = self._connection.recv_into(self._receives[0])
                 if received == 0:

@@ -221,7 +221,7 @@ def _repeated(step: Step) -> Callable[[], None]:
 
 
 def _slowest(communicator: Communicator, step: Step) -> float:
-    communicator.barrier("the next step of a benchmark")
+    communicator.barrier("the barrier before the next timed step")
     start = time.perf_counter()
     step()
     # The time of a step is the time of its slowest rank.
@@ -231,7 +231,10 @@ def _slowest(communicator: Communicator, step: Step) -> float:
 
 @click.command("pipeline")
 @click.option(
-    "--workers", default=2, show_default=True, help="Number of stages, each a rank with one thread."
+    "--workers",
+    default=2,
+    show_default=True,
+    help="Number of pipeline stages; each stage is a rank with one thread.",
 )
 @click.option(
     "--schedules",

@@ -195,7 +195,7 @@ def there_and_back(communicator: Communicator, mailbox: AnyMailbox, values: Vect
     """Return the seconds of a message from rank 0 to rank 1 and a reply of equal size."""
     letters: list[Letter] = []
     patience = communicator.wait_policy
-    communicator.barrier("the next message of a benchmark")
+    communicator.barrier("the barrier before the next timed message")
     start = time.perf_counter()
     for sends in (0, 1):
         patience.start_wait()
@@ -209,7 +209,7 @@ def there_and_back(communicator: Communicator, mailbox: AnyMailbox, values: Vect
     while not mailbox.idle:
         patience.pause(0)
     seconds = time.perf_counter() - start
-    communicator.barrier("the end of a message of a benchmark")
+    communicator.barrier("the barrier after a timed message")
     for letter in letters:
         mailbox.free(letter.route)
     return seconds
@@ -254,7 +254,7 @@ def _wall(
     kinds |= {what: partial(serve, what) for what in experiments}
     taken = time_interleaved(
         kinds,
-        lambda: communicator.barrier("the next stretch of a benchmark"),
+        lambda: communicator.barrier("the barrier before the next timed part of a benchmark"),
         lambda own: np.array(communicator.allgather(own)),
         repeats,
     )
@@ -277,9 +277,14 @@ def _wall(
     default="16,64",
     show_default=True,
     callback=numbers,
-    help="Workers on the virtual clock.",
+    help="Numbers of workers that are simulated on the virtual clock.",
 )
-@click.option("--ranks", default=2, show_default=True, help="Ranks of the wall-clock measurements.")
+@click.option(
+    "--ranks",
+    default=2,
+    show_default=True,
+    help="Number of ranks of the measurements on the wall clock.",
+)
 @click.option("--repeats", default=5, show_default=True, help="Interleaved repeats.")
 @AS_JSON
 def command(workers: list[int], ranks: int, repeats: int, file: Path | None) -> None:

@@ -55,7 +55,7 @@ def measure(
     """
     if not notebook.is_file():
         raise InvalidInput(
-            f"notebook {notebook} does not exist; give the path of the tour notebook"
+            f"notebook {notebook} does not exist; give the path of notebooks/tour.ipynb"
         )
     notebook = notebook.resolve()
     ways: Mapping[str, Callable[[Path], list[float]]] = {
@@ -138,7 +138,7 @@ def _in_cells(job: Path) -> float:
     default="notebooks/tour.ipynb",
     show_default=True,
     type=click.Path(path_type=Path),
-    help="Notebook with parameters workers, epochs and seed.",
+    help="Notebook whose start is timed; it has the parameters workers, epochs and seed.",
 )
 @click.option(
     "--repeats", default=5, show_default=True, type=click.IntRange(1), help="Interleaved repeats."

@@ -50,11 +50,12 @@ def refuse_impossible(widths: Sequence[int], batch: int, inter: int, repeats: in
     """Raise InvalidInput for arguments that `measure` does not support."""
     if not 1 <= len(widths) <= DEEPEST or min(widths) < 1:
         raise InvalidInput(
-            f"widths={short(list(widths))}: give 1 to {DEEPEST} hidden layers of at least 1 unit"
+            f"widths={short(list(widths))}: give the widths of 1 to {DEEPEST} hidden layers, "
+            "each of at least 1 unit"
         )
     for name, value in (("batch", batch), ("inter", inter), ("repeats", repeats)):
         if value < 1:
-            raise InvalidInput(f"{name}={short(value)}: give a whole number from 1")
+            raise InvalidInput(f"{name}={short(value)}: give a whole number of at least 1")
 
 
 def _trace(communicator: Communicator, setting: Setting, repeats: int) -> dict[str, StepGraph]:

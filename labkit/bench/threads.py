@@ -69,7 +69,8 @@ def refuse_impossible(
             )
     if (pairs := len(set(intra)) * len(set(inter))) > MOST:
         raise InvalidInput(
-            f"{pairs} pairs of intra and inter need one process each; give at most {MOST} pairs"
+            f"the {pairs} combinations of intra and inter are too many, because each needs a "
+            f"process; give at most {MOST} combinations"
         )
     if not batches or min(batches) < 1:
         raise InvalidInput(f"batches={short(list(batches))}: give batch sizes of 1 or more")
@@ -90,7 +91,7 @@ def _sweep(
     with ExitStack() as opened:
         children = {}
         for threads in settings:
-            name = f"the process of {threads.intra} intra-op and {threads.inter} inter-op threads"
+            name = f"the process with {threads.intra} intra-op and {threads.inter} inter-op threads"
             setting = Setting(threads, cases)
             child = Child(PROCESS, name, setting, communicator, threads.intra)
             children[threads] = opened.enter_context(closing(child))

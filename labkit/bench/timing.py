@@ -46,7 +46,7 @@ def timed(ranks: TimedRanks, algorithm: str, buffer: np.ndarray, calls: int) -> 
     buffer[...] = 0.0  # repeated sums of nonzero values would overflow
     seconds = []
     for _ in range(calls):
-        ranks.barrier("the next call of a benchmark")
+        ranks.barrier("the barrier before the next timed call")
         # The clock starts after the barrier, because the time of waiting for other ranks does not
         # count.
         start = time.perf_counter()

@@ -24,32 +24,36 @@ if TYPE_CHECKING:
     metavar="NAME VALUE",
     nargs=2,
     multiple=True,
-    help="Set a field of all experiments.",
+    help="Set a field of all experiments that the calibration runs.",
 )
-@output_option("-o", "output", help="Calibration file.  [default: this machine's file]")
+@output_option("-o", "output", help="Calibration file to write.  [default: this machine's file]")
 @click.option(
     "--threads",
     default="1",
     show_default=True,
     callback=numbers,
-    help="Numbers of threads in a rank.",
+    help="Numbers of TensorFlow threads per rank, separated by commas.",
 )
 @click.option(
     "--batches", default="16,64,256", show_default=True, callback=numbers, help="Batch sizes."
 )
-@click.option("--workers", default=2, show_default=True, help="Largest number of ranks.")
+@click.option(
+    "--workers", default=2, show_default=True, help="Largest number of ranks that is measured."
+)
 @click.option(
     "--compressors",
     "further",
     callback=compressors,
-    help="More compressors, e.g. '{name: TopK, ratio: 0.001}'; compressors without required "
-    "fields are always measured.",
+    help="Further gradient compressors to measure, e.g. '{name: TopK, ratio: 0.001}'; "
+    "compressors without required fields are always measured.",
 )
-@click.option("--quick", is_flag=True, help="Use fewer repeats and sizes; takes a few minutes.")
+@click.option(
+    "--quick", is_flag=True, help="Measure fewer repeats and sizes, which takes a few minutes."
+)
 @click.option(
     "--show",
     is_flag=True,
-    help="Show the calibration of this machine, or of -o FILE, and measure nothing.",
+    help="Only show the calibration of this machine, or of -o FILE; measure nothing.",
 )
 def calibrate(
     models: tuple[str, ...],

@@ -24,7 +24,10 @@ def experiment_of(path: Path, overrides: Mapping[str, JSON]) -> Experiment:
     # The file may be the experiment.json of a run, which contains a schema version.
     schema = fields.pop("schema", SCHEMA)
     if not isinstance(schema, int) or not 1 <= schema <= SCHEMA:
-        raise InvalidInput(f"{path} has schema {short(schema)}; allowed: 1 to {SCHEMA}")
+        raise InvalidInput(
+            f"{path} has the schema version {short(schema)}; this labkit reads versions 1 to "
+            f"{SCHEMA}"
+        )
     if schema < SCHEMA:
         fields = rename_experiment(fields)
     return Experiment(**fields | {name: value_of(value) for name, value in overrides.items()})

@@ -18,13 +18,23 @@ def testbed() -> None:
 
 @testbed.command()
 @click.option(
-    "--nodes", default=2, show_default=True, help="Number of hosts, 2 to 8, named a, b, c, …"
+    "--nodes",
+    default=2,
+    show_default=True,
+    help="Number of emulated hosts, from 2 to 8; their names are a, b, c, …",
 )
-@click.option("--cores", default=2, show_default=True, help="CPUs of each host in Slurm.")
+@click.option(
+    "--cores",
+    default=2,
+    show_default=True,
+    help="Number of CPUs of each host that Slurm allocates.",
+)
 @click.option(
     "--bandwidth", default="1Gb/s", show_default=True, help="Bandwidth of each host's link."
 )
-@click.option("--slurm/--no-slurm", default=True, show_default=True, help="Run Slurm on the hosts.")
+@click.option(
+    "--slurm/--no-slurm", default=True, show_default=True, help="Run Slurm on the emulated hosts."
+)
 def up(nodes: int, cores: int, bandwidth: str, slurm: bool) -> None:
     """Start emulated hosts, which run until the command `labkit testbed down`."""
     from labkit.hosts import state
@@ -65,7 +75,7 @@ def _show() -> None:
         say("no testbed is running; start one: labkit testbed up")
         return
     plan = TestbedPlan(**record["plan"])
-    slurm = f", Slurm with {plan.cores} CPUs on each" if plan.slurm else ""
+    slurm = f", Slurm with {plan.cores} CPUs on each host" if plan.slurm else ""
     say(f"{plan.nodes} hosts at {plan.bandwidth}{slurm}")
     for name in plan.hosts:
         say(f"{name} {record['addresses'][name]}: {folder / state.AGENT} {name} hostname")

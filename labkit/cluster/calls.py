@@ -175,7 +175,7 @@ class PendingCalls:
         """Return how the engines have ended, or None while they are running."""
         how = self._cluster.how_ended()
         if how is None and not self._has_engines():
-            return End("another process, thread or cell has restarted them")
+            return End("another process, thread or cell has restarted the engines")
         return how
 
     def _has_engines(self) -> bool:
@@ -378,7 +378,7 @@ class Calls(PendingCalls, Generic[T]):
             return
         name, value, remote = self.failure(rank)
         stuck = ", ".join(map(str, self.running()))
-        note = f"; rank {stuck} did not end: the engines restart" if stuck else ""
+        note = f"; rank {stuck} did not end the call, so the engines restart" if stuck else ""
         # Exceptions are compared by name, because exceptions of an engine arrive as text.
         if name == InvalidInput.__name__:
             raise Refused(f"{' '.join(value.split())}{note}", rank, remote)
@@ -386,14 +386,18 @@ class Calls(PendingCalls, Generic[T]):
             # The error names the rank for which others waited, not the rank that waited.
             rank = int(late[1])
             raise RankError(
-                f"rank {rank} did not arrive: {name}: {gist(value)}{note}", rank, remote
+                f"rank {rank} did not reach the call in which other ranks wait: {name}: "
+                f"{gist(value)}{note}",
+                rank,
+                remote,
             )
         if name == HostSilent.__name__ and (lost := _LOST_HOST.search(value)):
             alive = self._still_alive(int(lost[1]))
             raise RankError(f"{gist(value)}{alive}{note}", int(lost[1]), remote)
         if name == RankDied.__name__ and (match := _DIED.search(value)):
             raise RankError(
-                f"{gist(value)}, and this call cannot continue without it; the engines restart",
+                f"{gist(value)}, and the call cannot continue without this rank; the engines "
+                "restart",
                 int(match[1].split(",")[0]),
             )
         cause = f"{gist(value)}{out_of_memory_hint(f'{name}: {value}')}"
@@ -411,7 +415,7 @@ class Calls(PendingCalls, Generic[T]):
         if not future.done() or future.result()[0]["content"]["status"] != "ok":
             return ""
         return (
-            f"; but its host answers, and the process of rank {rank} is alive: it is blocked "
+            f"; but the host answers, and the process of rank {rank} is alive and blocked "
             "(stopped by a signal, or in code that holds the GIL)"
         )
 

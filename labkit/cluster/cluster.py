@@ -319,7 +319,8 @@ class Cluster:
         """
         if experiment.repeats > 1:
             raise InvalidInput(
-                f"repeats={experiment.repeats} needs run(), which waits for all repeats"
+                f"repeats={experiment.repeats} cannot be submitted; use run(), which waits for "
+                "all repeats, or give repeats=1"
             )
         experiment = fault_magic.with_injected_faults(experiment)
         settings, previous = (
@@ -459,7 +460,9 @@ class Cluster:
 
     def __repr__(self) -> str:
         state = "up" if self.connected else "closed"
-        return f"<Cluster {self.name}: {self.workers} ranks of {self.threads} threads, {state}>"
+        return (
+            f"<Cluster {self.name}: {self.workers} ranks with {self.threads} threads each, {state}>"
+        )
 
     def _repr_html_(self) -> str:
         return launch.card_of(self.name, self.folder, self.how, connected=self.connected)
@@ -485,7 +488,9 @@ class Cluster:
         try:
             self._client = ipp.Client(connection)
         except TimeoutError:
-            raise LabkitError(f"the controller of cluster {self.name} does not answer") from None
+            raise LabkitError(
+                f"the ipyparallel controller of cluster {self.name} does not answer"
+            ) from None
         finally:
             log.removeFilter(unsigned)
         self._client.wait_for_engines(self.how.ranks, interactive=False, timeout=120)
@@ -522,8 +527,8 @@ class Cluster:
             actual, requested = getattr(running, field), getattr(self.how, field)
             if actual != requested:
                 raise InvalidInput(
-                    f"cluster {self.name!r} is up with {field}={actual!r}, not {requested!r}; "
-                    "give another name, or close that one"
+                    f"cluster {self.name!r} is running with {field}={actual!r}, not "
+                    f"{requested!r}; give the new cluster another name, or close the running one"
                 )
         for field, up, requested, fits in (
             ("workers", state["workers"], self.workers, state["workers"] >= self.workers),
@@ -531,8 +536,8 @@ class Cluster:
         ):
             if not fits:
                 raise InvalidInput(
-                    f"cluster {self.name!r} is up with {field}={up}, not {requested}; "
-                    "give another name, or close that one"
+                    f"cluster {self.name!r} is running with {field}={up}, not {requested}; give "
+                    "the new cluster another name, or close the running one"
                 )
 
     def _validate(self, experiment: Experiment) -> None:
@@ -541,13 +546,14 @@ class Cluster:
             extra = experiment.ranks - experiment.workers
             beside = f" and {plural(extra, 'further rank')}" if extra > 0 else ""
             raise InvalidInput(
-                f"workers={experiment.workers}{beside} on a cluster of {self.workers}; "
-                f"use Cluster(workers={experiment.ranks})"
+                f"workers={experiment.workers}{beside} are more than the {self.workers} ranks of "
+                f"the cluster; use Cluster(workers={experiment.ranks})"
             )
         if experiment.threads != self.threads:
             raise InvalidInput(
                 f"threads={experiment.threads} on a cluster whose engines have {self.threads}; "
-                f"TensorFlow fixes threads at its start: use Cluster(threads={experiment.threads})"
+                "TensorFlow cannot change the number of threads after its start: use "
+                f"Cluster(threads={experiment.threads})"
             )
         if isinstance(experiment.dataset, str):
             from labkit import datasets

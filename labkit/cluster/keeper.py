@@ -53,12 +53,12 @@ TRIES = 5  # attempts to start; a start fails if another program has meanwhile t
 # session files.
 DEAF = "listener thread failed to start"
 NOTHING = "no output"
-GIVEN_UP_START = "no process waits for the engines any more"
+GIVEN_UP_START = "the start was abandoned, because no process waits for the engines"
 DONE = 10.0  # seconds until Slurm must have finished or cancelled a job
 OPEN = (
-    "mpiexec listens on every interface, without encryption or a key, and whoever reaches this "
-    "machine may start programs as you: on a network that you trust, give "
-    "Cluster(trusted_network=True) or set LABKIT_TRUSTED_NETWORK=1; in a container, let it use "
+    "mpiexec listens on every network interface without encryption or a key, so anyone who "
+    "reaches this machine may start programs as you; on a network that you trust, give "
+    "Cluster(trusted_network=True) or set LABKIT_TRUSTED_NETWORK=1; in a container, allow "
     "pidfd_getfd (docker run --cap-add SYS_PTRACE)"
 )
 LISTENS = 1.0  # seconds to wait for mpiexec's listening socket; it may open none
@@ -173,7 +173,7 @@ class ClusterKeeper:
                         raise LabkitError(f"{problem} ({error})") from error
                     raise
                 if not remaining:
-                    raise _TransientError(f"{why}, in each of {TRIES} attempts") from error
+                    raise _TransientError(f"{why}, in each of {TRIES} attempts to start") from error
                 self.stop()
 
     def _start(self) -> None:
@@ -290,11 +290,11 @@ class ClusterKeeper:
         if (end := self.end()) is not None:
             raise LabkitError(f"{end.message}: {self._output()}")
         if self._has_lost_rank():
-            raise LabkitError(f"a rank has died before all were ready: {self._output()}")
+            raise LabkitError(f"a rank died before all ranks were ready: {self._output()}")
         # The log also shows failures of controller processes, such as schedulers, with which no
         # engine registers.
         if self._port_taken():
-            raise _TransientError("a port of the controller is taken")
+            raise _TransientError("another program uses a port of the ipyparallel controller")
         if self.how.queues and time.monotonic() - self._queried_at > (
             ASK_EVERY if self.waits else 1
         ):
@@ -344,7 +344,7 @@ class ClusterKeeper:
             # The cluster ends only if no lease exists for two polls. A cell that recreates its
             # cluster releases one lease before it acquires the next.
             elif time.monotonic() - last_wanted > 2 * POLL_INTERVAL:
-                return End("no process holds a lease")
+                return End("no process uses the cluster")
 
     def end(self) -> End | None:
         """Return which process has ended the cluster and how, or None while all are running."""
@@ -382,7 +382,10 @@ class ClusterKeeper:
             # start.
             nodes = self._unavailable_nodes() if self.waits or job.state == "NODE_FAIL" else []
         except LabkitError as error:
-            return End(f"the job of the ranks has ended, but Slurm does not say why: {error}")
+            return End(
+                "the Slurm job of the ranks has ended, but Slurm does not report the cause: "
+                f"{error}"
+            )
         return End("; ".join([job.cause, *nodes]))
 
     def _ended_job(self) -> SlurmJob | None:
@@ -398,7 +401,7 @@ class ClusterKeeper:
     def _transient_cause(self, error: Exception) -> str | None:
         """Return the transient cause of a failed start, or None if another attempt would fail."""
         if self._port_taken():
-            return "a port of the controller is taken"
+            return "another program uses a port of the ipyparallel controller"
         if DEAF in str(error):
             return f"mpiexec's {DEAF}"
         return UNHEARD if UNHEARD in str(error) else None
@@ -450,7 +453,7 @@ class ClusterKeeper:
             self.how.queue().cancel(name=self._job)
         # Engines cancel their job themselves when they lose the controller.
         except LabkitError as error:
-            print(f"the job of the ranks could not be cancelled: {error}", file=sys.stderr)
+            print(f"the Slurm job of the ranks could not be cancelled: {error}", file=sys.stderr)
 
 
 def _is_rank(child: psutil.Process) -> bool:
@@ -514,7 +517,7 @@ def main(folder: Path, launch_options: Start, warms: bool) -> None:
     while not lock.acquire():
         tries += 1
         if tries > 400:  # 20 s, which suffice on a busy machine
-            raise SystemExit("this cluster already has a keeper")
+            raise SystemExit("this cluster already has a running parent process (keeper)")
         time.sleep(0.05)
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _terminated)
@@ -560,7 +563,7 @@ def main(folder: Path, launch_options: Start, warms: bool) -> None:
 
 def _end_of(error: BaseException) -> End:
     if isinstance(error, Terminated):
-        return End(f"the keeper of the engines was ended by {error}", signal=str(error))
+        return End(f"the parent process of the engines was ended by {error}", signal=str(error))
     if isinstance(error, InvalidInput):
         return End(REFUSED + str(error))
     return End(str(error) if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}")

@@ -81,7 +81,7 @@ def last_submitted(folder: Path, show: bool = False) -> RunHandle:
         directory = Path((folder / LAST).read_text())
     except FileNotFoundError:
         raise LabkitError(
-            f"nothing was submitted to cluster {folder.name!r} yet: use submit(experiment)"
+            f"no experiment was submitted to cluster {folder.name!r} yet: use submit(experiment)"
         ) from None
     # If this process has submitted the run, the existing handle is returned, so that `stop` and
     # `result` act on the same object.

@@ -97,7 +97,7 @@ def end(folder: Path) -> End | None:
     if record["state"] == "ended":
         return End(record["message"], record["rank"], record["signal"])
     if not has_keeper:
-        return describe_exit("the keeper of the engines", -signal.SIGKILL)
+        return describe_exit("the parent process of the engines", -signal.SIGKILL)
     return None if record["state"] == "ready" else End("the engines are starting")
 
 
@@ -124,7 +124,10 @@ def launch(folder: Path, launch_options: Start, warm: bool = False) -> None:
         if _wait(folder, launch_options, lambda: is_held(path)):
             return
         if is_held(path):
-            raise LabkitError(f"cluster {folder.name!r} is ending but does not end")
+            raise LabkitError(
+                f"cluster {folder.name!r} was told to end, but it is still running; end its "
+                "processes, or give another name"
+            )
     # Files of an earlier cluster are removed, because they may contain the state "ready".
     for earlier in ("cluster.json", UNSETTLED):
         (folder / earlier).unlink(missing_ok=True)
@@ -200,11 +203,11 @@ def card_of(name: str, folder: Path, launch_options: Start, connected: bool) -> 
     up = record["state"] == "ready"
     ended = f"{record['state']}{': ' if record['message'] else ''}{scrub(record['message'])}"
     crowded = (
-        ", more than there are cores"
+        ", more threads than cores"
         if launch_options.workers * launch_options.threads > cores
         else ""
     )
-    ranks = f"{launch_options.workers} of {launch_options.threads} threads"
+    ranks = f"{launch_options.workers} with {launch_options.threads} threads each"
     here = f"this machine: {cores} cores, {free:.1f} GiB of memory free"
     hosts = plural(len(set(record["hosts"])), "host") if up else launch_options.launcher
     return card(
@@ -225,7 +228,7 @@ def card_of(name: str, folder: Path, launch_options: Start, connected: bool) -> 
 
 def _holders(processes: list[int]) -> str:
     names = [f"process {pid}" + (" (this one)" if pid == os.getpid() else "") for pid in processes]
-    return f"{', '.join(names) or 'a sweep'}; it ends with the last one"
+    return f"{', '.join(names) or 'a sweep'}; the cluster ends with the last of these processes"
 
 
 def leases(folder: Path) -> list[int]:

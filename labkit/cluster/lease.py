@@ -105,7 +105,9 @@ class Turn:
         # cluster.
         self._thread_lock = self._thread_locks.setdefault(folder, threading.Lock())
         if not self._thread_lock.acquire(blocking=False):
-            print("waiting for the ranks, which serve another call", file=sys.stderr, flush=True)
+            print(
+                "waiting until the ranks have completed another call", file=sys.stderr, flush=True
+            )
             self._thread_lock.acquire()
         self._lock = Lock(folder / "run.lock")
         try:

@@ -93,7 +93,8 @@ def confine(process: psutil.Process, patience: float = 0.0, drop_packets: bool =
     # On systems other than Linux, `pidfd_open` does not exist.
     except (AttributeError, OSError) as error:
         raise LabkitError(
-            f"the sockets of process {process.pid} cannot be bound: {error}"
+            f"the listening sockets of process {process.pid} cannot be restricted to loopback: "
+            f"{error}"
         ) from None
 
 

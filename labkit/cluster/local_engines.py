@@ -45,7 +45,9 @@ class LocalEngines:
         """
         self.folder.mkdir(exist_ok=True, mode=0o700)
         # Without the start lock, two processes that find no engines would both start engines.
-        with locked(self.folder / "start.lock", f"cluster {self.name} is being started or ended"):
+        with locked(
+            self.folder / "start.lock", f"another process is starting or ending cluster {self.name}"
+        ):
             # The lease is acquired before the check, so that a keeper that is about to end the
             # cluster sees the lease.
             self._lease = Lease(self.folder)
@@ -91,8 +93,8 @@ class LocalEngines:
         """
         if self.how.is_local:
             raise LabkitError(
-                "a cluster of this machine listens on loopback, so no other machine reaches it; "
-                "start one on hosts: Cluster(hosts=[…]) or Cluster(nodes=…)"
+                "this cluster listens on loopback only, so no other machine reaches it; start a "
+                "cluster on hosts: Cluster(hosts=[…]) or Cluster(nodes=…)"
             )
         record = {
             "name": self.name,

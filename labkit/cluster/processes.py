@@ -33,7 +33,7 @@ class ProcessWatch:
     def __init__(self, named: Mapping[str, int]) -> None:
         self._watched = {name: psutil.Process(pid) for name, pid in named.items()}
         parts = self._watched["the controller"].children()
-        self._parts = {f"part {n} of the controller": part for n, part in enumerate(parts)}
+        self._parts = {f"child process {n} of the controller": part for n, part in enumerate(parts)}
         # Number of seconds for which each process has been suspended.
         self._still: dict[str, float] = {}
 

@@ -139,15 +139,15 @@ class RestartPolicy:
         self._tries = 1 if has_progressed else self._tries + 1
         if self._tries >= TRIES:
             raise RankError(
-                f"{error}; ranks had died at step {self._furthest} before, and {TRIES} calls from "
-                f"step {back} have come no further: the run ends here, because another restart "
-                "would fail, too",
+                f"{error}; ranks had also died at step {self._furthest} before, and {TRIES} "
+                f"calls that began at step {back} reached no later step; the run ends, because "
+                "another restart would probably fail, too",
                 error.rank,
             )
         if resume is not None:
             checkpoints.remove_after(folder, back)
         elif damage:  # the damage may be temporary, so the checkpoints are preserved
-            damage = f"{damage}; the checkpoints are now in {_put_aside(folder).name}"
+            damage = f"{damage}; the damaged checkpoints were moved to {_put_aside(folder).name}"
         else:
             shutil.rmtree(folder, ignore_errors=True)  # all checkpoints are incomplete
         faults = remaining_faults(remaining_faults(self.experiment.faults, self.outlived), ranks)
@@ -187,7 +187,9 @@ class RestartPolicy:
         """One line that names the ranks that died last, and the step at which training resumes."""
         last = self.restarts[-1]
         ranks, step = ", ".join(map(str, last["ranks"])), last["step"]
-        follows = f"training continues from step {step}" if step else "the run starts again"
+        follows = (
+            f"training continues from step {step}" if step else "the run starts again from step 0"
+        )
         return f"rank {ranks} died: {follows}"
 
     def note_restart(self) -> None:

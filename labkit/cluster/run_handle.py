@@ -205,4 +205,7 @@ class RunHandle:
                     display.close(self) if last else display.draw(self)
                 except Exception as error:  # an error in a display must not end the run
                     self._displays.remove(display)
-                    warnings.warn(f"{self!r} is no longer shown: {error!r}", stacklevel=2)
+                    warnings.warn(
+                        f"{self!r} is no longer displayed, because its display failed: {error!r}",
+                        stacklevel=2,
+                    )

@@ -85,7 +85,7 @@ class SubmittedRun(RunHandle):
             except NotStarted as error:  # such as the death of a rank during the start
                 if not tries or self._wants_end():
                     raise
-                print(f"{error}; the engines start again", file=sys.stderr, flush=True)
+                print(f"{error}; labkit starts the engines again", file=sys.stderr, flush=True)
 
     def _call(self, experiment: Experiment, context: CheckpointContext | None) -> Calls[RankResult]:
         return Calls(
@@ -161,7 +161,7 @@ class SubmittedRun(RunHandle):
         if not (dead := sorted(self._calls.dead())):
             return None
         ranks = ", ".join(map(str, dead))
-        return RankError(f"rank {ranks} failed: {ENDED}, and the result with it", dead[0])
+        return RankError(f"rank {ranks} failed: {ENDED}, so its result is lost", dead[0])
 
     def _ranks_to_blame(self, error: RankError) -> list[int]:
         """Return the ranks whose death has ended the call; none if a program error ended it."""

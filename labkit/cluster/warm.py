@@ -211,7 +211,9 @@ def stop(workers: int | None = None, threads: int | None = None) -> list[WarmSta
         with suppress(ProcessLookupError):  # the process has ended in the meantime
             os.kill(status["pid"], signal.SIGTERM)
         if not wait_until_free(folder / LOCK, ENDS):
-            raise LabkitError(f"process {status['pid']}, which keeps engines warm, does not end")
+            raise LabkitError(
+                f"process {status['pid']}, which keeps engines warm, did not end after SIGTERM"
+            )
         ended.append(status)
     return ended
 
@@ -282,7 +284,9 @@ def main(folder: Path, launch_options: Start, idle: float) -> None:
     lock, end = Lock(folder / LOCK), time.monotonic() + 2
     while not lock.acquire():  # a process that only tests the lock holds it for a short time
         if time.monotonic() > end:
-            raise SystemExit("engines of this shape are already kept warm")
+            raise SystemExit(
+                "another process already keeps engines with these numbers of ranks and threads warm"
+            )
         time.sleep(0.05)
     signal.signal(signal.SIGTERM, terminate)
     try:

@@ -30,8 +30,8 @@ def without_loopback() -> str:
             probe.bind(("127.0.0.1", 0))
     except OSError as error:  # the machine has no IPv4, or its loopback device is down
         return (
-            f"this machine has no 127.0.0.1 ({error.strerror}), which ranks and kernels need, even "
-            "on a machine with IPv6 only"
+            f"this machine has no loopback address 127.0.0.1 ({error.strerror}), which ranks and "
+            "kernels need even if the network uses only IPv6"
         )
     return ""
 

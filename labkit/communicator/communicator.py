@@ -234,7 +234,9 @@ class Communicator:
                 )
                 return found
             self.board.abandon()
-        raise LabkitError("the surviving ranks cannot form a new communicator")
+        raise LabkitError(
+            "the surviving ranks cannot form a new communicator after the death of a rank"
+        )
 
     def restart(self, comm: MPI.Intracomm) -> None:
         """Rebuild this communicator after a call has failed on some ranks (collective).
@@ -389,7 +391,9 @@ class Communicator:
         """
         if self.rank == root and (parts is None or len(parts) != self.size):
             count = "None" if parts is None else f"{len(parts)}"
-            raise InvalidInput(f"scatter of {count} parts: give one for each of {self.size} ranks")
+            raise InvalidInput(
+                f"scatter received {count} parts; give one part for each of the {self.size} ranks"
+            )
         self.barrier(f"{label} (scatter from rank {root})")
         with self.wait_policy.failure_guard:
             return self._comm.scatter(parts, root)
@@ -430,7 +434,7 @@ class Communicator:
 
         The new Communicator has its own traffic meter, which starts at 0.
         """
-        self.barrier("the way to another network")
+        self.barrier("the barrier before the change to another network")
         limit = self.wait_policy.timeout
         with self.wait_policy.failure_guard:
             return Communicator(
@@ -439,7 +443,7 @@ class Communicator:
 
     def window(self, nbytes: int) -> Window:
         """Allocate memory on this rank for one-sided access by other ranks (collective)."""
-        self.barrier("the making of a window")
+        self.barrier("the barrier before the allocation of an MPI window")
         with self.wait_policy.failure_guard:
             return Window(nbytes, self.wait_policy, self._emulation)
 
@@ -514,8 +518,8 @@ class Communicator:
             self.board.close()
             self._comm.Free()
             raise InvalidInput(
-                f"network={self.network} is emulated among ranks of one host, but these ranks run "
-                "on several hosts; remove network, or use one host"
+                f"network={self.network} can only be emulated between ranks of one host, but "
+                "these ranks run on several hosts; remove network, or use one host"
             )
 
     def release_spares(self) -> None:

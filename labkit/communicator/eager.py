@@ -138,7 +138,7 @@ class EagerMailbox:
 
     def close(self) -> None:
         """Wait at a barrier, then free the window memory of all ranks (collective)."""
-        self._wait_policy.barrier("the end of one-sided messages")
+        self._wait_policy.barrier("the barrier after the last one-sided message")
         self._read, self._heads = {}, {}
         self._window.close()
 
@@ -155,8 +155,9 @@ class EagerMailbox:
     def _validate_size(self, route: Route, nbytes: int) -> None:
         if nbytes > self._capacities[route]:
             raise LabkitError(
-                f"{nbytes} bytes for a slot of {self._capacities[route]}; use "
-                "transport='two_sided' or 'one_sided_dynamic', whose messages may have any length"
+                f"a message of {nbytes} bytes exceeds its receive slot of "
+                f"{self._capacities[route]} bytes; use transport='two_sided' or "
+                "'one_sided_dynamic', whose messages may have any length"
             )
 
     def _receive(self, route: Route) -> Letter | None:

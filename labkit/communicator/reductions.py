@@ -112,7 +112,10 @@ class Reductions:
             return
         flat = buffer.reshape(-1)
         if not buffer.flags.c_contiguous:
-            raise InvalidInput("allreduce works in place: give a contiguous array")
+            raise InvalidInput(
+                "allreduce changes its array in place and requires contiguous memory: give a "
+                "contiguous array"
+            )
         kind = "mean of" if weighing else "of"
         name = f"{label} ({algorithm} {kind} {flat.dtype.name}[{flat.size}])"
         reduce = self._get(algorithm, flat, name)
@@ -128,7 +131,7 @@ class Reductions:
         snapshots: dict[int, np.ndarray] = {}
         self._executor.watch = lambda number, values: snapshots.update({number: values.copy()})
         try:
-            self.allreduce(buffer, algorithm, "an allreduce with snapshots")
+            self.allreduce(buffer, algorithm, "an allreduce that records its intermediate values")
         finally:
             self._executor.watch = None
         return snapshots
@@ -162,11 +165,14 @@ class Reductions:
         """
         key = (algorithm, buffer.dtype.str, buffer.size)
         if key not in self._agreed:
-            self._wait_policy.name_call("the agreement on an allreduce", detail=f": {name}")
+            self._wait_policy.name_call("the allreduce argument check", detail=f": {name}")
             keys: list[Key] = self._wait_policy.gather(key)
             if len(set(keys)) > 1:
                 names = [f"rank {r}: {a} of {d}[{n}]" for r, (a, d, n) in enumerate(keys)]
-                raise Mismatch(f"ranks differ in an allreduce: {'; '.join(names)}")
+                raise Mismatch(
+                    "ranks called an allreduce with different algorithms, dtypes or lengths: "
+                    f"{'; '.join(names)}"
+                )
             self._agreed[key] = self._build(algorithm, buffer.size)
         return self._agreed[key]
 
@@ -214,5 +220,9 @@ class Reductions:
 
     def _hosts(self) -> list[list[int]]:
         """Return, for each real (not emulated) host, the list of its ranks."""
-        hosts = set(self._allgather(tuple(self._wait_policy.board.ranks), "the hosts of the ranks"))
+        hosts = set(
+            self._allgather(
+                tuple(self._wait_policy.board.ranks), "the exchange of the ranks' hosts"
+            )
+        )
         return [list(ranks) for ranks in sorted(hosts)]

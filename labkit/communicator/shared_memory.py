@@ -243,7 +243,7 @@ class SharedMemory:
         views = [view[: buffer.nbytes].view(buffer.dtype) for view in self._staging]
         staged = views[self._comm.rank]
         staged[...] = buffer
-        work(flags, _make_place(views, ", in memory of its own"))
+        work(flags, _make_place(views, ", in its staging buffer"))
         buffer[...] = staged  # other ranks write here only after this rank's next call starts
 
     def close(self) -> None:
@@ -347,7 +347,7 @@ class SharedMemory:
                 start = address - views[self._comm.rank].ctypes.data
                 if start >= 0 and start + buffer.nbytes <= views[self._comm.rank].nbytes:
                     parts = [view[start : start + buffer.nbytes] for view in views]
-                    location = f", from byte {start} of memory {number}"
+                    location = f", from byte {start} of buffer {number}"
                     self._places[key] = _make_place(
                         [part.view(buffer.dtype) for part in parts], location
                     )
@@ -423,8 +423,9 @@ def no_room(nbytes: int, folder: Path = SHARED) -> str:
     if free >= nbytes:
         return ""
     return (
-        f"ranks share {bytes_text(nbytes)} of memory, and {folder} has {bytes_text(free)} free; "
-        f"give more: mount -o remount,size=2G {folder}  # docker run --shm-size=2g"
+        f"ranks need {bytes_text(nbytes)} of shared memory, but {folder} has only "
+        f"{bytes_text(free)} free; make it larger: mount -o remount,size=2G {folder}  # docker "
+        "run --shm-size=2g"
     )
 
 

@@ -315,7 +315,7 @@ class StatusBoard:
         rows = self._table.rows[:PEERS]
         pairs = np.argwhere(rows["sent"][:, : len(rows)] != rows["got"][:, : len(rows)].T)
         routes = ", ".join(f"from rank {source} to rank {to}" for source, to in pairs.tolist())
-        return f"; sent and not received: a message {routes}" if routes else ""
+        return f"; these messages were sent but not received: {routes}" if routes else ""
 
     def abandon(self) -> None:
         """Stop using the shared window, because MPI cannot free it without the dead rank."""

@@ -78,7 +78,9 @@ class Relay:
             if self._stand_by():
                 self._exchange()
         except Exception as error:  # the error is written to the status table
-            cause = f"its relay to other hosts: {type(error).__name__}: {error}"
+            cause = (
+                f"its relay of the status to other hosts failed: {type(error).__name__}: {error}"
+            )
             self._table.fail(self._comm.rank, cause)
 
     def _stand_by(self) -> bool:

@@ -293,7 +293,7 @@ class WaitPolicy:
                     f"rank {self.rank} has waited {waited:.0f} s in {self.call_name}: "
                     f"{self.board.describe_ranks(self.call_name)}"
                     f"{self.board.describe_lost_messages()}; "
-                    f"a longer wait is allowed by timeout={2 * self.timeout:.0f}"
+                    f"to allow a longer wait, give timeout={2 * self.timeout:.0f}"
                 )
         except LabkitError as error:
             for wait_policy in self._enclosing():

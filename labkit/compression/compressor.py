@@ -221,11 +221,14 @@ class Compressor(Checked):
     def unsupported_reason(self) -> str:
         """Return why the compressor cannot encode messages to a single receiver; "" if it can."""
         if self.votes:
-            return "is a vote of all ranks, but a server receives one rank's message at a time"
+            return (
+                "takes a majority vote of all ranks, but a server receives the message of "
+                "one rank at a time"
+            )
         if self.expansive:
             return (
-                "has an error that can exceed the tensor, so that the errors of a server's "
-                "answers would accumulate without bound"
+                "has an error whose norm can exceed the tensor's norm, so errors in a server's "
+                "replies would accumulate without bound"
             )
         return ""
 
@@ -324,8 +327,8 @@ def parse(value: Compressor | Mapping[str, JSON] | str) -> Compressor:
         fields = dict(value)
         return lookup(COMPRESSORS, fields.pop("name", None), "compressor")(**fields)
     raise InvalidInput(
-        f"{value!r} is not a compressor: give a compressor, its name ('TopK'), or a mapping of "
-        "its name and fields ({'name': 'TopK', 'ratio': 0.01})"
+        f"{value!r} is not a compressor: give a compressor object, a compressor's name ('TopK'), "
+        "or a mapping of its name and fields ({'name': 'TopK', 'ratio': 0.01})"
     )
 
 

@@ -76,8 +76,8 @@ class DGC(Compressor):
     def unsupported_reason(self) -> str:
         """Return why no parameter server supports DGC: its weight differences have no momentum."""
         return (
-            "has a momentum of gradients, but servers answer with differences of weights, "
-            "which have none"
+            "applies momentum to gradients, but servers reply with differences of weights, to "
+            "which no momentum applies"
         )
 
     def start(self, shape: Sequence[int], rank: int = 0, seed: int = 0, ranks: int = 1) -> State:

@@ -46,7 +46,8 @@ def reduce_all(
                 results.append(end.value)
         if results and requests:
             raise LabkitError(
-                f"{compressor!r}: some ranks have finished while others request a collective"
+                f"{compressor!r}: some ranks have ended their compression, but other ranks still "
+                "request a collective operation"
             )
         if results:
             return results

@@ -103,8 +103,8 @@ class Dataset:
         shape = "x".join(map(str, self.shapes.input_shape))
         noun = "targets" if self.task == "regression" else "classes"
         return (
-            f"{self.name}: {len(self.x_train):,} training and {len(self.x_test):,} test rows "
-            f"of {shape}, {self.task.replace('_', ' ')}, {self.outputs} {noun}"
+            f"{self.name}: {len(self.x_train):,} training and {len(self.x_test):,} test rows of "
+            f"shape {shape}, {self.task.replace('_', ' ')}, {self.outputs} {noun}"
         )
 
 

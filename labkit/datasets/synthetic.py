@@ -27,7 +27,9 @@ class SyntheticOptions(Rows):
     task: Literal["classification", "regression"] = Field(
         "classification", description='"classification" or "regression"'
     )
-    seed: int = Field(0, strict=True, ge=0, description="whole number, 0 or more")
+    seed: int = Field(
+        0, strict=True, ge=0, description="seed of the random numbers, a whole number of 0 or more"
+    )
 
     @property
     def outputs(self) -> int:

@@ -177,7 +177,7 @@ def _add_times(
 def _validate(methods: Sequence[CompressionMethod], **numbers: int) -> None:
     for name, value in numbers.items():
         if not isinstance(value, int) or value < 1:
-            raise InvalidInput(f"{name}={value!r} is impossible; give a whole number from 1")
+            raise InvalidInput(f"{name}={value!r} is impossible; give a whole number of at least 1")
     refuse_alike(methods)
 
 
@@ -187,7 +187,9 @@ def refuse_alike(methods: Sequence[CompressionMethod]) -> None:
     repeated = sorted({label for label in labels if labels.count(label) > 1})
     if repeated or not labels:
         problem = f"{', '.join(repeated)} twice" if repeated else "no methods"
-        raise InvalidInput(f"{problem} cannot be compared; give one or more different methods")
+        raise InvalidInput(
+            f"the list of methods contains {problem}; give one or more methods, each of them once"
+        )
 
 
 def _data(trained: Run | keras.Model, data: Dataset | None) -> Dataset:
@@ -196,7 +198,8 @@ def _data(trained: Run | keras.Model, data: Dataset | None) -> Dataset:
     name = trained.experiment["dataset"] if isinstance(trained, Run) else None
     if not isinstance(name, str):
         raise LabkitError(
-            "the run names no data set: give data=labkit.datasets.load(…), or a Dataset"
+            "no data set is given, and the trained model has no run that names one: give "
+            "data=labkit.datasets.load(…), or a Dataset"
         )
     return datasets.load(name, **trained.experiment["dataset_options"])
 

@@ -62,7 +62,7 @@ class GradualPruning(keras.callbacks.Callback):
         if begin < 0 or every < 1 or steps < 0 or steps % every:
             raise InvalidInput(
                 f"begin={begin!r}, steps={steps!r}, every={every!r} is impossible; allowed: "
-                "begin from 0, every from 1, steps a multiple of every"
+                "begin of at least 0, every of at least 1, steps a multiple of every"
             )
         self.final, self.initial, self.scope = final, initial, scope
         self.steps, self.every, self.begin = steps, every, begin

@@ -36,9 +36,9 @@ def right_answers(model: keras.Model, data: Dataset, batch_size: int) -> NDArray
     scores = model.predict(data.x_test, batch_size=batch_size, verbose=0)
     if data.task == "regression" or scores.ndim != data.y_test.ndim + 1 or scores.shape[-1] < 2:
         raise InvalidInput(
-            f"a model with outputs of shape {list(scores.shape)} on the {data.task} data "
-            f"{data.name!r} has no accuracy; allowed: classification or next_character, one score "
-            "per class"
+            f"accuracy is not defined for a model with outputs of shape {list(scores.shape)} on "
+            f"the {data.task} data {data.name!r}; give data of the task classification or "
+            "next_character, and a model with one score per class"
         )
     right: NDArray[np.bool_] = scores.argmax(axis=-1) == data.y_test
     return right.ravel()

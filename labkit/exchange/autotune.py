@@ -48,13 +48,16 @@ def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool 
         dense: Whether gradients are exchanged without compression.
     """
     if communicator.size == 1 and dense and algorithm in ("auto", "shared_memory"):
-        return Choice("mpi", "one rank alone has nothing to add up")
+        return Choice("mpi", "a single rank has nothing to sum")
     if algorithm != "auto":
         return Choice(algorithm, "chosen by the experiment")
     if communicator.network is not None:
         return _simulated(communicator, nbytes)  # each rank simulates, and gets the same result
     if not dense:
-        return Choice("mpi", "payloads are small and of unequal size: the collectives of MPI")
+        return Choice(
+            "mpi",
+            "compressed payloads are small and of unequal size, which suits MPI's collectives",
+        )
     candidates = ["mpi", "ring"]
     if communicator.on_one_host:
         candidates.append("shared_memory")
@@ -73,7 +76,9 @@ def all_cores_compute(communicator: Communicator) -> bool:
     """
     if communicator.network is not None or not communicator.on_one_host:
         return False
-    counts = communicator.allgather((_threads(), usable_cores()), label="the cores of the host")
+    counts = communicator.allgather(
+        (_threads(), usable_cores()), label="the exchange of the numbers of cores and threads"
+    )
     return bool(sum(threads for threads, _ in counts) >= max(cores for _, cores in counts))
 
 
@@ -127,7 +132,7 @@ def _measured(communicator: Communicator, candidates: list[str], nbytes: int) ->
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(1 + MEASURED_CALLS):
         for name in candidates:
-            communicator.barrier("the choice of an algorithm")
+            communicator.barrier("the barrier before a timed allreduce that chooses the algorithm")
             start = clock.now()
             communicator.allreduce(buffer, name)
             times[name].append(clock.now() - start)
@@ -135,7 +140,9 @@ def _measured(communicator: Communicator, candidates: list[str], nbytes: int) ->
         name: float(np.median(np.max(communicator.allgather(local[1:]), axis=0)))
         for name, local in times.items()
     }
-    return fastest(slowest, f"measured for {nbytes / 1e6:.3g} MB on {communicator.size} ranks")
+    return fastest(
+        slowest, f"the fastest when timed with {nbytes / 1e6:.3g} MB on {communicator.size} ranks"
+    )
 
 
 def fastest(seconds: Mapping[str, float], algorithm: str) -> Choice:

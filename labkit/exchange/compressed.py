@@ -235,7 +235,7 @@ class CompressedMean:
 
         arrays = [np.asarray(request.value) for request in requests]
         if len({array.dtype for array in arrays}) > 1:
-            raise LabkitError("values in one combined mean must have the same dtype")
+            raise LabkitError("tensors that are averaged in one message must have the same dtype")
         flat = np.concatenate([array.reshape(-1) for array in arrays])
         self._communicator.mean(flat, 1.0, algorithm, what, float(self._communicator.size))
         ends = np.cumsum([array.size for array in arrays])[:-1]

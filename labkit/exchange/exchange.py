@@ -183,9 +183,9 @@ class Exchange:
             return list(traced(gradients, rows, names))
         if not self.schedule.after:
             raise InvalidInput(
-                f"schedule={self.schedule.name!r} with a compressor under loss scaling: ranks "
-                "would send a bucket before another bucket overflows, and the skipped step would "
-                "lose the values in it; use schedule='sequential'"
+                f"schedule={self.schedule.name!r} cannot combine a compressor with loss scaling: "
+                "a rank may send one bucket before another bucket overflows, and the skipped "
+                "step would lose the sent values; use schedule='sequential'"
             )
         self._compressed.scaled = True
         plain = [None if g is None else g / tf.cast(scale, g.dtype) for g in gradients]
@@ -347,8 +347,8 @@ class Exchange:
         """
         if self._after:
             raise InvalidInput(
-                "these buckets are exchanged after backpropagation and cannot be issued one by "
-                "one: call `mean`, or give eager=True"
+                "buckets cannot be exchanged one by one here, because this step exchanges them "
+                "after backpropagation: call `mean`, or give eager=True"
             )
         return self._operations.issue(gradients, rows)
 
@@ -375,7 +375,7 @@ class Exchange:
         validate_agreement(self.communicator, signature, self._options())
         if not signature:
             raise InvalidInput(
-                "no variable has a gradient: does the loss depend on the model's output?"
+                "no variable has a gradient; use a loss that depends on the model's output"
             )
         compressor = self.compressor
         after = self._after = self.schedule.after or (
@@ -404,7 +404,9 @@ class Exchange:
                 on this rank.
             seconds: For each bucket, the seconds that its exchange takes on this rank.
         """
-        times = self.communicator.allgather((ready, seconds), label="the order of the buckets")
+        times = self.communicator.allgather(
+            (ready, seconds), label="the agreement on the order of the buckets"
+        )
         means = np.mean(times, axis=0)
         urgency = [min(variables) for variables in self._layout.parcels]
         return by_priority(means[0].tolist(), means[1].tolist(), urgency)
@@ -445,7 +447,7 @@ class Exchange:
         if traced is not self._layout:
             raise InvalidInput(
                 "two compiled training steps with different variables share one distributed "
-                "optimizer; give each step an optimizer of its own"
+                "optimizer; give each step a separate optimizer"
             )
         if standing:  # another exchange may have changed the settings below
             self._set_blocked(True)

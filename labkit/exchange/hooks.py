@@ -201,7 +201,7 @@ class HookManager:
         """
         if hook.name not in ORDER:
             raise LabkitError(
-                f"hook {hook.name!r} has an unknown name; allowed: {', '.join(ORDER)}"
+                f"the hook's name {hook.name!r} is unknown; allowed: {', '.join(ORDER)}"
             )
         # Compiled functions refer to the hook objects that existed when they were traced. Therefore
         # an earlier hook object that equals the new hook is used again.

@@ -123,9 +123,10 @@ class CompressedReduction:
         # All ranks raise this error together, because the mean is the same on all ranks.
         if name := _bad_layer([record.mean[x.start : x.stop] for x in layers], layers):
             raise NotFinite(
-                f"the gradient of {name} is finite, but {self._compressor!r} makes it infinite or "
-                "not a number: its values are too large for the method; lower the learning rate, "
-                "clip gradients (clipnorm), or choose another compressor"
+                f"the gradient of {name} is finite, but after compression with "
+                f"{self._compressor!r} it is infinite or NaN, because its values are too large "
+                "for this compressor; lower the learning rate, clip gradients (clipnorm), or "
+                "choose another compressor"
             )
         for watcher in self.watchers:
             # Watchers receive the step in which the bucket was packed, because some ranks may
@@ -136,8 +137,8 @@ class CompressedReduction:
         """Set the bucket to NaN, so that all ranks skip the step, and no residual changes."""
         if not (self.scaled or by_guard):
             raise NotFinite(
-                f"the gradient of {', '.join(bad)} is infinite or not a number; lower the "
-                "learning rate, or clip gradients (clipnorm)"
+                f"the gradient of {', '.join(bad)} is infinite or NaN; lower the learning rate, "
+                "or clip gradients (clipnorm)"
             )
         for piece in pieces:
             piece[...] = np.nan

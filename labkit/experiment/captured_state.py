@@ -35,7 +35,7 @@ def refuse_lost_state(function: Callable[..., Any]) -> None:
             except (TypeError, ValueError) as error:
                 raise ValueError(
                     f"the model function captures {name!r}, but Keras cannot restore its {kind} "
-                    f"from the configuration ({error}): create it inside the function"
+                    f"from its configuration ({error}): create {name!r} inside the function"
                 ) from error
             if lost_attributes:
                 raise ValueError(

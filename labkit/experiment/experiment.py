@@ -163,8 +163,8 @@ class Experiment(Checked):
     def _model(cls, value: Given) -> Given:
         if hasattr(value, "count_params"):  # a Keras model is callable, too
             raise ValueError(
-                "model is a Keras model; give a function that returns a new one, as each rank has "
-                "its own: model=lambda: keras.models.clone_model(mine)"
+                "model is a Keras model, but each rank needs a new one; give a function that "
+                "returns a new model: model=lambda: keras.models.clone_model(mine)"
             )
         if callable(value):
             refuse_lost_state(value)
@@ -224,8 +224,8 @@ class Experiment(Checked):
             models.check(self.model, self.model_options, shapes)
         if self.batch_weights is not None and len(self.batch_weights) != self.workers:
             raise InvalidInput(
-                f"batch_weights has {len(self.batch_weights)} numbers for workers={self.workers}; "
-                "give one per worker"
+                f"batch_weights has {len(self.batch_weights)} numbers for "
+                f"workers={self.workers}; give one number per worker"
             )
         check_names(self.loss, self.metrics, self.optimizer, self.optimizer_options)
         self._check_clock()
@@ -234,7 +234,8 @@ class Experiment(Checked):
             self._check_labels(named.task if named else None)
         if self.input_mode == "scatter" and callable(self.dataset):
             raise InvalidInput(
-                "input_mode='scatter' needs arrays or a named data set, not a callable"
+                "input_mode='scatter' cannot read a callable data set; give arrays or the name "
+                "of a data set"
             )
         # Strategies read blocks and rows, so that they are validated last.
         self.strategy.check(self)
@@ -246,24 +247,24 @@ class Experiment(Checked):
     def _check_named_model(self, shapes: datasets.Shapes | None) -> None:
         if shapes is None:
             raise InvalidInput(
-                f"model={self.model!r} needs arrays of one input and one output, which give its "
-                "shapes; use a callable that returns a keras.Model"
+                f"model={self.model!r} takes its shapes from arrays of one input and one output, "
+                "which these data are not; give model= a callable that returns a keras.Model"
             )
         if isinstance(self.dataset, tuple):
             datasets.check_task(self.dataset, labels_of(self.validation), self.loss)
         loss = (self.loss or "").lower().replace("_", "")
         if shapes.task == "regression" and loss.startswith("sparse"):
             raise InvalidInput(
-                f"loss={self.loss!r} needs classes as whole numbers, and these labels are real "
-                "numbers: give y.astype(int)"
+                f"loss={self.loss!r} requires classes as whole numbers, but these labels are "
+                "real numbers: give y.astype(int)"
             )
 
     def _check_labels(self, task: str | None) -> None:
         if callable(self.dataset):
             raise InvalidInput(
-                f"data_partition={self.data_partition!r} needs all labels before training; a "
-                "callable "
-                "yields them batch by batch: give arrays (x, y) or a named data set"
+                f"data_partition={self.data_partition!r} requires all labels before training, "
+                "but a callable data set yields labels batch by batch: give arrays (x, y) or the "
+                "name of a data set"
             )
         y = None if isinstance(self.dataset, str) else self.dataset[1]
         labels = isinstance(y, np.ndarray) and y.ndim == 1 and y.dtype.kind in "iu"
@@ -271,11 +272,11 @@ class Experiment(Checked):
             what = (
                 f"a {task.replace('_', ' ')} task has no class labels"
                 if task
-                else "y is no 1-D array of integers"
+                else "y is not a one-dimensional array of integers"
             )
             raise InvalidInput(
-                f"data_partition={self.data_partition!r} divides samples by their class label, and "
-                f"{what}; use data_partition='iid'"
+                f"data_partition={self.data_partition!r} divides samples by their class label, "
+                f"but {what}; use data_partition='iid'"
             )
 
     def _check_clock(self) -> None:
@@ -283,12 +284,13 @@ class Experiment(Checked):
         for field, workers in (("stragglers", self.stragglers), ("worker_failures", failures)):
             if unknown := [worker for worker in workers if not 0 <= worker < self.workers]:
                 raise InvalidInput(
-                    f"{field}={unknown} with workers={self.workers}; give 0 to workers - 1"
+                    f"{field}={unknown} names no workers of workers={self.workers}; give worker "
+                    "numbers from 0 to workers - 1"
                 )
         if self.callbacks is not None and self.uses_programs:
             raise InvalidInput(
-                "callbacks follow the steps of one model, but workers of programs (servers, or "
-                "clock='virtual') have weights of their own; remove callbacks"
+                "callbacks need one model that is trained step by step, but with servers or "
+                "clock='virtual' each worker has its own weights; remove callbacks"
             )
         if self.clock == "wall":
             self._check_wall_clock()
@@ -306,22 +308,22 @@ class Experiment(Checked):
         ):
             name = type(self.strategy).__name__
             raise InvalidInput(
-                f"worker_failures={failed}: {name} of workers={self.workers} tolerates {most} "
-                "failures, and would wait for ever for another worker; use asynchronous servers, "
-                "or "
-                "ParameterServer(backup_workers=…), and keep one worker"
+                f"worker_failures={failed}: {name} with workers={self.workers} tolerates {most} "
+                "failures, and with more it would wait forever; use asynchronous servers or "
+                "ParameterServer(backup_workers=…), and let at least one worker survive"
             )
 
     def _check_wall_clock(self) -> None:
         if self.virtual is not None:
             raise InvalidInput(
-                "virtual=VirtualClock(…) models times, and clock='wall' measures them; remove "
-                "virtual, or use clock='virtual'; on the wall clock, stragglers={worker: factor} "
-                "slows workers down"
+                "virtual=VirtualClock(…) models times, but clock='wall' measures times; remove "
+                "virtual, or use clock='virtual'; to slow workers down on the wall clock, give "
+                "stragglers={worker: factor}"
             )
         if any(slowdown.transfer != 1.0 for slowdown in self.stragglers.values()):
             raise InvalidInput(
-                "stragglers with transfer need emulated links; use network=Network(stragglers=…)"
+                "stragglers with slower transfers require an emulated network; use "
+                "network=Network(stragglers=…)"
             )
 
     @property

@@ -137,7 +137,7 @@ TWO, MANY = ("-p", "workers", "2"), ("-p", "workers", "9999")
 ATTACKS = {
     "keeper killed": _killed("keeper"),
     "controller killed": _killed("controller"),
-    "its parts killed": _killed("part of the controller", "part .* of the controller"),
+    "its parts killed": _killed("part of the controller", "child process .* of the controller"),
     "mpiexec killed": _killed("mpiexec"),
     "rank killed": _killed("rank 1"),
     "rank killed in training": _killed("rank 1", kind="experiment", more=TWO),

@@ -28,7 +28,7 @@ def test_lines_add_up_to_what_is_added_and_stand_beside_their_limits() -> None:
         )
     )
     lines = {line: row["median_ms"] for line, row in found.items()}
-    parts = ("pack", "sum", "hand over and back", "other")
+    parts = ("pack", "sum", "pass gradients from TensorFlow and back", "other")
     assert sum(lines[f"where: {part}"] for part in parts) == pytest.approx(1300)
     assert lines["where: other"] == pytest.approx(200)
     assert found["where: pack"]["limit_ms"] == pytest.approx(350)

@@ -130,7 +130,7 @@ def test_a_small_model_is_calibrated_on_ranks(cluster: lk.Cluster) -> None:
 
     several = [experiment.replace(workers=n, batch_size=16) for n in (1, 2, 3)]
     known = merged(found, bench.ways(several, [8], found))
-    assert lines[-1] == "whole steps of 2 experiments, run 2 of 2"
+    assert lines[-1] == "timing complete training steps of 2 experiments, run 2 of 2"
     alone, both = known.ways  # of three ranks, which the bench has not, none
     assert (alone.workers, alone.batch, alone.network) == (1, 8, None)
     assert (both.workers, both.batch, both.network) == (2, 16, LINK)

@@ -32,8 +32,8 @@ def test_without_hosts_ranks_of_this_machine_emulate_them_and_it_is_said() -> No
     assert on.network.hosts == ((0, 2), (1, 3))
     assert 0.9 * 100e6 / 8 < on.network.bandwidth < 100e6 / 8
     assert (
-        "on an emulated network of 2 hosts: the environment names no hosts, and a testbed needs"
-        in on.description
+        "on an emulated network of 2 hosts: the environment variables name no hosts, and a "
+        "testbed needs" in on.description
     )
 
 
@@ -42,14 +42,14 @@ def test_hosts_that_are_named_are_taken(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("LABKIT_NODES", "1")
     on = HostSelection()
     assert on.network is None
-    assert on.description == "4 ranks on the hosts that the environment names"
+    assert on.description == "4 ranks on the hosts that environment variables name"
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
         ({"bandwidth": "fast"}, "bandwidth='fast' is impossible"),
-        ({"nodes": 1}, "nodes=1 for workers=4: give from 2 nodes"),
+        ({"nodes": 1}, "nodes=1 for workers=4: give at least 2 nodes"),
         ({"nodes": 5}, "nodes=5 for workers=4"),
         ({"map_by": "rack"}, "map_by='rack' is not known; allowed: slot, node"),
     ],
@@ -61,9 +61,9 @@ def test_what_cannot_be_is_refused(given: dict[str, object], told: str) -> None:
 
 def test_sums_are_held_to_those_of_the_ring() -> None:
     for algorithms in (["mpi", "two_level"], ["ring", "shared_memory"]):
-        with pytest.raises(lk.InvalidInput, match="include 'ring', omit 'shared_memory'"):
+        with pytest.raises(lk.InvalidInput, match="include 'ring', which is the baseline"):
             refuse_impossible(algorithms, [4096], 1)
-    with pytest.raises(lk.InvalidInput, match="give 4 bytes, 1 repeat"):
+    with pytest.raises(lk.InvalidInput, match="at least 4 bytes, and at least 1 repeat"):
         refuse_impossible(["ring"], [], 1)
 
 

@@ -39,15 +39,17 @@ def test_every_way_gives_batches_that_were_made_before_they_came() -> None:
 REFUSED: dict[str, Callable[[], object]] = {
     "'shakespeare' has no images": replace(FEEDING, dataset="shakespeare").refuse_impossible,
     "batch=65, rows=64": replace(FEEDING, batch=65).refuse_impossible,
-    "enlarged=27: give 28 to": replace(FEEDING, enlarged=27).refuse_impossible,
+    "enlarged=27: give an edge of 28 to": replace(FEEDING, enlarged=27).refuse_impossible,
     "calls=0: give a whole": replace(FEEDING, calls=0).refuse_impossible,
     "repeats=0: give a whole": lambda: input_pipeline.measure(FEEDING, repeats=0),
     r"intra=\[0\]: give numbers of threads": lambda: threads.measure(intra=[0]),
     r"inter=\[\]: give numbers of threads": lambda: threads.measure(inter=[]),
-    "need one process each; give at most 64": lambda: threads.measure(range(1, 10), range(1, 9)),
+    "each needs a process; give at most 64": lambda: threads.measure(range(1, 10), range(1, 9)),
     r"batches=\[0\]: give batch sizes": lambda: threads.measure(batches=[0]),
     "steps=0: give a whole number": lambda: threads.measure(steps=0),
-    r"widths=\[1, 1, 1, 1, 1\]: give 1 to 4": lambda: step_graphs.measure(widths=[1] * 5),
+    r"widths=\[1, 1, 1, 1, 1\]: give the widths of 1 to 4": lambda: step_graphs.measure(
+        widths=[1] * 5
+    ),
     "inter=0: give a whole number": lambda: step_graphs.measure(inter=0),
 }
 

@@ -88,9 +88,9 @@ def test_a_rate_that_is_none_is_refused_before_anything_is_made(rate):
     ("arguments", "message"),
     [
         ({"algorithms": ["ring", "mpi"]}, r"algorithm='mpi' is not known; allowed: .*ring"),
-        ({"sizes": []}, "give sizes of 4 or more"),
-        ({"sizes": [1024, 2]}, "give sizes of 4 or more"),
-        ({"repeats": 0}, "1 or more repeats"),
+        ({"sizes": []}, "give sizes of at least 4 bytes"),
+        ({"sizes": [1024, 2]}, "give sizes of at least 4 bytes"),
+        ({"repeats": 0}, "at least 1 repeat"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_is_made(arguments, message):

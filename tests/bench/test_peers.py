@@ -35,7 +35,7 @@ def test_an_unknown_peer_is_refused_with_those_that_are_known() -> None:
 def test_external_frameworks_cannot_run_on_an_emulated_network() -> None:
     validate_peers([], "1GbE")
     validate_peers(["ddp"], None)
-    with pytest.raises(InvalidInput, match="leave out --network"):
+    with pytest.raises(InvalidInput, match="remove --network or --peer"):
         validate_peers(["ddp"], "1GbE")
 
 
@@ -121,7 +121,7 @@ def test_a_peer_whose_weights_are_not_equal_has_no_speed_and_one_that_fails_is_n
     assert "ours_to_theirs" not in step
     assert others.remarks == [
         "horovod ended early",
-        "ddp: ranks have unequal weights after steps of cnn, so it has no times",
+        "ddp: its ranks have unequal weights after steps of cnn, so its times are not shown",
     ]
 
 
@@ -213,7 +213,7 @@ def test_when_one_process_fails_the_others_are_ended_and_its_last_line_is_told(
         """,
     )
     start = time.monotonic()
-    with pytest.raises(LabkitError, match=r"ddp ended early on rank 1: .*the cable is gone"):
+    with pytest.raises(LabkitError, match=r"of ddp on rank 1 ended before .*the cable is gone"):
         run(peer, ["cnn"], 2, 1)
     assert time.monotonic() - start < 300  # else ten minutes
     with pytest.raises(ProcessLookupError):

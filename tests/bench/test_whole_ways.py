@@ -63,7 +63,8 @@ def test_each_run_has_some_periods_of_its_way(tmp_path: Path, period: Any) -> No
 def test_a_run_without_two_periods_has_no_typical_step(tmp_path: Path) -> None:
     short = experiment(steps_per_epoch=30, strategy=lk.ParameterAveraging(period=24), workers=2)
     with pytest.raises(
-        InvalidInput, match="has fewer than two stretches of 24 steps; train for more"
+        InvalidInput,
+        match="has fewer than two blocks of 24 steps after the warm-up; train for more",
     ):
         step_seconds(Ranks(tmp_path).run(short, show=False))
 

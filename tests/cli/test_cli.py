@@ -86,7 +86,7 @@ def test_a_newer_record_is_no_experiment_of_this_labkit() -> None:
     result = labkit("run", "e.yaml", "--check")
     assert (result.exit_code, result.stderr) == (
         2,
-        "labkit: e.yaml has schema 99; allowed: 1 to 2\n",
+        "labkit: e.yaml has the schema version 99; this labkit reads versions 1 to 2\n",
     )
 
 

@@ -88,4 +88,4 @@ def test_published_figures_stand_beside_ours(tmp_path):
 def test_an_algorithm_or_published_figures(words):
     done = CliRunner().invoke(app, ["simulate", *words])
     assert done.exit_code != 0
-    assert "give an algorithm, or --published" in done.output
+    assert "give either an algorithm, or --published" in done.output

@@ -71,7 +71,7 @@ def statuses(sweep: Path = SWEEP) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "no values to sweep over"),
+        ([], "the sweep has no parameter values"),
         (["numbr=1,2"], "has no parameter 'numbr' (did you mean 'number'?)"),
         (["number=1,x"], "number = 'x' is not int"),
         (["number="], "has an empty item"),
@@ -127,7 +127,7 @@ def test_ctrl_c_lets_members_clean_up_and_leaves_a_sweep_to_resume() -> None:
     child.send_signal(signal.SIGINT)
     code, _, err = ended(child)
     assert code == 130
-    assert "to run them: the same command with --resume" in err
+    assert "to execute them: the same command with --resume" in err
     found = statuses()
     assert [status["state"] for status in found.values()] == ["interrupted"] * 2
     for name in found:
@@ -178,7 +178,9 @@ def test_a_notebook_that_is_edited_while_its_sweep_runs_changes_nothing_of_it() 
 
 def test_members_whose_ranks_nobody_knows_run_alone() -> None:
     result = labkit("sweep", NOTEBOOKS / "says_its_parameters.ipynb", "count=1,2")
-    assert "without a parameter `workers`, members run one at a time" in result.stderr
+    assert (
+        "no parameter `workers`, so notebook runs are executed one after another" in result.stderr
+    )
     [one, other] = statuses(Path("runs/says_its_parameters-sweep")).values()
     assert one["ended"] < other["started"]
 
@@ -273,10 +275,10 @@ def test_all_members_survive_being_killed_again_and_again() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--slurm", "-n1"], "--slurm needs --launcher slurm; give both"),
+        (["--slurm", "-n1"], "--slurm has no effect without --launcher slurm; give both"),
         (
             ["--launcher", "slurm", "--search", "optuna", "--trials", 2, "--minimize", "loss"],
-            "--launcher slurm submits all members at once, but --search chooses members one after",
+            "--launcher slurm submits all notebook runs at once, but --search chooses each trial",
         ),
     ],
 )

@@ -24,7 +24,10 @@ def test_a_folder_with_room_stands_for_a_small_dev_shm(tmp_path: Path) -> None:
 
 
 def test_no_room_anywhere_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
-    told = r"2 ranks share 288 MiB .* /proc has 0 MiB free; give more: mount -o remount,size=2G"
+    told = (
+        "2 ranks share 288 MiB .* /proc has 0 MiB free; make the file system larger: mount "
+        "-o remount,size=2G"
+    )
     with pytest.raises(InvalidInput, match=told):
         backing_variables(2, [], shared=FULL)
     with pytest.raises(InvalidInput, match="share 16000256 MiB"):

@@ -81,7 +81,7 @@ def test_a_call_on_engines_in_whose_place_others_are_ends_and_leaves_those_alone
     waiting = call(None, None)
     assert waiting.why_ended() is None
     waiting._cluster.state = lambda: {"dead": [], "pid": 8}  # type: ignore[method-assign,assign]
-    with pytest.raises(RankError, match=r"the engines ended: .* has restarted them"):
+    with pytest.raises(RankError, match=r"the engines ended: .* has restarted the engines"):
         list(waiting.watch())
     waiting._turn, waiting._closed = SimpleNamespace(release=lambda: None), False  # type: ignore[assign]
     waiting.close()  # by which it would end the engines, if they were its own

@@ -32,7 +32,9 @@ def test_past_the_limit_each_rank_is_told_with_call_round_and_line(
 
     with (
         Cluster(workers=4, name=cluster.name, timeout=4) as impatient,
-        pytest.raises(RankError, match="rank 1 did not arrive: WaitTooLong") as caught,
+        pytest.raises(
+            RankError, match="rank 1 did not reach the call in which other ranks wait: WaitTooLong"
+        ) as caught,
     ):
         impatient.call(train, tmp_path / "told", ranks=3)
     text = str(caught.value)

@@ -107,7 +107,9 @@ def test_a_display_that_breaks_does_not_end_the_run(tmp_path: Path) -> None:
         close = draw
 
     live._displays.append(Broken())
-    with pytest.warns(UserWarning, match="is no longer shown: ValueError"):
+    with pytest.warns(
+        UserWarning, match="is no longer displayed, because its display failed: ValueError"
+    ):
         live._draw()
     live._draw()
     live.begin()

@@ -243,10 +243,13 @@ def test_stages_and_slices_measure_what_the_whole_model_measures(cluster: Cluste
     ("arguments", "sentence"),
     [
         ({"x": [[1.0]]}, "got float: use numpy.asarray"),
-        ({"x": (X, X[:3])}, r"same number of rows; got \[3, 37\]"),
-        ({"batch_size": 0}, "batch_size=0 is impossible; give a whole number from 1"),
-        ({"workers": 5}, "workers=5 on a cluster of 4; give workers=1 to 4"),
-        ({"run": "no.keras"}, "'no.keras' is no file: give a completed run, or a .keras file"),
+        ({"x": (X, X[:3])}, r"different numbers of rows, \[3, 37\]"),
+        ({"batch_size": 0}, "batch_size=0 is impossible; give a whole number of at least 1"),
+        ({"workers": 5}, "workers=5 on a cluster of 4 ranks; give workers=1 to 4"),
+        (
+            {"run": "no.keras"},
+            "'no.keras' has no model file: give a completed run, or an existing .keras file",
+        ),
         ({"strategy": "Pipelin"}, "unknown strategy 'Pipelin' .did you mean 'Pipeline'"),
         ({"strategy": lk.Pipeline(stages=3)}, "stages=3 does not divide workers=4"),
         (

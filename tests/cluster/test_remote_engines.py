@@ -36,5 +36,7 @@ def test_a_file_of_this_user_is_used(file: Path) -> None:
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
 def test_a_file_that_others_can_write_is_refused(file: Path, mode: int) -> None:
     file.chmod(mode)
-    with pytest.raises(InvalidInput, match=r"written by other users, .*: chmod 600 attach\.json"):
+    with pytest.raises(
+        InvalidInput, match=r"other users may write attach.*: chmod 600 attach\.json"
+    ):
         RemoteEngines(file)

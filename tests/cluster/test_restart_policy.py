@@ -228,7 +228,7 @@ print("alive", own)"""
     assert capsys.readouterr().out == "[rank 0]\n7\n[rank 1]\nNone\n"
     run_cell(pair, dies.replace("deaths", "2"), retries=1)
     said = capsys.readouterr()
-    assert "rank 1 died: the cell runs again" in said.err
+    assert "rank 1 died, so the cell runs again" in said.err
     assert said.out.endswith("[rank 0]\nalive 0\n[rank 1]\nalive 1\n")
 
 
@@ -270,11 +270,19 @@ VALUE = RankError("rank 0 failed: ValueError: a layer", 0)
     ("error", "dead", "all_ended", "outlived", "expected"),
     [
         (VALUE, {3}, False, [3], []),
-        (RankError("rank 2 did not arrive: WaitTooLong: 60 s", 2), {3}, False, [3], []),
+        (
+            RankError(
+                "rank 2 did not reach the call in which other ranks wait: WaitTooLong: 60 s", 2
+            ),
+            {3},
+            False,
+            [3],
+            [],
+        ),
         (VALUE, {1, 2}, False, [1, 1], []),  # rank 2 is a spare that had the place of rank 1
         (DIED, {1, 3}, False, [3], [1]),
         (RankError("the engines ended: all ranks have died", 0), {0}, True, [0], [0]),
-        (RankError(f"rank 3 failed: {ENDED}, and the result with it", 3), {3}, False, [3], [3]),
+        (RankError(f"rank 3 failed: {ENDED}, so its result is lost", 3), {3}, False, [3], [3]),
     ],
 )
 def test_an_error_after_a_death_that_a_call_has_outlived_is_the_program_s(
@@ -314,7 +322,9 @@ def test_deaths_before_the_first_step_end_a_run_only_when_they_come_again_and_ag
         found.note_deaths([1])
         found.roll_back([1], DIED)
     found.note_deaths([1])
-    with pytest.raises(RankError, match=f"{TRIES} calls from step 0 have come no further"):
+    with pytest.raises(
+        RankError, match=f"{TRIES} calls that began at step 0 reached no later step"
+    ):
         found.roll_back([1], DIED)
 
 
@@ -331,7 +341,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_begins_again_and_keeps_them(
         assert found.restarts[-1]["source"] == "the begin"
         (note,) = found.restarts[-1]["notes"]
         assert "no checkpoint is complete" in note
-        assert note.endswith(f"the checkpoints are now in checkpoints.damaged-{number}")
+        assert note.endswith(f"the damaged checkpoints were moved to checkpoints.damaged-{number}")
         assert (tmp_path / f"checkpoints.damaged-{number}" / "25" / "manifest.json").exists()
     assert not (tmp_path / "checkpoints").exists()
 
@@ -360,7 +370,7 @@ def test_who_dies_at_the_same_step_again_and_again_ends_the_run(tmp_path: Path) 
         found.read([("step", row | {"step": reached})])
         found.roll_back([1], died)
     found.note_deaths([1])
-    with pytest.raises(RankError, match="ended; ranks had died at step 10 before, and 3 "):
+    with pytest.raises(RankError, match="ended; ranks had also died at step 10 before, and 3 "):
         found.roll_back([1], died)
 
 

@@ -91,7 +91,9 @@ def test_one_run_is_no_begin_for_several_trainings() -> None:
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(lk.LabkitError, match="is no run: give its folder, or True"):
+    with pytest.raises(
+        lk.LabkitError, match="is not the folder of a run: give a run, a run's folder, or True"
+    ):
         find_run(tmp_path)
 
 
@@ -101,7 +103,7 @@ def test_programs_go_on_with_the_same_experiment_alone(tmp_path: Path) -> None:
     publish(half, {"taken": 7, "ranks": 2, "experiment": SERVED.to_json(), "files": {}})
     found = checkpoint_context(SERVED, None, Run(tmp_path), goes_on=False)
     assert found is not None
-    with pytest.raises(lk.InvalidInput, match="on ranks=2, and this is another experiment"):
+    with pytest.raises(lk.InvalidInput, match="on ranks=2, and this experiment differs"):
         checkpoint_context(SERVED.replace(workers=4), None, Run(tmp_path), goes_on=False)
 
 

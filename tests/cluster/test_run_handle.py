@@ -195,7 +195,9 @@ def test_one_call_waits_for_the_other_in_one_process_too(cluster: Cluster) -> No
 
 def test_a_cluster_that_has_had_no_experiment_says_so(cluster: Cluster) -> None:
     (cluster.folder / LAST).unlink(missing_ok=True)
-    with pytest.raises(LabkitError, match=r"nothing was submitted .* use submit\(experiment\)"):
+    with pytest.raises(
+        LabkitError, match=r"no experiment was submitted .* use submit\(experiment\)"
+    ):
         cluster.last_submitted()
 
 

@@ -91,11 +91,11 @@ def test_what_cannot_be_measured_is_refused(cluster: Cluster, tmp_path: Path) ->
     file = tmp_path / "model.keras"
     with pytest.raises(InvalidInput, match="repeats=0 is impossible"):
         serve(cluster, file, X, repeats=0)
-    with pytest.raises(InvalidInput, match="one rank cannot share its work"):
+    with pytest.raises(InvalidInput, match="requires at least two ranks"):
         serve(cluster, file, X, workers=1)
-    with pytest.raises(InvalidInput, match="nothing to measure"):
+    with pytest.raises(InvalidInput, match="no measurement was requested"):
         serve(cluster, file, X, ways={})
-    with pytest.raises(InvalidInput, match=r"is no file"):
+    with pytest.raises(InvalidInput, match="has no model file"):
         serve(cluster, file, X)
     with pytest.raises(InvalidInput, match="batch_size=0 is impossible"):
         serve(cluster, file, X, batch_sizes=[0])

@@ -90,8 +90,8 @@ def test_a_notebook_that_names_no_launcher_takes_that_of_the_environment(
         ({"workers": 0}, "workers=0 is impossible"),
         ({"nodes": 0}, "nodes=0 is impossible"),
         ({"launcher": "pbs"}, "launcher='pbs' is not known; allowed: local, hosts, slurm"),
-        ({"hosts": ["a:2"], "workers": 3}, "workers=3 on hosts with 2 slots"),
-        ({"hosts": ["a:2"], "launcher": "slurm"}, "hosts= needs launcher='hosts'"),
+        ({"hosts": ["a:2"], "workers": 3}, "workers=3 are too many for hosts with 2 slots"),
+        ({"hosts": ["a:2"], "launcher": "slurm"}, "hosts= has no effect with launcher="),
         ({"nodes": 3, "workers": 2}, "nodes=3 for workers=2"),
         ({"map_by": "socket"}, "map_by='socket' is not known .*; allowed: slot, node"),
         (
@@ -157,7 +157,9 @@ def test_other_hosts_than_those_that_were_asked_for_are_an_error() -> None:
     hosts = (Host("a", 2), Host("b", 2))
     filled = Start(2, launcher="hosts", hosts=hosts)
     filled.check_world(met((2, "a"), (2, "a")))
-    with pytest.raises(LabkitError, match="on 2 hosts \\(a, b\\), but 1 were requested"):
+    with pytest.raises(
+        LabkitError, match="on 2 hosts \\(a, b\\), but the number of requested hosts is 1"
+    ):
         filled.check_world(met((2, "a"), (2, "b")))
     dealt = Start(2, launcher="hosts", hosts=hosts, map_by="node")
     dealt.check_world(met((2, "a"), (2, "b")))
@@ -174,6 +176,8 @@ def test_only_who_trusts_the_network_uses_engines_that_do(
     cluster = Cluster.__new__(Cluster)
     cluster.how, cluster.name = Start(2, trusted_network=wanted), "x"
     cluster.workers, cluster.threads = 2, 1
-    expected = nullcontext() if wanted else pytest.raises(InvalidInput, match="is up with trusted")
+    expected = (
+        nullcontext() if wanted else pytest.raises(InvalidInput, match="is running with trusted")
+    )
     with expected:
         cluster._check_shape()

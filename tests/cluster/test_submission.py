@@ -54,7 +54,7 @@ def test_a_death_while_engines_start_lets_them_start_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert Sent(tmp_path, *not_started(TRIES - 1), "calls")._send(QUESTION, None) == "calls"
-    told = "the engines did not start: a rank has died; the engines start again\n"
+    told = "the engines did not start: a rank has died; labkit starts the engines again\n"
     assert capsys.readouterr().err == told * (TRIES - 1)
     with pytest.raises(NotStarted):
         Sent(tmp_path, *not_started(TRIES), "calls")._send(QUESTION, None)

@@ -230,7 +230,7 @@ def test_who_keeps_them_may_end_while_it_is_told_to(
     (folder := cluster_name.folder_of("1x1")).mkdir()
     store.write_json(folder / warm.FILE, {"workers": 1, "threads": 1, "pid": gone()})
     monkeypatch.setattr(warm, "ENDS", 0.0)
-    with holder(folder, warm.LOCK), pytest.raises(LabkitError, match="does not end"):
+    with holder(folder, warm.LOCK), pytest.raises(LabkitError, match="did not end"):
         warm.stop()  # the lock tells, not the signal
 
 
@@ -296,7 +296,10 @@ def test_what_nobody_takes_ends_after_its_time_or_when_told(own_runtime: Path) -
     assert CliRunner().invoke(app, ["prestart", "--stop"]).output == "ended: 1 rank of 1 thread\n"
     # Engines are gone when it returns, not soon after.
     assert left_of(own_runtime, patience=0) == []
-    assert "no warm engines match" in CliRunner().invoke(app, ["prestart", "--stop"]).output
+    assert (
+        "no warm engines have these --workers and --threads"
+        in CliRunner().invoke(app, ["prestart", "--stop"]).output
+    )
 
 
 @pytest.mark.slow

@@ -22,17 +22,27 @@ def no_force(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("machine", "ranks", "told"),
     [
-        (SMALL, 17, r"17 ranks on 2 cores: allowed are 16, 8 for each core; .*oversubscribe=True"),
+        (
+            SMALL,
+            17,
+            "17 ranks on 2 cores: allowed are at most 16 ranks .8 per core.; .*oversubscribe=True",
+        ),
         (
             SMALL,
             30,
-            r"30 ranks need at least 21.0 GiB of memory, but only 20.0 GiB are free; .*--force",
+            "30 ranks need at least 21.0 GiB of memory, but only 20.0 GiB of memory are free; "
+            ".*--force",
         ),
-        (SMALL, 64, r"64 ranks need at least 44.8 GiB .* has 24.0 GiB; allowed are 34: .* fewer"),
+        (
+            SMALL,
+            64,
+            "64 ranks need at least 44.8 GiB .* has 24.0 GiB; allowed are at most 34 ranks: "
+            ".* fewer",
+        ),
         (
             SMALL._replace(free=1.0),
             2,
-            r"2 ranks need at least 1.4 GiB .* only 1.0 GiB are free",
+            "2 ranks need at least 1.4 GiB .* only 1.0 GiB of memory are free",
         ),
     ],
 )

@@ -42,9 +42,13 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             '{"image_data_format": "channels_first"}',
             {"image_data_format": "channels_first"},
-            "named models ignore",
+            "models that are given by name ignore",
         ),
-        ('{"backend": "jax"}', {}, "keras.json: backend='jax': ranks compute with TensorFlow"),
+        (
+            '{"backend": "jax"}',
+            {},
+            "keras.json: backend='jax': ranks ignore this setting and compute with TensorFlow",
+        ),
     ],
 )
 def test_what_differs_in_runs_is_named(
@@ -72,8 +76,8 @@ def test_another_backend_is_refused_before_keras_is_imported() -> None:
     variables = os.environ | {"KERAS_BACKEND": "jax"}
     done = subprocess.run(command, env=variables, capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == (
-        "labkit.common.errors.InvalidInput: KERAS_BACKEND=jax: labkit trains with TensorFlow; "
-        "export KERAS_BACKEND=tensorflow"
+        "labkit.common.errors.InvalidInput: KERAS_BACKEND=jax: labkit trains with Keras's "
+        "TensorFlow backend only; export KERAS_BACKEND=tensorflow"
     )
 
 

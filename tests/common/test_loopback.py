@@ -40,5 +40,5 @@ def test_a_cluster_and_a_notebook_without_one_say_what_is_missing() -> None:
         ([str(Path(sys.executable).with_name("labkit")), "run", "nb.py"], "labkit"),
     ):
         told = alone(command)
-        assert told.startswith(f"{name}: this machine has no 127.0.0.1 ("), told
+        assert told.startswith(f"{name}: this machine has no loopback address 127.0.0.1 ("), told
         assert told.endswith(f"; as root: {LOOPBACK_FIX}")

@@ -148,5 +148,5 @@ def test_a_refusal_is_one_line_that_says_what_is_allowed() -> None:
     with pytest.raises(InvalidInput) as error:
         names.HOST.validate("a\nb", "hosts")
     assert re.fullmatch(
-        r"hosts: 'a\\nb' is no name or address of a host; allowed: .*", str(error.value)
+        r"hosts: 'a\\nb' is not a valid name or address of a host; allowed: .*", str(error.value)
     )

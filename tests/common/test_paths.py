@@ -95,7 +95,7 @@ def shared(root: Path) -> str:
     """Others write into the folder."""
     root.mkdir()
     root.chmod(0o770)
-    return "is open to other users"
+    return "is accessible to other users"
 
 
 def file(root: Path) -> str:
@@ -118,7 +118,7 @@ def test_a_private_folder_that_others_may_have_made_is_refused(
 ) -> None:
     monkeypatch.setenv(name, str(tmp_path))
     wrong = make(tmp_path / f"labkit-{os.getuid()}")
-    with pytest.raises(LabkitError, match=f"{wrong}.*; remove it, or set {name}"):
+    with pytest.raises(LabkitError, match=f"{wrong}.*; remove .*, or set {name}"):
         folder("clusters")
 
 
@@ -146,7 +146,7 @@ def test_a_home_that_cannot_be_used_has_its_caches_elsewhere_and_one_line(
     monkeypatch.setenv("HOME", str(tmp_path / place))
     monkeypatch.setenv("LABKIT_RUNTIME", str(tmp_path / "runtime"))
     paths._warn_once.cache_clear()
-    with pytest.warns(UserWarning, match="cannot be used.*LABKIT_CACHE.*until then") as told:
+    with pytest.warns(UserWarning, match="cannot be used.*LABKIT_CACHE.*for now") as told:
         folders = {paths.cache_folder("gates") for _ in range(3)}
     assert len(told) == 1
     (folder,) = folders
@@ -163,7 +163,9 @@ def test_a_folder_that_is_named_and_cannot_be_used_is_one_line(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv(name, str(tmp_path / "file"))
-    with pytest.raises(LabkitError, match=f"cannot be used: .*; set {name} to a folder of yours"):
+    with pytest.raises(
+        LabkitError, match=f"cannot be used: .*; set {name} to a folder that you can write to"
+    ):
         folder("gates")
 
 

@@ -76,15 +76,15 @@ MET: dict[str, tuple[Call, Call, str, str]] = {
     ),
     "shared memory, of another part": (
         *(in_memory(0, 8), in_memory(8, 16)),
-        *("from byte 0 of memory", "from byte 32 of memory"),
+        *("from byte 0 of buffer", "from byte 32 of buffer"),
     ),
     "shared memory, of memory of its own": (
         *(in_memory(0, 8), lambda c: (c.allocate(16), added("shared_memory", "allreduce")(c))),
-        *("from byte 0 of memory", "in memory of its own"),
+        *("from byte 0 of buffer", "in its staging buffer"),
     ),
     "shared memory, into common memory": (
         *(in_common(True), in_common(False)),
-        *("into common memory", "from byte 0 of memory"),
+        *("into common memory", "from byte 0 of buffer"),
     ),
     "a mean in shared memory": (
         *(added("shared_memory", "s"), averaged("shared_memory", "s")),
@@ -144,7 +144,10 @@ MET: dict[str, tuple[Call, Call, str, str]] = {
     ),
     "a window and memory": (
         *(lambda c: c.window(8), lambda c: c.allocate(8)),
-        *("the making of a window", "the allocation of shared memory, float32[8]"),
+        *(
+            "the barrier before the allocation of an MPI window",
+            "the allocation of shared memory, float32[8]",
+        ),
     ),
     "memory of another length": (
         *(lambda c: c.allocate(8), lambda c: c.allocate(9)),
@@ -175,7 +178,10 @@ MISSED: dict[str, tuple[Call, Call, str, str]] = {
     ),
     "a schedule, of a length that is new to one": (
         *(agreed(added("ring", "s", 8), 8), agreed(added("ring", "s", 9), 8)),
-        *("s (ring of float32[8])", "the agreement on an allreduce: s (ring of float32[9])"),
+        *(
+            "s (ring of float32[8])",
+            "the allreduce argument check: s (ring of float32[9])",
+        ),
     ),
     "a mean by a schedule": (
         *(agreed(averaged("ring", "s", total=2.0), 8), agreed(added("ring", "s"), 8)),
@@ -247,7 +253,9 @@ def test_a_scatter_of_too_few_parts_is_refused_and_nobody_hangs(cluster: Cluster
     def scatter(communicator: Any) -> None:
         communicator.scatter(["a"] if communicator.rank == 0 else None)
 
-    with pytest.raises(InvalidInput, match="scatter of 1 parts: give one for each of 2 ranks"):
+    with pytest.raises(
+        InvalidInput, match="scatter received 1 parts; give one part for each of the 2 ranks"
+    ):
         cluster.call(scatter, ranks=2)
 
 

@@ -124,7 +124,9 @@ def test_hierarchical_knows_the_emulated_hosts(cluster):
 
 @pytest.mark.parametrize("algorithm", ["mpi", "shared_memory"])
 def test_what_cannot_be_emulated_is_refused_before_any_rank_starts(algorithm):
-    with pytest.raises(InvalidInput, match=r"choose one of all_to_all.* or network=None"):
+    with pytest.raises(
+        InvalidInput, match=r"give one of the algorithms all_to_all.* or network=None"
+    ):
         Experiment(network="1GbE", workers=2, strategy=AllReduce(algorithm=algorithm))
 
 

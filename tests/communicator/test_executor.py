@@ -45,7 +45,9 @@ def test_ranks_that_differ_are_told_who_differs_in_what(cluster, change, named):
         buffer = np.ones(call["length"], call["dtype"])
         communicator.allreduce(buffer, call["algorithm"])
 
-    with pytest.raises(RankError, match="ranks differ in an allreduce") as error:
+    with pytest.raises(
+        RankError, match="ranks called an allreduce with different algorithms"
+    ) as error:
         cluster.call(differ, change)
     assert named in str(error.value)
 

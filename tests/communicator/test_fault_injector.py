@@ -106,7 +106,7 @@ def test_a_lost_message_is_found_by_the_checksum_of_the_one_behind_it(cluster: C
         communicator.rules.injector.begin_step(0)
         communicator.allreduce(np.ones(8, np.float32), "ring")
 
-    with pytest.raises(RankError, match="round 1 is not what was sent") as error:
+    with pytest.raises(RankError, match="round 1 differs from what was sent") as error:
         cluster.call(lose, ranks=2)
     assert "an earlier message was lost" in str(error.value)
 
@@ -123,4 +123,4 @@ def test_a_lost_message_that_none_comes_behind_has_a_name_when_the_wait_is_too_l
 
     with Cluster(workers=2, timeout=4) as short, pytest.raises(RankError) as error:
         short.call(lose)
-    assert "sent and not received: a message from rank 1 to rank 0" in str(error.value)
+    assert "these messages were sent but not received: from rank 1 to rank 0" in str(error.value)

@@ -93,7 +93,9 @@ def test_a_site_names_an_mpiexec_of_its_own(
     monkeypatch.setenv("LABKIT_MPIEXEC", str(own))
     assert launcher.mpiexec(2)[0] == str(own)
     own.unlink()
-    with pytest.raises(LabkitError, match=r"LABKIT_MPIEXEC=.*mpiexec is no command; name a site's"):
+    with pytest.raises(
+        LabkitError, match=r"LABKIT_MPIEXEC=.*mpiexec is not an executable command; set"
+    ):
         launcher.mpiexec()
 
 

@@ -151,7 +151,9 @@ def too_long(communicator: Any) -> None:
 
 
 def test_values_that_are_longer_than_their_slot_are_refused(cluster: Cluster) -> None:
-    with pytest.raises(RankError, match=r"4097 bytes for a slot of 4096; use transport='two_si"):
+    with pytest.raises(
+        RankError, match="4097 bytes exceeds its receive slot of 4096 bytes; use transport='two_si"
+    ):
         cluster.call(too_long, ranks=2)
 
 

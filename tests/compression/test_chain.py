@@ -130,15 +130,15 @@ def test_short_tensors(first: Compressor, n: int) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "reason"),
     [
-        (Half(), Quarter(), "Half sends no values that a second compressor"),
-        (DGC(), Half(), "DGC sends no values"),
-        (ErrorFeedback(inner=TopK()), Half(), "ErrorFeedback sends no values"),
-        (Chain(first=TopK(), second=Half()), Half(), "Chain sends no values"),
+        (Half(), Quarter(), "Half does not select values that a second compressor"),
+        (DGC(), Half(), "DGC does not select values"),
+        (ErrorFeedback(inner=TopK()), Half(), "ErrorFeedback does not select values"),
+        (Chain(first=TopK(), second=Half()), Half(), "Chain does not select values"),
         (TopK(), RandomK(), "RandomK drops elements"),
         (TopK(), Chain(first=TopK(), second=Half()), "Chain drops elements"),
-        (TopK(), ErrorFeedback(inner=Half()), "ErrorFeedback keeps unsent elements"),
-        (TopK(), PowerSGD(), "PowerSGD needs whole matrices"),
-        (TopK(), SignSGD(), "SignSGD counts votes"),
+        (TopK(), ErrorFeedback(inner=Half()), "ErrorFeedback adds unsent elements"),
+        (TopK(), PowerSGD(), "PowerSGD needs complete matrices"),
+        (TopK(), SignSGD(), "SignSGD counts the votes"),
     ],
     ids=repr,
 )

@@ -106,8 +106,8 @@ def test_elements_that_wait_are_sent_in_the_end() -> None:
 @pytest.mark.parametrize(
     ("inner", "reason"),
     [
-        (DGC(), "already keeps the unsent rest"),
-        (ErrorFeedback(inner=TopK()), "already keeps the unsent rest"),
+        (DGC(), "already adds unsent values to the next step"),
+        (ErrorFeedback(inner=TopK()), "already adds unsent values to the next step"),
         (SignSGD(), "not the mean of the sent tensors"),
         (RandomK(rescale=True), "residual would grow"),
         (QSGD(), "residual would grow"),

@@ -175,7 +175,7 @@ def test_impossible_options_are_refused_with_what_is_allowed(
 
 def test_the_summary_is_one_line_with_rows_shape_and_task() -> None:
     assert datasets.load("digits").summary == (
-        "digits: 1,437 training and 360 test rows of 8x8x1, classification, 10 classes"
+        "digits: 1,437 training and 360 test rows of shape 8x8x1, classification, 10 classes"
     )
 
 
@@ -239,7 +239,7 @@ def test_idx_header_gives_the_shape_of_the_bytes(tmp_path: Path) -> None:
 def test_a_file_that_is_no_idx_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "page.gz"
     path.write_bytes(gzip.compress(b"<html>"))
-    with pytest.raises(LabkitError, match=r"page\.gz is not an idx file"):
+    with pytest.raises(LabkitError, match=r"page\.gz is not a file in the IDX format"):
         read_idx(path)
 
 
@@ -374,7 +374,9 @@ def test_without_a_network_the_error_names_folder_file_and_address(
     fake: Callable[[str], DataFile],
 ) -> None:
     file = fake(f"http://127.0.0.1:{_closed_port()}")
-    missing = f"input.txt is missing: put it into data/tinyshakespeare; download it from {file.url}"
+    missing = (
+        f"input.txt is missing: download it from {file.url}, and put it into data/tinyshakespeare"
+    )
     assert datasets.available("shakespeare") == missing
     with pytest.raises(LabkitError) as caught:
         datasets.ensure("shakespeare")

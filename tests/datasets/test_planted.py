@@ -27,7 +27,7 @@ def test_columns_of_a_group_resemble_each_other_and_no_others() -> None:
 
 @pytest.mark.parametrize("wrong", [{"columns": 25}, {"active": 600}, {"correlation": 1.5}])
 def test_what_cannot_be_made_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(InvalidInput, match="must be a multiple of group"):
+    with pytest.raises(InvalidInput, match="that are a multiple of group"):
         correlated_columns(10, **({"columns": 500} | wrong))
 
 

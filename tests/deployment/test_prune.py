@@ -145,7 +145,7 @@ def test_impossible_prunings_are_refused() -> None:
         Prune(sparsity=1.0)
     with pytest.raises(InvalidInput, match="'layer' or 'global'"):
         Prune(scope="all")
-    with pytest.raises(InvalidInput, match="epochs from 1 on"):
+    with pytest.raises(InvalidInput, match="epochs of at least 1"):
         Prune(schedule="gradual")
     with pytest.raises(InvalidInput, match="a multiple of every"):
         GradualPruning(final=0.5, steps=7, every=2)

@@ -96,5 +96,5 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LabkitError, match=f"has {len(content) - 1} bytes instead of"):
         read_sparse(path)
     path.write_bytes(b"PK" + content)
-    with pytest.raises(LabkitError, match="is no sparse file"):
+    with pytest.raises(LabkitError, match="is not a sparse model file"):
         read_sparse(path)

@@ -31,7 +31,7 @@ def test_the_fastest_on_the_slowest_rank_is_chosen_on_all_ranks(cluster: Cluster
         found = cluster.call(chosen, slow, 1, ranks=2)
         assert found[0] == found[1]
         assert found[0].algorithm == fast
-        assert found[0].why.startswith(f"measured for 0.004 MB on 2 ranks: {fast} ")
+        assert found[0].why.startswith(f"the fastest when timed with 0.004 MB on 2 ranks: {fast} ")
         assert all(name in found[0].why for name in slow.split())
 
 

@@ -166,7 +166,7 @@ def test_what_is_not_finite_is_reported_with_layer_and_rank(cluster: Cluster) ->
         exchange = Exchange(communicator, "mpi", compressor=TopK())
         exchange.mean(gradients, names=["front/kernel", "back/kernel"])
 
-    with pytest.raises(RankError, match="back/kernel on rank 1 is infinite or not a number"):
+    with pytest.raises(RankError, match="back/kernel on rank 1 is infinite or NaN"):
         cluster.call(work, ranks=2)
 
 
@@ -300,7 +300,7 @@ def test_buckets_that_leave_before_an_overflow_is_known_are_refused(cluster: Clu
         exchange = Exchange(communicator, "ring", "overlap", compressor=TopK())
         exchange.mean([tf.ones(3)], scale=tf.constant(8.0))
 
-    with pytest.raises(RankError, match=r"under loss scaling: .*use schedule='sequential'"):
+    with pytest.raises(RankError, match=r"loss scaling: .*use schedule='sequential'"):
         cluster.call(work, ranks=2)
 
 

@@ -251,7 +251,7 @@ def test_two_compiled_steps_with_other_variables_are_refused_in_one_line(cluster
         return told
 
     for told in cluster.call(work, ranks=2):
-        assert ["give each step an optimizer of its own" in text for text in told] == [True, True]
+        assert ["give each step a separate optimizer" in text for text in told] == [True, True]
 
 
 def test_a_loss_without_any_gradient_is_refused(cluster: Cluster) -> None:

@@ -109,9 +109,7 @@ def test_rows_are_those_of_the_batch_as_it_came(model: Any) -> None:
 
 
 def test_a_name_without_a_place_is_refused(model: Any) -> None:
-    with pytest.raises(
-        LabkitError, match=f"'first' has an unknown name; allowed: {', '.join(ORDER)}"
-    ):
+    with pytest.raises(LabkitError, match=f"'first' is unknown; allowed: {', '.join(ORDER)}"):
         hooks_of(model).add_hook(Note("first", []))
 
 

@@ -347,7 +347,7 @@ USUAL = [((4, 3), "float32"), ((3,), "float32")]
 @pytest.mark.parametrize(
     ("other", "told"),
     [
-        (USUAL[:1], r"rank 1 has 1 gradients, rank 0 has 2: .*the same model"),
+        (USUAL[:1], "rank 1 has 1 gradients, but rank 0 has 2: .*the same model"),
         (
             [((4, 5), "float32"), ((3,), "float32")],
             r"rank 1 has float32\[4, 5\] for layer0/kernel, rank 0 has float32\[4, 3\] for layer0",

@@ -54,14 +54,14 @@ def test_the_reading_says_who_was_there_first(
 ) -> None:
     runs = [reaching(tmp_path, "priority", priority), reaching(tmp_path, "random", chance)]
     text = summarize_blocks(runs, OPTIMUM)
-    assert f"**priority**, {priority} rounds to a gap of a millionth; 64 B on the wire" in text
+    assert f"**priority**, {priority} rounds to a relative gap of 1e-6; 64 B on the wire" in text
     assert said in text.replace("; ", ": ")
 
 
 def test_and_who_never_was(tmp_path: Path) -> None:
     runs = [reaching(tmp_path, "priority", 3), reaching(tmp_path, "random", 99)]
     text = summarize_blocks(runs, OPTIMUM)
-    assert "**random**; 1 seed, 0 of them with a gap of a millionth; relative gap 0.5" in text
+    assert "**random**; 1 seed, 0 of them reached a relative gap of 1e-6; relative gap 0.5" in text
     assert ": reproduced" in text
     assert "the factor is unknown" in text
     # Where nobody was, nobody was first.

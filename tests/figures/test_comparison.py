@@ -368,7 +368,7 @@ def test_runs_of_one_step_have_no_seconds_and_say_why(tmp_path: Path) -> None:
     measured = {"first_step_ms": 400.1, "train_seconds": 0.4001}
     runs = [write_run(tmp_path, workers=w, epochs=1, steps=1, measured=measured) for w in (1, 2)]
     assert (
-        "2 runs of one step: the speed is that of TensorFlow's tracing"
+        "2 runs of only one step, whose time includes TensorFlow's tracing"
         in compare(runs).layout.meta["alt"]
     )
     assert "bytes" in pareto(runs).layout.meta["alt"]

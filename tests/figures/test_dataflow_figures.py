@@ -90,7 +90,7 @@ def test_the_queue_is_told_as_it_is_drawn() -> None:
     assert list(queue_table(FREE)["wait_ms"]) == pytest.approx([0, 0, 0.5, 0])
     said = summarize_queue(FREE)
     assert "0 of 4 operations started before" in said
-    assert "**u1** waited longest in the queue, 0.5 ms" in said
+    assert "**u1** waited longest in the ready queue, 0.5 ms" in said
 
 
 def test_a_step_of_too_many_operations_is_refused() -> None:
@@ -106,10 +106,10 @@ def test_control_dependencies_hold_updates_back() -> None:
     assert list(order["last_gradient_ms"]) == pytest.approx([4, 4])
     free, gated = summarize_control(BOTH).splitlines()
     assert "1 of 2 updates started before" in free
-    assert gated.endswith("early updates are not allowed, and none occurred.")
+    assert gated.endswith("updates before the last gradient are not allowed, and none occurred.")
     early = replace(GATED, operations=(*GATED.operations[:3], *FREE.operations[3:]))
     assert str(summarize_control({"early": early})).endswith(
-        "early updates are not allowed, but 1 occurred."
+        "updates before the last gradient are not allowed, but 1 occurred."
     )
     lanes = {lane for trace in control_timeline(BOTH).data for lane in trace.y or () if lane}
     assert lanes == {"other operations", "gradients", "updates"}
@@ -138,8 +138,8 @@ def test_pairs_are_in_the_order_in_which_what_they_carry_was_made() -> None:
     assert math.isnan(table["between_ms"][1])
     said = summarize_transfers(SPLIT)
     assert "The largest tensor is **edge_2_a**, 4 KiB from CPU:0 to CPU:1" in said
-    assert "1 of 2 carries nothing" in said
-    assert "no send and no receive" in summarize_transfers(FREE)
+    assert "1 of 2 carries no data" in said
+    assert "sends and receives nothing" in summarize_transfers(FREE)
 
 
 def fed(way: str, repeat: int, idle: float, compute: float, made: float) -> list[FedStep]:
@@ -176,8 +176,8 @@ def test_idle_time_and_batches_that_are_made_are_drawn_where_they_were() -> None
     made = [trace for trace in bars if trace.name == "input prepares a batch"]
     assert set(made[0].y) == {"input 1"}
     assert set(made[1].y) == {"input 1", "input 2"}  # two at a time
-    assert "map: training is idle 60% of the time" in figure.alt
-    with pytest.raises(InvalidInput, match="steps=0: draw at least 1"):
+    assert "map: training is idle in 60% of the time" in figure.alt
+    with pytest.raises(InvalidInput, match="steps=0 cannot be drawn: give a number of at least 1"):
         input_timeline(INPUT, steps=0)
 
 
@@ -190,8 +190,8 @@ def test_the_overhead_is_drawn_with_its_spread_and_said() -> None:
     assert "I/O overhead 100% (repeats 50% to 150%)" in said
     assert "took 0.25 s; the cache file has 2 KiB" in said
     assert said.endswith(
-        "**parallel calls** is nearest to tensors in memory; its overhead is 100% of a synthetic "
-        "step."
+        "**parallel calls** is the input whose step time is nearest to that of tensors in "
+        "memory; its overhead is 100% of a step with synthetic input."
     )
 
 

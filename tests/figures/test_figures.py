@@ -334,4 +334,7 @@ def test_bytes_are_those_after_the_first_step_and_none_in_shared_memory(tmp_path
     store.finish(run.path, measured, rows)
     figure = curves([Run(run.path)])
     assert [b.label for b in figure.layout.updatemenus[0].buttons] == ["by step", "by seconds"]
-    assert "no axis of bytes: the exchange uses shared memory" in texts(figure)
+    assert (
+        "the figure has no axis of bytes: ranks exchange gradients through shared memory"
+        in texts(figure)
+    )

@@ -80,10 +80,10 @@ def test_axes_have_units() -> None:
     layout = LiveFigure("mine", 1).screen.content["layout"]
     titles = [layout[f"yaxis{end}"]["title"]["text"] for end in ("", "2", "3", "4")]
     assert titles == [
-        "loss of the rank's batch",
-        "metrics after an epoch",
-        "samples/s of the rank",
-        "MiB sent by the rank",
+        "loss of the batch of a rank",
+        "metrics after each epoch",
+        "samples/s of a rank",
+        "MiB sent by a rank",
     ]
     assert layout["xaxis"]["title"]["text"] == "step"
     assert layout["xaxis5"]["title"]["text"].startswith("% of step time")

@@ -58,11 +58,11 @@ def test_nodes_of_a_layer_do_not_lie_on_each_other() -> None:
 @pytest.mark.parametrize(
     ("nodes", "edges", "words"),
     [
-        ([], [], "no node to draw"),
+        ([], [], "the graph has no nodes"),
         ([DIAMOND[0]] * 2, [], "the same name"),
         (DIAMOND, [Edge("a", "z")], "'z', which is not a node"),
         (DIAMOND, [*SIDES, Edge("d", "a")], "a cycle among a, b, c, d"),
-        ([DrawnNode(str(n), "", "") for n in range(MOST + 1)], [], f"allowed: {MOST}"),
+        ([DrawnNode(str(n), "", "") for n in range(MOST + 1)], [], f"allowed are at most {MOST}"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(

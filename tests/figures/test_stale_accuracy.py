@@ -286,6 +286,6 @@ def test_the_labels_of_each_worker_are_drawn_as_they_are_divided() -> None:
     assert shares[("1", "worker 1")] == pytest.approx(10 / 15)
     assert shares[("2", "worker 2")] == pytest.approx(20 / 30)
     assert ("2", "worker 0") not in shares
-    assert "worker 0: 1 labels, 100% of its samples are labelled 0" in figure.alt
-    with pytest.raises(InvalidInput, match="have no label"):
+    assert "worker 0: 1 labels, 100% of the worker's samples have the label 0" in figure.alt
+    with pytest.raises(InvalidInput, match="have no class labels"):
         shard_labels(Experiment(dataset=(x, x), **fields))

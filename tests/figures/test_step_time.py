@@ -139,7 +139,7 @@ def test_runs_share_one_scale_of_time_and_say_network_and_clock(tmp_path: Path) 
     assert figure.layout.xaxis2.matches == "x"
     assert figure.layout.title.text == "Timeline, 2 ranks · wall clock · network 1GbE"
     assert "schedule sequential: steps" in figure.alt
-    assert "communication takes 8 ms per step, and training waits 4 ms" in figure.alt
+    assert "communication takes 8 ms per step, and training waits for it 4 ms" in figure.alt
 
 
 def test_colours_are_those_that_all_eyes_tell_apart() -> None:
@@ -246,12 +246,15 @@ def test_the_sequential_run_is_what_a_saving_is_held_against(tmp_path: Path) -> 
 def test_the_reading_says_what_was_hidden_and_whether_it_paid(tmp_path: Path) -> None:
     runs = [run(tmp_path, SEQUENTIAL, "sequential"), run(tmp_path, LATE, "overlap")]
     said = summarize_exchange(runs)
-    assert "2 ms of communication are hidden, of at most 4 ms (50%)" in said
+    assert (
+        "2 ms of communication are hidden behind computation; at most 4 ms could be hidden "
+        "(50% reached)"
+    ) in said
     assert (
         "its step is 2 ms shorter than the step of the sequential run, 50% of the ideal saving"
         in said
     )
-    assert "The shortest step here is that of **schedule overlap** (17 ms)" in said
+    assert "The shortest step of these runs is that of **schedule overlap** (17 ms)" in said
 
 
 # --- the trace -----------------------------------------------------------------------------------
@@ -283,4 +286,4 @@ def test_a_folder_of_several_runs_is_refused(tmp_path: Path) -> None:
         run(tmp_path / "runs", OVERLAP, schedule)
     done = CliRunner().invoke(app, ["trace", str(tmp_path / "runs")])
     assert done.exit_code == 2
-    assert "holds 2 runs" in done.output
+    assert "contains 2 runs" in done.output

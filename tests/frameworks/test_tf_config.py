@@ -150,8 +150,8 @@ def test_outside_of_a_job_of_slurms_there_are_no_hosts_to_ask_for(
         monkeypatch.delenv(name, raising=False)
     for words, said in (
         (["--slurm"], "works only in a Slurm job"),
-        (["--slurm", "a"], "give either hosts or --slurm"),
-        ([], "give either hosts or --slurm"),
+        (["--slurm", "a"], "give either host names"),
+        ([], "give either host names"),
     ):
         refused = CliRunner().invoke(app, ["tf-config", *words])
         assert (refused.exit_code, said in refused.output) == (2, True), refused.output

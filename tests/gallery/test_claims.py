@@ -40,8 +40,8 @@ PLANTED = [
     ("- No speed-up in 3 of 6 comparisons.", ("3 of 6", "7 of 6")),
     ("- **ring**: 59.4 ms, 1.91 times the fastest.", ("1.91", "0.91")),
     (
-        "- The shortest step here is that of **overlap** (9.5 ms), the longest that of "
-        "**sequential** (0.012 s).",
+        "- The shortest step of these runs is that of **overlap** (9.5 ms), the longest step is "
+        "that of **sequential** (0.012 s).",
         ("9.5 ms", "95 ms"),
     ),
     (

@@ -205,7 +205,7 @@ def test_ranks_dealt_out_in_turn_are_used_from_another_machine_which_is_told_of_
             cluster.call(die)
     wait_for(lambda: cluster.name not in leftovers())
     ended = bed.run("a", command, cwd=ROOT, timeout=HANG)
-    assert "cannot be attached to: its controller does not answer" in ended.stderr
+    assert ": the cluster's controller does not answer" in ended.stderr
 
 
 def test_a_folder_that_hosts_do_not_see_serves_as_well_as_one_that_they_share(
@@ -287,4 +287,4 @@ def test_a_script_under_srun_is_one_world_or_told_that_it_is_not(bed: Testbed) -
     for mpi, told in (("pmix", "2\n2\n"), ("none", "")):
         done = bed.login([*options, f"--mpi={mpi}", *words], env=environment, timeout=HANG)
         assert done.stdout == told, done.stderr
-    assert "srun has started 2 tasks, and each is an MPI world of its own" in done.stderr
+    assert "srun has started 2 tasks without PMIx" in done.stderr

@@ -18,7 +18,10 @@ from labkit.hosts.slurm import configuration
         ({"nodes": True}, "nodes=True is impossible; give a whole number"),
         ({"cores": 0}, "cores=0 is impossible; give a whole number from 1"),
         ({"cores": 1.5}, r"cores=1\.5 is impossible"),
-        ({"bandwidth": "fast"}, "bandwidth='fast' is impossible; give bits a second from 1Mb up"),
+        (
+            {"bandwidth": "fast"},
+            "bandwidth='fast' is impossible; give a rate of at least 1Mb per second",
+        ),
         ({"bandwidth": 1e9}, r"bandwidth=1000000000\.0 is impossible; .* such as 100Mb or 1Gb"),
         ({"slurm": "yes"}, "slurm='yes' is impossible; give True or False"),
     ],

@@ -122,10 +122,10 @@ def test_the_file_fits_what_is_used_of_the_operators_schema(more: dict[str, Any]
         ),
         (
             {"name": "My_job"},
-            "'My_job-worker-0' is no name in Kubernetes; allowed: lowercase",
+            "'My_job-worker-0' is not a valid name of a Kubernetes object; allowed: lowercase",
         ),
         ({"name": "n" * 60}, "at most 63"),
-        ({"namespace": "a b"}, "'a b' is no name in Kubernetes"),
+        ({"namespace": "a b"}, "'a b' is not a valid name of a Kubernetes object"),
     ],
 )
 def test_what_would_not_run_there_is_refused(given: dict[str, Any], words: str) -> None:

@@ -153,7 +153,7 @@ def test_a_tool_that_is_not_installed_is_a_line_to_paste(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[..., Any], name: str
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(LabkitError, match=f"paste: uv sync --inexact --extra {name} "):
+    with pytest.raises(LabkitError, match=f"install it: uv sync --inexact --extra {name} "):
         write([write_run(tmp_path)], tmp_path / "store")
     assert not (tmp_path / "store").exists()
     arguments = ["compare", "mlp-digits-allreduce-w2", f"--{name}", "store"]

@@ -87,11 +87,11 @@ def test_a_file_that_is_damaged_or_unpacks_to_more_is_refused_by_name(tmp_path: 
     words = np.frombuffer(b'{"pieces": [], "told": {}}', np.uint8)
     for content in (b"", b"PK\3\4", pickle.dumps([1])):
         path.write_bytes(content)
-        with pytest.raises(LabkitError, match=r"rank0\.npz is damaged or forged"):
+        with pytest.raises(LabkitError, match=r"rank0\.npz is damaged or was changed"):
             RankFile(path)
     for arrays in ({}, {"index": words[:9]}, {"index": words[::-1]}, {"index": np.array([None])}):
         np.savez(path, **arrays)
-        with pytest.raises(LabkitError, match=r"rank0\.npz is damaged or forged"):
+        with pytest.raises(LabkitError, match=r"rank0\.npz is damaged or was changed"):
             RankFile(path)
     np.savez_compressed(path, index=words)
     with pytest.raises(LabkitError, match=r"rank0\.npz is damaged .*compressed arrays"):
@@ -119,5 +119,5 @@ def test_a_piece_of_an_odd_type_is_refused(kind: Any, tmp_path: Path) -> None:
     index = {"pieces": [["w", [1], [0], True, kind]], "told": {}}
     words = np.frombuffer(json.dumps(index).encode(), np.uint8)
     np.savez(rank_file(tmp_path, 0), **{"0": np.zeros(1, "V8"), "index": words})
-    with pytest.raises(LabkitError, match="is damaged or forged"):
+    with pytest.raises(LabkitError, match="is damaged or was changed"):
         RankFile(rank_file(tmp_path, 0)).local_tensors()

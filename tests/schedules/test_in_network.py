@@ -85,7 +85,7 @@ def test_the_slowest_rank_is_waited_for() -> None:
 def test_ranks_refuse_by_name_what_only_a_switch_can_do() -> None:
     assert not set(IN_NETWORK) & set(ALLREDUCE)
     with pytest.raises(
-        InvalidInput, match="adds in network switches and runs only in the simulator"
+        InvalidInput, match="sums inside network switches and runs only in the simulator"
     ):
         validate_algorithm("in_network")
 

@@ -131,20 +131,20 @@ VIRTUAL: dict[str, Any] = {"virtual": {"worker_failures": {1: 2.0}}, "workers": 
     [
         ({"strategy": ParameterServer()}, r"ParameterServer of workers=2 tolerates 0 failures"),
         ({"strategy": AllReduce("ring")}, "AllReduce of workers=2 tolerates 0 failures"),
-        ({"strategy": StaleSynchronous(0)}, "and would wait for ever for another"),
+        ({"strategy": StaleSynchronous(0)}, "and with more it would wait forever"),
         (
             {"strategy": SoftSync(1), "virtual": {"worker_failures": {0: 1.0, 1: 2.0}}},
             "SoftSync of workers=2 tolerates",
         ),
         (
             {"strategy": SoftSync(1), "virtual": {"worker_failures": {2: 1.0}}},
-            r"worker_failures=\[2\] with workers=2; give 0 to",
+            r"worker_failures=\[2\] names no workers of workers=2; give worker numbers from 0 to",
         ),
         (
             {"strategy": SoftSync(1), "virtual": {"worker_failures": [(1, -1.0)]}},
             "greater than or equal to 0",
         ),
-        ({"strategy": SoftSync(1), "clock": "wall"}, "clock='wall' measures them"),
+        ({"strategy": SoftSync(1), "clock": "wall"}, "clock='wall' measures times"),
         (
             {"strategy": SoftSync(1, servers=2, colocated=True)},
             r"worker_failures=\[1\] share ranks with servers=2, so the servers' weights would also",

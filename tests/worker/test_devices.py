@@ -60,4 +60,4 @@ def test_a_process_with_two_devices_tells_and_does_what_it_is_asked(cluster: Clu
     table = break_even_table(speeds)
     assert table["n"].tolist() == [8, 32]
     assert (table[["device_ms", "there_ms"]] > 0).all(axis=None)  # which is longer is luck here
-    assert "Product on CPU:0 and CPU:1 by size" in break_even(speeds).alt  # type: ignore[union-attr]
+    assert "Matrix product on CPU:0 and CPU:1 by size" in break_even(speeds).alt  # type: ignore[union-attr]

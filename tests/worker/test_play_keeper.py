@@ -78,7 +78,7 @@ STATE = b'{"schema": 1, "root": [0], "nodes": [["list", []]]}'
             ),
             "HostNamespaces",
         ),
-        (STATE, "is damaged or forged"),
+        (STATE, "is damaged or was changed"),
     ],
 )
 def test_a_forged_checkpoint_runs_nothing_and_is_refused_in_one_line(
@@ -95,11 +95,11 @@ def test_a_forged_checkpoint_runs_nothing_and_is_refused_in_one_line(
 
 def test_a_damaged_or_compressed_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     kept_in(tmp_path, STATE, np.savez_compressed)
-    with pytest.raises(LabkitError, match=r"rank0\.npz is damaged or forged .*compressed"):
+    with pytest.raises(LabkitError, match=r"rank0\.npz is damaged or was changed .*compressed"):
         resumed(tmp_path)
     for content in (b"", b"PK\3\4", b"\x93NUMPY", pickle.dumps([1])):
         (tmp_path / "rank0.npz").write_bytes(content)
-        with pytest.raises(LabkitError, match=r"rank0\.npz is damaged or forged"):
+        with pytest.raises(LabkitError, match=r"rank0\.npz is damaged or was changed"):
             resumed(tmp_path)
 
 

@@ -92,7 +92,7 @@ def _meetings(communicator: Communicator, repeats: int) -> list[float]:
     for _ in range(repeats):
         start = clock.now()
         for _ in range(MEETINGS):
-            communicator.barrier("a barrier that is timed")
+            communicator.barrier("a barrier that the calibration times")
         found.append((clock.now() - start) / MEETINGS)
     return found
 
@@ -130,7 +130,7 @@ def _buckets(
         steps |= {f"{nbytes}": step(shapes), f"{nbytes} exchanged": step(shapes, exchange)}
     taken = time_interleaved(
         steps,
-        lambda: communicator.barrier("the next step of a benchmark"),
+        lambda: communicator.barrier("the barrier before the next timed step"),
         lambda own: np.array(communicator.allgather(own)),
         repeats,
     ).added
@@ -193,7 +193,7 @@ def codecs(
     described = [each.to_json() for each in compressors]
     found = []
     for nbytes in sizes:
-        communicator.barrier("the next size of a calibration")
+        communicator.barrier("the barrier before the next buffer size of a calibration")
         rows = in_this_process(described, nbytes // 4, repeats)
         for compressor in compressors:
             own = {row["what"]: row for row in rows if row["case"] == named(compressor)}

@@ -60,7 +60,7 @@ def look(
             model = found.session.model
             seen.layers = layers(model, rows, communicator.clock)
             seen.memory, seen.slots = _memory(found.session, rows), _slots(model)
-        communicator.barrier("the end of a model's calibration")
+        communicator.barrier("the barrier at the end of a model's calibration")
         return seen
 
 

@@ -146,8 +146,8 @@ class Turns(keras.callbacks.Callback):
         )
         if rows != expected:
             raise InvalidInput(
-                f"a batch has {rows} rows instead of {expected}; calibrate smaller batches, or use "
-                "more rows"
+                f"a batch of a rank has {rows} rows instead of {expected}; calibrate smaller "
+                "batches, or use a data set of more rows"
             )
         self._parts = (
             {} if len(self._kinds) == 1 else parts(model, self._session.optimizer(), batch)
@@ -188,7 +188,7 @@ class Turns(keras.callbacks.Callback):
         """Return the seconds of one step of a kind; a step of `fit` finds a prefetched batch."""
         if kind == "fit":
             self._supply.wait()
-        circle.barrier("the next step of a calibration")
+        circle.barrier("the barrier before the next timed step of a calibration")
         if kind == "fit":
             yield
             return self._recorder.rows[-1]["seconds"]

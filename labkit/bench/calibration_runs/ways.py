@@ -85,7 +85,10 @@ def measured(
     found: dict[int, list[float]] = {number: [] for number in range(len(longer))}
     with temporary_runs():
         for turn in range(runs):
-            progress(f"whole steps of {len(longer)} experiments, run {turn + 1} of {runs}")
+            progress(
+                f"timing complete training steps of {len(longer)} experiments, run "
+                f"{turn + 1} of {runs}"
+            )
             for number in list(found)[:: -1 if turn % 2 else 1]:
                 try:
                     seconds = step_seconds(cluster.run(longer[number], show=False))
@@ -121,7 +124,8 @@ def step_seconds(run: Run) -> float:
     )
     if len(ended) < 2:
         raise InvalidInput(
-            f"{run.name} has fewer than two stretches of {stretch} steps; train for more steps"
+            f"{run.name} has fewer than two blocks of {stretch} steps after the warm-up; train "
+            "for more steps"
         )
     return float(np.median(np.diff(ended))) / stretch
 

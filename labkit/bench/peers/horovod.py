@@ -26,8 +26,9 @@ class Peer:
         hvd.init()
         if (hvd.rank(), hvd.size()) != (meeting.rank, meeting.size):
             raise RuntimeError(
-                f"Horovod reports rank {hvd.rank()} of {hvd.size()}, but mpirun {meeting.rank} of "
-                f"{meeting.size}; Horovod was built for another MPI than the first mpirun on PATH"
+                f"Horovod reports rank {hvd.rank()} of {hvd.size()}, but mpirun reports rank "
+                f"{meeting.rank} of {meeting.size}; Horovod was built for a different MPI than "
+                "the first mpirun on PATH"
             )
         self._hvd, self._meeting = hvd, meeting
         self.version = f"Horovod {horovod.__version__}, TensorFlow {tf.__version__}"

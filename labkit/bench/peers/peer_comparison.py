@@ -24,7 +24,8 @@ def validate_peers(names: Sequence[str], network: str | None) -> None:
         find(name)
     if names and network is not None:
         raise InvalidInput(
-            f"peers run on this machine's network, not on {network!r}; leave out --network"
+            f"other frameworks (--peer) cannot run on the emulated network {network!r}; remove "
+            "--network or --peer"
         )
 
 
@@ -90,7 +91,8 @@ class PeerComparison:
         case, same = records[0]["case"], all(each["same_weights"] for each in records)
         if not same:
             self.remarks.append(
-                f"{peer.name}: ranks have unequal weights after steps of {case}, so it has no times"
+                f"{peer.name}: its ranks have unequal weights after steps of {case}, so its "
+                "times are not shown"
             )
         for kind in records[0]["seconds"]:
             what = peer.name if kind == "step" else f"{peer.name} {kind}"

@@ -93,7 +93,7 @@ def _mpirun(python: str) -> str:
     found = shutil.which("mpirun", path=os.pathsep.join(places))
     if found is None:
         raise LabkitError(
-            "Horovod needs the mpirun of the MPI that it was built for; put it on PATH"
+            "no mpirun found: put the mpirun of the MPI that Horovod was built for on PATH"
         )
     return found
 
@@ -165,6 +165,9 @@ def _finish(
             lines = (folder / f"rank{number}.err").read_text(errors="replace").splitlines()
             messages = [line for line in lines if re.search("[a-z]", line)]  # skips lines of dashes
             last = messages[-1].strip() if messages else f"exit code {process.returncode}"
-            raise LabkitError(f"{name} ended early on rank {number}: {last}")
+            raise LabkitError(
+                f"the process of {name} on rank {number} ended before its measurement was "
+                f"complete: {last}"
+            )
     if any(process.poll() is None for process in processes):
-        raise LabkitError(f"{name} did not end within {limit:.0f} s")
+        raise LabkitError(f"the processes of {name} did not end within {limit:.0f} s")

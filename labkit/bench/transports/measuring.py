@@ -72,7 +72,10 @@ def plan(
             ways = [way for way in ways if way not in lost]
             left_out.append(f"{', '.join(way.transport for way in lost)} by {place}: {reason}")
     if not ways:
-        raise InvalidInput(f"no transport remains: {'; '.join(left_out)}; choose others")
+        raise InvalidInput(
+            f"this machine can time none of the chosen transports: {'; '.join(left_out)}; "
+            "choose other transports"
+        )
     return Plan(ways, left_out, rate)
 
 
@@ -101,7 +104,10 @@ def measure(wanted: Plan, sizes: Sequence[int] = SIZES, repeats: int = 5) -> lis
         LabkitError: A process ended early.
     """
     if min(sizes, default=0) < 1 or repeats < 1:
-        raise InvalidInput(f"bytes={list(sizes)}, repeats={repeats}: give 1 or more")
+        raise InvalidInput(
+            f"bytes={list(sizes)}, repeats={repeats}: give sizes of at least 1 byte, and at "
+            "least 1 repeat"
+        )
     results: dict[tuple[int, Way], list[Mapping[str, Any]]] = {}
     with processes(wanted) as asking:
         for _ in range(repeats):

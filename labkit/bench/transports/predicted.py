@@ -36,12 +36,15 @@ class Protocol(NamedTuple):
 
 
 PROTOCOLS = {
-    "grpc": Protocol(1, 3, "values, in the kernel's TCP", tcp=True),
+    "grpc": Protocol(1, 3, "the values, over the kernel's TCP", tcp=True),
     "two_sided": Protocol(
-        3, 2, "request to send, its answer, values; copied into and out of a ring buffer"
+        3,
+        2,
+        "request to send, clear to send, the values; these are copied into and out of a "
+        "ring buffer",
     ),
-    "one_sided": Protocol(1, 0, "values followed by a flag"),
-    "one_sided_dynamic": Protocol(3, 0, "metadata, request to read, values"),
+    "one_sided": Protocol(1, 0, "the values, followed by a flag that marks their arrival"),
+    "one_sided_dynamic": Protocol(3, 0, "metadata, request to read, the values"),
 }
 
 

@@ -55,7 +55,7 @@ class TransportPair:
         self._carrier.close()
 
     def _letter(self) -> NDArray[np.uint8]:
-        self._patience.name_call("an array of a benchmark", collective=False)
+        self._patience.name_call("the receive of an array of a benchmark", collective=False)
         self._patience.start_wait()
         polls = 0
         while True:
@@ -79,7 +79,7 @@ def case(communicator: Communicator, transport: str, nbytes: int) -> ExchangeCos
             pair.answer()
         calls = 0
     pair.rest()
-    calls = communicator.broadcast_object(calls, label="the number of exchanges")
+    calls = communicator.broadcast_object(calls, label="the number of timed exchanges")
     processor, tcp = time.process_time(), sent_by_tcp()
     if communicator.rank == 0:
         seconds = timed(calls, lambda: pair.exchange(values))

@@ -105,13 +105,14 @@ def hosts_wanted() -> str:
     for name, package in (("unshare", "util-linux"), ("ip", "iproute2")):
         if shutil.which(name) is None:
             return (
-                f"two hosts on one machine need {name} of package {package}, which is not on PATH"
+                f"the emulation of two hosts requires {name} of the package {package}, which is "
+                "not on PATH"
             )
     done = subprocess.run([*_alone(), "true"], capture_output=True, text=True)
     if done.returncode == 0:
         return ""
     reason = done.stderr.strip() or f"exit code {done.returncode}"
-    return f"two hosts on one machine need a UTS namespace, which unshare refuses: {reason}"
+    return f"the emulation of two hosts requires a UTS namespace, which unshare refuses: {reason}"
 
 
 def _alone_with_a_device() -> list[str]:

@@ -17,10 +17,10 @@ GRPC = "grpc"
 
 # TCP copies an array twice: into the sender's kernel and out of the receiver's kernel. On loopback,
 # sender and receiver have the same kernel, which makes no further copy.
-_TCP = ("from the sender into its kernel", "from the kernel to the reader")
+_TCP = ("from the sender's memory into its kernel", "from the kernel into the receiver's memory")
 # With Open MPI's active messages, the receiver's MPI library makes an additional copy of each
 # fragment.
-_FRAGMENTS = (*_TCP, "from the fragment that was received into the window")
+_FRAGMENTS = (*_TCP, "from the received fragment into the MPI window")
 
 
 class Way(NamedTuple):
@@ -45,18 +45,18 @@ class Way(NamedTuple):
 # The lists of copies follow from the implementations. gRPC sends large tensors without a copy, and
 # the receiver copies the tensors out of gRPC's slices
 # (tensorflow/core/distributed_runtime/rpc/grpc_tensor_coding.cc and tensor_coding.cc).
-_GRPC = (*_TCP, "from gRPC's slices into a tensor")
-_STAGED = "by the sender, into memory that may be read"
-_PUT = ("the put itself, which on RDMA hardware no processor does",)
-_READ = (_STAGED, "the read itself, which on RDMA hardware no processor does")
-_FETCHED = (_STAGED, *_TCP, "from the fragment that was received to where it is wanted")
+_GRPC = (*_TCP, "from gRPC's received slices into a tensor")
+_STAGED = "by the sender, into memory that the receiver may read"
+_PUT = ("the put itself, which RDMA hardware does without the processor",)
+_READ = (_STAGED, "the read itself, which RDMA hardware does without the processor")
+_FETCHED = (_STAGED, *_TCP, "from the received fragment into the destination array")
 _COPIES = {
     (GRPC, LOOPBACK): _GRPC,
     (GRPC, APART): _GRPC,
-    ("two_sided", SHARED): ("by the reader's library, out of the sender's memory",),
+    ("two_sided", SHARED): ("by the receiver's MPI library, out of the sender's memory",),
     ("two_sided", UNATTACHED): (
-        "from the sender into shared fragments",
-        "from the fragments to the reader",
+        "from the sender's memory into fragments of shared memory",
+        "from fragments of shared memory into the receiver's memory",
     ),
     ("two_sided", LOOPBACK): _TCP,
     ("two_sided", APART): _TCP,

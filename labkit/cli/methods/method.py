@@ -134,7 +134,7 @@ def families() -> list[Family]:
             replicas,
         ),
         Family(
-            "Models cut across ranks: model parallel training",
+            "Models split across ranks: model parallel training",
             "Each rank trains a part of the model.",
             strategies,
             "lk.{}",
@@ -155,8 +155,8 @@ def families() -> list[Family]:
             ALLREDUCE,
         ),
         Family(
-            "Schedules of the exchange",
-            "When are gradients exchanged?",
+            "Schedules of the gradient exchange",
+            "When are gradients exchanged within a training step?",
             "labkit.exchange.SCHEDULES",
             'lk.AllReduce(schedule="{}")',
             {name: schedule.explanation for name, schedule in SCHEDULES.items()},

@@ -98,8 +98,8 @@ def bandwidth(
     measured = clock_and_network(entries(run for candidate in candidates for run in candidate.runs))
     title = f"Fastest method by bandwidth · simulation · measured: {measured}"
     remarks = [
-        f"lines: measured compute and codec + simulated links ({seconds_text(latency)} latency), "
-        "no overlap; markers: measured; ✕: the fastest method changes"
+        f"lines: measured compute and codec times + simulated links ({seconds_text(latency)} "
+        "latency), no overlap; markers: measured steps; ✕: the fastest method changes"
     ]
     words = [
         f"fastest: {winners_text(wins)}",
@@ -113,9 +113,12 @@ def simulation_error_text(results: Iterable[MethodCost]) -> str:
     """Return a phrase with the errors of predicted step times relative to measured ones."""
     sizes = [abs(error) for error in bandwidths.prediction_errors(results).values()]
     if not sizes:
-        return "; no run on an emulated network verifies this"
+        return "; no run on an emulated network verifies this prediction"
     error_range = " to ".join(dict.fromkeys(f"{size:.0%}" for size in (min(sizes), max(sizes))))
-    return f"; the error in {plural(len(sizes), 'run')} on emulated networks is {error_range}"
+    return (
+        f"; the prediction error in {plural(len(sizes), 'run')} on emulated networks is "
+        f"{error_range}"
+    )
 
 
 def methods(entries: Sequence[RunEntry]) -> list[MethodCost]:
@@ -130,8 +133,8 @@ def methods(entries: Sequence[RunEntry]) -> list[MethodCost]:
     candidates = bandwidths.methods(groups)
     if not candidates:
         raise LabkitError(
-            "no run to predict from: give a completed run with two or more workers whose "
-            "equivalence gate did not fail"
+            "no given run allows a prediction: give a completed run with two or more workers "
+            "whose equivalence check did not fail"
         )
     return candidates
 
@@ -163,8 +166,8 @@ def _traces(
     measured = [
         (
             *(8 * link.bandwidth, *steps),
-            f"{candidate.name} on {link}: {seconds_text(steps[0])}, measured; simulation error "
-            f"{abs(errors[run]):.0%}",
+            f"{candidate.name} on {link}: measured step {seconds_text(steps[0])}, simulation "
+            f"error {abs(errors[run]):.0%}",
         )
         for run, link, steps in emulated_runs(candidate)
     ]
@@ -255,7 +258,10 @@ def _pairs(shown: Sequence[RunEntry], baseline: Run | None) -> list[tuple[RunEnt
     usable = [entry for entry in shown if entry.metrics]
     by_path = {entry.run.path: entry for entry in usable}
     if baseline is not None and baseline.path not in by_path:
-        raise LabkitError(f"the baseline {baseline.name} must be among the runs and have results")
+        raise LabkitError(
+            f"the baseline {baseline.name} is not one of the given runs, or has no results: "
+            "give a completed run that is among the runs"
+        )
     pairs = []
     for entry in usable:
         base = baseline or baseline_of(entry.run, [other.run for other in usable])
@@ -327,7 +333,10 @@ def _costs(entry: RunEntry, base: RunEntry, gain: Gain | None) -> list[str]:
         details.append(f"{spent} per step")
     # If there is no speed-up, the summary states the reason for its absence.
     if gain is None:
-        return [*details, "no speed-up, because no run without compression is on this network"]
+        return [
+            *details,
+            "no speed-up is given, because no run without compression used this network",
+        ]
     spread = f"spread {gain.low:.2f} to {gain.high:.2f}"
     return [*details, f"{gain.speed:.2f}x the speed ({spread}): {gain.judged}"]
 
@@ -356,7 +365,7 @@ def _arrival(entry: RunEntry, target: float) -> str:
     details = [f"{median(arrival.step for arrival in reached):.0f} steps"]
     if not entry.gate_failed:
         codec = median(arrival.codec_seconds for arrival in reached)
-        within = f" ({seconds_text(codec)} of them codec)" if codec else ""
+        within = f" ({seconds_text(codec)} of them for the codec)" if codec else ""
         details.append(seconds_text(median(arrival.seconds for arrival in reached)) + within)
     details.append(bytes_text(median(arrival.wire_bytes for arrival in reached)))
     many = f" ({len(reached)} of {len(by_seed)} seeds)" if len(by_seed) > 1 else ""
@@ -369,8 +378,11 @@ def _without_gain(pairs: Sequence[tuple[RunEntry, RunEntry]], gains: dict[str, G
         return []
     without = [gain.entry.label for gain in judged if gain.low <= 1]
     if not without:
-        return [f"All {len(judged)} comparisons show a speed-up"]
-    return [f"No speed-up in {len(without)} of {len(judged)} comparisons: {', '.join(without)}"]
+        return [f"All {len(judged)} comparisons with runs without compression show a speed-up"]
+    return [
+        f"No speed-up in {len(without)} of {len(judged)} comparisons with runs without "
+        f"compression: {', '.join(without)}"
+    ]
 
 
 def _bandwidths(shown: Sequence[RunEntry], baseline: Run | None) -> list[str]:
@@ -386,8 +398,8 @@ def _bandwidths(shown: Sequence[RunEntry], baseline: Run | None) -> list[str]:
             continue
         wins = winners(candidates, LATENCY, RANGE)
         texts.append(
-            f"Simulation from measured compute, codec and bytes, on links of "
-            f"{bits_text(RANGE[0])} to {bits_text(RANGE[1])}: the fastest is {winners_text(wins)}"
-            f"{simulation_error_text(candidates)}"
+            "Simulation from measured compute times, codec times and bytes, on links of "
+            f"{bits_text(RANGE[0])} to {bits_text(RANGE[1])}: the fastest method is "
+            f"{winners_text(wins)}{simulation_error_text(candidates)}"
         )
     return texts

@@ -144,7 +144,8 @@ def _wait_text(entry: RunEntry, rows: pd.DataFrame) -> str:
     communication = sum(step_overlap.communication for step_overlap in step_overlaps) / divisor
     exposed = sum(step_overlap.exposed for step_overlap in step_overlaps) / divisor
     return (
-        f"communication takes {communication:.3g} ms per step, and training waits {exposed:.3g} ms"
+        f"communication takes {communication:.3g} ms per step, and training waits for it "
+        f"{exposed:.3g} ms"
     )
 
 
@@ -195,8 +196,8 @@ def summarize_exchange(runs: Iterable[Run] | Run) -> Markdown:
         best, worst = timed.idxmin(), timed.idxmax()
         findings.append(
             Finding(
-                f"The shortest step here is that of **{best}** ({timed[best]:.3g} ms), the longest "
-                f"that of **{worst}** ({timed[worst]:.3g} ms)"
+                f"The shortest step of these runs is that of **{best}** ({timed[best]:.3g} ms), "
+                f"the longest step is that of **{worst}** ({timed[worst]:.3g} ms)"
             )
         )
     return sentences(findings)
@@ -225,20 +226,23 @@ def _words(row: dict[str, float]) -> tuple[str, ...]:
     buckets = "its bucket takes" if row["buckets"] == 1 else f"its {row['buckets']} buckets take"
     details = [
         f"a step takes {row['step_ms']:.3g} ms; {buckets} {row['communication_ms']:.3g} ms, and "
-        f"training waits {row['exposed_ms']:.3g} ms per step"
+        f"training waits {row['exposed_ms']:.3g} ms per step for communication"
     ]
     # The test is true for NaN, which means that no communication could be hidden.
     if row["reached"] != row["reached"]:
         details.append(
-            "no communication could be hidden, because training waits before the first bucket is "
-            "ready"
+            "no communication could be hidden, because training begins to wait before the first "
+            "bucket is ready"
         )
     elif row["hidden_ms"] <= 0:
-        details.append(f"{row['ideal_ms']:.3g} ms of communication could be hidden, and none is")
+        details.append(
+            f"{row['ideal_ms']:.3g} ms of communication could be hidden behind computation, "
+            "but none is"
+        )
     else:
         details.append(
-            f"{row['hidden_ms']:.3g} ms of communication are hidden, of at most "
-            f"{row['ideal_ms']:.3g} ms ({row['reached']:.0%})"
+            f"{row['hidden_ms']:.3g} ms of communication are hidden behind computation; at most "
+            f"{row['ideal_ms']:.3g} ms could be hidden ({row['reached']:.0%} reached)"
         )
     if (gain := row["against_sequential_ms"]) == gain:
         share = f", {gain / row['ideal_ms']:.0%} of the ideal saving" if row["reached"] > 0 else ""
@@ -268,7 +272,8 @@ def step_parts(runs: Iterable[Run] | Run) -> Figure:
     drawn = [(e, costs) for e in shown if not e.gate_failed and (costs := step_costs(e.run))]
     names = [_label_lines(entry.label, len(drawn)) for entry, _ in drawn]
     panel = Panel(
-        title="Parts of a step\nmedian over steps, mean over ranks; ◆ measured step, p10 to p90",
+        title="Parts of a step's time\nmedian over steps, mean over ranks; ◆ measured step, "
+        "p10 to p90",
         x="run",
         y="time per step, ms",
         traces=_traces(drawn),

@@ -95,8 +95,8 @@ def layered(
     # The axis range includes the bends of edges, because bends may lie outside all nodes.
     ends = [place.across for place in chain(places.values(), *paths.values())]
     panel = Panel(
-        title=f"{plural(len(nodes), 'node')}, {plural(len(copies), 'edge')} between devices\n"
-        "the dependencies of a node are above it",
+        title=f"{plural(len(nodes), 'node')}, {plural(len(copies), 'edge')} between "
+        "devices\neach node is drawn below the nodes that it depends on",
         x="",
         y="",
         traces=drawn,
@@ -153,17 +153,20 @@ def layers(names: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
 def _validate_graph(nodes: Sequence[DrawnNode], edges: Sequence[Edge]) -> None:
     names = {node.name for node in nodes}
     if not nodes:
-        raise InvalidInput("no node to draw: give at least one")
+        raise InvalidInput("the graph has no nodes: give at least one node")
     if len(names) < len(nodes):
         raise InvalidInput("two nodes have the same name: give each node a unique name")
     if len(nodes) > MOST:
         raise InvalidInput(
-            f"{len(nodes)} nodes are too many for one figure; allowed: {MOST}; reduce them "
-            "with labkit.figures.collapsed"
+            f"{len(nodes)} nodes are too many for one figure; allowed are at most {MOST}: merge "
+            "nodes with labkit.figures.collapsed"
         )
     for edge in edges:
         if unknown := {edge.source, edge.target} - names:
-            raise InvalidInput(f"an edge refers to {sorted(unknown)[0]!r}, which is not a node")
+            raise InvalidInput(
+                f"an edge refers to {sorted(unknown)[0]!r}, which is not a node of the "
+                "graph: add the node, or remove the edge"
+            )
 
 
 # The path of an edge contains the names of its two nodes, and between them a name for its bend in
@@ -260,7 +263,10 @@ def _edge(edge: Edge, path: Sequence[DrawnPosition], copied: bool, copies: int) 
 
 
 def _hover_text(edge: Edge, size: str) -> str:
-    return f"{safe_text(edge.source)}<br>to {safe_text(edge.target)}: {size}<extra>copy</extra>"
+    return (
+        f"{safe_text(edge.source)}<br>to {safe_text(edge.target)}: {size}<extra>copy between "
+        "devices</extra>"
+    )
 
 
 def _nodes(

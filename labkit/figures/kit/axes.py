@@ -20,7 +20,7 @@ TITLES = {
     "train_seconds": "training time, s",
     "samples_per_second": "samples/s",
     "step_ms.median": "step time, ms",
-    "payload_bytes_per_step": "payload bytes per step",
+    "payload_bytes_per_step": "bytes of payload per step",
 }
 # The limits are needed, because Plotly would extend an axis with few accuracies down to -50 %.
 SHARES = {"tickformat": ".1%", "autorangeoptions": {"clipmin": -0.02, "clipmax": 1.02}}

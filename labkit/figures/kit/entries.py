@@ -176,7 +176,7 @@ MANY = 24  # maximum number of runs in a legend; beyond, there is a run picker
 OVERSUBSCRIBED = "* more threads (ranks \N{MULTIPLICATION SIGN} threads per rank) than cores"
 NO_RUNS = (
     "no runs to compare: run a notebook first (labkit run notebooks/tour.ipynb), then give the "
-    "folder in which its runs lie (usually runs/)"
+    "folder that contains its runs (usually runs/)"
 )
 
 
@@ -276,7 +276,7 @@ def completed_entries(runs: Iterable[Run] | Run) -> list[RunEntry]:
     shown = entries(runs)
     missing = [entry.label for entry in shown if not entry.metrics]
     if missing:
-        raise LabkitError(f"no results of {', '.join(missing)}: give completed runs")
+        raise LabkitError(f"{', '.join(missing)} has no results: give completed runs")
     return shown
 
 

@@ -47,12 +47,15 @@ def summarize_seed(candidate: Run, baseline: Run) -> Markdown:
     seeds = len(table)
     lines = [
         f"{method(candidate)} ends with a lower {what} than {method(baseline)} in "
-        f"**{int(table[f'lower_{name}'].sum())} of {seeds} seeds**: mean {table[name].mean():.4g} "
-        f"against {table[f'baseline_{name}'].mean():.4g}; chance alone would give this many or "
-        f"more in {_chance(int(table[f'lower_{name}'].sum()), seeds):.0%} of such trials."
+        f"**{int(table[f'lower_{name}'].sum())} of {seeds} seeds**: mean "
+        f"{table[name].mean():.4g} against {table[f'baseline_{name}'].mean():.4g}; if both were "
+        "equally good, this many seeds or more would be lower by chance in "
+        f"{_chance(int(table[f'lower_{name}'].sum()), seeds):.0%} of such comparisons."
         for name, what in _LOSSES.items()
     ]
-    head = f"On {fields['dataset']}, after {steps} steps on {fields['workers']} workers:"
+    head = (
+        f"On the data set {fields['dataset']}, after {steps} steps on {fields['workers']} workers:"
+    )
     return Markdown("\n".join([head, "", *(f"- {line}" for line in lines)]))
 
 
@@ -97,9 +100,10 @@ def summarize_memory(runs: Iterable[Run] | Run, baseline: Run) -> Markdown:
     in_order = sorted(shown, key=lambda entry: str(entry.run.status.get("started")))
     peaks = ", ".join(bytes_text(entry.metrics["memory_bytes"]["peak"]) for entry in in_order)
     lines.append(
-        f"Peak memory of a rank's process, in the order of the runs: {peaks}. The same "
-        "processes executed all runs and keep the memory of earlier runs and of TensorFlow "
-        "itself. Each peak is an upper bound and does not compare precisions."
+        f"Peak memory of a rank's process, in the order of the runs: {peaks}. The same processes "
+        "executed all runs, so a peak includes the memory of earlier runs and of TensorFlow "
+        "itself. Each peak is an upper bound, so these numbers do not compare the memory of "
+        "precisions."
     )
     return Markdown("\n".join(f"- {line}" for line in lines))
 
@@ -139,4 +143,4 @@ def _memory(group: dict[str, float], base: dict[str, float]) -> str:
         and abs(group[kind] - base[kind])
         > _SAME * sum(base[category] for category in PERSISTENT_MEMORY)
     ]
-    return f"keeps {', '.join(more)}" if more else "keeps as many bytes as the baseline"
+    return f"keeps {', '.join(more)}" if more else "keeps as many bytes in memory as the baseline"

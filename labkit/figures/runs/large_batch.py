@@ -47,7 +47,10 @@ def large_batch(runs: Iterable[Run], target: float) -> Figure:
         )
         for row in table.itertuples()
     ]
-    title = f"Cost to reach {target:.0%} accuracy, by workers · {clock_and_network(shown)}"
+    title = (
+        f"Samples and time to reach {target:.0%} accuracy, by number of workers · "
+        f"{clock_and_network(shown)}"
+    )
     return sheet([panels], looks.values(), title, overload(shown), words, plot=300)
 
 
@@ -152,7 +155,7 @@ def _panel(table: pd.DataFrame, measure: str, looks: dict[str, LineStyle], targe
         traces.append(points(group, "at", f"all_{measure}", replace(look, symbol="x")))
     title = f"{_MEASURES[measure].capitalize()} to {target:.0%}"
     return Panel(
-        title=f"{title}\nmean over seeds; band: range over seeds; ✕: some seeds missed it",
+        title=f"{title}\nmean over seeds; band: range over seeds; ✕: some seeds missed the target",
         x="workers (the batch per worker is constant)",
         y="samples" if measure == "samples" else "s",
         traces=traces,
@@ -179,13 +182,20 @@ def _linear_rule(table: pd.DataFrame) -> Iterator[Finding]:
         holds = workers
     more = group[group.index > holds]
     then = f"; with {_samples_text(more.iloc[0], more.index[0])}" if len(more) else ""
-    scope = f"this holds up to {holds} workers" if holds > 1 else f"with {_samples_text(one, 1)}"
-    claim = "With the linear rule, more workers need no more samples than one, within the seeds"
+    scope = (
+        f"the claim holds up to {holds} workers" if holds > 1 else f"with {_samples_text(one, 1)}"
+    )
+    claim = (
+        "With the linear scaling rule, more workers need no more samples than one worker, "
+        "within the range of the seeds"
+    )
     yield published(claim, "Goyal 2017", holds > 1, scope + then)
     if len(more):
         fails = bool((more["reached"] < more["seeds"]).any())
         last = f"with {_samples_text(group.iloc[-1], group.index[-1])}"
-        yield published("The linear rule fails with many workers", "Goyal 2017", fails, last)
+        yield published(
+            "The linear scaling rule fails with many workers", "Goyal 2017", fails, last
+        )
 
 
 def _rule_comparisons(table: pd.DataFrame, reach: dict[str, int]) -> Iterator[Finding]:
@@ -198,14 +208,17 @@ def _rule_comparisons(table: pd.DataFrame, reach: dict[str, int]) -> Iterator[Fi
         if ours not in reach or theirs not in reach or reach[theirs] == table["workers"].max():
             continue
         claim = f"{ours} reaches the target with more workers than {theirs}"
-        counts = f"up to {reach[ours] or 'no'} workers, against {reach[theirs] or 'no'}"
+        counts = (
+            f"it reaches the target with up to {reach[ours] or 'no'} workers, against "
+            f"{reach[theirs] or 'no'} with {theirs}"
+        )
         yield published(claim, source, reach[ours] > max(reach[theirs], 1), counts)
 
 
 def _fastest(table: pd.DataFrame, target: float) -> Iterator[Finding]:
     complete = table[(table["reached"] == table["seeds"]) & table["seconds"].notna()]
     if complete.empty:
-        yield Finding(f"No rule reached {target:.0%} in all seeds")
+        yield Finding(f"No learning-rate rule reached {target:.0%} accuracy with all seeds")
         return
     best = complete.loc[complete["seconds"].idxmin()]
     one = complete[complete["workers"] == 1]
@@ -213,8 +226,8 @@ def _fastest(table: pd.DataFrame, target: float) -> Iterator[Finding]:
     if len(one) and best["workers"] > 1:
         single_worker = one.loc[one["seconds"].idxmin()]
         details = (
-            f"the fastest single worker, {single_worker['rule']}, "
-            f"takes {seconds_text(single_worker['seconds'])}"
+            f"the fastest rule with one worker, {single_worker['rule']}, takes "
+            f"{seconds_text(single_worker['seconds'])}"
         )
     yield Finding(
         f"Fastest to {target:.0%} accuracy",

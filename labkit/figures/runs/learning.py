@@ -33,7 +33,7 @@ SAME = 1e-4  # curves coincide if they differ by less than this fraction of the 
 AXES = {
     "step": "step",
     "seconds": "seconds since the first step",
-    "bytes": "bytes since the first step, all ranks",
+    "bytes": "bytes sent by all ranks since the first step",
 }
 
 
@@ -51,7 +51,10 @@ def learning_panels(entries: Sequence[RunEntry]) -> tuple[list[list[Panel]], lis
     epochs = {e.key: epoch_results(e.run, curves[e.key]) for e in entries}
     words = "; ".join(f"{e.label}: {_in_words(e, curves[e.key])}" for e in entries)
     if len(entries) < len(whole):
-        words = f"curves of {len(entries)} of {len(whole)} runs, evenly selected; {words}"
+        words = (
+            f"the figure shows curves of {len(entries)} of {len(whole)} runs, evenly "
+            f"selected; {words}"
+        )
     # If the task has no classes, the panel shows the test loss instead of the test accuracy.
     judged = "val_accuracy" if any("val_accuracy" in t for t in epochs.values()) else "val_loss"
     what = "Test accuracy" if judged == "val_accuracy" else "Test loss"
@@ -67,7 +70,11 @@ def learning_panels(entries: Sequence[RunEntry]) -> tuple[list[list[Panel]], lis
         _panel(entries, _rows_with(epochs, name, points), name, name, axes) for name in names[:OWN]
     ]
     remarks = [*_no_bytes_reason(entries, losses), *_coinciding_curves(entries, curves)]
-    remarks += [f"curves of {OWN} of {len(names)} user-defined metrics"] if names[OWN:] else []
+    remarks += (
+        [f"the figure shows curves of {OWN} of {len(names)} user-defined metrics"]
+        if names[OWN:]
+        else []
+    )
     return [panels[row : row + 2] for row in range(0, len(panels), 2)], remarks, words
 
 
@@ -151,7 +158,7 @@ def _panel(
         x=AXES["step"],
         y="loss, mean over ranks" if is_loss else what if what == y else what.lower(),
         traces=traces,
-        note=f"no curve over seconds: {refused}" if refused else "" if traces else empty,
+        note=f"no curves over seconds are shown: {refused}" if refused else "" if traces else empty,
         always_note=bool(refused),
         y_axis=look or {},
         link="step",
@@ -180,10 +187,10 @@ def _no_bytes_reason(shown: Sequence[RunEntry], losses: Tables) -> list[str]:
     if not several or any(curve["bytes"].max() > 0 for curve in losses.values()):
         return []
     algorithms = {(entry.metrics.get("exchange") or {}).get("algorithm") for entry in several}
-    why = "nothing was sent after the first step"
+    why = "ranks sent no bytes after the first step"
     if "shared_memory" in algorithms:
-        why = "the exchange uses shared memory, which no network link carries"
-    return [f"no axis of bytes: {why}"]
+        why = "ranks exchange gradients through shared memory, so no bytes are sent over a network"
+    return [f"the figure has no axis of bytes: {why}"]
 
 
 def _coinciding_curves(shown: Sequence[RunEntry], curves: dict[str, pd.DataFrame]) -> list[str]:
@@ -209,7 +216,9 @@ def _coinciding_curves(shown: Sequence[RunEntry], curves: dict[str, pd.DataFrame
         if len(group) > 1
     ]
     more = len(details) - _MOST_GROUPS
-    return details[:_MOST_GROUPS] + ([f"{more} more groups of curves coincide"] if more > 0 else [])
+    return details[:_MOST_GROUPS] + (
+        [f"{more} more groups of runs have coinciding curves"] if more > 0 else []
+    )
 
 
 def _more_text(count: int) -> str:

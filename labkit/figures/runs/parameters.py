@@ -242,10 +242,14 @@ def heat_sheet(
     table = cross_table({entry.key: entry.run for entry in entries}, x, y, measures)
     names = list(table.columns[4:])  # names of the measures, which follow the first four columns
     several = max(map(len, table["runs"]))
-    remarks = [f"median of up to {several} runs per cell" if several > 1 else "one run per cell"]
+    remarks = [
+        f"each cell shows the median of up to {several} runs"
+        if several > 1
+        else "each cell shows one run"
+    ]
     others = [name for name in parameters(all_runs) if name not in (x, y)]
     remarks += (
-        [f"the runs of a cell differ in {', '.join(others)}"] if others and several > 1 else []
+        [f"the runs in one cell differ in {', '.join(others)}"] if others and several > 1 else []
     )
     title = f"Results by {title_of(y)} and {title_of(x)} · {clock_and_network(entries)}"
     grid = Grid(x, y, sorted_values(list(table[x])), sorted_values(list(table[y])))
@@ -306,7 +310,9 @@ def _panel(cell_rows: pd.DataFrame, grid: Grid, name: str, first: bool) -> Panel
         x=title_of(grid.x),
         y=title_of(grid.y) if first else "",
         traces=[] if blank.all() else [colors, reasons, _dots(cell_rows)],
-        note=f"{plural(failed, 'run')} without speed: equivalence gate failed" if failed else "",
+        note=f"{plural(failed, 'run')} without speed, because the equivalence check failed"
+        if failed
+        else "",
         always_note=bool(failed),
         x_axis=_axis(grid.x, grid.across) | {"range": [-0.5, len(grid.across) - 0.5]},
         # Only the first panel labels the rows, because the rows of all panels are the same.
@@ -379,11 +385,11 @@ def search_history(results: SearchResult) -> Figure:
         "showlegend": False,
     }
     importance = Panel(
-        "Importance of parameters\nOptuna's importance; the sum is 1",
+        "Importance of parameters\nimportance computed by Optuna; the sum is 1",
         "share",
         "",
         [bars] if names else [],
-        note="no importance: one parameter, or too few trials",
+        note="no importance: only one parameter, or too few trials",
     )
     pruned = int((trials["state"] == "pruned").sum())
     words = [f"{len(trials)} trials, {pruned} pruned"]

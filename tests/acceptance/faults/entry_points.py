@@ -147,7 +147,7 @@ def cell(folder: Path, number: int) -> Outcome:
     ):
         run_cell(cluster, source, retries=1)
     results = len(list(folder.glob(f"{RESULT}*")))
-    faults = errors.getvalue().count("died: the cell runs again")
+    faults = errors.getvalue().count("died, so the cell runs again")
     return Outcome(faults, results == WORKERS and _is_exact(folder))
 
 

@@ -56,14 +56,19 @@ def start() -> Iterator[Start]:
 
 def test_none_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LABKIT_RUNTIME", str(tmp_path))
-    assert list(clusters()) == [Diagnosis("ok", "clusters: none is running, none is left over")]
+    assert list(clusters()) == [
+        Diagnosis("ok", "clusters: no cluster is running, and none has left processes or files")
+    ]
 
 
 def test_one_that_is_held_says_by_whom_and_stays_held(folder: Path, start: Start) -> None:
     start(KEEPS, folder / "keeper.lock")
     lease = Lease(folder)
     (found,) = clusters()
-    held = f"clusters: mine: running, held by process {os.getpid()}; ends with its last holder"
+    held = (
+        f"clusters: mine: running, in use by process {os.getpid()}; the cluster ends when no "
+        "process uses it"
+    )
     assert found == Diagnosis("ok", held)
     asks = f"{KEEPER}; print(Lock(Path(sys.argv[1])).is_held())"
     said = subprocess.run(
@@ -80,7 +85,7 @@ def test_one_whose_kernel_is_gone_says_how_to_end_it(folder: Path, start: Start)
     (folder / "leases" / f"{int(gone.stdout)}-0a1b2c3d").touch()
     (found,) = clusters()
     assert (found.state, found.fix) == ("note", "kill 12345")
-    assert "running without a holder" in found.what
+    assert "running, but no process uses it" in found.what
 
 
 def test_engines_that_have_outlived_their_keeper_are_named(folder: Path, start: Start) -> None:

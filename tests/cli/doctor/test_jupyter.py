@@ -44,7 +44,7 @@ def test_an_extension_that_is_not_there_is_named_with_its_package(
     brought = {**jupyter.EXTENSIONS, "@nobody/has-this": "nothing"}
     monkeypatch.setattr(jupyter, "EXTENSIONS", brought)
     (found,) = jupyter.widgets()
-    assert "JupyterLab does not have @nobody/has-this" in found.what
+    assert "JupyterLab lacks the extensions @nobody/has-this" in found.what
     assert found.fix.endswith("pip install --force-reinstall --no-deps nothing")
 
 

@@ -31,7 +31,7 @@ def test_ranks_that_do_not_find_each_other_are_a_mismatch(
     fake_mpiexec(tmp_path, alone, monkeypatch)
     (found,) = ranks.ranks()
     assert found.broken
-    assert "each rank is alone" in found.what
+    assert "each rank has its own MPI_COMM_WORLD" in found.what
     assert "pip install --force-reinstall" in found.fix
 
 
@@ -49,7 +49,7 @@ def test_without_a_namespace_the_ranks_meet_all_the_same_and_it_is_said(
     monkeypatch.setenv("PATH", "")  # there is no command that makes one
     note, found = ranks.ranks()
     assert note.state == "note"
-    assert "listens on every interface for some seconds" in note.what
+    assert "listens on every network interface for some seconds" in note.what
     assert "it was asked" in found.what
 
 
@@ -89,10 +89,10 @@ def test_an_mpiexec_of_another_library_is_told_with_the_one_that_belongs(
 ) -> None:
     (one, two) = ranks.mpiexec()
     assert (one.state, two.state) == ("ok", "ok")
-    assert "of the library that mpi4py works with, of this environment" in one.what
-    assert "chosen by MPI4PY_LIBMPI=…/libmpi.so LABKIT_MPIEXEC=…/bin/mpiexec" in two.what
+    assert "of the same MPI library that mpi4py uses, of this environment" in one.what
+    assert "set MPI4PY_LIBMPI=…/libmpi.so LABKIT_MPIEXEC=…/bin/mpiexec" in two.what
     fake_mpiexec(tmp_path, "echo 'mpiexec (OpenRTE) 4.1.4'", monkeypatch)
     (found,) = ranks.mpiexec()
-    assert "mpiexec (OpenRTE) 4.1.4, but mpi4py works with Open MPI v" in found.what
+    assert "mpiexec (OpenRTE) 4.1.4, but mpi4py uses the MPI library Open MPI v" in found.what
     own = Path(sys.executable).with_name("mpiexec")
     assert (found.broken, found.fix) == (True, f"export LABKIT_MPIEXEC={own}")
