@@ -49,8 +49,8 @@ def validate_checkpoint(
         allowed = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.resumable)
         raise InvalidInput(
             f"{text}: {kind.__name__} on clock={experiment.clock!r} trains "
-            f"{'by programs with a split model or injected faults' if uses_programs else why}, whose "
-            f"state cannot be saved; allowed on clock='wall': {allowed}; also allowed, on both "
+            f"{'by programs with a split model or injected faults' if uses_programs else why}, "
+            f"whose state cannot be saved; allowed on clock='wall': {allowed}; also allowed, on both "
             "clocks: strategies that run as programs, with unsplit models and without faults"
         )
     if experiment.repeats > 1 and resume not in (None, False, True):
