@@ -23,7 +23,7 @@ COPY, HANDED = (
 LIMITS = {
     "pack": COPY,
     "sum": "raw allreduce",
-}  # by phase of the breakdown: the kind of step whose time is a lower limit of the phase's time
+}  # maps each phase to the kind of step whose time is the phase's lower limit
 
 
 def kinds(
@@ -61,8 +61,8 @@ def phase_medians(events: Sequence[Sequence[Event]], steps: int) -> dict[str, fl
 
     The timelines of all ranks use one clock. "pack" is the packing time of the rank that finishes
     packing last. "sum" is the time from the end of the last rank's packing until all ranks have the
-    mean. "wait" is the time that a rank waits for the last rank, averaged over the ranks; this time
-    is not added to the slowest rank's step.
+    mean. "wait" is the time that a rank waits for the last rank, averaged over the ranks. The
+    slowest rank does not wait, so its step is not longer by this time.
     """
     packs = np.array(
         [_last("pack", rank_events, steps) for rank_events in events]
@@ -91,9 +91,9 @@ def rows(
 ) -> Iterator[tuple[str, Row]]:
     """Yield the name and the row of each phase of the breakdown: its time and lower limit in ms.
 
-    The lower limit of a phase is the time of a simple copy or of an allreduce of all bytes. Packing
-    may take less time than its lower limit, because a rank does not pack the elements that it sums
-    itself.
+    The lower limit of a phase is the time that a simple copy, or an allreduce of all bytes, would
+    take. Packing may take less time than its lower limit, because a rank does not pack the elements
+    that it sums itself.
 
     Args:
         medians: Seconds of the phases, as `phase_medians` returns them.

@@ -25,23 +25,24 @@ from labkit.network import Network, finish_times
 if TYPE_CHECKING:
     from labkit.communicator import Communicator
 
-# Each case has the bytes of both flows, and the delay of the second flow as a share of the time
-# that the first flow takes alone.
+# Each case contains the bytes of the first and the second flow, and the delay of the second flow.
+# The delay is a share of the time that the first flow takes alone.
 CASES = ((2**22, 2**22, 0.0), (2**22, 2**20, 0.0), (2**22, 2**21, 0.5))
 # The maximum number of bytes in flight on a connection is several times the link's bandwidth-delay
 # product, but much less than a message.
 WINDOW = 2**16
 CLAMP = 10  # Linux's socket option TCP_WINDOW_CLAMP, which Python does not define
 
-# Bytes of the first and the second flow; delay of the second flow (s).
+# A case consists of the bytes of the first flow, the bytes of the second flow, and the delay of the
+# second flow in seconds.
 Case = tuple[int, int, float]
 
 
 def measure(rates: Sequence[str], repeats: int = 5) -> list[Row]:
-    """Time two concurrent messages between two ranks, on a real link and on its emulation.
+    """Measure two concurrent messages between two ranks, on a real link and on its emulation.
 
-    The two flows use two TCP connections over the real link, whose queue serves both connections in
-    turn (see `rate_limited_link`).
+    The two flows use two TCP connections over the real link, whose queue sends packets of both
+    connections in turn (see `rate_limited_link`).
 
     Args:
         rates: Rates of the link in bits/s, such as "100Mb".
@@ -75,7 +76,7 @@ def _at(rate: str, bits: int, cluster: Cluster, repeats: int) -> list[Row]:
             ranks.ask(cases)
             real.append(json.loads(ranks.answer()))
             emulated.append(cluster.call(both, cases, network=network)[1])
-    times = 1e3 * np.array([real, emulated])  # unit: ms; axes: link, repeat, case, flow
+    times = 1e3 * np.array([real, emulated])  # times in ms; array axes: link, repeat, case, flow
     rows = []
     for number, case in enumerate(cases):
         *sizes, later = case
@@ -133,7 +134,7 @@ def both(communicator: Communicator, cases: Sequence[Case]) -> list[list[float]]
 
 
 def _case(rank: RankPair, flows: list[socket.socket], case: Case) -> list[float]:
-    """Return the seconds until each flow of a case, from rank 1 on the real link, ends."""
+    """Send a case's flows from rank 1 to rank 0; return the seconds until each flow ends."""
     first, second, later = case
     start = max(rank.allgather(WALL.now())) + LEAD
 
@@ -169,7 +170,7 @@ def _ends(flows: list[socket.socket], remaining: list[int], start: float) -> lis
 
 
 def main() -> None:
-    """Time the cases of each stdin line: `python -m labkit.bench.concurrent_flows RANK ADDRESS`."""
+    """Run the cases of each stdin line: `python -m labkit.bench.concurrent_flows RANK ADDRESS`."""
     rank, address = int(sys.argv[1]), sys.argv[2]
     control, *flows = connections(rank, address, 3)
     control.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from labkit.exchange import Exchange, Timeline
 
 KNOWN = CASES | WORD_CASES
-# Number of overlapping steps timed together; the last step finishes all updates.
+# This is the default schedule of the gradient exchange, with which the other schedules are
+# compared.
 USUAL = AllReduce().schedule
 CHAIN = 10  # number of overlapping steps timed together; the last step completes all updates
-# Suffix of a schedule's name if it averages an embedding's gradients as dense tensors.
+# This suffix of a schedule's name means that the gradients of an embedding are averaged as dense
+# tensors.
 DENSE = ", dense"
 
 
@@ -43,7 +45,7 @@ def measure(
     measure_others: Callable[[], None] | None = None,
     with_breakdown: bool = False,
 ) -> list[Row]:
-    """Time local steps, steps with exchange and allreduces of the same bytes, in alternation.
+    """Measure in turn local steps, steps with exchange, and allreduces of the same bytes.
 
     A "local" step is a training step without exchange; all ranks run local steps concurrently.
     `labkit.bench.interleave` describes the order in which the kinds of steps run, and how their
@@ -65,12 +67,12 @@ def measure(
     Returns:
         One row per case and kind of step ("local", "raw allreduce", or a schedule): median, minimum
         and 90th percentile of the repeats' medians (ms). The row of a schedule also contains the
-        time that it adds to the local step, and whether all ranks have the same weights at the end.
-        The row of any schedule except "sequential" contains the time that it saves compared with
-        "sequential". Such a row also contains the saving of an ideal link that sends the same
-        buckets in the best order (`labkit.records.overlap.Overlap`). For word models, each schedule
-        has two
-        rows: one with sparse gradients (embedding rows), one with dense gradients.
+        time that the schedule adds to the local step, and whether all ranks have the same weights
+        at the end. The row of any schedule except "sequential" contains the time that it saves
+        compared with "sequential". Such a row also contains the saving of an ideal link that sends
+        the same buckets in the best order (`labkit.records.overlap.Overlap`). For word models, each
+        schedule has one row with sparse gradients (embedding rows).
+        Another row has dense gradients.
     """
     refuse_unknown("case", cases, KNOWN)
     network = Network.parse(network)
@@ -102,7 +104,7 @@ def measure(
 
 
 def _joined(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Join the results of several measurements: concatenate repeats, and reduce other values."""
+    """Join the results of several measurements: concatenate repeats, and combine other values."""
 
     def each(what: str, join: Callable[[list[Any]], Any]) -> dict[str, Any]:
         return {kind: join([turn[what][kind] for turn in turns]) for kind in turns[0][what]}
@@ -144,7 +146,7 @@ def _measure(
     buffer[...] = 0.0  # repeated sums of nonzero values would overflow
 
     def sum_raw() -> None:
-        # Waiting may poll on the cores, because no computation runs.
+        # Ranks may poll while they wait, because no computation needs the cores.
         communicator.wait_policy.polite = False
         communicator.allreduce(buffer, exchanges[schedules[0]].choice.algorithm)
 
@@ -209,7 +211,7 @@ def _events(exchange: Exchange, steps: int) -> dict[str, float]:
 
 
 def _delay(communicator: Communicator, timeline: Timeline, steps: int) -> float:
-    """Return the median seconds per step of exposed communication beyond that of an ideal link."""
+    """Return the median exposed communication per step (s) in excess of that on an ideal link."""
     import pandas as pd
 
     from labkit.exchange import timeline_rows

@@ -92,7 +92,7 @@ def command(
     breakdown: bool,
     file: Path | None,
 ) -> None:
-    """Time what the gradient exchange adds to a step, optionally also in other frameworks."""
+    """Measure what the gradient exchange adds to a step, optionally also in other frameworks."""
     # Options are validated before the engines start, because a start takes seconds.
     _validate_options(workers, cases, schedules, algorithm, network, repeats, breakdown)
     peer_comparison.validate_peers(peers, network)

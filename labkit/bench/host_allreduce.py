@@ -19,7 +19,7 @@ from labkit.simulate import Simulation, simulate
 SLICE = 0.25  # seconds spent on one algorithm and one size in one repeat
 BASE = "ring"  # algorithm with which all other algorithms are compared
 LARGE = 2**22  # bytes of the message that measures the bandwidth
-PINGS, FEW = 200, 20  # number of round trips of a message of one byte, and of LARGE bytes
+PINGS, FEW = 200, 20  # number of round trips: with one byte, and with LARGE bytes
 
 
 def refuse_impossible(
@@ -48,17 +48,17 @@ def measure(
     sizes: Sequence[int],
     repeats: int = 5,
 ) -> tuple[list[Row], Network]:
-    """Time float32 allreduces of all algorithms and sizes, interleaved, and verify the sums.
+    """Measure float32 allreduces of all algorithms and sizes in turn, and verify the sums.
 
     Returns:
         The rows, and the network that the predictions assume: the emulated network, or a network
         whose latency and bandwidth were measured by ping-pong. The row of an algorithm and size
-        contains the spread over repeats of the median call (ms), `correct`, and `ratio`, the ring's
-        time divided by the algorithm's time. `link_bytes` is the number of bytes per call that left
-        the host of rank 0 (for "mpi" a lower bound). `wire_bytes` is the number of bytes per call
-        that all ranks sent. If an algorithm has a schedule, its row also contains the simulated
-        `predicted_ms`, `predicted_ratio` and `predicted_link_bytes`. `other_mapping_ms` is the
-        simulated time with the other mapping of ranks to hosts.
+        contains the spread of the repeats' median call times (ms), `correct`, and `ratio`: the
+        ring's time divided by the algorithm's time. `link_bytes` is the number of bytes per call
+        that left the host of rank 0 (for "mpi" a lower bound). `wire_bytes` is the number of bytes
+        per call that all ranks sent. If an algorithm has a schedule, its row also contains the
+        simulated `predicted_ms`, `predicted_ratio` and `predicted_link_bytes`. `other_mapping_ms`
+        is the simulated time if ranks are assigned to hosts by the other value of `map_by`.
 
     Raises:
         InvalidInput: All ranks are on one host.
@@ -135,7 +135,7 @@ def _out(found: Simulation, network: Network) -> float:
 
 
 def ways(communicator: Communicator) -> dict[str, float]:
-    """Measure latency and bandwidth from rank 0 to another host and in its host (collective)."""
+    """Measure latency and bandwidth of rank 0 to another host and within its host (collective)."""
     here = communicator.broadcast_object(communicator.board.ranks)
     apart = [rank for rank in range(communicator.size) if rank not in here]
     found = {"payload": float(PAYLOAD)}
@@ -171,10 +171,10 @@ class Sums:
         self._buffers: dict[int, np.ndarray] = {}
 
     def case(self, algorithm: str, nbytes: int, calls: int) -> tuple[float, bool, float, float]:
-        """Return the median seconds of a call, whether the sums are right, and two byte counts.
+        """Return the median seconds per call, whether the sums are right, and two numbers of bytes.
 
-        The byte counts are the bytes per call that left the host of rank 0, and the bytes per call
-        sent by all ranks.
+        The two numbers of bytes are the bytes per call that left the host of rank 0, and the bytes
+        per call sent by all ranks.
         """
         ranks = self._communicator
         if nbytes not in self._buffers:

@@ -17,7 +17,8 @@ from labkit.hosts import testbed
 from labkit.network import PRESETS, Network
 from labkit.schedules import host_groups
 
-# These presets define the emulated links: BETWEEN hosts and INSIDE a host.
+# BETWEEN is the preset of the emulated links between hosts, and INSIDE is the preset of the links
+# inside a host.
 BETWEEN, INSIDE = PRESETS["1GbE"], PRESETS["100Gb-infiniband"]
 PAYLOAD = 1448  # bytes of TCP payload in a full Ethernet frame, without the TCP timestamp
 
@@ -27,8 +28,8 @@ class HostSelection:
 
     Args:
         workers: Number of ranks.
-        nodes: Number of hosts, 2 or more. With Slurm this is the minimum, because `--nodes` may
-            request more hosts.
+        nodes: Number of hosts, 2 or more. With Slurm, `nodes` is only a minimum, because `--nodes`
+            may request more hosts.
         bandwidth: Bandwidth of each host's link in a testbed or an emulated network.
         map_by: "slot" fills one host after another; "node" assigns ranks to hosts round-robin.
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 WARM, STEPS = 10, 50
-# Maximum seconds of successive steps of one kind; in this time the machine's speed hardly changes.
+# Successive steps of one kind take at most this many seconds, in which the machine's speed hardly
+# changes.
 TURN = 0.2
 
 Step = Callable[[], object]
@@ -26,8 +27,8 @@ class InterleavedTimes:
         seconds: Median time of a step of this kind.
         added: Median time that this kind of step adds to the "local" step. The time differences of
             two successive rounds, one forward and one backward, are averaged. This average cancels
-            a linear drift of the machine's speed. A difference of the medians over all rounds would
-            include the drift of the machine's speed.
+            the effect of a linear drift of the machine's speed. A difference of the medians over
+            all rounds would include the drift of the machine's speed.
     """
 
     seconds: dict[str, list[float]]
@@ -41,7 +42,7 @@ def time_interleaved(
     repeats: int,
     counts: Mapping[str, int] | None = None,
 ) -> InterleavedTimes:
-    """Time all kinds of steps in rounds; each round runs some successive steps of every kind.
+    """Measure all kinds of steps in rounds; each round runs some successive steps of every kind.
 
     The time of a step is the time of the slowest rank, measured from a common start. Each kind of
     step has 10 warm-up steps, then 50 timed steps per repeat. All ranks wait at an untimed barrier
@@ -55,8 +56,8 @@ def time_interleaved(
         meet: Function that waits until all ranks have called it (a barrier).
         gather: Function that gathers at most 50 numbers per rank into shape (ranks, numbers).
         repeats: Number of repeats; each repeat gives one value per kind of step.
-        counts: Number of overlapping steps in one call, by kind of step; the time of a call is
-            divided by this number.
+        counts: For each kind of step, the number of overlapping steps in one call; the time of a
+            call is divided by this number.
     """
     for step in steps.values():
         for _ in range(WARM):
@@ -88,7 +89,7 @@ def _length(seconds: float) -> int:
 
 
 def _turn(meet: Callable[[], None], step: Step, count: int) -> list[float]:
-    """Time `count` steps on this rank, each after a barrier; return the seconds of each step."""
+    """Run `count` steps on this rank, each after a barrier; return the seconds of each step."""
     own = []
     for _ in range(count):
         meet()

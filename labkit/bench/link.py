@@ -44,13 +44,13 @@ def measure(
     repeats: int = 5,
     joined: Joined = BY_TCP,
 ) -> list[Row]:
-    """Time float32 allreduces of two ranks on a real link and on its emulation, interleaved.
+    """Measure float32 allreduces of two ranks in turn on a real link and on its emulation.
 
     The real link connects two network namespaces of this machine through `tbf` queues. Two
     processes at its ends execute the same schedules over TCP. The latency of the emulated network
     is half the median round-trip time of one byte, measured on the real link. The emulated network
-    also has the payload rate of the real link: 1448 of the 1514 bytes of a full Ethernet frame are
-    TCP payload.
+    also has the payload rate of the real link: of a full Ethernet frame of 1514 bytes, 1448 bytes
+    are TCP payload.
 
     Args:
         rates: Rates of the link in bits/s per direction, such as "100Mb" or "1Gb".
@@ -58,14 +58,16 @@ def measure(
         algorithms: Names of allreduce algorithms in `labkit.schedules.ALLREDUCE`.
         repeats: Number of rounds over both links, all algorithms and sizes; each round gives one
             median.
-        joined: Function of a rate in bits/s. It returns a context manager that starts two ranks at
-            the ends of a link with this rate; see `labkit.bench.pair`.
+        joined: Function that takes the rate of a link in bits/s. The function returns a context
+            manager that starts two ranks at the ends of a link with this rate; see
+            `labkit.bench.pair`.
 
     Returns:
-        One row per rate, algorithm and size. It contains median, minimum and maximum of the
+        One row per rate, algorithm and size. A row contains median, minimum and maximum of the
         repeats' medians on the real link (`median_ms` …) and on the emulated link (`emulated_ms`
-        …), and the closed-form time. `error` = emulated / real - 1 has a minimum and a maximum over
-        repeats. The row also contains `correct` and the properties of the link.
+        …), and the closed-form time. The row also contains `error` = emulated / real - 1, with its
+        minimum and maximum over repeats. The row also contains `correct` and the properties of the
+        link.
 
     Raises:
         InvalidInput: A rate, size or algorithm is invalid.
@@ -112,7 +114,7 @@ def _at(
             emulated.append(cluster.call(sweep, cases, network=network)[0])
     free = burst(bits)
     facts: Row = {"rate": rate, "burst": free, "burst_ms": 8e3 * free / bits, **link}
-    times = np.array([real, emulated])  # axes: link, repeat, case, (seconds, correct)
+    times = np.array([real, emulated])  # array axes: link, repeat, case, (seconds, correct)
     return [
         _row(case, form, times[:, :, number], rate, facts)
         for number, (case, form) in enumerate(zip(cases, forms, strict=True))

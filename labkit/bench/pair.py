@@ -30,7 +30,7 @@ LEAD = 3e-3  # seconds from the agreement on a start time to the start
 PINGS = 300
 IDLE = Path(
     "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
-)  # TCP setting of this process's network namespace
+)  # path of a TCP setting of this process's network namespace
 
 
 class StreamWire:
@@ -164,7 +164,7 @@ def connections(rank: int, address: str, number: int = 1) -> list[socket.socket]
 
 
 def main() -> None:
-    """Time the cases of each stdin line: `python -m labkit.bench.pair RANK ADDRESS`."""
+    """Run the cases of each stdin line: `python -m labkit.bench.pair RANK ADDRESS`."""
     rank, address = int(sys.argv[1]), sys.argv[2]
     with connections(rank, address)[0] as connection:
         # Nagle's algorithm would delay the last bytes of each message until an acknowledgement.

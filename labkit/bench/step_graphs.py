@@ -31,7 +31,7 @@ def measure(
     one thread.
 
     Args:
-        widths: Number of units of each of the 1 to 4 hidden layers.
+        widths: Number of units of each hidden layer; there are 1 to 4 hidden layers.
         batch: Batch size in samples.
         inter: Number of threads that run operations concurrently.
         repeats: Number of traced steps of each variant; the trace with the median duration is

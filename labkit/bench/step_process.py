@@ -62,7 +62,7 @@ def start(setting: Setting) -> Mapping[str, Callable[..., object]]:
     steps = {name: model.step(_unchanged) for name, model in models.items()}
 
     def take(name: str, count: int) -> list[float]:
-        """Return the seconds of each of `count` steps of a benchmark case, after warm-up steps."""
+        """Return the seconds of each timed step of a benchmark case, after warm-up steps."""
         for _ in range(WARM):
             steps[name]()
         return [_seconds(steps[name]) for _ in range(count)]
@@ -101,7 +101,8 @@ class SplitModel(BenchModel):
         import tensorflow as tf
 
         super().__init__(case, rank)
-        # An even number, so that a weight and its bias are not separated.
+        # The first device gets an even number of variables, so that a weight and its bias are not
+        # separated.
         self.cut = len(self.weights) // 4 * 2
         places = [FRONT] * self.cut + [BACK] * (len(self.weights) - self.cut)
         self.weights = [_on(place, each) for place, each in zip(places, self.weights, strict=True)]
@@ -130,7 +131,7 @@ class SplitModel(BenchModel):
 
 
 def gated(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Return gradients with control dependencies: all of them are available only together.
+    """Return gradients with control dependencies, so that none is available before all of them.
 
     The option `gate_gradients=GATE_GRAPH` of TensorFlow 1's optimizers has the same effect.
     """

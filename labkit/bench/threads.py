@@ -28,7 +28,7 @@ def measure(
     steps: int = 20,
     repeats: int = 5,
 ) -> ThreadSweep:
-    """Time an MLP's training step with every pair of thread counts; repeats are interleaved.
+    """Measure an MLP's training step with every pair of thread counts, in turn in each repeat.
 
     Each pair of thread counts (intra-op, inter-op) has its own process. In every repeat, the
     processes run one after another at each batch size, and all other processes sleep. Every other
@@ -86,7 +86,7 @@ def _sweep(
     steps: int,
     repeats: int,
 ) -> list[StepTime]:
-    """Start one process for each pair of thread counts, and time their steps one after another."""
+    """Start one process per pair of thread counts, and measure the processes one at a time."""
     timed = []
     with ExitStack() as opened:
         children = {}

@@ -57,7 +57,7 @@ def timed(ranks: TimedRanks, algorithm: str, buffer: np.ndarray, calls: int) -> 
 
 
 def sweep(ranks: TimedRanks, cases: list[tuple[str, int, int]]) -> list[tuple[float, bool]]:
-    """Time cases (algorithm, bytes, calls); return median seconds and correctness of each case."""
+    """Measure cases (algorithm, bytes, calls); return their median seconds and correctness."""
     results = []
     for algorithm, nbytes, calls in cases:
         buffer = np.zeros(nbytes // 4, np.float32)
@@ -84,7 +84,7 @@ def head(
 
 
 def spread(seconds: Sequence[float]) -> Row:
-    """Return fields with median, minimum and 90th percentile (ms) of one time per repeat."""
+    """Return fields with median, minimum and 90th percentile (ms) of the repeats' times."""
     return {
         "median_ms": 1e3 * float(np.median(seconds)),
         "min_ms": 1e3 * min(seconds),
@@ -93,7 +93,7 @@ def spread(seconds: Sequence[float]) -> Row:
 
 
 def added(seconds: Sequence[float]) -> Row:
-    """Return the fields with median, minimum and maximum (ms) of the time added to a local step."""
+    """Return fields with median, minimum and maximum (ms) of the time added to a local step."""
     return {
         "added_ms": 1e3 * float(np.median(seconds)),
         "added_min_ms": 1e3 * min(seconds),

@@ -93,7 +93,7 @@ def _parameters(ctx: click.Context | None) -> list[click.Parameter]:
 def app() -> None:
     """Run and compare distributed deep learning experiments on MPI ranks."""
     restart_in_utf8()
-    # The processes that a command starts (jobs, cluster keepers, engines) inherit the bytecode
+    # The processes that a command starts (jobs, cluster processes, engines) inherit the bytecode
     # setting.
     keep_bytecode()
 
@@ -146,8 +146,9 @@ def run(
     """Run a notebook or an experiment's YAML file.
 
     TARGET is the path of the notebook or the YAML file. Values of -p override those of -y, and
-    values of -y override those of -f. If TARGET is a notebook, --help also lists the notebook's
-    parameters: labkit run notebooks/tour.ipynb --help
+    values of -y override those of -f. If TARGET is a notebook, --help also lists the parameters of
+    the notebook.
+    Example: labkit run notebooks/tour.ipynb --help
     """
     from labkit.jobs.following import following
     from labkit.jobs.parameters import read_text, read_yaml
@@ -257,7 +258,7 @@ def report(paths: tuple[Path, ...], output: Path, notebook: Path | None) -> None
     from labkit.records.run import load_runs
     from labkit.report import report as write_report
 
-    # If the paths contain no runs, they name a notebook, which is reported.
+    # Paths without runs name a notebook, and the report then describes this notebook.
     write_report(load_runs(paths) or paths, _ready(output), notebook)
     say(f"report: {displayed_path(output)}")
 
@@ -354,8 +355,8 @@ def methods(output: Path | None, grid: Path | None) -> None:
     """List all training methods with papers, parameters and notebooks.
 
     The option --map writes an HTML page that opens offline. The grid of this page classifies the
-    strategies by architecture, synchronization, parallelism, compression and scheduling. It also
-    shows combinations without a strategy.
+    strategies by architecture, synchronization, parallelism, compression and scheduling. The page
+    also shows combinations without a strategy.
     """
     from labkit.cli.methods import map_page, page
     from labkit.records.store import write_atomically

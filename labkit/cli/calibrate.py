@@ -68,9 +68,10 @@ def calibrate(
 ) -> None:
     """Measure this machine for `labkit forecast`.
 
-    The command times training steps, messages and compressors. MODEL is a model's name or an
-    experiment's YAML file, from which the calibration takes model, data set, precision and
-    optimizer. -p sets fields of all these experiments: labkit calibrate mlp cnn -p dataset mnist
+    The command measures the times of training steps, messages and compressors. MODEL is a model's
+    name or an experiment's YAML file, from which the calibration takes model, data set, precision
+    and optimizer. -p sets fields of all these experiments: labkit calibrate mlp cnn -p dataset
+    mnist
 
     If an experiment has several workers, whole steps of its strategy are measured as well. The
     results are added to the stored calibration of this machine and its software versions.
@@ -104,7 +105,7 @@ def calibrate(
 
 
 def _show(calibration: Calibration) -> None:
-    """Print each quantity's source, and the latency and costs per byte of each network level."""
+    """Print the source of each quantity, then latency and costs per byte of each network level."""
     from labkit.common.units import seconds_text
     from labkit.forecast.provenance import fits, sources
     from labkit.jobs.listing import table

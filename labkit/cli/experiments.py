@@ -34,7 +34,7 @@ def experiment_of(path: Path, overrides: Mapping[str, JSON]) -> Experiment:
 
 
 def experiment_named(model: str, overrides: Mapping[str, JSON]) -> Experiment:
-    """Return the experiment in a file, or the one for a model's name, with some fields replaced."""
+    """Return the experiment of a file or of a model's name, with some fields replaced."""
     from labkit.experiment import Experiment
     from labkit.jobs.parameters import value_of
 

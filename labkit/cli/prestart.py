@@ -37,9 +37,9 @@ def prestart(
     """Start engines (rank processes) in advance for the next cluster.
 
     The engines import TensorFlow, and then wait for a notebook, script or run that uses them. One
-    cluster claims the warm engines. They end with this cluster, so that no two clusters share
-    state. When the claimed engines have ended, the command starts new engines. A cluster claims
-    warm engines only if their number of ranks and threads, Python, labkit, TensorFlow and
+    cluster claims the warm engines. The warm engines end with this cluster, so that no two clusters
+    share state. When the claimed engines have ended, the command starts new engines. A cluster
+    claims warm engines only if their number of ranks and threads, Python, labkit, TensorFlow and
     environment equal those of the cluster.
     """
     from labkit.cluster import warm as pool

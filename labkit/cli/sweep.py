@@ -172,7 +172,7 @@ def sweep(
 
 
 def _concurrent_ranks(plan: SweepPlan, jobs: int) -> int:
-    """Return the maximum number of ranks of `jobs` concurrent notebook runs, where known."""
+    """Return the maximum number of ranks of `jobs` concurrent notebook runs, as far as known."""
     return sum(sorted(member.workers for member in plan.members if member.known)[-jobs:])
 
 
@@ -304,7 +304,7 @@ def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
         say(f"{displayed_path(folder)}: {total} members" + (f", {done} done" if done else ""))
         options = {name: record[name] for name in ("jobs", "limit", "slurm")}
         words = options["slurm"]
-        # If an earlier command submitted this sweep to Slurm, elements of the sweep's job array may
+        # If an earlier command submitted this sweep to Slurm, tasks of the sweep's job array may
         # still be queued.
         unended = open_elements(folder / member.folder for member in todo) if words is None else {}
         check_ended(unended, (query_elements(arrays(unended)) if unended else None) or {})

@@ -100,8 +100,8 @@ class Cluster:
             replicas then stays the same. A model that is split over ranks continues from copies of
             its weights in the memory of neighbouring ranks.
         trusted_network: Whether mpiexec may listen on every interface of this machine, unencrypted
-            and without a key. Every user of the network could then start programs as you. Needed
-            where labkit cannot bind mpiexec to loopback: on macOS, and in containers without
+            and without a key. Every user of the network could then start programs as you. This is
+            needed where labkit cannot bind mpiexec to loopback: on macOS, and in containers without
             pidfd_getfd. LABKIT_TRUSTED_NETWORK=1 has the same effect.
         oversubscribe: Whether to start more than 8 ranks per core of this machine, or more ranks
             than fit into its free memory at 0.7 GiB each. More ranks than fit into the machine's
@@ -155,7 +155,7 @@ class Cluster:
 
     def _open(self, engines: LocalEngines | RemoteEngines) -> None:
         self._engines, self.folder = engines, engines.folder
-        self._lock = RLock()  # because both the thread of a run and a cell may start engines
+        self._lock = RLock()  # the thread of a run and a cell may both start engines
         self._client: ipyparallel.Client | None = None
         self._submitted: WeakSet[SubmittedRun] = WeakSet()
         self._saved: CellVariables | None = None  # variables saved from engines before a restart
@@ -277,9 +277,10 @@ class Cluster:
             checkpoint: Interval between checkpoints: a `Checkpoint`, a number of steps, or a text
                 such as "30s".
             resume: True: continue the newest interrupted or failed run of the same experiment from
-                its checkpoint, in the same record and with the same bits; without such a run, start
-                a new one. A run, or its folder: start a new run with that run's weights, optimizer
-                state and data position, on any number of workers and with any split of the model.
+                its checkpoint, in the same record and with bit-identical results. If there is no
+                such run, start a new one. A run, or its folder: start a new run with that run's
+                weights, optimizer state and data position, on any number of workers and with any
+                split of the model.
 
         Raises:
             InvalidInput: The experiment does not fit the cluster, or its model does not fit its
@@ -361,7 +362,7 @@ class Cluster:
         return live
 
     def last_submitted(self, show: bool = False) -> RunHandle:
-        """Return the handle of the run that any process submitted last, running or ended.
+        """Return the handle of the last submitted run of any process, whether running or ended.
 
         A run of another process can be watched and stopped from here, and `result()` waits for it.
         The process that submitted the run writes its record. If that process ends before the ranks
@@ -382,14 +383,15 @@ class Cluster:
         """Call `function(communicator, *arguments)` on every rank, and return a list in rank order.
 
         Args:
-            function: Function to call; a notebook cell may define it. It must import the modules
-                that it needs.
+            function: Function to call; a notebook cell may define it. The function must import the
+                modules that it needs.
             arguments: Arguments after the communicator, the same on every rank.
             ranks: Number of ranks to call, from rank 0; default: all.
             network: Network that the communicator emulates.
 
         Raises:
-            RankError: A rank failed. The call on ranks that waited for it has ended, too.
+            RankError: A rank failed. The call has then also ended on the ranks that waited for the
+                failed rank.
         """
         # A call may use fewer ranks, so that one cluster serves experiments of several sizes.
         count = self.workers if ranks is None else ranks
@@ -470,7 +472,7 @@ class Cluster:
     # --- starting ----------------------------------------------------------------------------
 
     def state(self) -> launch.ClusterState:
-        """Return the cluster's state as its keeper process has written it."""
+        """Return the cluster's state as its supervising process has written it."""
         return self._engines.state()
 
     def how_ended(self) -> End | None:
@@ -521,7 +523,8 @@ class Cluster:
             "fault_tolerant",
             "spares",
         ]
-        if not self.how.trusted_network:  # a trusted network allows both kinds of cluster
+        # With a trusted network, clusters of both kinds are accepted.
+        if not self.how.trusted_network:
             fields.append("trusted_network")
         for field in fields:
             actual, requested = getattr(running, field), getattr(self.how, field)

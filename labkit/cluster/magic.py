@@ -111,7 +111,7 @@ class _Cell(PendingCalls):
         self._processes = _processes(cluster)
         client, engines = cluster.client, cluster.engines
         super().__init__(cluster, [client[e].execute(source, silent=False) for e in engines])
-        # By rank: the call, and when it began.
+        # This mapping contains the current call of each rank, and the time at which the call began.
         self._locations: dict[int, tuple[str | None, float]] = {}
         self._started_at = self._asked_at = time.monotonic()
         self._warned = False
@@ -186,7 +186,7 @@ class _Cell(PendingCalls):
             _print(_LOST.format(ranks=", ".join(map(str, lost)), seconds=self.grace))
         if lost := [*lost, *dead]:
             self._cluster.rebuild(lost)
-            # Restarts the engines at once, because %%px would not restart them.
+            # This access restarts the engines at once, because %%px would not restart them.
             _ = self._cluster.client
         return locations
 

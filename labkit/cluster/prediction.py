@@ -87,9 +87,9 @@ def plan_prediction(
     named = isinstance(trained.get("model"), str)
     blocks = models.blocks(trained["model"], trained["model_options"]) if named else None
     fields = ("precision", "optimizer", "optimizer_options") if strategy is None and trained else ()
-    values = {name: trained[name] for name in fields}  # with the settings of the run's training
+    values = {name: trained[name] for name in fields}  # use the settings of the run's training
     prediction = PredictionSpec(str(file.resolve()), chosen, workers, blocks, **values)
-    # In a program, each worker has the complete model, so no check is needed.
+    # A strategy with programs has the complete model on each worker, so no check is needed.
     if not chosen.uses_programs:
         chosen.check(prediction)
     return prediction

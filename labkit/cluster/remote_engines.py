@@ -101,11 +101,11 @@ class RemoteEngines:
         print(message, file=sys.stderr, flush=True)
 
     def state(self) -> ClusterState:
-        """Return the cluster's state when the attach file was written; it is not updated."""
+        """Return the cluster's state at the time when the attach file was written."""
         return self._state
 
     def how_ended(self) -> End | None:
-        """Return why the engines count as ended if the controller does not answer, or None."""
+        """If the controller does not answer, return why the engines count as ended; else None."""
         now = time.monotonic()
         if now - self._queried_at > ASK_EVERY:
             address = self._connection["location"], int(self._connection["registration"])

@@ -16,8 +16,8 @@ def replay(run: Run, show: bool = True, **changes: Any) -> Run:
 
     Without changes, the servers apply the gradients in the recorded order. The final weights are
     therefore the same, even if the run used the wall clock. With changes, the order of the updates
-    follows from the compute times. These are the recorded compute times, unless a change replaces
-    them.
+    follows from the compute times. The compute times are the recorded ones, unless a change
+    replaces them.
 
     Args:
         run: A completed run of a strategy with servers.

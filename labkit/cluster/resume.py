@@ -50,8 +50,8 @@ def validate_checkpoint(
         raise InvalidInput(
             f"{text}: {kind.__name__} on clock={experiment.clock!r} trains "
             f"{'by programs with a split model or injected faults' if uses_programs else why}, "
-            f"whose state cannot be saved; allowed on clock='wall': {allowed}; also allowed, on both "
-            "clocks: strategies that run as programs, with unsplit models and without faults"
+            f"whose state cannot be saved; allowed on clock='wall': {allowed}; also allowed, on "
+            "both clocks: strategies that run as programs, with unsplit models and without faults"
         )
     if experiment.repeats > 1 and resume not in (None, False, True):
         raise InvalidInput(
@@ -181,14 +181,14 @@ def begin_record(
 ) -> None:
     """Write to the run's record that the run starts, and from which checkpoint it resumes."""
     if context is None or (resume := context.resume) is None:
-        # The checkpoints in this folder are incomplete.
+        # The checkpoints in this folder are incomplete, so the folder is removed.
         shutil.rmtree(directory / checkpoints.FOLDER, ignore_errors=True)
         store.start(directory, experiment.to_json())
         return
     before: list[JSON] = []
     if context.goes_on:
         before = store.read_json(directory / "status.json").get("resumed") or []
-        # Removes the message stream of ranks that were killed.
+        # The message stream of ranks that were killed is removed.
         shutil.rmtree(directory / FOLDER, ignore_errors=True)
         checkpoints.remove_after(directory / checkpoints.FOLDER, resume.step)
     else:

@@ -51,7 +51,7 @@ class RunHandle:
         self.epochs: list[Row] = []
         self.progress = RunProgress(experiment.epochs)
         self._stream = StreamReader(directory / FOLDER)
-        # Last step of each rank; the key -1 stands for the last epoch.
+        # This mapping contains the last step of each rank; the key -1 stands for the last epoch.
         self._newest: dict[float, float] = {}
         self._panel: LivePanel | None = None
         self._displays: list[Display] = []

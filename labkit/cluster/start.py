@@ -47,18 +47,18 @@ VARIABLES = {
     "agent": "LABKIT_AGENT",
     "options": "LABKIT_SLURM",
 }
-# With the value "1", it has the effect of `labkit run --fault-tolerant`.
+# This environment variable with the value "1" has the effect of `labkit run --fault-tolerant`.
 TOLERANT = "LABKIT_FAULT_TOLERANT"
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 # Each of these variables contains the command that replaces ssh: the first for Open MPI 5, the
 # second for earlier versions.
 AGENTS = (AGENT_VARIABLE, "OMPI_MCA_plm_rsh_agent")
-# Start ranks over ssh, even inside a Slurm job.
+# With these variables, Open MPI starts ranks over ssh, even inside a Slurm job.
 BY_AGENT = {"PRTE_MCA_plm": "ssh", "OMPI_MCA_plm": "rsh"}
 JOB = "LABKIT_QUEUED"  # environment variable with the name of the ranks' own Slurm job
 LOOPBACK = "127.0.0.1"
 SOME = 50  # approximate number of nodes to which routes are compared
-# Slurm's names for the mappings of ranks to nodes.
+# This mapping contains Slurm's names for the ways of assigning ranks to nodes.
 DISTRIBUTIONS = {"slot": "block", "node": "cyclic"}
 
 
@@ -225,7 +225,7 @@ class Start:
         )
 
     def to_json(self) -> str:
-        """Return the options as JSON text, for the command line of the keeper process."""
+        """Return the options as JSON text, for the command line of the cluster's keeper process."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -290,7 +290,7 @@ class Start:
 
     @property
     def queues(self) -> bool:
-        """Whether the ranks need their own Slurm job, which may have to wait in Slurm's queue."""
+        """Whether the ranks need their own Slurm job, which may wait in Slurm's queue."""
         return self.launcher == "slurm" and not self.in_allocation
 
     @property

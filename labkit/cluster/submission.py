@@ -36,7 +36,7 @@ from labkit.records.stream import FOLDER, Message, StreamReader, make_stream
 from labkit.records.write import write, write_logs
 from labkit.worker.work import work
 
-PATIENCE = 20.0  # seconds that ranks have to end after a stop request, even under load
+PATIENCE = 20.0  # time limit in seconds for ranks to end after a stop request
 WRITING = 35.0  # replaces PATIENCE if the ranks write a last checkpoint; a job waits even longer
 
 
@@ -61,14 +61,14 @@ class SubmittedRun(RunHandle):
         context = context and context._replace(folder=checkpoint_folder, owner=self._submitter)
         self._restarts = RestartPolicy(directory, experiment, context)
         make_stream(directory / FOLDER, self._submitter)
-        # Reads the history rows that dead ranks have written.
+        # This reader returns the history rows that dead ranks have written.
         self._reader = StreamReader(directory / FOLDER)
         self._read_rows: list[Row] = []  # rows read so far, without rows of rolled-back steps
         try:
             self._calls = self._send(experiment, context)
         except BaseException as error:
             shutil.rmtree(directory / FOLDER, ignore_errors=True)
-            # Ctrl-C while the call was waiting for the ranks.
+            # The user has pressed Ctrl-C while the call was waiting for the ranks.
             if isinstance(error, KeyboardInterrupt):
                 store.interrupt(directory, _why(error))
             else:  # for example, a callable that cannot be pickled

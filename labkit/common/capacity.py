@@ -11,10 +11,10 @@ from labkit.common.paths import usable_cores
 from labkit.common.units import plural
 
 # This is the resident memory, in GiB, of a rank that has imported TensorFlow and built a small
-# model. It was measured with TensorFlow 2.21, Keras 3, Linux and one thread.
+# model. This value was measured with TensorFlow 2.21, Keras 3, Linux and one thread.
 RANK_GIB = 0.7
 RANKS_PER_CORE = 8
-# Environment variable that the option --force of a command sets.
+# The option --force of a command sets this environment variable.
 OVERSUBSCRIBE = "LABKIT_OVERSUBSCRIBE"
 # These files contain the memory limit of a container: the first in version 2 of cgroups, the second
 # in version 1.

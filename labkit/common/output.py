@@ -1,4 +1,4 @@
-"""Output files of commands: paths are validated before the work; foreign files are not replaced."""
+"""Output files of commands: paths are validated first, and other programs' files are kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MARKS = re.compile(
     rb"|^(?:#[^\n]*\n)+# Written by `labkit |^# [^\n]*\n\nMade from the docstrings by `labkit "
     rb"|^(?:[^\n]*,)?run,state,started[,\r\n]",
 )
-# Column names by which labkit's Parquet tables are recognized.
+# labkit's Parquet tables are recognized by these column names.
 _COLUMNS = (b"run", b"state", b"started")
 
 

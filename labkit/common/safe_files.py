@@ -125,7 +125,8 @@ def read_file(
     Args:
         path: Path of the file.
         limit: Maximum size of the file in bytes; None: no limit.
-        last: Number of bytes to return from the end of the file, whose size is then not checked;
+        last: Number of bytes to return from the end of the file; the size of the file is then not
+            checked.
             None: return all bytes.
         root: Folder that the user of labkit names, see `open_file`.
 

@@ -10,8 +10,8 @@ from labkit.common.nearest import refuse_unknown
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, IN_NETWORK, Schedule
 
-# These algorithms transfer data without labkit's own messages, so an emulated network cannot delay
-# them. An emulated network can delay only messages that labkit itself sends.
+# These algorithms transfer data without messages of labkit, so an emulated network cannot delay the
+# data. An emulated network can delay only messages that labkit itself sends.
 UNMETERED = {
     "mpi": "the MPI library sends the messages, so labkit cannot delay them",
     "shared_memory": "ranks read each other's memory and send no messages that labkit could delay",

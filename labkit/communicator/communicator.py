@@ -124,7 +124,7 @@ class Communicator:
         self.rank: int = self._comm.rank
         self.size: int = self._comm.size
         self.board = StatusBoard(self._comm, clock, Limits.of(timeout), self.numbers)
-        # Number of this rank among the ranks of its host.
+        # `local_rank` is the number of this rank among the ranks of its host.
         self.local_rank: int = self.board.local_rank
         wait_policy = WaitPolicy(self._comm, self.board, self.traffic, clock, timeout, outer)
         self.wait_policy, self.barrier, self.on_one_host = (
@@ -153,13 +153,13 @@ class Communicator:
     def allreduce(
         self, buffer: np.ndarray, algorithm: str = "mpi", label: str = "allreduce"
     ) -> None:
-        r"""Sum the ranks' buffers in place, \(b_r \leftarrow \sum_s b_s\), to equal bits on all.
+        r"""Sum the ranks' buffers in place, \(b_r \leftarrow \sum_s b_s\), with equal bits on all.
 
         Args:
             buffer: A contiguous array with the same dtype and length on every rank. The dtype is
                 float16, bfloat16, float32, float64 or an integer type.
             algorithm: A name in `labkit.schedules.ALLREDUCE`, whose rounds run exactly as planned;
-                "mpi", for which the MPI library chooses the algorithm; or "shared_memory", for
+                or "mpi", for which the MPI library chooses the algorithm; or "shared_memory", for
                 ranks on one host. With the algorithm "mpi", 16-bit floats are summed in float32 and
                 rounded once, because MPI cannot add 16-bit floats. On several real hosts, two-level
                 algorithms use shared memory for the sums inside each host.
@@ -222,7 +222,7 @@ class Communicator:
             try:
                 self._initialize(whole, limit, None, None)
                 succeeded = True
-            # Also catches errors from a message that a dying rank sent only in part.
+            # This clause also catches errors from a message that a dying rank sent only in part.
             except Exception:
                 whole.Revoke()
                 succeeded = False
@@ -253,7 +253,7 @@ class Communicator:
 
     @property
     def spares(self) -> int:
-        """The number of spare ranks that still wait to replace a dead rank, as known here."""
+        """The number of spare ranks that, as far as known, still wait to replace a dead rank."""
         return 0 if self.membership is None else self.membership.numbers.count(SPARE)
 
     def replace(self) -> list[int]:
@@ -313,8 +313,8 @@ class Communicator:
             separate: Memory outside `buffer` for the inputs or the result; only for the algorithm
                 "shared_memory".
         """
-        # With "shared_memory", ranks read each other's weights from shared memory together with
-        # flags, so no additional call and no scaled copy are needed.
+        # With "shared_memory", each rank reads the weights of other ranks from shared memory, so
+        # the mean needs no additional call and no scaled copy.
         if algorithm == "shared_memory" and self.size > 1:
             self._reductions.allreduce(buffer, algorithm, label, weight, separate)
             return

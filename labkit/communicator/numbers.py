@@ -31,7 +31,7 @@ def validate_summable(dtype: np.dtype[Any], mean: bool = False) -> None:
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Return whether a dtype is a float type, also for bfloat16, which NumPy does not count."""
+    """Return whether a dtype is a float type, including bfloat16, unlike NumPy's own test."""
     return dtype.kind == "f" or dtype.name == "bfloat16"
 
 

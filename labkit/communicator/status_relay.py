@@ -148,7 +148,8 @@ class _Peer:
         self._ranks = [*table.hosts[number].ranks]
         self._in, self._out = table.blank(number), table.blank(table.host_index)
         self._incoming = self._sent = MPI.REQUEST_NULL
-        # These are the time of the last send, and whether this host's last bulletin has been sent.
+        # The two fields record the time of the last send, and whether this host's last bulletin has
+        # been sent.
         self._sent_at, self._sent_last = -np.inf, False
         self.has_ended = False
 

@@ -37,7 +37,8 @@ class Chain(Compressor):
 
     paper: ClassVar[str] = "Sattler 2018, arXiv 1805.08768"
 
-    # `encode` and `decode` are not compiled, because the length of a payload differs between steps.
+    # `encode` and `decode` are not compiled, because the length of a payload differs between
+    # training steps.
     eager: ClassVar[tuple[str, ...]] = ("encode", "decode")
 
     first: Nested

@@ -26,8 +26,8 @@ def search_folders() -> list[Path]:
     """Return the folders to search, in order: `LABKIT_DATA`, then `data/` in the working folder.
 
     Raises:
-        LabkitError: LABKIT_DATA is not a folder; because of this error, a typing error does not
-            start a download.
+        LabkitError: LABKIT_DATA names no folder; this error keeps a misspelled path from starting a
+            download.
     """
     named = os.environ.get("LABKIT_DATA")
     if named and not Path(named).is_dir():
@@ -108,7 +108,7 @@ def _sha256(path: Path, mtime_ns: int, size: int) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """Return the innermost cause, because requests wraps a refused connection in three errors."""
+    """Return an error's innermost cause; `requests` wraps a refused connection in three errors."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return f"{type(error).__name__}: {error}"

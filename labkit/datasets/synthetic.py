@@ -13,7 +13,7 @@ from labkit.common.options import Count
 from labkit.datasets.dataset import Arrays, DatasetSpec, Rows, Shapes
 
 ROWS = 1024  # default number of training rows
-LATENT = 16  # latent features of a row; so few that 1000 rows are enough to learn images
+LATENT = 16  # number of latent features; with so few, 1000 rows suffice
 
 
 class SyntheticOptions(Rows):

@@ -236,7 +236,7 @@ def _check_classes(name: str, classes: Array, rows: int, options: OwnOptions) ->
 
 
 def held_out(rows: int, share: float) -> Array:
-    """Return a mask that selects test rows evenly, so that each class of sorted rows has some."""
+    """Return a mask that selects evenly spaced test rows, so that sorted classes all have some."""
     places = np.arange(rows)
     mask: Array = np.floor((places + 1) * share) > np.floor(places * share)
     return mask

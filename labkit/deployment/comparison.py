@@ -87,7 +87,7 @@ def compare(
     data = _data(trained, data)
     # The copy has no optimizer state, because this state would count as bytes of the model.
     original = uncompiled_copy(trained.model() if isinstance(trained, Run) else trained)
-    # Raises an error if accuracy is undefined.
+    # This call raises an error if accuracy is undefined for the data.
     before = metrics.right_answers(original, data, batch_size)
     if folder is None and isinstance(trained, Run):
         folder = trained.path / "deployment"
@@ -141,7 +141,7 @@ def _write_and_read(
 
 
 def _answers(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> Row:
-    """Compare a compressed model's right answers (one flag per answer) with the original's."""
+    """Compare the right answers of compressed and original model, given as a flag per answer."""
     lost, gained = int(np.sum(before & ~after)), int(np.sum(after & ~before))
     return {
         "accuracy": float(after.mean()),

@@ -119,7 +119,7 @@ def _factor_layers(layer: keras.Layer, approximation_rank: int) -> keras.Layer:
 
 
 def _set_weights(plain: keras.Model, factored: keras.Model, approximation_rank: int) -> None:
-    """Copy the original weights into the factored model; factor kernels that are replaced."""
+    """Copy the original weights into the factored model; factorise the replaced kernels."""
     for old, new in zip(plain.layers, factored.layers, strict=True):
         if hasattr(old, "layers"):
             _set_weights(old, new, approximation_rank)

@@ -28,7 +28,8 @@ WARM_UP = 10  # number of untimed calls before timing
 def right_answers(model: keras.Model, data: Dataset, batch_size: int) -> NDArray[np.bool_]:
     """Return a flag for each answer: True if the right label has the largest score.
 
-    An answer is a test sample or, for sequences, a step of a test sample.
+    For sequences, each time step of a test sample counts as one answer; otherwise, each test sample
+    does.
 
     Raises:
         InvalidInput: Accuracy is undefined for the data or for the shape of the model's outputs.
@@ -65,7 +66,7 @@ def gzip_bytes(path: Path) -> int:
 def inference_ms(
     models: Mapping[str, keras.Model], x: NDArray[np.generic], repeats: int, calls: int
 ) -> dict[str, NDArray[np.float64]]:
-    """Return each model's milliseconds per call on one batch: medians per repeat, (repeats,).
+    """Return each model's median milliseconds per call on one batch, for each repeat (repeats,).
 
     In each repeat, the models are timed in turn; each repeat starts with a different model. Because
     the models take turns, other load on the machine affects all models equally. Models are compiled

@@ -1,4 +1,4 @@
-"""Choices before the first step: the allreduce algorithm, and the tables sent as changed rows.
+"""Choices before training: the allreduce algorithm; embedding tables sent as changed rows only.
 
 The fastest algorithm is measured on a real network, and simulated for an emulated network.
 """
@@ -16,7 +16,7 @@ from labkit.communicator import Communicator
 from labkit.schedules import ALLREDUCE
 
 MEASURED_CALLS = 7  # number of measured calls of each algorithm
-MIN_TABLE_BYTES = 2**20  # the sum of such a table takes as long as a call's overhead
+MIN_TABLE_BYTES = 2**20  # summing such a table takes as long as the overhead of a call
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Choice:
 
 
 def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool = True) -> Choice:
-    """Choose the allreduce algorithm for buckets of a size, the same on all ranks (collective).
+    """Choose one allreduce algorithm for all ranks and for buckets of this size (collective).
 
     "auto" measures the available algorithms in turn: one warm-up call, then `MEASURED_CALLS` calls
     of each. The slowest rank determines the time of a call. The algorithm with the smallest median
@@ -52,7 +52,8 @@ def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool 
     if algorithm != "auto":
         return Choice(algorithm, "chosen by the experiment")
     if communicator.network is not None:
-        return _simulated(communicator, nbytes)  # each rank simulates, and gets the same result
+        # Each rank runs the simulation and gets the same result.
+        return _simulated(communicator, nbytes)
     if not dense:
         return Choice(
             "mpi",
@@ -91,7 +92,7 @@ def _threads() -> int:
 
 
 def rows_are_worthwhile(communicator: Communicator, algorithm: str, nbytes: int) -> bool:
-    """Return whether a table is large enough to send its changed rows in a separate collective.
+    """Return whether a table is so large that its changed rows get a separate collective.
 
     On an emulated network, a table is large enough if summing the whole table takes at least twice
     as long as summing 64 bytes. The number of changed rows is unknown before a training step, so it

@@ -69,8 +69,8 @@ class Exchange:
         bucket_bytes: The size of a bucket in bytes, as a number or as a text such as "4MiB".
         compressor: A gradient compressor or its name; None: gradients are not compressed.
         seed: The seed of the compressor's random numbers.
-        paces: Whether the time between two exchanges counts as computation of this rank. If it
-            does, the artificial slowdown of a slow rank extends this time.
+        paces: Whether the time between two exchanges counts as computation of this rank. If this
+            time counts as computation, the artificial slowdown of a slow rank extends it.
         guard: The check of gradients for non-finite values; None: gradients are not checked. Loss
             scaling disables the guard, because scaled gradients are expected to overflow at times.
         eager: Whether "overlap" exchanges buckets during backpropagation even if all cores compute.
@@ -131,7 +131,7 @@ class Exchange:
         return int(np.prod(self._layout.signature[variable][1]))
 
     def bucket_of(self, name: str) -> int:
-        """Return the number of the bucket or table with a variable's first elements; -1: none."""
+        """Return the number of the bucket or table with a variable's first elements, or -1."""
         names = [
             [self._layout.signature[n].name for n in variables]
             for variables in self._layout.parcels
@@ -211,7 +211,7 @@ class Exchange:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the communicator has restarted since the last layout, so `reset` is needed."""
+        """Whether the communicator has restarted since the layout was made; then call `reset`."""
         return self._restarts != self.communicator.restarts
 
     @property
@@ -246,7 +246,7 @@ class Exchange:
         """Return whether the mean gradients are finite, so that the optimizer may apply them.
 
         Args:
-            means: The mean gradients of this step, which `mean` has returned.
+            means: The mean gradients of this training step, which `mean` has returned.
         """
         import tensorflow as tf
 
@@ -400,8 +400,8 @@ class Exchange:
         """Return a bucket order with front layers first, the same on all ranks (collective).
 
         Args:
-            ready: For each bucket, the seconds from the packing of the first bucket to its packing,
-                on this rank.
+            ready: For each bucket, the seconds on this rank between the packing of the first bucket
+                and the packing of this bucket.
             seconds: For each bucket, the seconds that its exchange takes on this rank.
         """
         times = self.communicator.allgather(
@@ -435,7 +435,7 @@ class Exchange:
         gradients, rest = list(arrays[: len(paths)]), arrays[len(paths) :]
         if injector is not None:
             gradients = injector.gradients(paths, gradients)
-        if count:  # if the rank has no samples, all its gradients count as 0, even NaN
+        if count:  # without samples, all gradients of the rank count as 0, even NaN
             gradients, skips = self._guarded(paths, gradients)
             if skips:  # a NaN weight makes the means of all ranks NaN
                 count = np.array(np.nan)

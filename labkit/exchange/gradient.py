@@ -63,7 +63,7 @@ def tensors_of(gradient: tf.Tensor | tf.IndexedSlices) -> list[tf.Tensor]:
 
 
 def from_tensors(tensors: Sequence[tf.Tensor], like: GradientSpec) -> tf.Tensor | tf.IndexedSlices:
-    """Rebuild a mean gradient from an operation's output tensors, with its static shape."""
+    """Rebuild a mean gradient with its static shape from an operation's output tensors."""
     import tensorflow as tf
 
     if not like.rows:
@@ -197,7 +197,7 @@ def renumber_names(names: Sequence[str]) -> list[str]:
 
 
 def _split(part: str) -> tuple[str, int]:
-    """Split a layer's name into base name and number; without a number, return -1 for it."""
+    """Split a layer's name into base name and number; the number is -1 if there is none."""
     match = re.fullmatch(r"(.+)_(\d+)", part)
     return (match[1], int(match[2])) if match else (part, -1)
 

@@ -30,8 +30,8 @@ class BucketMean(Protocol):
 
         Args:
             layout: The layout, which contains this rank's gradients and weight.
-            number: The number of the parcel.
-            first: Whether the parcel is the first one in its training step.
+            number: The number of the parcel (bucket or table).
+            first: Whether the parcel (bucket or table) is the first one in its training step.
         """
 
 
@@ -79,7 +79,7 @@ class Plain:
 
 
 class CompressedReduction:
-    """The mean of compressed gradients; each rank multiplies by its weight before compression.
+    """The mean of compressed gradients; each rank weights its gradients before compression.
 
     Args:
         communicator: The Communicator of the ranks.
@@ -109,7 +109,7 @@ class CompressedReduction:
         pieces, layers = layout.layers(number)
         weight = layout.weights[number]
         reports = self._communicator.allgather((weight, _bad_layer(pieces, layers)), self.what)
-        # The guard of a rank has decided to skip the step.
+        # A NaN weight means that the guard of a rank has decided to skip the step.
         skips = any(np.isnan(weight) for weight, _ in reports)
         bad = [f"{name} on rank {rank}" for rank, (_, name) in enumerate(reports) if name]
         if bad or skips:

@@ -66,7 +66,7 @@ def _captured_values(
 
 
 def _saveables(value: object) -> Iterator[Saveable]:
-    """Yield a value that is an optimizer, loss or metric, or those of a compiled model."""
+    """Yield the value, or a compiled model's values, if they are optimizers, losses or metrics."""
     import keras
 
     kinds = keras.optimizers.Optimizer, keras.Loss, keras.Metric

@@ -36,12 +36,13 @@ from labkit.strategies.validation import OPTIMIZERS, one_of
 if TYPE_CHECKING:
     from labkit.forecast import Calibration, Forecast
 
-# Records leave these fields out while they have their default value.
+# Records omit these fields if they have their default values.
 OPTIONAL_FIELDS = (
     *("virtual", "stragglers", "data_partition"),
     *("faults", "on_nonfinite", "replica_check_interval", "checksums"),
 )
-# Larger numbers are typing errors. NumPy accepts seeds of at most 32 bits.
+# labkit rejects larger numbers of ranks and steps, because they are probably typing errors. NumPy
+# accepts seeds of at most 32 bits.
 MOST_RANKS, MOST_STEPS = 10_000, 10**9
 Given = TypeVar("Given")
 
@@ -52,15 +53,16 @@ class Experiment(Checked):
     Args:
         name: Label of the runs; default: model, data set, strategy and number of workers.
         model: Name in `labkit.models.MODELS`, or a callable that returns a Keras model. If the
-            callable compiles the model, the experiment uses this loss, metrics and optimizer.
+            callable compiles the model, the experiment uses the loss, metrics and optimizer of this
+            model.
         model_options: Options of a named model, such as `{"widths": [512, 512]}`.
         dataset: Name in `labkit.datasets.DATASETS`; arrays `(x, y)`; or a callable that returns a
             `tf.data.Dataset` of samples or batches. A text may also be the path of an .npz, .csv
             or .parquet file, of a folder with one subfolder of images for each class, or of a
             saved Hugging Face data set; `hf:NAME` loads a Hugging Face data set by its name.
         dataset_options: Options of a named data set, such as `{"rows": 1000}`.
-        validation: Test data of another data set than a named one: arrays `(x, y)`, or a callable.
-            A named data set has its own test rows.
+        validation: Test data for a data set that is not a named one: arrays `(x, y)`, or a
+            callable. A named data set has its own test rows.
         strategy: The training method: a strategy object such as `Pipeline()`, or the name of a
             strategy in `labkit.strategies.STRATEGIES`.
         workers: Number of workers: model replicas, or ranks that share one model.
@@ -68,7 +70,7 @@ class Experiment(Checked):
         network: Network to emulate: a `Network`, or a name in `labkit.network.PRESETS`; None: ranks
             use the real network without delays.
         clock: "wall": MPI ranks train in real time. "virtual": one process computes the gradients
-            of all workers, and a model supplies the times of computations and messages.
+            of all workers, and a time model supplies the durations of computations and messages.
         virtual: A `VirtualClock` with the modelled times; implies clock="virtual".
         stragglers: Slow workers: a dict of worker -> `Slowdown`, or of worker -> factor of at least
             1 that multiplies the worker's compute times.
@@ -100,14 +102,15 @@ class Experiment(Checked):
             sends each rank its rows by MPI scatter.
         batch_weights: Relative share of the batch for each worker; None: equal shares.
         data_partition: Distribution of the samples over workers. "iid": all workers draw from all
-            samples. "by_label": samples sorted by label, then cut. "dirichlet(0.3)": label shares
-            from a Dirichlet distribution of this concentration (Hsu 2019, arXiv 1909.06335). Unless
-            it is "iid", each worker shuffles only its own samples.
+            samples. "by_label": samples are sorted by label, then cut into one shard per worker.
+            "dirichlet(0.3)": each worker's label shares are drawn from a Dirichlet distribution
+            with concentration 0.3 (Hsu 2019, arXiv 1909.06335). Unless the partition is "iid", each
+            worker shuffles only its own samples.
         callbacks: A callable that returns a list of Keras callbacks; each rank calls it once.
         seed: Random seed of initial weights and of shuffling.
         repeats: Number of runs, with seeds `seed`, `seed` + 1, …
         verify: Whether the equivalence check compares the run with one process first; figures show
-            no speed of a run that fails it.
+            no speed of a run that fails the check.
 
     Raises:
         InvalidInput: A value is impossible, or conflicts with another; no rank has started.
@@ -212,8 +215,8 @@ class Experiment(Checked):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        # Only the ranks read a callable data set. Without its shapes, only the options of a named
-        # model are validated here.
+        # Only the ranks read a callable data set. Without the shapes of the data, only the options
+        # of a named model are validated here.
         shapes = None
         if isinstance(self.dataset, str):
             shapes = datasets.check(self.dataset, self.dataset_options)
@@ -237,7 +240,8 @@ class Experiment(Checked):
                 "input_mode='scatter' cannot read a callable data set; give arrays or the name "
                 "of a data set"
             )
-        # Strategies read blocks and rows, so that they are validated last.
+        # The strategy is validated last, because its validation reads the experiment's blocks and
+        # rows.
         self.strategy.check(self)
         fault_injection.check(self)
         if isinstance(self.model, str):
@@ -330,7 +334,7 @@ class Experiment(Checked):
     def uses_programs(self) -> bool:
         """Whether programs of send, receive and update actions train the model.
 
-        This holds for parameter servers, and for every strategy on the virtual clock.
+        Such programs run for parameter servers, and for every strategy on the virtual clock.
         """
         return self.clock == "virtual" or self.strategy.uses_programs
 
@@ -344,7 +348,7 @@ class Experiment(Checked):
 
     @property
     def slowdowns(self) -> dict[int, Slowdown]:
-        """Slowdown of each straggler, those of the network included."""
+        """Slowdown of each straggler, including stragglers that the network defines."""
         network = Network.parse(self.network)
         return {**(network.stragglers if network else {}), **self.stragglers}
 
@@ -357,7 +361,7 @@ class Experiment(Checked):
 
     @property
     def label(self) -> str:
-        """The name; default: model, data set, strategy and number of workers."""
+        """The experiment's name; default: model, data set, strategy and number of workers."""
         if self.name:
             return self.name
         model, data = (v if isinstance(v, str) else label_of(v) for v in (self.model, self.dataset))
@@ -373,7 +377,7 @@ class Experiment(Checked):
 
     @property
     def max_slices(self) -> int | None:
-        """Units of the widest layer that can be sliced; None if model or data set has no name."""
+        """Unit count of the widest sliceable layer; None if model or data set has no name."""
         if not isinstance(self.model, str) or not isinstance(self.dataset, str):
             return None
         shapes = datasets.check(self.dataset, self.dataset_options)
@@ -397,7 +401,7 @@ class Experiment(Checked):
 
     @property
     def time_steps(self) -> int | None:
-        """Number of time steps of a sample of a recurrent model; None for a callable data set.
+        """Time steps per sample of a recurrent model; None for a callable data set.
 
         Raises:
             InvalidInput: The model is named and not recurrent.
@@ -425,7 +429,7 @@ class Experiment(Checked):
 
     @cached_property
     def hash8(self) -> str:
-        """Hash of all fields but the name, as eight hexadecimal digits."""
+        """Hash of all fields except the name, as eight hexadecimal digits."""
         # Experiments that compute the same have the same hash, whatever their name.
         return digest({k: v for k, v in self.to_json().items() if k != "name"})[:8]
 
@@ -453,13 +457,13 @@ class Experiment(Checked):
         """Forecast time, traffic, memory and cost from a calibration, without starting a rank.
 
         Args:
-            workers: Number of workers; None: that of the experiment.
-            network: Network between machines like the calibrated one; None: that of the
-                experiment, or one machine.
+            workers: Number of workers; None: the experiment's number of workers.
+            network: Network between machines that are like the calibrated machine; None: the
+                experiment's network, or a single machine.
             calibration: A calibration, or the file that `labkit calibrate` wrote; None: the stored
                 calibration of this machine.
             emulated: Whether the network is emulated and all ranks share one machine; None: True
-                for the network of the experiment, False for `network`.
+                for the experiment's own network, False for the argument `network`.
             prices: Fields of `labkit.forecast.Prices`: price_per_node_hour, price_per_gb,
                 node_watts, ranks_per_node and target_steps.
 
@@ -486,11 +490,11 @@ class Experiment(Checked):
         return html_of(f"Experiment {self.label}", self)
 
     def replace(self, **fields: Any) -> Experiment:
-        """Return the same experiment with other values for these fields, validated again.
+        """Return a validated copy of the experiment with other values for these fields.
 
-        Raises: InvalidInput, as the constructor does.
+        Raises: InvalidInput, under the same conditions as the constructor.
         """
-        # Of clock and virtual, each implies the other.
+        # If the caller changes one of the fields `clock` and `virtual`, the other field follows.
         if fields.get("clock") == "wall":
             fields.setdefault("virtual", None)
         elif fields.get("virtual") is not None:
@@ -500,7 +504,7 @@ class Experiment(Checked):
 
 
 def parse_strategy(value: Any) -> Any:
-    """Return the strategy of a name or of its JSON; any other value as it is."""
+    """Return a strategy from its name or its JSON; return any other value unchanged."""
     if isinstance(value, str):
         value = {"name": value}
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The cost of an allreduce: simulated from its schedule on a network, measured on one machine."""
+"""Cost of an allreduce: simulated from its schedule on a network, or measured on one machine."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ class AllReduceCosts:
 
     @cached_property
     def gamma(self) -> float:
-        """Fitted seconds to add one byte; 0 on emulated networks, whose overhead includes it."""
+        """The fitted seconds to add a byte; 0 on emulated networks (included in their overhead)."""
         fit = self.query.fits.get("host")
         return 0.0 if fit is None or self.query.emulated or self.query.virtual else fit.gamma
 
     @cached_property
     def chosen(self) -> str:
-        """The name of the algorithm; for "auto", the choice of `labkit.exchange.autotune`.
+        """The name of the algorithm; for "auto", the one that `labkit.exchange.autotune` chooses.
 
         Raises:
             InvalidInput: The algorithm cannot run on the emulated network.
@@ -149,7 +149,7 @@ class AllReduceCosts:
 
     @property
     def _schedule(self) -> str:
-        """The simulated schedule; a ring replaces the MPI library's unknown algorithm."""
+        """The name of the simulated schedule; a ring stands for the MPI library's own algorithm."""
         return "ring" if self.chosen == "mpi" else self.chosen
 
     def _measured(self, name: str, load: Load | float) -> Spread:

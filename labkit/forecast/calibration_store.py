@@ -101,7 +101,7 @@ def merged(old: Calibration, new: Calibration) -> Calibration:
 
 
 def _with_steps(old: ModelCost, new: ModelCost) -> ModelCost:
-    """Return a model's new cost, plus the old steps and reads that were not measured again."""
+    """Return a model's new cost, with old costs of steps and reads that were not measured again."""
     steps = _last([*old.steps, *new.steps], lambda e: (e.rows, e.threads, e.together))
     return new.model_copy(update={"steps": steps, "read": old.read | new.read})
 

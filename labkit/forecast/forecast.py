@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from labkit.network import Network
 
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-SHOWN = 12  # maximum number of links for which a table is shown unfolded
+SHOWN = 12  # maximum number of links in a table that is not collapsed
 
 
 class Prices(Checked):

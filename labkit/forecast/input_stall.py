@@ -1,4 +1,4 @@
-"""The wait of a step for its data: the reading time that exceeds the previous step's time.
+"""How long a step waits for its data: the reading time that exceeds the previous step's time.
 
 Data sets prefetch: a batch is read while ranks train on the previous batch. Calibrated steps use
 batches that are already in memory, so their measured times include no reading.

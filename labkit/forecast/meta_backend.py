@@ -50,7 +50,7 @@ class MetaBackend:
         return vector
 
     def curved(self, worker: int, weights: Vector, ends: Sequence[int]) -> Gradient:
-        """Return a vector that contains as many values as all weights, for each block."""
+        """Return a vector whose size is the number of weights times the number of blocks."""
         return Gradient(self._vector(self._size * (len(ends) - 1)), self._rows[worker], 0.0, 0)
 
     def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
@@ -87,7 +87,7 @@ class MetaBackend:
         """Do nothing: a forecast evaluates no weights."""
 
     def stops(self) -> bool:
-        """Return False: a forecast has no early stop."""
+        """Return False: a forecast never stops early."""
         return False
 
     def _vector(self, size: int) -> Any:

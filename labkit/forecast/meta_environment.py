@@ -33,7 +33,7 @@ class AmountLog:
         self._amounts.setdefault(name, []).append((now, amount))
 
     def between(self, begin: float, end: float, prefix: str = "") -> dict[str, float]:
-        """Return the sums of amounts in [begin, end) by name, for names with a prefix (removed)."""
+        """Return amounts summed over [begin, end), for names with `prefix`, which is cut off."""
         return {
             name.removeprefix(prefix): sum(amount for now, amount in amounts if begin <= now < end)
             for name, amounts in self._amounts.items()

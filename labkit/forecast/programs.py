@@ -1,4 +1,4 @@
-"""Forecasts of strategies that are programs: the programs run with vectors without values."""
+"""Forecasts of strategies that consist of programs, which run with vectors without values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _MeasurementDone(Exception):
 
 @dataclass(frozen=True)
 class ProgramRun:
-    """A run of a strategy's programs with vectors without values, with a measured interval.
+    """A run of a strategy's programs on vectors without values, and its measured interval.
 
     Attributes:
         rows: End time (s) and history row of each step of the workers.
@@ -159,8 +159,8 @@ def run_program(query: Query, cycle: int, sample: Crowd) -> ProgramRun:
     )
     row_limit = (warmup_steps + measured_steps) * workers
 
-    # If the steady state begins after the usual measurement, its detection saves no time, so the
-    # detector gives up by then.
+    # The detector gives up one cycle after the warm-up, because detection of a later steady state
+    # would save no time.
     detector = SteadyStateDetector(workers, cycle, 1 + warmup_steps // cycle)
     active_detector = detector if _is_deterministic(query, strategy, pace) else None
 
@@ -184,7 +184,7 @@ def run_program(query: Query, cycle: int, sample: Crowd) -> ProgramRun:
 
 
 def _is_deterministic(query: Query, strategy: ProgramWorkers, pace: Pace) -> bool:
-    """Return whether no times are random, and no steps take exceptionally long."""
+    """Return whether a run has no random times and no exceptionally long steps."""
     network, even = query.network, all(timing.even for timing in pace.laws)
     # On a link with sharing "fifo", rounding errors decide the order of two simultaneous messages.
     fair_links = network is None or (not network.jitter and network.sharing == "fair")
@@ -227,7 +227,7 @@ def _pace(query: Query, roles: Roles, rows: Sequence[int], sample: Crowd) -> Pac
 
 
 def _memory(query: Query, strategy: ProgramWorkers) -> dict[str, float]:
-    """Return the bytes by category on the rank with the most: a worker or a server."""
+    """Return bytes by category on the worker or server that needs the most memory."""
     worker = query.memory(query.experiment.batch_size / query.workers)
     worker["buffers"] = worker["weights"]
     parts = strategy.parts(shapes_of(query))

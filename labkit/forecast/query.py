@@ -134,8 +134,8 @@ class Query:
         """The relative error of the predicted network time (90% interval); None: unknown.
 
         The error is that of the fit to measured allreduces on a link, or if there are none, within
-        a host. The fit gives the median error. A factor converts it to the 90% interval, because
-        errors are assumed to be normally distributed.
+        a host. The fit gives the median error. A factor converts the median error to the 90%
+        interval, because errors are assumed to be normally distributed.
         """
         fit = self.fits.get("link", self.fits.get("host"))
         if self.virtual or self.network is None:
@@ -189,8 +189,8 @@ class Query:
 
         If the experiment specifies a compute time, this time applies to a worker's part of the
         batch, whatever its size. A single rank needs the specified compute time for the part of
-        each worker, and updates the weights once. The forecast of strong scaling compares with this
-        step of a single rank.
+        each worker, and updates the weights once. The forecast of strong scaling uses this step of
+        a single rank as its reference.
         """
         compute_time = self.compute_time
         if compute_time is not None and compute_time.mean is not None:
@@ -238,7 +238,7 @@ class Query:
         return StepCost(rows=max(1, round(rows)), threads=threads, together=nearest, **spreads)
 
     def compute_step(self, rows: float) -> StepCost:
-        """Return a rank's step cost with the specified compute time, or else as measured.
+        """Return a rank's step cost with the specified compute time; if there is none, as measured.
 
         The forward pass takes a third of a specified compute time, as on the virtual clock.
         """
@@ -310,8 +310,8 @@ class Query:
     def overhead_cost(self, kind: str, nbytes: float = 0) -> Spread:
         """Return an overhead at the nearest measured number of ranks; 0 s if not measured.
 
-        Between two measured sizes, the overhead is interpolated linearly. Above the largest size,
-        it is extrapolated.
+        Between two measured sizes, the overhead is interpolated linearly. Above the largest
+        measured size, the overhead is extrapolated.
         """
         overheads = [overhead for overhead in self.calibration.overheads if overhead.what == kind]
         if not overheads:

@@ -30,7 +30,7 @@ WITHIN = (
     *("BatchNormalization", "Activation", "ReLU", "LeakyReLU", "ELU"),
     *("MaxPooling2D", "AveragePooling2D", "ZeroPadding2D", "UpSampling2D"),
 )
-SCORES = 2  # number of allreduces, of one value per sample, in a loss that slices compute together
+SCORES = 2  # number of allreduces, of one value per sample, in a divided loss
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class SliceWork:
         total, gather: Bytes that an allreduce sums, and bytes that are gathered, in the forward
             pass.
         back: Bytes that an allreduce sums in the backward pass.
-        sums: Number of allreduces over which `total` is divided.
+        sums: Number of allreduces that together sum the bytes `total`.
     """
 
     share: float = 1.0
@@ -57,8 +57,8 @@ def sliced(
 ) -> list[SliceWork]:
     """Return one rank's slice of each layer, divided as in `labkit.model_parallel.tensor`.
 
-    Two consecutive layers of one class, Dense or Conv2D, form a pair that needs only one sum. An
-    attention layer counts as such a pair. A block of several layers of one class counts as one
+    Two consecutive layers of one class, Dense or Conv2D, form a pair that needs only one allreduce.
+    An attention layer counts as such a pair. A block of several layers of one class counts as one
     layer.
     """
     slices, share = [SliceWork() for _ in layers], 1 / size

@@ -126,7 +126,7 @@ def of_stages(
 
 
 def _slow(query: Query, ranks: int, slices: int) -> dict[int, Slowdown]:
-    """Return the largest slowdown of each pipeline rank over all replicas, which wait for it.
+    """Return each pipeline rank's largest slowdown over replicas, which wait for each other.
 
     Raises:
         InvalidInput: A slowdown is random.
@@ -247,7 +247,7 @@ def _memory(
     rows: float,
     recompute: bool,
 ) -> dict[str, float]:
-    """Return bytes by category on the rank with the most, with activations of batches in flight."""
+    """Return the bytes by category on the rank that needs most, including batches in flight."""
     batches_in_flight, memory_of_model = in_flight(table), query.memory(rows)
     size = max(1.0, sum(_size(layer) for stage in stages for layer in stage))
     out = max(1.0, sum(layer.out for stage in stages for layer in stage))

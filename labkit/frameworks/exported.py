@@ -96,7 +96,7 @@ class Batches:
         self._number = 0
 
     def next(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """Return inputs x, targets y, and the factor on this worker's mean loss.
+        """Return inputs x, targets y, and the factor that multiplies this worker's mean loss.
 
         With this factor on the loss, the mean over workers equals the mean over all samples, even
         if batches differ in size.
@@ -131,7 +131,7 @@ class FrameworkTraining(Protocol):
         """Train on the next batch, and return the mean loss of this worker's samples."""
 
     def weights(self) -> list[np.ndarray]:
-        """Return the trained weights in Keras's layout; all workers must be asked at once."""
+        """Return trained weights in Keras's layout; all workers must answer at the same time."""
 
     def describe(self) -> tuple[str, str]:
         """Return the name of the framework's training class or function, and its version."""

@@ -1,4 +1,4 @@
-"""Exported models and losses for another Keras version: that of an older TensorFlow, or on JAX.
+"""Exported models and losses for other Keras versions: with an older TensorFlow, or on JAX.
 
 This module does not import Keras; callers pass their Keras module.
 """
@@ -21,6 +21,6 @@ def model_of(exported: Exported, weights: list[np.ndarray], keras: Any) -> Any:
 
 
 def loss_of(exported: Exported, keras: Any, **more: str) -> Any:
-    """Return the exported loss of the caller's Keras module; the model's outputs are logits."""
+    """Return the exported loss function, built with the caller's Keras module; it takes logits."""
     options = {"SparseCategoricalCrossentropy": {"from_logits": True}}.get(exported.loss, {})
     return getattr(keras.losses, exported.loss)(**options, **more)

@@ -99,7 +99,7 @@ def refusal(label: str, reason: str) -> LabkitError:
 
 
 def _as_root(option: str) -> list[str]:
-    """Return the options by which a user without root rights has them in the new namespace."""
+    """Return the options that give a user without root rights these rights in a new namespace."""
     return [] if os.geteuid() == 0 else ["--user", option]
 
 

@@ -29,8 +29,8 @@ class ServerProcesses:
         inside: Command prefix of a process, by the host of the process's address; default: none.
 
     Attributes:
-        restarted: Names of processes that were restarted after an early end; each has the name of
-            its first task.
+        restarted: Names of processes that were restarted after an early end; a process has the name
+            of its first task.
     """
 
     def __init__(

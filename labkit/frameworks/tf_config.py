@@ -25,8 +25,8 @@ class ClusterSpec:
 
     Attributes:
         jobs: Addresses (host:port) of the tasks of each job: "chief", "worker", "ps", "evaluator".
-        inside: True if parameter servers run in the processes of workers; those of a host are dealt
-            out to its workers in turn.
+        inside: True if parameter servers run in the processes of workers; the servers of a host are
+            assigned to its workers in turn.
     """
 
     jobs: dict[str, list[str]] = field(default_factory=dict)
@@ -157,7 +157,7 @@ def slurm_hosts() -> list[str]:
 
 
 def processes_of_this_task(spec: ClusterSpec) -> list[list[tuple[str, int]]]:
-    """Return the tasks of this Slurm task's process, or outside a Slurm step, of all processes.
+    """Return the TensorFlow tasks of this process; outside a Slurm step, those of all processes.
 
     Raises:
         InvalidInput: The Slurm step does not have one Slurm task per process on each host.

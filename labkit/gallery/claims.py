@@ -142,7 +142,7 @@ def _extremes(reading: str) -> Iterator[str]:
 
 
 def _value(text: str) -> float:
-    """Return a quoted number in base units; NaN, which satisfies no rule, for invalid text."""
+    """Return a quoted number in base units; for invalid text, NaN, which satisfies no rule."""
     number = next(numbers(text.lstrip("-")), None)
     value = math.nan if number is None else number.value
     return -value if text.startswith("-") else value

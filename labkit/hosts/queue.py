@@ -33,15 +33,15 @@ LIMIT = 30.0  # maximum seconds until a Slurm command returns
 
 
 class SlurmJob(NamedTuple):
-    """The state of a Slurm job, or of one element of a job array.
+    """The state of a Slurm job, or of one task of a job array.
 
     Attributes:
-        number: Job id, such as "12", or "12_3" for an array element.
+        number: Job id, such as "12", or "12_3" for an array task.
         state: Slurm's name of the state, such as "PENDING" or "TIMEOUT".
         reason: Reason why the job waits or has ended; "" if Slurm gives no reason.
         start: Actual or expected start time, such as "2026-01-31T09:00:00"; "" if unknown.
         partition: Name of the job's partition.
-        position: Number of pending jobs before this job in the partition; None if this was not
+        position: Number of pending jobs before this job in the partition; None if it was not
             queried.
     """
 
@@ -137,7 +137,7 @@ class Queue:
     def jobs(self, **which: str) -> list[SlurmJob]:
         """Return the selected jobs of which Slurm has a record, including jobs that have ended.
 
-        Each element of a job array is a separate job in the list.
+        Each task of a job array is a separate job in the list.
 
         Args:
             which: The jobs to select, by ids (`jobs="12,13"`) or by name (`name="…"`).

@@ -102,7 +102,7 @@ class Slurm:
 
         Args:
             control: Id of a process in the namespaces of the host `control`.
-            hosts: By host name: id of a process in the host's namespaces.
+            hosts: For each host name, the id of a process in the host's namespaces.
         """
         self._start(control, "slurmctld", "-D")
         for name, pid in hosts.items():

@@ -84,7 +84,7 @@ def start(
         try:
             assert supervisor.stdout is not None  # for the type checker: stdout is a pipe
             line = supervisor.stdout.readline()
-        # For example an interrupt: the caller does not wait for the testbed any more.
+        # After an exception, such as an interrupt, the caller no longer waits for the testbed.
         except BaseException:
             supervisor.terminate()
             supervisor.wait()

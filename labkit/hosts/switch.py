@@ -66,7 +66,7 @@ def connect_hosts(plan: TestbedPlan, number: int, control: int, hosts: Mapping[s
         plan: Parameters of the testbed.
         number: Number N of the testbed's network 198.18.N.0/24.
         control: Id of a process in the namespaces of the host `control`.
-        hosts: By host name: id of a process in the host's namespaces.
+        hosts: For each host name, the id of a process in the host's namespaces.
     """
     address_of = addresses(plan, number)
     outside = device_of(number)

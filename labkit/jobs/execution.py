@@ -1,4 +1,4 @@
-"""Execution of a notebook's cells by papermill's engine, and the notebook with their outputs."""
+"""Execution of a notebook's cells by papermill's engine, and storage of their outputs."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def parse(source: str) -> dict[str, NotebookParameter]:
             )
         help = comments.get(node.end_lineno or 0, "")
         text = " ".join((ast.get_source_segment(source, node) or "").split())
-        # Write a list that spans several lines on one line.
+        # A list that spans several lines is written on one line.
         text = re.sub(r"\[ (.*?),? \]", r"[\1]", text)
         declaration = f"{text}  # {help}" if help else text
         default = _default(value)
@@ -233,8 +233,8 @@ def validate_values(
 
     A parameter with the name of an Experiment field must be valid for that field. If the value of
     such a parameter is a list, each item must be valid for the field. A Literal parameter is exempt
-    if its default is not valid for the field. This leaves all rules on fields to Experiment.
-    `declarations` contains the declared parameters;
+    if its default is not valid for the field. Only `Experiment` itself contains the rules for its
+    fields. `declarations` contains the declared parameters;
     None: the declared parameters are read from the notebook.
 
     Raises:
@@ -396,7 +396,7 @@ def value_of(text: JSON) -> JSON:
 
 
 def _readings(text: str) -> list[tuple[JSON, bool]]:
-    """Return possible values of a text, preferred ones first, with whether types must be exact."""
+    """Return (value, whether its type must be exact) for each reading of a text, best first."""
     readings: list[tuple[JSON, bool]] = [(text, False)]
     if text.startswith("("):  # the text is a tuple in Python syntax
         with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

@@ -25,7 +25,8 @@ _POINTS = {
     "on_epoch_end": "after epoch {}",
     "on_train_end": "at the end of training",
 }
-# Excluded from comparisons, because each rank draws other random numbers.
+# Variables with this name are excluded from comparisons, because each rank draws different random
+# numbers.
 _SEED = "seed_generator_state"
 
 

@@ -29,7 +29,7 @@ def functional_of(model: keras.Model) -> Functional:
     """Return the functional model behind a Keras model, which holds the graph of its layers.
 
     Raises:
-        InvalidInput: If the model has no layer graph, as a subclassed or unbuilt model.
+        InvalidInput: The model has no layer graph, because it is subclassed or not built.
     """
     functional = model._functional if isinstance(model, keras.Sequential) else model
     if not hasattr(functional, "_nodes_by_depth"):
@@ -60,7 +60,7 @@ def mask_of(tensor: tf.Tensor | keras.KerasTensor) -> tf.Tensor | keras.KerasTen
 
 
 def attach_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-    """Attach a mask to a tensor as Keras does, or remove it if None; return the tensor."""
+    """Attach a mask to a tensor as Keras does (None removes the mask), and return the tensor."""
     tensor._keras_mask = mask
     return tensor
 
@@ -78,7 +78,7 @@ def reject_lost_masks(functional: Functional) -> None:
     not show this.
 
     Raises:
-        InvalidInput: If an attention layer reads a tensor with a mask.
+        InvalidInput: An attention layer reads a tensor with a mask.
     """
     for node in nodes_of(functional):
         attends = isinstance(node.operation, keras.layers.MultiHeadAttention)

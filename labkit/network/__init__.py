@@ -1,4 +1,4 @@
-"""Network models: latency, bandwidth, topology, link sharing, slow ranks and faults."""
+"""Models of networks: latency, bandwidth, topology, link sharing, slow ranks, and faults."""
 
 from labkit.network.carrier import Carrier, carrier
 from labkit.network.compute_time import ComputeTime

@@ -1,4 +1,4 @@
-"""A calibration: from experiments to measurements and a stored Calibration."""
+"""Functions that measure the costs of experiments, and store these costs as a Calibration."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Effort(NamedTuple):
     runs: int
 
 
-# No preset has these rates, so no forecast for a preset concerns a network that was measured.
+# No preset has these rates, so a forecast for a preset is never a forecast for a measured network.
 FAST = Network(name="700Mb", latency=70e-6, bandwidth=700e6 / 8)
 SLOW = Network(name="50Mb", latency=200e-6, bandwidth=50e6 / 8)
 FULL = Effort(
@@ -115,7 +115,7 @@ def calibrate(
         with Cluster(workers=workers, threads=count) as cluster:
             bench = Bench(cluster, count, workers, QUICK if quick else FULL, progress)
             calibrations.append(bench.models(experiments, batches))
-            if number == 0:  # messages and codecs always use one thread
+            if number == 0:  # messages and compressors are measured with one thread only
                 calibrations += [bench.messages(calibrations[-1].models), bench.codecs(chosen)]
             calibrations.append(bench.ways(experiments, batches, reduce(merged, calibrations)))
     made = reduce(merged, calibrations)
@@ -128,13 +128,13 @@ def calibrate(
 
 @dataclass(frozen=True)
 class Bench:
-    """The measurements of all parts of a calibration, on running ranks.
+    """Measures all parts of a calibration on ranks that are already running.
 
     Attributes:
         cluster: Cluster whose ranks have `threads` threads.
         threads: Number of threads per rank.
         workers: Maximum number of ranks that compute concurrently.
-        effort: Amount of measurements.
+        effort: Number of repeats and sizes to measure.
         progress: Callback that receives progress lines.
     """
 
@@ -145,7 +145,7 @@ class Bench:
     progress: Callable[[str], None]
 
     def models(self, experiments: Sequence[Experiment], batches: Sequence[int]) -> Calibration:
-        """Measure steps of all models, and layers and memory at the largest batch size."""
+        """Measure each model's steps and, at the largest batch size, its layers and memory."""
         different = {digest(model_of(each)): each for each in experiments}
         single_rank = [_alone(each, self.threads) for each in different.values()]
         for each in single_rank:
@@ -170,7 +170,7 @@ class Bench:
         return self._made(models=costs)
 
     def messages(self, models: Sequence[ModelCost]) -> Calibration:
-        """Measure allreduces by level (memory, host, link) and overheads, on 2, 3, … ranks."""
+        """Measure allreduces by level (memory, host, link), and overheads, with 2, 3, … ranks."""
         gradients = [[w for layer in each.layers for w in layer.weights] for each in models]
         arguments = [SMALL_SHAPES, *gradients], self.effort.repeats
         sums: list[CollectiveCost] = []

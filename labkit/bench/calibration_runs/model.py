@@ -32,8 +32,8 @@ class ModelSeen:
     """The measurement of one model at one batch size.
 
     Attributes:
-        steps: Median step seconds of each round of measurement, by number of concurrent ranks and
-            by kind of step.
+        steps: For each number of concurrent ranks and each kind of step, the median step seconds of
+            each round of measurement.
         read: Seconds to read a batch.
         layers: Costs of the layers of the model.
         memory: Bytes of stored activations per row of the batch.
@@ -50,7 +50,7 @@ class ModelSeen:
 def look(
     communicator: Communicator, experiment: Experiment, rows: int, seconds: float, is_full: bool
 ) -> ModelSeen:
-    """Time a model's steps; with `is_full`, also measure layers and memory (runs on ranks)."""
+    """Measure a model's steps; with `is_full`, also its layers and memory (runs on ranks)."""
     from labkit.bench.calibration_runs.steps import measured
 
     with _new_keras(communicator):
@@ -88,7 +88,7 @@ def _new_keras(communicator: Communicator) -> Iterator[None]:
 
 
 def layers(model: keras.Model, rows: int, clock: Clock) -> tuple[LayerCost, ...]:
-    """Return each block's cost: its shares of the model's forward time and backward time.
+    """Return the cost of each block of layers: its shares of the model's forward and backward time.
 
     A model that cannot be split counts as one block. The overhead of a function call, measured on a
     block without layers, is subtracted from the time of each block.
@@ -125,7 +125,7 @@ def layers(model: keras.Model, rows: int, clock: Clock) -> tuple[LayerCost, ...]
 
 
 def _call(clock: Clock) -> tuple[float, float]:
-    """Return the overhead of a call: the seconds of both passes of a block without layers."""
+    """Return the overhead of a call: the seconds for both passes of a block without layers."""
     import keras
 
     from labkit.model_parallel.stages import block_passes
@@ -177,8 +177,8 @@ def replica_overhead(
 ) -> Overhead:
     """Return the time that hooks and callbacks add to a replica's step with a small model.
 
-    This overhead is the time of joint steps minus the time of independent steps, minus the times of
-    the gradient bucket and its allreduce.
+    This overhead is what remains of the time of joint steps after subtracting the times of
+    independent steps, of the gradient bucket and of its allreduce.
 
     Args:
         cluster: Cluster of the ranks.

@@ -14,11 +14,12 @@ KINDS = ("forward", "gradient", "updated", "fit")
 def cost(
     rows: int, threads: int, ranks_at_once: int, seconds: Mapping[str, Sequence[float]]
 ) -> StepCost:
-    """Return the cost of each part of a step: the difference of two consecutive kinds of steps.
+    """Return the cost of each part of a step, as the difference between two kinds of steps.
 
-    Each kind of step does the work of the previous kind and one further part of the training step.
-    The medians of all parts add up to the median time of the whole training step. The spread of a
-    part's cost is the spread of the time differences over the rounds of measurement.
+    Each kind of step does the same work as the previous kind, and one further part of the training
+    step. The medians of all parts add up to the median time of the whole training step. The spread
+    of a part's cost is how much the difference of the two step times varies over the rounds of
+    measurement.
     """
     names = ("forward", "backward", "update", "other")
     before, floor, found = np.zeros(len(seconds["fit"])), 0.0, {}

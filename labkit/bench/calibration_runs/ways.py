@@ -37,8 +37,8 @@ def experiments_to_run(
         batches: Batch sizes of the runs on one rank.
         networks: Networks to emulate.
         workers: Number of available ranks.
-        trained: Function of an experiment that returns the experiment's fields that define model
-            and optimizer.
+        trained: Function that takes an experiment, and returns its fields that define the model and
+            the optimizer.
     """
     alone = [
         Experiment(strategy=AllReduce(), batch_size=rows, **trained(each))

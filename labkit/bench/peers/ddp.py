@@ -44,7 +44,7 @@ class Peer:
         self.version = f"PyTorch {torch.__version__}"
 
     def measure(self, case: ModelCase, repeats: int) -> Agreed:
-        """Time local steps, steps with exchange and allreduces; compare ranks' final weights."""
+        """Measure local steps, steps with exchange and allreduces; compare final weights."""
         torch, distributed = self.torch, self.torch.distributed
         alone, together = self._model(case), self.spread(self._model(case))
         buffer = torch.zeros(case.parameters)

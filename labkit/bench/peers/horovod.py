@@ -34,7 +34,7 @@ class Peer:
         self.version = f"Horovod {horovod.__version__}, TensorFlow {tf.__version__}"
 
     def measure(self, case: ModelCase, repeats: int) -> Agreed:
-        """Time local steps, steps with exchange and allreduces; compare ranks' final weights."""
+        """Measure local steps, steps with exchange and allreduces; compare final weights."""
         import tensorflow as tf
 
         hvd, rank = self._hvd, self._meeting.rank
@@ -42,7 +42,7 @@ class Peer:
         buffer = tf.zeros([case.parameters])
 
         def mean(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-            # This function averages gradients in the same way as Horovod's DistributedGradientTape.
+            # This function averages gradients as Horovod's DistributedGradientTape does.
             return [
                 hvd.allreduce(gradient, op=hvd.Average, name=f"{case.name}.{number}")
                 for number, gradient in enumerate(gradients)

@@ -38,7 +38,7 @@ class Peer:
         self.version = f"TensorFlow {tf.__version__}"
 
     def measure(self, case: ModelCase, repeats: int) -> Agreed:
-        """Time local steps, steps with exchange and allreduces; compare ranks' final weights."""
+        """Measure local steps, steps with exchange and allreduces; compare final weights."""
         import tensorflow as tf
 
         rank = self._meeting.rank

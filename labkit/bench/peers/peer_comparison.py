@@ -32,9 +32,9 @@ def validate_peers(names: Sequence[str], network: str | None) -> None:
 class PeerComparison:
     """Other frameworks, measured alternately with labkit on the same cases and by the same rules.
 
-    Each call of `turn` starts new processes with one thread on this machine, connected over
-    loopback. No process of a framework runs while another framework is measured, so frameworks do
-    not slow each other down.
+    Each call of `turn` starts new processes on this machine; each process has one thread, and
+    processes communicate over loopback. No process of a framework runs while another framework is
+    measured, so frameworks do not slow each other down.
 
     Args:
         names: Names of other frameworks, such as "ddp" or "horovod".

@@ -109,7 +109,8 @@ def _environment(peer: Installation) -> dict[str, str]:
         inherited
         | computing(1)
         | {
-            # Without fusion, two copies are saved; the fastest measured setting.
+            # Without fusion, Horovod saves two copies; this is the fastest of the measured
+            # settings.
             "HOROVOD_FUSION_THRESHOLD": "0",
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

@@ -65,7 +65,7 @@ def command(
     train: bool,
     file: Path | None,
 ) -> None:
-    """Time the transfer of an array by gRPC, by two-sided and by one-sided messages."""
+    """Measure the transfer of an array by gRPC, by two-sided and by one-sided messages."""
     wanted = measuring.plan(transports, namespaces=namespaces, rate=rate)
     for sentence in wanted.left_out:
         say(f"left out: {sentence}", err=True)
@@ -95,7 +95,7 @@ def command(
 
 
 def seconds(rows: Sequence[Row], transport: str, place: str, nbytes: int) -> float | None:
-    """Return the median seconds of a transport in a place at an array size; None if not timed."""
+    """Return a transport's median seconds in a place at an array size; None if not measured."""
     for row in rows:
         wanted = (row.get("transport"), row.get("place"), row["bytes"], row["what"])
         if wanted == (transport, place, nbytes, "exchange"):

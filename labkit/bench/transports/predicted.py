@@ -65,8 +65,8 @@ def predict(
         copy: Rate at which a CPU core copies memory, in bytes/s.
 
     Source: J. Xue et al.: Fast distributed deep learning over RDMA, EuroSys 2019. The authors
-        report speeds of training, not times of transfers. They reach up to 25 times the speed of
-        TensorFlow's gRPC, and up to 169 % more than the speed of an RPC made for RDMA.
+        report speeds of training, not times of transfers. The authors reach up to 25 times the
+        speed of TensorFlow's gRPC, and up to 169 % more than the speed of an RPC made for RDMA.
     """
     link = Network.parse(network)
     assert link is not None  # tells the type checker that `network` is not None

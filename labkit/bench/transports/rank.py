@@ -66,7 +66,7 @@ class TransportPair:
 
 
 def case(communicator: Communicator, transport: str, nbytes: int) -> ExchangeCost:
-    """Time round trips of an array for as long as the time budget allows (collective)."""
+    """Measure round trips of an array within the time budget (collective)."""
     values, right = array(nbytes, seed=nbytes), True
     pair = TransportPair(communicator, transport, nbytes)
     seconds: list[float] = []

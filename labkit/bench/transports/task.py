@@ -18,7 +18,7 @@ from labkit.bench.transports.timed import WARM, ExchangeCost, array, exchanges, 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-SMALL_COUNT, LARGE_COUNT = 32, 2  # number of round trips per call: small, large arrays
+SMALL_COUNT, LARGE_COUNT = 32, 2  # number of round trips per call, for small and large arrays
 SMALL = 1 << 20  # maximum size of a small array in bytes
 
 
@@ -50,7 +50,7 @@ def traced(count: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
 
 
 def case(nbytes: int, other: int) -> ExchangeCost:
-    """Time round trips of an array between two tasks for as long as the time budget allows.
+    """Measure round trips of an array between two tasks within the time budget.
 
     Args:
         nbytes: Size of the array in bytes.
@@ -96,7 +96,7 @@ def start(number: int, addresses: list[str]) -> object:
 
 
 def main() -> None:
-    """Answer each line of stdin with a line; task 1 reports its process id and answers null."""
+    """Print this process's id, then answer each line of stdin; task 1 always answers null."""
     number, addresses = int(sys.argv[1]), sys.argv[2:]
     server = start(number, addresses) if number else None
     print(os.getpid(), flush=True)

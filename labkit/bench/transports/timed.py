@@ -13,7 +13,7 @@ import numpy as np
 
 from labkit.frameworks.tcp_counters import connections, open_socket
 
-WARM, LEAST, MOST = 3, 3, 200  # numbers of warm-up, of least and of most round trips
+WARM, LEAST, MOST = 3, 3, 200  # number of warm-up round trips; minimum and maximum number
 BUDGET = 0.3  # seconds of round trips per transport and array size
 
 
@@ -44,7 +44,7 @@ def exchanges(seconds: float) -> int:
 
 
 def timed(calls: int, call: Callable[[], object]) -> list[float]:
-    """Return the seconds of each of `calls` calls of a function."""
+    """Call a function `calls` times, and return the seconds of each call."""
     seconds = []
     for _ in range(calls):
         start = time.perf_counter()
@@ -54,10 +54,10 @@ def timed(calls: int, call: Callable[[], object]) -> list[float]:
 
 
 def sent_by_tcp() -> int:
-    """Return how many bytes are acknowledged on this process's open TCP connections."""
+    """Return how many sent bytes are acknowledged on this process's open TCP connections."""
     inodes = set()
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the descriptor was closed in the meantime
+        with suppress(OSError):  # the file descriptor was closed in the meantime
             target = str(Path(f"/proc/self/fd/{name}").readlink())
             if target.startswith("socket:["):
                 inodes.add(int(target[8:-1]))

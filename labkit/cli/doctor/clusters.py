@@ -1,4 +1,4 @@
-"""Checks of running clusters, of the processes that use them, and of leftovers of ended ones."""
+"""Checks of running clusters, of processes that use them, and of leftovers of ended clusters."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _engines() -> dict[Path, list[int]]:
-    """Return the pids of this user's engines and controllers, by their keeper's lock file."""
+    """Return the pids of this user's engines and controllers, by their cluster's lock file."""
     pids: dict[Path, list[int]] = {}
     for process in psutil.process_iter():
         try:
             # The search reads the commands and environments of all processes, because no file lists
-            # an engine whose cluster keeper is dead.
+            # an engine after the death of its cluster's supervising process.
             if "labkit.cluster.engine" in process.cmdline():
                 keeper = Path(process.environ()["LABKIT_KEEPER"])
                 pids.setdefault(keeper, []).append(process.pid)

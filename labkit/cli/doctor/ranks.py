@@ -21,7 +21,7 @@ from labkit.frameworks.private_network import isolate
 from labkit.hosts import host_probe
 
 RANKS = 2
-# Variables that OpenMP reads in each rank.
+# OpenMP reads these environment variables in each rank.
 _BINDERS = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 # Each rank prints its report as JSON in a single write, so that lines of different ranks do not

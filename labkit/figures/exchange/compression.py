@@ -41,7 +41,7 @@ from labkit.records.run import Run
 from labkit.records.step_costs import step_costs
 from labkit.records.verdict import accuracies, arrivals, judge_runs
 
-_ROOM = 0.7  # lower end of the time axis / least time; leaves room for text
+_ROOM = 0.7  # lower end of the time axis / least time; text needs the gap
 
 
 def bandwidth(
@@ -146,7 +146,8 @@ def group_by_method(entries: Sequence[RunEntry]) -> dict[str, list[RunEntry]]:
         groups.setdefault(json.dumps(method_fields(entry.run), sort_keys=True), []).append(entry)
     firsts = [group[0].run for group in groups.values()]
     called = [method(run) for run in firsts]
-    # A method is labelled by its compressor's name, unless methods also differ in other parameters.
+    # A method is labelled by its compressor's name, unless the methods also differ in other
+    # parameters.
     is_distinct = len(set(called)) == len(called)
     short = (
         names([{"compressor": name} for name in called], called) if is_distinct else labels(firsts)
@@ -283,7 +284,7 @@ def _gain(entry: RunEntry, base: RunEntry) -> Gain | None:
 
 
 def _group_key(entry: RunEntry, baseline: Run | None) -> str:
-    """Return a key that is equal for comparable runs: the task, or "" with a given baseline."""
+    """Return a key that comparable runs share: the task, or "" if a baseline is given."""
     return "" if baseline else json.dumps(task_fields(entry.run), sort_keys=True)
 
 

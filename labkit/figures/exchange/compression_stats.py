@@ -26,7 +26,7 @@ MEASURES = {
 }
 _LINES = 60  # maximum number of layers in the figure, because more lines cannot be told apart
 _NAMED = 6  # maximum number of layers that a sentence names
-_BANDS = 6  # maximum number of layers with bands, which would overlap
+_BANDS = 6  # maximum number of layers with bands, because more would overlap
 
 
 def compression_stats(run: Run) -> Figure:
@@ -118,7 +118,7 @@ def _range_text(values: pd.Series[float]) -> str:
 
 
 def _residuals(finite: pd.DataFrame) -> list[str]:
-    """Compare the residual norms in the last quarter of the steps with the quarter before."""
+    """Compare residual norms in the last quarter of the steps with those in the third quarter."""
     steps = np.sort(finite["step"].unique())
     norms = finite.groupby("step")["residual_norm"].mean()
     quarter = len(steps) // 4

@@ -131,7 +131,7 @@ def transport_table(rows: Rows, nbytes: int) -> pd.DataFrame:
 
 
 def transport_gains(rows: Rows, nbytes: int) -> pd.DataFrame:
-    """Return, per rank placement, the time of two-sided divided by that of one-sided messages.
+    """Return, per rank placement, the time ratio of two-sided to one-sided messages.
 
     `low` and `high` are the limits of this ratio: the least time of one transport is compared with
     the 90th percentile of the other.
@@ -189,7 +189,7 @@ def _ratio(what: str, values: Sequence[float]) -> Finding:
 
 
 def _smallest(table: pd.DataFrame, head: str, column: str, *ends: str) -> Finding:
-    """Return a finding about the fastest and the slowest of these rows, which have one size."""
+    """Return a finding about the fastest and slowest measurement at one message size."""
     ranked = table.sort_values(column).to_dict("records")
     first, last = ranked[0], ranked[-1]
     slower = f"{last['name']} takes {last[column] / first[column]:.2f} times the fastest"
@@ -218,7 +218,7 @@ def _exchanges(rows: Rows) -> pd.DataFrame:
 
 
 def _networks(rows: Rows) -> str:
-    """Return the networks of the rows; a row without a network used this machine's own."""
+    """Name the networks of the measurements; no network means this machine's own."""
     named = [str(row["network"] or "of this machine") for row in rows]
     return ", ".join(dict.fromkeys(named))
 
@@ -281,7 +281,7 @@ def hosts_ways(network: Network) -> pd.DataFrame:
 
 
 def hosts_traffic(rows: Rows, network: Network) -> pd.DataFrame:
-    """Return a row per algorithm for the largest buffer: bytes in all, between hosts, and times.
+    """Return, for the largest buffer, each algorithm's total bytes, bytes between hosts, and times.
 
     Args:
         rows: Measurements of `labkit.bench.host_allreduce.measure`.
@@ -312,7 +312,7 @@ def hosts_speedup(rows: Rows) -> Figure:
         rows: Measurements of `labkit.bench.host_allreduce.measure`.
     """
     table = _table(rows).rename(columns={"ratio_min": "ratio_low", "ratio_max": "ratio_high"})
-    # All algorithms, even the ring, so that colours agree between figures.
+    # Every algorithm, even the ring, gets a line style, so that colours agree between figures.
     looks = lines(table["algorithm"])
     table = table[table["algorithm"] != BASE]
     ends = [table["bytes"].min() / 1.5, table["bytes"].max() * 1.5]

@@ -149,12 +149,12 @@ def _wait_text(entry: RunEntry, rows: pd.DataFrame) -> str:
     )
 
 
-# Fields in which compared runs may differ.
+# Compared runs may differ in these fields.
 _FREE = ("name", "strategy.schedule", "strategy.bucket_bytes")
 
 
 def overlap(runs: Iterable[Run] | Run) -> pd.DataFrame:
-    r"""Return how much communication time overlap hides, and how much it could hide at most.
+    r"""Return how much communication time is hidden by overlap, and how much could be at most.
 
     The table has one row per run, with medians over its training steps after the first 10.
     `step_ms` is the step time of the slowest rank. `communication_ms`, \(C\) in formulas, is the
@@ -228,7 +228,7 @@ def _words(row: dict[str, float]) -> tuple[str, ...]:
         f"a step takes {row['step_ms']:.3g} ms; {buckets} {row['communication_ms']:.3g} ms, and "
         f"training waits {row['exposed_ms']:.3g} ms per step for communication"
     ]
-    # The test is true for NaN, which means that no communication could be hidden.
+    # The test is true for NaN, which means that overlap could hide no communication.
     if row["reached"] != row["reached"]:
         details.append(
             "no communication could be hidden, because training begins to wait before the first "
@@ -336,8 +336,8 @@ def _label_lines(label: str, bars: int) -> list[str]:
     """Break a label into lines; long words are broken after brackets and underscores."""
     # Each line has room for at least nine letters, because shorter lines would break every word.
     width = max(9, _LETTERS // bars)
-    # A blank is inserted at each possible break of a word; the last statement removes the unused
-    # blanks.
+    # A blank is inserted at each possible break of a word; the last statement of the function
+    # removes unused blanks.
     words = [w if len(w) <= width else re.sub(r"(?<=[(_])", " ", w) for w in label.split()]
     label_lines = textwrap.wrap(" ".join(words), width, max_lines=_LINES, placeholder=" …")
     return [re.sub(r"(?<=[(_]) ", "", line) for line in label_lines]

@@ -130,7 +130,7 @@ def forecast_scaling(
 def summarize_scaling(
     foreseen: Foreseen, measured: Measured | None = None, weak: bool = True
 ) -> Markdown:
-    """Summarize where efficiency falls below 50 %, its last value, and the forecast errors."""
+    """Summarize where efficiency falls below 50 %, the last efficiency, and the forecast errors."""
     return sentences(_scaling_findings(scaling_table(foreseen, measured, weak)))
 
 

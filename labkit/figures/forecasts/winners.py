@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from labkit.figures.kit.frames import Animation
     from labkit.strategies import Strategy
 
-GAIN = 0.05  # least fraction of the reference strategy's time whose saving counts as a gain
+GAIN = 0.05  # least saving that counts as a gain / time of the reference
 APART = "not distinguishable"
 UNSURE = "#BBBBBB"  # colour of map cells in which no strategy is clearly the fastest
 BANDS = (
@@ -66,7 +66,7 @@ def winners_table(places: Iterable[MapPoint], usual: str) -> pd.DataFrame:
 
 
 def winners_map(places: Sequence[MapPoint], usual: str, of: str, subtitle: str = "") -> Animation:
-    """Draw a map of the fastest strategies, and of the fraction of time that each saves.
+    """Draw a map of the fastest strategy per setting, and of the fraction of time that it saves.
 
     On the map, bandwidth increases to the right and the number of workers upwards; a slider selects
     the latency. A strategy counts as faster if it saves at least 5 % of the reference strategy's
@@ -124,7 +124,7 @@ def winners_map(places: Sequence[MapPoint], usual: str, of: str, subtitle: str =
 
 
 def summarize_winners(places: Sequence[MapPoint], usual: str) -> Markdown:
-    """Summarize how often which strategy is faster than the reference, and its gain."""
+    """Summarize, per strategy, how often it is faster than the reference, and its gain."""
     return sentences(winners_findings(places, usual))
 
 
@@ -273,7 +273,7 @@ def summarize_study(
     servers: Mapping[int, int],
     inputs: Inputs,
 ) -> Markdown:
-    """Summarize efficient numbers of workers and servers, and costs of a slow rank and of input.
+    """Summarize efficient worker and server counts, and the costs of a slow rank and of input.
 
     Args:
         study: Scaling study for machines that are like the measured machine.

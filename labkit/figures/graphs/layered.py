@@ -17,9 +17,9 @@ from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import sheet
 
 MOST = 60  # maximum number of nodes in a figure; `collapsed` reduces larger graphs
-SWEEPS = 12  # number of passes that reorder all layers by the positions of neighbours
+SWEEPS = 12  # number of passes over all layers that reorder their nodes
 LAYER = 42  # vertical distance between two layers, in pixels
-BEND = 0.35  # width of an edge in each layer that it crosses / width of a node
+BEND = 0.35  # width of an edge in a crossed layer, relative to a node's width
 LOOSE = 2.0  # maximum factor by which a sparse layer is widened, for texts
 COPY = "#D55E00"
 # If the figure has more copies between devices than NAMED, only the hover texts show their bytes.
@@ -186,7 +186,7 @@ def _edge_paths(edges: Sequence[Edge], depths: Mapping[str, int]) -> dict[Edge, 
 def _places(
     nodes: Sequence[DrawnNode], depths: Mapping[str, int], paths: Mapping[Edge, Path]
 ) -> dict[str, DrawnPosition]:
-    """Order each layer by its neighbours' mean positions, alternately above and below, many times.
+    """Order nodes by the mean position of neighbours, alternately above and below, in many passes.
 
     Source: Sugiyama, Tagawa and Toda 1981, *Methods for visual understanding of hierarchical system
     structures*. Difference: the result is the order after the last pass, not the order with the

@@ -297,7 +297,7 @@ def summarize_placement(
     plans: Mapping[str, Sequence[PlacementPlan]],
     measured: Sequence[PlanMeasurement],
 ) -> Markdown:
-    """Compare predicted and measured placements, and state whether all compute the same step.
+    """Compare predicted and measured placements, and state whether all steps have equal losses.
 
     Args:
         results: Measurements of the machine, from which the plans were made.
@@ -363,7 +363,7 @@ def _kernels(results: PlacementMeasurements) -> Iterator[Finding]:
 
 
 def _rules(results: PlacementMeasurements) -> Iterator[Finding]:
-    """Yield a finding per question; list soft and strict placement separately if they differ."""
+    """Yield a finding per placement question; separate soft and strict placement if they differ."""
     answers_by_question: dict[str, dict[str, list[str]]] = {}
     for row in results.rules:
         refused = row["ran_on"] == "nowhere"
@@ -441,7 +441,7 @@ def _measured(group: Mapping[str, Mapping[str, Any]]) -> Finding:
 
 
 def _slower_links(table: pd.DataFrame) -> list[str]:
-    """Name the links for which list scheduling is predicted to be slower than one device."""
+    """Name the links on which list-scheduled plans are predicted to be slower than one device."""
     by = table.pivot_table(index="link", columns="rule", values="predicted_ms", sort=False)
     if not {LIST, ONE} <= {*by.columns}:
         return []

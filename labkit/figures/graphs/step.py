@@ -206,7 +206,7 @@ def _short(op: str) -> str:
 
 
 def _log_text(name: str, log: Mapping[str, str] | None) -> str:
-    """Return hover text with an operation's logged device; late operations are not in the log."""
+    """Return hover text with an operation's logged device, or with the words "not in the log"."""
     if log is None:
         return ""
     return (

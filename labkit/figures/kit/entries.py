@@ -172,7 +172,7 @@ SYMBOLS = ("circle", "square", "diamond", "cross")
 
 INK = "#7a7a7a"  # colour of text and lines, legible on white and on black pages
 
-MANY = 24  # maximum number of runs in a legend; beyond, there is a run picker
+MANY = 24  # maximum runs in a legend; larger figures get a run picker
 OVERSUBSCRIBED = "* more threads (ranks \N{MULTIPLICATION SIGN} threads per rank) than cores"
 NO_RUNS = (
     "no runs to compare: run a notebook first (labkit run notebooks/tour.ipynb), then give the "

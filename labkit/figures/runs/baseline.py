@@ -35,8 +35,9 @@ def summarize_seed(candidate: Run, baseline: Run) -> Markdown:
     r"""Summarize in how many seeds the candidate's loss is lower, and how likely chance causes
     this.
 
-    The one-sided sign test gives the probability that chance alone causes k or more successes in n
-    seeds: \(p = 2^{-n} \sum_{i \ge k} \binom{n}{i}\).
+    The one-sided sign test gives the probability p that chance alone causes k or more successes in
+    n seeds.
+    The formula is \(p = 2^{-n} \sum_{i \ge k} \binom{n}{i}\).
 
     Raises:
         LabkitError: No seed is completed in both runs.
@@ -74,7 +75,7 @@ def precision_table(runs: Iterable[Run] | Run, baseline: Run) -> pd.DataFrame:
 
     Args:
         runs: Runs to compare; the baseline may be among them.
-        baseline: Run with whose accuracy all others are compared.
+        baseline: Run with which the accuracy of all other runs is compared.
 
     Raises:
         LabkitError: There are no runs, or a run has no results.
@@ -115,7 +116,7 @@ def summarize_loss_scale(rows: Iterable[Mapping[str, float]]) -> Markdown:
         rows: Records of loss scales and updates by step and rank, as in the function `loss_scales`.
     """
     table = loss_scales(rows)
-    # Number of updates in each step (0: skipped).
+    # `made` contains the number of updates in each step; 0 means that the step was skipped.
     made = table["updates"].diff().fillna(table["updates"])
     skipped = [
         f"step {step} by "

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _CLOSE = 1e-6  # relative gap at which a run counts as having reached the optimum
 _NEVER = math.inf
 _DRAWN = 60  # maximum number of drawn blocks, because cells need at least a pixel
-_HALF = 0.5  # fraction of random selection's rounds that a sentence mentions
+_HALF = 0.5  # a sentence compares rounds (priority / random) with this ratio
 
 
 def optimality_gap(runs: Iterable[Run], optimum: float) -> Figure:
@@ -58,7 +58,7 @@ def optimality_gap(runs: Iterable[Run], optimum: float) -> Figure:
 
 
 def dependencies(couplings: NDArray[np.float64], dependency: float) -> Figure:
-    """Draw the coupling of each pair of coordinate blocks that never change in the same round.
+    """Draw which pairs of coordinate blocks never change in one round, coloured by their coupling.
 
     Args:
         couplings: Couplings from 0 to 1, shape (blocks, blocks), from
@@ -143,7 +143,7 @@ def _selection(run: Run) -> str:
 
 
 def _rounds_until(run: Run, optimum: float) -> list[int | None]:
-    """Return, for each seed, the rounds until it is close to the optimum; None if it never is."""
+    """Return, for each seed, the rounds until its run is close to the optimum; None if never."""
     results: list[int | None] = []
     for seed_run in completed_seeds(run):
         close = _gaps(seed_run, optimum)["gap"].to_numpy() <= _CLOSE

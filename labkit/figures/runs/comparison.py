@@ -152,8 +152,8 @@ def show(figure: Figure) -> None:
         from IPython.display import display
     except ImportError:
         get_ipython = None
-    # A check for the package is not enough, because IPython may be installed although no notebook
-    # is running.
+    # Checking whether IPython is installed is not enough, because it may be installed although no
+    # notebook is running.
     if get_ipython is not None and get_ipython() is not None:
         display(figure)
     else:

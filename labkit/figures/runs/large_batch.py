@@ -20,12 +20,12 @@ from labkit.records.verdict import completed_seeds
 
 _RATES = {"none": "fixed rate", "sqrt": "square root", "linear": "linear"}
 _LINEAR, _WARM = "linear", "linear, warm-up"
-_APART = 0.12  # shift between two rules' crosses, in doublings of workers
+_APART = 0.12  # offset between crosses of two rules, in doublings of workers
 _MEASURES = {"samples": "samples", "seconds": "seconds of training"}
 
 
 def large_batch(runs: Iterable[Run], target: float) -> Figure:
-    """Draw samples and seconds to a target accuracy over workers, one line per learning-rate rule.
+    """Draw samples and seconds until a target accuracy over workers, a line per learning-rate rule.
 
     The bands show the range over seeds. A cross marks a run in which some seeds missed the target
     accuracy; it shows the samples or seconds of the whole training.
@@ -55,7 +55,7 @@ def large_batch(runs: Iterable[Run], target: float) -> Figure:
 
 
 def large_batch_table(runs: Sequence[Run], target: float) -> pd.DataFrame:
-    """Return a row per learning-rate rule and number of workers: seeds, and cost of the target.
+    """Return a row per learning-rate rule and number of workers: seeds, and cost to the target.
 
     `reached` is the number of seeds that reached the target accuracy. `samples` and `seconds` are
     the cost until the target is reached: means over the seeds that reached it, with ranges.
@@ -122,7 +122,7 @@ def _order(run: Run) -> tuple[bool, str, int, bool]:
 
 
 def _with_one_worker(table: pd.DataFrame, rules: list[str]) -> pd.DataFrame:
-    """Sort the rows by rule; copy the row of one worker to rules of its optimizer that lack one."""
+    """Sort the rows by rule; copy a one-worker row to each rule of its optimizer that lacks one."""
     single_worker = table[table["workers"] == 1].drop_duplicates("optimizer").set_index("optimizer")
     more = [
         single_worker.loc[[optimizer]].reset_index().assign(rule=rule)

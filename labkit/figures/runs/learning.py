@@ -20,13 +20,13 @@ from labkit.records.run import logged_names, logged_results
 if TYPE_CHECKING:
     import pandas as pd
 
-POINTS = 300  # maximum points of a curve; with many runs, a half or a quarter of it
+POINTS = 300  # maximum points of a curve; a half or a quarter with many runs
 CURVES = 240  # maximum number of runs with curves; only these runs' histories are read
 MOST = 9000  # maximum number of points in a panel, to limit drawing time
 OWN = 6  # maximum number of user-defined metrics with a panel
-# One table per run, by the keys of the legend entries.
+# `Tables` maps the key of each legend entry to the table of its run.
 Tables: TypeAlias = "Mapping[str, pd.DataFrame]"
-FEW = 8  # maximum number of runs with unsmoothed lines, which hide each other
+FEW = 8  # maximum runs with unsmoothed lines; more would hide each other
 _MOST_GROUPS = 3  # maximum number of groups of coinciding curves that a remark lists
 SAME = 1e-4  # curves coincide if they differ by less than this fraction of the loss
 
@@ -38,7 +38,7 @@ AXES = {
 
 
 def learning_panels(entries: Sequence[RunEntry]) -> tuple[list[list[Panel]], list[str], str]:
-    """Return panels of loss, test results and user-defined metrics; remarks; alternative text.
+    """Return panels (loss, test results, user-defined metrics), remarks, and alternative text.
 
     The panels are arranged in rows of two. Buttons switch the x axis of all panels between steps,
     seconds and bytes.
@@ -118,7 +118,7 @@ def thin_rows(table: pd.DataFrame, points: int = POINTS) -> pd.DataFrame:
 
 
 def _axes(losses: Tables) -> dict[str, Trace]:
-    """Return the x axes for steps, seconds and bytes; without sent bytes, none for bytes."""
+    """Return the x axes for steps and seconds, and for bytes if any bytes were sent."""
     sent = [most for curve in losses.values() if len(curve) and (most := curve["bytes"].max()) > 0]
     axes: dict[str, Trace] = {over: {"title": {"text": title}} for over, title in AXES.items()}
     if not sent:
@@ -237,7 +237,7 @@ def _in_words(entry: RunEntry, curve: pd.DataFrame) -> str:
     parts = []
     if len(curve):
         ends = " → ".join(f"{curve['smooth'].iloc[place]:.3g}" for place in (0, -1))
-        # NaN if the user has logged the curve as a list of losses.
+        # The seconds are NaN if the user has logged the curve as a list of losses.
         seconds = curve["seconds"].iloc[-1]
         time = "" if entry.gate_failed or np.isnan(seconds) else f" and {seconds:.3g} s"
         sent = curve["bytes"].iloc[-1]

@@ -42,7 +42,7 @@ __all__ = ["has_grid", "heat_map"]
 _MOST = 9  # maximum number of axes that leaves room for their labels
 _BELOW, _ABOVE = -0.055, 1.055  # y positions of the labels below and above an axis from 0 to 1
 _ACROSS = 125  # letters that fit in one line across the whole panel
-_SPREAD = 0.5  # fraction of a slot over which the lines of its runs are spread
+_SPREAD = 0.5  # part of the space per value over which its runs are spread
 
 Axis = tuple[str, list[Value], AxisScale]
 
@@ -121,10 +121,11 @@ def _lines(shown: Sequence[RunEntry], axes: Sequence[Axis]) -> list[Trace]:
 
 
 def _side_by_side(axis_scale: AxisScale) -> list[float | None]:
-    """Return positions on an axis; runs in one slot are spread, so that all lines are visible."""
+    """Return axis positions; runs that share a discrete value are spread, so all are visible."""
     if not axis_scale.slots:
         return list(axis_scale.places)
-    # Runs use only half of each slot; the empty half separates them from the runs of the next slot.
+    # Runs use only half of the space of each discrete value; the empty half separates them from the
+    # runs of the next value.
     room = _SPREAD / len(axis_scale.ticks)
     members: dict[float | None, list[int]] = {}
     for place, value in enumerate(axis_scale.places):
@@ -143,7 +144,7 @@ def _rules(count: int) -> Trace:
 
 
 def _ticks(axes: Sequence[Axis]) -> Trace:
-    """Return one trace with the labels of all slots, and of both ends of each numeric axis."""
+    """Return one trace with the labels of all discrete values, and of both ends of numeric axes."""
     room = _ACROSS // len(axes) + 1  # number of letters that fit between two axes
     rows = [
         (place, y, safe_text(text), f"middle {side}")
@@ -158,7 +159,7 @@ def _ticks(axes: Sequence[Axis]) -> Trace:
 
 
 def _slot_words(name: str, on: AxisScale, room: int) -> list[tuple[float, str, str]]:
-    """Return the labels of slots as (y, text, side), at positions where few lines cross them."""
+    """Return the labels of discrete values as (y, text, side), at positions with few lines."""
     up, side = ((0.5 + _SPREAD / 2) / 2 / len(on.ticks), "right") if room else (0.0, "left")
     gap = "\N{NO-BREAK SPACE}" * 2
     details = [(at + up, word(name, value)) for at, value in on.ticks]

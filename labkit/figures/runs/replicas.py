@@ -35,8 +35,8 @@ from labkit.strategies import Gossip
 
 EACH_STEP, MEAN, ELASTIC = "every step", "averaging", "elastic averaging"
 DELAYED, IMMEDIATE = "asynchronous, delayed Nesterov", "asynchronous, immediate Nesterov"
-NEARLY = 0.98  # fraction of the final accuracy with delayed momentum, as a target
-SHORT = range(8, 33)  # periods in steps that, according to the paper, cost no accuracy
+NEARLY = 0.98  # target accuracy / final accuracy with delayed momentum
+SHORT = range(8, 33)  # synchronization periods (steps) without loss in the paper
 
 DISTANCE = "consensus_distance"
 TOLERANCE = 1.02  # ratio of two consensus distances below which they count as equal
@@ -205,7 +205,7 @@ def _compressed_gradients(table: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _delayed_momentum(table: pd.DataFrame) -> Iterator[Finding]:
-    """Compare how many steps runs with and without delayed momentum need, for each period."""
+    """For each period, compare the steps needed with and without delayed momentum."""
     delayed, immediate = (
         table[table["rule"] == rule].set_index("period") for rule in (DELAYED, IMMEDIATE)
     )

@@ -19,12 +19,12 @@ from labkit.figures.runs.speed import refusals
 from labkit.records.analysis.columns import seed_range
 from labkit.records.run import Run, gate_failed
 
-# Growth has stopped if twice the workers give less than this multiple of the throughput.
+# The throughput counts as saturated if twice as many workers give less than this multiple of it.
 _CLIFF = 1.5
 
 
 def server_scaling(runs: Iterable[Run] | Run) -> Figure:
-    """Draw samples per second over workers: a line per server configuration, a band of seeds.
+    """Draw samples per second over workers: a line per server configuration, bands over seeds.
 
     Runs with a slow worker are excluded, because their speed is not comparable with that of other
     runs.
@@ -62,7 +62,7 @@ def server_scaling(runs: Iterable[Run] | Run) -> Figure:
 
 
 def server_prediction(predicted: Sequence[Run], measured: Sequence[Run]) -> pd.DataFrame:
-    """Return a row per pair of a simulated and a measured run: step times in ms, and ratio.
+    """Return a table row per simulated run and its measured run: step times (ms) and ratio.
 
     Runs that failed the equivalence check have no step time.
     """
@@ -219,7 +219,7 @@ def _speed(run: Run, head: str, subject: str, details: str) -> Finding:
 
 
 def _gain(group: dict[int, Run], few: int, many: int) -> float:
-    """Return the mean throughput ratio per doubling of workers, between two worker counts."""
+    """Return the mean throughput factor per doubling of workers, from `few` to `many` workers."""
     return float((_rate(group[many]) / _rate(group[few])) ** (1 / math.log2(many / few)))
 
 

@@ -41,7 +41,7 @@ def scalings_by_key(entries: Sequence[RunEntry]) -> pd.DataFrame:
 
 
 def throughput_panel(entries: Sequence[RunEntry]) -> Panel:
-    """Return a panel: a throughput bar per run, a whisker from slow (p90) to fast (p10) steps."""
+    """Return a panel: a throughput bar per run, with a whisker from slow (p90) to fast (p10)."""
     import pandas as pd
 
     rows = [
@@ -106,7 +106,7 @@ def throughput_in_words(entries: Sequence[RunEntry]) -> str:
 
 
 def speedup_in_words(entries: Sequence[RunEntry]) -> str:
-    """List speed-up and efficiency of every run; return "" without a one-worker run."""
+    """List the speed-up and efficiency of every run; return "" if no run has only one worker."""
     labels = {entry.key: entry.label for entry in entries}
     return "; ".join(
         f"{labels[point.run]}: speed-up {point.speedup:.2f} on {point.workers} workers "
@@ -149,7 +149,7 @@ def _scaling_traces(table: pd.DataFrame, shown: Sequence[RunEntry], y: str) -> l
     lines = {
         line: LineStyle(
             label=f"{group['kind'].iloc[0]} scaling",
-            # A line through several runs has the colour of the first of them.
+            # A line through several runs has the colour of the first run.
             color=looks[group["runs"].iloc[0][0]].color,
             dash="solid" if group["kind"].iloc[0] == "strong" else "dot",
             symbol="circle",

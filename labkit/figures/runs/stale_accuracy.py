@@ -31,7 +31,7 @@ OLD = 10  # staleness, in updates, from which gradients count as old
 
 
 def staleness_cost(runs: Iterable[Run]) -> Figure:
-    """Draw test accuracy over mean staleness: a line per staleness correction, a band of seeds."""
+    """Draw test accuracy over mean staleness: a line per staleness correction, bands over seeds."""
     shown = entries(runs)
     table = stale_table([entry.run for entry in shown])
     looks = lines(table["staleness_correction"])
@@ -111,7 +111,7 @@ def _correction_claims(table: pd.DataFrame, best: pd.Series, guess: float) -> It
 
 
 def stale_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return a table row per run: label (`way`), correction, mean staleness, accuracy columns."""
+    """Return a table row per run: label (`way`), staleness correction, mean staleness, accuracy."""
     return accuracy_table(runs, _correction).sort_values("staleness", kind="stable")
 
 
@@ -128,12 +128,12 @@ def _correction(run: Run) -> dict[str, Any]:
 
 
 def time_to_target(runs: Sequence[Run], target: float) -> pd.DataFrame:
-    """Return a table row per run: label (`way`), slow worker, and cost to reach the target.
+    """Return a table row per run: label (`way`), slow worker, and cost to reach the accuracy.
 
     Args:
         runs: Runs with any training strategies.
-        target: Target accuracy on the validation data; the table states seconds, samples and MiB
-            until a run reaches it.
+        target: Target accuracy on the validation data; the table contains the seconds, samples and
+            MiB until a run reaches this accuracy.
     """
     table = to_target({str(number): run for number, run in enumerate(runs)}, target)
     table.insert(0, "way", [way_of(run) for run in runs])
@@ -144,12 +144,12 @@ def time_to_target(runs: Sequence[Run], target: float) -> pd.DataFrame:
 
 
 def summarize_time_to_target(runs: Sequence[Run], target: float) -> Markdown:
-    """Name the strategy that reaches the target first, with equal workers and with a slow one.
+    """Name the strategy that first reaches the target accuracy, with and without a slow worker.
 
     Published claim (Ho 2013): with one slow worker, stale synchronous training is between
     synchronous and asynchronous training in time to a given loss. The summary confirms the claim of
     Ho (2013) if the mean time of stale synchronous training is between the other two mean times.
-    The summary states whether ranges over seeds overlap.
+    The summary states whether the ranges of these times over seeds overlap.
     """
     table = time_to_target(runs, target).reset_index()
     findings: list[Finding] = []
@@ -179,7 +179,7 @@ def summarize_time_to_target(runs: Sequence[Run], target: float) -> Markdown:
 
 
 def _stale_synchronous(group: pd.DataFrame) -> Iterator[Finding]:
-    """Judge whether stale synchronous training is between synchronous and asynchronous in time."""
+    """Judge whether stale synchronous training takes a time between those of sync and async."""
     rows = {row.way: row for row in group.itertuples()}
     bound = [way for way in rows if way.startswith("stale synchronous")]
     if not bound or not {SYNCHRONOUS, ASYNCHRONOUS} <= set(rows):
@@ -205,13 +205,14 @@ def _stale_synchronous(group: pd.DataFrame) -> Iterator[Finding]:
 
 
 def softsync_published(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return a row per softsync run: staleness and test error, with the published values.
+    """Return a table row per softsync run: staleness and test error, with published values.
 
-    The column `staleness` is the mean staleness in updates; the paper states n for n-softsync.
-    The column `later than 2n` is the share of gradients with a staleness above 2n, where n is the
-    parameter of n-softsync. The column `error` is the mean test error over seeds; `of seeds` is its
-    range. The column `of` names the published experiment; `source` names its paper, with a mark
-    that `labkit.simulate.published` explains.
+    The column `staleness` is the mean staleness in updates; for n-softsync, the paper states a mean
+    staleness of n. The column `later than 2n` is the share of gradients with a staleness above 2n,
+    where n is the parameter of n-softsync. The column `error` is the mean test error over seeds;
+    the column `of seeds` is the range of this error. The column `of` names the published
+    experiment; the column `source` names its paper and has a mark that `labkit.simulate.published`
+    explains.
     """
     table = stale_table(runs).set_index("way")
     rows = {}
@@ -242,7 +243,7 @@ def softsync_published(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def summarize_batch(runs: Sequence[Run]) -> Markdown:
-    """Summarize whether smaller batches compensate staleness, at rates α₀ / mean staleness.
+    """Summarize whether smaller batches compensate for staleness, at rates α₀ / mean staleness.
 
     Published claim (Gupta 2015, arXiv 1509.04210): at learning rates α₀ / staleness, the mini-batch
     size of a learner determines the accuracy. With more learners, gradients are staler, so the
@@ -287,7 +288,8 @@ def summarize_rate(runs: Sequence[Run]) -> Markdown:
     findings, equal_rates = [], []
     for rate, group in table.groupby("rate"):
         young, old = group[:1], group[-1:]
-        # A learning rate with a single run has only one row, which is both the first and the last.
+        # A learning rate with a single run has only one table row, which is both the first and the
+        # last.
         ends = group.iloc[[0, -1] if len(group) > 1 else [0]]
         for row in ends.itertuples():
             what = f"At learning rate {rate:g}, staleness {row.n}"
@@ -309,11 +311,11 @@ def summarize_rate(runs: Sequence[Run]) -> Markdown:
 def summarize_downpour(runs: Sequence[Run]) -> Markdown:
     """Summarize whether Downpour SGD tolerates rarer exchanges with Adagrad than with plain SGD.
 
-    The summary judges each optimizer at the learning rate that is best for its most frequent
-    exchanges. The summary also names the best learning rate for the rarest exchanges. Published
-    claim (Dean 2012): Downpour SGD with Adagrad is the fastest method with 200 replicas, and is
-    stable. The summary confirms the claim of Dean (2012) if the ranges of accuracy over seeds do
-    not overlap.
+    The summary judges each optimizer at the learning rate with its best result when workers
+    exchange most often. The summary also names the best learning rate when workers exchange least
+    often. Published claim (Dean 2012): Downpour SGD with Adagrad is the fastest method with 200
+    replicas, and is stable. The summary confirms the claim of Dean (2012) if the ranges of accuracy
+    over seeds do not overlap.
 
     Args:
         runs: Downpour runs with both optimizers, several learning rates, and several exchange
@@ -353,7 +355,7 @@ def _adagrad_claim(table: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _settings_table(runs: Sequence[Run], **columns: str) -> pd.DataFrame:
-    """Return the accuracy table, with columns for fields of the strategy and the experiment."""
+    """Return the accuracy table with extra columns for settings of the strategy and experiment."""
     return accuracy_table(
         runs,
         lambda run: (

@@ -28,12 +28,13 @@ from labkit.records.run import Run
 LANE = 30  # height of the lane of a worker or server in pixels
 MOST = 60  # greatest number of gradients to draw; more arrows are indistinguishable
 SHADES = 5  # number of colours; the last colour includes all higher staleness
-# The colours from fresh (light) to stale (dark) are from cividis, distinct with any colour vision.
+# The colours, from light (fresh) to dark (stale), are from the colour map cividis, so that people
+# with any colour vision can distinguish them.
 COLORS = ("#E0B33C", "#A59C74", "#7C7B78", "#4C5A8C", "#00306F")
 DROPPED = "#D55E00"
 CLOCKS = {"wall": "on ranks", "virtual": "on the virtual clock"}
-ACROSS = 3  # number of panels in a row
-MOST_AGES = 0.95  # share of gradients within the axis; outliers of late starters are cut off
+ACROSS = 3  # number of panels side by side
+MOST_AGES = 0.95  # share of gradients that the axis covers, without outliers of late starters
 PLAIN = "at α₀"  # label of softsync without a staleness correction
 
 
@@ -48,7 +49,7 @@ def update_log(run: Run, first: int = 0, last: int | None = None) -> Figure:
     Args:
         run: Run with parameter servers and one seed.
         first, last: Numbers of the first and last gradient to draw, in order of application;
-            default: from gradient 0, as many as are legible.
+            default: from gradient 0, as many gradients as are legible.
 
     Raises:
         LabkitError: The run has no update log.
@@ -121,7 +122,7 @@ def _histogram(ages: Mapping[str, pd.Series[float]], looks: Looks, width: float)
 
 
 def summarize_staleness(runs: Iterable[Run] | Run | dict[str, Run]) -> Markdown:
-    """Summarize staleness and result of each run; compare with theory for equally fast workers.
+    """Summarize each run's staleness and result, compared with theory for equally fast workers.
 
     Args:
         runs: Runs, or a dictionary of runs by name.
@@ -170,7 +171,7 @@ def staleness_of(run: Run) -> pd.Series[float]:
 
 
 def _color_indices(events: pd.DataFrame) -> pd.Series[int]:
-    """Return each gradient's colour index: its staleness, up to `SHADES` - 1; -1 if dropped."""
+    """Return each gradient's colour index: staleness, up to `SHADES` - 1; -1 if it was dropped."""
     shades = events["staleness"].clip(upper=SHADES - 1).astype(int)
     return shades.where(events["update"] >= 0, -1)
 
@@ -183,7 +184,7 @@ def _color_line(kind: int) -> LineStyle:
 
 
 def _arrows(group: pd.DataFrame, names: dict[int, str], kind: int) -> Trace:
-    """Return all arrows of one colour as one trace, from sending via delivery to application."""
+    """Return one trace with all arrows of a colour, from sending via delivery to application."""
     look, gap = _color_line(kind), [None] * len(group)
     workers = [f"worker {worker}" for worker in group["worker"]]
     servers = [names[server] for server in group["server"]]

@@ -54,7 +54,8 @@ def _run_details(entry: RunEntry) -> list[str]:
     details.append(f"equivalence check {verdict(entry.run)}")
     history = entry.run.history
     parts = ("compute_seconds", "communicate_seconds", "wait_seconds")
-    # The first step is excluded, because TensorFlow traces and compiles the model in this step.
+    # The first training step is excluded, because TensorFlow traces and compiles the model in this
+    # step.
     steady = history[history["step"] > 0]
     total = steady["seconds"].sum()
     # The parts of the step time are stated for several workers only, because a single worker
@@ -86,7 +87,7 @@ def _speedup_findings(shown: Sequence[RunEntry]) -> list[Finding]:
 
 
 def speed_verdict(low: float, high: float, below_text: str) -> str:
-    """Return the conclusion for a speed ratio whose range is above 1, below 1, or includes 1."""
+    """Return the conclusion about a speed ratio: its range is above 1, below 1, or includes 1."""
     if low > 1:
         return "it pays"
     return below_text if high < 1 else "no difference beyond the spread of the step times"
@@ -104,12 +105,12 @@ _NAMED = 6  # greatest number of runs that a sentence names
 def summarize_comparison(runs: Iterable[Run] | Run) -> Markdown:
     """Summarize differing parameters, equivalence checks, and the best runs.
 
-    Runs that differ only in the seed count as one setting. The summary names the best settings in
-    accuracy, speed and bytes, for each task, number of samples and clock separately. The summary
-    lists the parameters in which the best and the next setting differ. A statistical test over
-    seeds (`verdict.judge`) decides whether a lead in accuracy is significant. A lead in speed is
-    significant if the ranges of speed over seeds do not overlap. A sentence about an insignificant
-    lead first states that the lead is insignificant.
+    Runs that differ only in their random seed are treated as one setting. The summary names the
+    settings with the best accuracy, speed and bytes, separately for each task, number of samples
+    and clock. The summary lists the parameters in which the best and the next setting differ. A
+    statistical test over seeds (`verdict.judge`) decides whether a lead in accuracy is significant.
+    A lead in speed is significant if the ranges of speed over seeds do not overlap. A sentence
+    about an insignificant lead first states that the lead is insignificant.
 
     Raises:
         LabkitError: There are no runs.
@@ -147,7 +148,7 @@ def summarize_comparison(runs: Iterable[Run] | Run) -> Markdown:
 
 
 def _accuracy(entry: RunEntry) -> Finding | None:
-    """Return the finding on the mean test accuracy over seeds; None without an accuracy."""
+    """Return the finding on mean test accuracy over seeds; None if the run has no accuracy."""
     return _over_seeds(entry, "test accuracy", accuracies(entry.run).values(), "{:.2%}".format)
 
 
@@ -167,7 +168,7 @@ def _over_seeds(
 
 
 def _speed(entry: RunEntry) -> Finding | None:
-    """Return the finding on samples/s (median and range over seeds); None if the check failed."""
+    """Return the finding on samples/s over seeds, or None if the equivalence check failed."""
     value = entry.metrics.get("samples_per_second")
     if not value or entry.gate_failed:
         return None
@@ -233,7 +234,7 @@ _Place = tuple[Finding, RunEntry]
 def _ranked(
     shown: Sequence[RunEntry], measure: Callable[[RunEntry], Finding | None], sign: int
 ) -> list[_Place]:
-    """Return the runs that have the value, sorted: descending for sign 1, ascending for -1."""
+    """Return the runs that have a measured value, in descending (sign 1) or ascending order."""
     known = [(finding, entry) for entry in shown if (finding := measure(entry)) is not None]
     return sorted(known, key=lambda place: -sign * (place[0].value or 0.0))
 
@@ -291,14 +292,14 @@ def _lowest_text(ranked: Sequence[_Place]) -> str:
 
 def _judge_by_seeds(first: _Place, second: _Place) -> str:
     ours, theirs = (list(accuracies(entry.run).values()) for _, entry in (first, second))
-    # `judge` tests for a loss of accuracy, so the second run is its candidate and the first run its
-    # reference.
+    # `judge` tests whether a candidate is less accurate than a reference; here, the second run is
+    # the candidate and the first run the reference.
     lost = min(len(ours), len(theirs)) > 1 and judge(theirs, ours).kind == "loss"
     return "the difference exceeds the spread of the seeds" if lost else ""
 
 
 def _all_seeds_better(comparative: str, first: _Place, second: _Place) -> str:
-    """Return the conclusion that all seeds of the first run are better, or "" if not."""
+    """Return the conclusion that every seed of the first run is better, or "" if it is false."""
     (high, _), (low, _) = (second, first) if comparative == "lower" else (first, second)
     if not high.band or not low.band or min(high.seeds, low.seeds) < 2:
         return ""

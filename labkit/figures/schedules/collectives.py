@@ -25,7 +25,7 @@ from labkit.simulate.fastest import Costs, costs
 ALGORITHMS = tuple(name for name, algorithm in ALLREDUCE.items() if algorithm.layout is None)
 NETWORKS = ("100Gb-infiniband", "10GbE", "1GbE", "wan")
 RANGE = (64, 2**26)  # least and greatest buffer size in bytes
-IN_A_ROW = 2  # number of panels in a row of the figure
+IN_A_ROW = 2  # number of panels side by side in the figure
 
 
 def cost_curves(
@@ -35,7 +35,7 @@ def cost_curves(
     nbytes: tuple[float, float] = RANGE,
     gamma: float = 0.0,
 ) -> Figure:
-    """Draw simulated time over buffer size per network, and where the fastest algorithm changes.
+    """Draw simulated time over buffer size per network; mark where the fastest algorithm changes.
 
     Markers are simulated times. Thin lines are closed-form costs (`labkit.simulate.closed_form`),
     which assume a single switch.
@@ -146,11 +146,11 @@ def _fastest_by_size(costs_of_network: Costs) -> str:
 def counts_table(
     algorithms: Iterable[str] = tuple(ALLREDUCE), sizes: Iterable[int] = (2, 4, 8)
 ) -> pd.DataFrame:
-    """Return a row per algorithm and number of ranks: messages by schedule and by formula.
+    """Return a table row per algorithm and rank count: messages by schedule and by formula.
 
-    The columns `volume` and `busiest_rank` are the bytes that all ranks together and the busiest
-    rank send. Both are multiples of the buffer size n. The column `equal` states whether schedule
-    and formula give the same counts for every rank.
+    The columns `volume` and `busiest_rank` are the bytes sent by all ranks together and by the
+    busiest rank. Both columns are multiples of the buffer size n. The column `equal` states whether
+    schedule and formula give the same counts for every rank.
 
     Args:
         algorithms: Names of allreduce algorithms in `labkit.schedules`.
@@ -206,7 +206,7 @@ def summarize_counts(table: pd.DataFrame) -> Markdown:
 BINS = 120  # number of time intervals of the heat map
 # Greatest number of links in a panel; if there are more, only the busiest are drawn.
 MOST_LINKS = 40
-LINE = 13  # height of the row of a link in pixels
+LINE = 13  # height in pixels of a link's row in the heat map
 
 
 def link_utilisation(
@@ -274,7 +274,7 @@ def summarize_link(
     network: str | Network = "1GbE",
     gamma: float = 0.0,
 ) -> Markdown:
-    """Name the busiest links and time of each algorithm; arguments as for `link_utilisation`."""
+    """Name each algorithm's busiest links and time; arguments as for `link_utilisation`."""
     by_name = simulations(algorithms, size, nbytes, network, gamma)
     least = min(simulation.seconds for simulation in by_name.values())
     findings = []

@@ -24,7 +24,7 @@ from labkit.simulate.pipeline import PipelineSimulation
 
 LANE = 28  # height of the lane of a rank in pixels
 STAGE, MICROBATCH = "%{customdata[0]}", "%{customdata[1]}"
-# The colours are from Okabe and Ito (2008), whose palette is distinct with any colour vision.
+# The colours are from Okabe and Ito (2008); people with any colour vision can distinguish them.
 ACTIONS = {
     action: BarKind(name, color, f"{name} of micro-batch {MICROBATCH} at stage {STAGE}")
     for action, name, color in (
@@ -80,7 +80,7 @@ def pipeline_gantt(pipelines: Drawn | Iterable[Drawn], step: int | None = None) 
 
 
 def _panel(pipeline: Drawn, step: int | None) -> tuple[PipelineSimulation | None, GanttPanel]:
-    """Return a pipeline and its panel; if a run failed its equivalence check, without bars."""
+    """Return a pipeline and its panel, without bars if the run failed its equivalence check."""
     if isinstance(pipeline, Run):
         (entry,) = entries([pipeline])
         if entry.gate_failed:
@@ -98,7 +98,7 @@ def _lane(pipeline: PipelineSimulation, rank: int) -> str:
 
 
 def _bars(pipeline: PipelineSimulation) -> pd.DataFrame:
-    """Return a row per computation: lane of its rank, times in ms, and text of its bar."""
+    """Return a table row per computation: its rank's lane, times in ms, and the text of its bar."""
     table = pipeline.table.take(pipeline.table.computes)
     start, stop = (
         1e3 * column[pipeline.table.computes] for column in (pipeline.start, pipeline.stop)
@@ -141,8 +141,8 @@ def _pipeline_text(pipeline: PipelineSimulation) -> str:
     if table.chunks > 1:
         stages += f" on {table.ranks} ranks"
     what = "time step" if table.recurrent else "micro-batch"
-    # An endless schedule, such as delayed gradients, is drawn for some micro-batches only, so the
-    # text counts the drawn ones.
+    # An endless schedule, such as that of delayed gradients, is drawn for some micro-batches only,
+    # so the text counts only these micro-batches.
     many = len(set(table.microbatch[table.action == "forward"].tolist()))
     plural = "" if many == 1 else "s" if table.recurrent else "es"
     return f"{clock}{table.name}, {stages}, {many} {what}{plural}: {seconds_text(pipeline.seconds)}"
@@ -297,7 +297,7 @@ def _boxes(step: Tick, action: str) -> Trace:
 
 
 def _activations_text(held: tuple[int, ...]) -> str:
-    """List stored activations as `x1 x2 x3`; of many, name only the first and the last."""
+    """List stored activations as `x1 x2 x3`; if there are many, name only the first and last."""
     if len(held) > 4:
         return f"x{held[0]} … x{held[-1]} ({len(held)})"
     return " ".join(f"x{number}" for number in held) or "nothing"

@@ -32,7 +32,8 @@ def predicted_and_measured(
     """Simulate measured collectives; return a table with errors, and a figure.
 
     The error of a prediction is predicted time / measured time - 1. Algorithms without a schedule
-    ("mpi") are measured, but not predicted. A measurement with wrong sums has no time in the table.
+    ("mpi") are measured, but not predicted. The table has no time for a measurement whose allreduce
+    returned wrong sums.
 
     Args:
         rows: Measurements, the result of `labkit.bench.collectives.measure`.
@@ -112,7 +113,7 @@ def _figure(
 
 
 def _measured(look: LineStyle, group: pd.DataFrame) -> Trace:
-    """Return markers of measured times in seconds; whiskers span the least and the p90 time."""
+    """Return markers of measured times in seconds; whiskers reach from the least to p90 times."""
     times = group[["measured_ms", "min_ms", "p90_ms"]] / 1e3
     times.columns = ["time", "time_low", "time_high"]
     details = [
@@ -124,7 +125,7 @@ def _measured(look: LineStyle, group: pd.DataFrame) -> Trace:
 
 
 def _errors(look: LineStyle, group: pd.DataFrame) -> Trace:
-    """Return markers of prediction errors in percent; whiskers span errors at least and p90."""
+    """Return markers of prediction errors in percent; whiskers: errors at least and p90 time."""
     errors = group[["bytes"]].assign(
         error=100 * group["error"],
         error_low=100 * (group["predicted_ms"] / group["p90_ms"] - 1),
@@ -136,7 +137,7 @@ def _errors(look: LineStyle, group: pd.DataFrame) -> Trace:
 
 
 def summarize_prediction(table: pd.DataFrame) -> Markdown:
-    """Summarize the prediction error of each algorithm; compare the slowest with all others."""
+    """Summarize each algorithm's prediction error; compare the slowest one with all others."""
     groups = table.groupby("algorithm", sort=False)
     findings = [Finding(f"**{name}**", details=(_error_text(group),)) for name, group in groups]
     return sentences([*findings, *map(Finding, _slowest_texts(table))])
@@ -164,7 +165,7 @@ def _error_text(group: pd.DataFrame) -> str:
 def _slowest_texts(table: pd.DataFrame) -> list[str]:
     """Compare the slowest algorithm with all other algorithms at the largest buffer size."""
     largest = table[table["bytes"] == table["bytes"].max()].set_index("algorithm")
-    # Algorithms with wrong sums have no time.
+    # Algorithms that returned wrong sums have no time.
     timed = largest.dropna(subset="measured_ms").sort_values("measured_ms")
     lines = []
     for name, row in timed[:-1].iterrows():

@@ -190,7 +190,8 @@ def _split(name: str, text: str) -> list[str]:
         if quote:
             quote = "" if letter == quote else quote
         elif letter in "'\"" and (len(expected) > 1 or not text[start:place].strip()):
-            # Only at the start of an item, as an apostrophe inside a word is no quote.
+            # A quote begins only at the start of an item, because an apostrophe inside a word is
+            # not a quote.
             quote = letter
         elif letter in _CLOSING:
             expected.append(_CLOSING[letter])

@@ -34,8 +34,8 @@ class SweepMember:
         folder: Name of the job's folder.
         values: Parameter values, converted to the types that the notebook declares.
         repeat: Number of the repeat among notebook runs with the same values, from 0.
-        workers: Maximum number of ranks that the notebook requests; 1 if it has no parameter
-            `workers`.
+        workers: Maximum number of ranks that the notebook requests; 1 if the notebook has no
+            parameter `workers`.
         threads: Maximum number of threads per rank; 1 if the notebook has no parameter `threads`.
         known: Whether the notebook has a parameter `workers`; without it, the number of ranks is
             unknown.
@@ -69,7 +69,7 @@ class SweepPlan:
 
     @property
     def name(self) -> str:
-        """The hash of the requested values; not of the notebook's content or labkit's version."""
+        """The sweep's name: a hash of the requested values, not of notebook or labkit version."""
         request: JSON = [[member.values, member.repeat] for member in self.members]
         if self.search is not None:
             request = self.search.to_json()

@@ -24,7 +24,7 @@ OVERTIME = GRACE + 10.0  # a process is killed if it exceeds its time limit by t
 
 @dataclass
 class Running:
-    """A notebook run in progress; `place` is its slot, which no other run uses at that time."""
+    """A notebook run in progress; `place` is its run slot, which no other run uses at that time."""
 
     member: SweepMember
     place: int
@@ -103,7 +103,7 @@ class Scheduler:
         return self._trials.left if self._trials else 0
 
     def _next_fits(self, waiting: list[SweepMember]) -> bool:
-        """Return whether the next notebook run may start; a search creates it here."""
+        """Return whether the next notebook run may start; a search creates the run in this call."""
         if not waiting and self._trials and self._trials.left and self._has_room():
             waiting.append(self._trials.ask())
         return bool(waiting) and self._fits(waiting[0])
@@ -127,7 +127,8 @@ class Scheduler:
     def _start(self, member: SweepMember) -> None:
         folder = manifest.queue(self.folder, self.plan, member)
         used_slots = {running.place for running in self._running}
-        # The lowest free slot is used, because it is the most likely to have a running cluster.
+        # The lowest free slot is used, because this slot is the most likely to have a running
+        # cluster.
         slot = min(set(range(len(used_slots) + 1)) - used_slots)
         environment = self._clusters.environment(slot, member.shape)
         environment |= {imports.VARIABLE: imports.notebook_folders(self.plan.notebook)}

@@ -81,7 +81,7 @@ def _plane(layer: keras.Layer, before: Shape, flat: bool) -> GridLayer:
 
 
 def _window_of(layer: keras.Layer) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return a layer's kernel size and strides; None if it has no window or has padding."""
+    """Return a layer's kernel size and strides, or None if it has no window or uses padding."""
     if type(layer) is LocallyConnected2D:
         return layer.kernel_size, layer.strides
     if getattr(layer, "padding", "") != "valid" or layer.data_format != "channels_last":
@@ -92,7 +92,7 @@ def _window_of(layer: keras.Layer) -> tuple[tuple[int, int], tuple[int, int]] | 
 
 
 def _chain_of_layers(model: keras.Model) -> list[keras.Layer]:
-    """Return a model's layers in order; raise an error unless each reads only the previous one."""
+    """Return a model's layers in order; fail if a layer reads anything but the previous one."""
     graph = model._functional if isinstance(model, keras.Sequential) else model
     nodes = nodes_of(graph) if hasattr(graph, "_nodes_by_depth") else []
     operations = [node.operation for node in nodes]
@@ -112,7 +112,7 @@ def _is_elementwise(layer: keras.Layer) -> bool:
 
 
 def _is_divisible(layer: keras.Layer) -> bool:
-    """Return whether a layer has an elementwise activation and weights that may be divided."""
+    """Return whether a layer's activation is elementwise and its weights can be divided."""
     activation = getattr(layer, "activation", None)
     by_element = activation is None or activation.__name__ in ELEMENTWISE
     return by_element and is_plain(layer) and not weight_modification(layer)

@@ -1,4 +1,4 @@
-"""Pipeline schedules as data: pure functions from stages and micro-batches to a table."""
+"""Pipeline schedules as data: functions from numbers of stages and micro-batches to a table."""
 
 from labkit.schedules.pipeline.gpipe import gpipe
 from labkit.schedules.pipeline.interleaved import interleaved
