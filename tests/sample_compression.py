@@ -11,8 +11,8 @@ import pandas as pd
 from sample_runs import ENVIRONMENT, experiment, metrics
 
 from labkit.records import store
-from labkit.records.measure import aggregate
 from labkit.records.run import Run
+from labkit.records.run_metrics import aggregate
 
 STEPS, EPOCHS = 20, 3  # steps an epoch
 TOP_K = {"name": "TopK", "ratio": 0.01}

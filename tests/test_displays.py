@@ -15,9 +15,9 @@ from labkit import AllReduce, Cluster, Experiment, TopK
 from labkit.cluster.launch import card_of
 from labkit.cluster.start import Start
 from labkit.common.html import curve
-from labkit.experiment.summary import brief
+from labkit.experiment.display import brief
 from labkit.network import Network
-from labkit.network.model import rate_text
+from labkit.network.network import rate_text
 from labkit.records import store
 from labkit.schedules import ALLREDUCE, PIPELINE, get_collective
 

@@ -129,26 +129,10 @@ FAMILIES = frozenset(
 UNRELATED = frozenset(
     [
         "command",
-        "comparison",
-        "lockstep",
-        "losses",
-        "measure",
         "messages",
-        "model",
-        "notebook",
-        "pace",
-        "parameters",
-        "pieces",
-        "plan",
         "processes",
         "rank",
-        "scatter",
-        "state",
         "steps",
-        "summary",
-        "table",
-        "timing",
-        "traced",
         "ways",
     ]
 )

@@ -32,7 +32,7 @@ from labkit.compression import (
     parse,
 )
 from labkit.compression.compressor import compiled
-from labkit.compression.lockstep import reduce_all, reply_to
+from labkit.compression.simulated_reduction import reduce_all, reply_to
 
 CALLS = 5  # number of calls of each operation in a repeat
 Work: TypeAlias = "Callable[[], Tensor | None]"

@@ -140,7 +140,7 @@ class Counted:
 
 def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -> Row:
     from labkit.programs import EventLog
-    from labkit.programs.timing import TimingModel
+    from labkit.programs.timing_model import TimingModel
     from labkit.programs.virtual_runtime import VirtualRuntime
 
     stage = _stage(communicator, experiment.replace(clock="virtual"))

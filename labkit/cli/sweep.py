@@ -15,7 +15,7 @@ from labkit.common.quantities import parse_limit
 from labkit.common.terminal import say
 
 if TYPE_CHECKING:
-    from labkit.jobs.sweep.plan import SweepPlan
+    from labkit.jobs.sweep.sweep_plan import SweepPlan
     from labkit.records.store import Record
 
 FOLDER = click.Path(path_type=Path)
@@ -217,14 +217,14 @@ def _plan(
 ) -> tuple[SweepPlan, int]:
     """Return the sweep's plan, and the maximum number of ranks of any of its notebook runs."""
     from labkit.jobs.parameters import read_text
-    from labkit.jobs.sweep import plan
+    from labkit.jobs.sweep import sweep_plan
     from labkit.jobs.sweep.search import Search
 
-    axes, drawn = plan.read_file(read_text(file), str(file)) if file else ({}, {})
+    axes, drawn = sweep_plan.read_file(read_text(file), str(file)) if file else ({}, {})
     values = dict(fixed)
     # A value that -p sets replaces the list of values in the file.
     axes = {name: axis for name, axis in axes.items() if name not in values}
-    axes |= plan.read_assignments(assignments)
+    axes |= sweep_plan.read_assignments(assignments)
     if not axes and repeats is None:
         raise InvalidInput(
             "the sweep has no parameter values; give name=a,b,c, a file with -f, or --repeats N"
@@ -247,7 +247,7 @@ def _plan(
         how_to_prune = pruner or ("median" if prune else None)
         trials, large = trials or 0, maximize is not None
         search = Search(metric, large, trials, how_to_prune, sampler, seed, {}, values)
-        return plan.make_search(notebook, axes, search)
+        return sweep_plan.make_search(notebook, axes, search)
     if maximize or minimize or prune or pruner:
         raise InvalidInput(
             "--maximize, --minimize, --prune and --pruner have no effect without --search "
@@ -258,14 +258,14 @@ def _plan(
             "--search random --trials N and --random N mean the same; give only one of them"
         )
     samples = trials if how == "random" else samples
-    spec = plan.SweepSpec(axes, values, samples, seed, 1 if repeats is None else repeats)
-    made = plan.make(notebook, spec)
+    spec = sweep_plan.SweepSpec(axes, values, samples, seed, 1 if repeats is None else repeats)
+    made = sweep_plan.make(notebook, spec)
     return made, max(member.workers for member in made.members)
 
 
 def _recorded(folder: Path, notebook: Path | None = None) -> SweepPlan:
     """Return the plan recorded in a sweep's folder, for `notebook` or for the recorded notebook."""
-    from labkit.jobs.sweep import manifest, plan
+    from labkit.jobs.sweep import manifest, sweep_plan
     from labkit.jobs.sweep.search import of_record
 
     record = manifest.read(folder)
@@ -277,7 +277,7 @@ def _recorded(folder: Path, notebook: Path | None = None) -> SweepPlan:
             "with --resume"
         )
     search = of_record(record["search"]) if record["search"] else None
-    return plan.again(notebook, record["members"], search)
+    return sweep_plan.again(notebook, record["members"], search)
 
 
 def _run(folder: Path, plan: SweepPlan, record: Record) -> None:

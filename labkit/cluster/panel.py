@@ -85,6 +85,6 @@ def _end(run: Run) -> str:
         rank = "" if state.get("rank") is None else f"rank {state['rank']}: "
         parts.append(f"{rank}{scrub(str(state['cause']))}")
     if run.metrics:
-        parts.append(f"gate: {verdict(run)}")
+        parts.append(f"equivalence: {verdict(run)}")
         parts += [f"{name} {metric_text(value)}" for name, value in key_metrics(run).items()]
     return " · ".join(parts)

@@ -25,8 +25,8 @@ from labkit.common.validated import Checked
 from labkit.experiment import fault_injection
 from labkit.experiment.captured_state import refuse_lost_state
 from labkit.experiment.data import check_validation, labels_of, leaves, parse_data
+from labkit.experiment.display import brief, html_of
 from labkit.experiment.keras_names import check_names
-from labkit.experiment.summary import brief, html_of
 from labkit.experiment.virtual_clock import VirtualClock
 from labkit.network import Fault, Network, Slowdown
 from labkit.schedules.grid import GridLayer

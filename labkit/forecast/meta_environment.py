@@ -12,7 +12,7 @@ from labkit.compression import Compressor, Mean
 from labkit.forecast.allreduce_cost import AllReduceCosts
 from labkit.forecast.load import FEW, VALUE, Load
 from labkit.forecast.meta_vector import MetaVector
-from labkit.forecast.pace import Pace
+from labkit.forecast.worker_timing import Pace
 from labkit.network import Links, Network
 from labkit.network.topology import Seconds
 from labkit.programs import Backend, Code, CodecChannel, EventLog, Message, Predict, Update

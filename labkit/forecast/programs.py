@@ -16,7 +16,6 @@ from labkit.forecast.meta_backend import MetaBackend
 from labkit.forecast.meta_environment import AmountLog, MetaRuntime
 from labkit.forecast.neighbours import typical_interval
 from labkit.forecast.order_statistics import run_deviation
-from labkit.forecast.pace import Pace, measured_distribution
 from labkit.forecast.query import Query, StepForecast, network_error_sources
 from labkit.forecast.steady_state import SteadyStateDetector
 from labkit.forecast.time_distributions import NOTHING, add_spreads, percentile_range
@@ -29,10 +28,11 @@ from labkit.forecast.worker_sampling import (
     shapes_of,
     slowdowns_of,
 )
+from labkit.forecast.worker_timing import Pace, measured_distribution
 from labkit.network import ComputeTime
 from labkit.programs import EventLog, Roles
 from labkit.programs.event_log import Row
-from labkit.programs.timing import TimingModel
+from labkit.programs.timing_model import TimingModel
 from labkit.programs.virtual_runtime import VirtualRuntime
 
 WARM, STEPS = 10, 30  # number of steps per worker before the measurement, and in the measurement

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from labkit.common.errors import LabkitError
 from labkit.jobs import cells
-from labkit.records.notebook import read_notebook
+from labkit.records.executed_notebook import read_notebook
 from labkit.records.store import Record
 
 PLOTLY = "application/vnd.plotly.v1+json"

@@ -12,7 +12,7 @@ from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.jobs import parameters
 from labkit.jobs.notebook import JobResult, NotebookJob, start
-from labkit.jobs.sweep.plan import SweepMember, SweepPlan
+from labkit.jobs.sweep.sweep_plan import SweepMember, SweepPlan
 from labkit.records import store
 from labkit.records.endings import interruption_text
 

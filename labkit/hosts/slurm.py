@@ -11,9 +11,9 @@ from pathlib import Path
 
 from labkit.common.errors import LabkitError
 from labkit.hosts.host_namespaces import enter_command
-from labkit.hosts.plan import CONTROL, TestbedPlan
 from labkit.hosts.requirements import PMIX, find_command, pmix_folders
-from labkit.hosts.state import SLURM_CONF
+from labkit.hosts.testbed_plan import CONTROL, TestbedPlan
+from labkit.hosts.testbed_state import SLURM_CONF
 
 FOLDER = "/tmp/slurm"  # folder of the Slurm daemons on each host, in the host's own /tmp
 LIMIT = 45.0  # maximum seconds until all nodes are ready

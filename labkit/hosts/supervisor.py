@@ -27,9 +27,9 @@ from labkit.common.errors import LabkitError
 from labkit.hosts import scripts, switch
 from labkit.hosts.host_init import Specification
 from labkit.hosts.host_namespaces import HostNamespaces
-from labkit.hosts.plan import CONTROL, LOGIN, TestbedPlan, addresses
 from labkit.hosts.slurm import Slurm, pmix
-from labkit.hosts.state import (
+from labkit.hosts.testbed_plan import CONTROL, LOGIN, TestbedPlan, addresses
+from labkit.hosts.testbed_state import (
     AGENT,
     LOGIN_COMMAND,
     RECORD,

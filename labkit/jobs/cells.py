@@ -13,7 +13,7 @@ from typing import NamedTuple
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, short
 from labkit.common.safe_json import NotPlain, read_plain_json
-from labkit.records.notebook import notebook_bytes
+from labkit.records.executed_notebook import notebook_bytes
 
 SCRIPTS = (".py", ".md", ".myst")  # suffixes of notebook files that jupytext reads
 _HEAD = re.compile(r"\A---\n(.*\n)*?(jupytext|kernelspec):|^`{3,}\{code-cell\}", re.MULTILINE)

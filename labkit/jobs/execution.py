@@ -15,7 +15,7 @@ from labkit.common.privacy import scrub
 from labkit.common.safe_files import make_folder, open_file
 from labkit.jobs import cells
 from labkit.records import store
-from labkit.records.notebook import notebook_bytes
+from labkit.records.executed_notebook import notebook_bytes
 from labkit.records.safe_yaml import read_plain_file
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from labkit.jobs.elements import Elements
 from labkit.jobs.listing_cache import LEAST, ListingCache, Row
 from labkit.jobs.sweep import manifest
 from labkit.records import store
-from labkit.records.run import Run, gate_failed, key_metrics, run_from_records
+from labkit.records.run import Run, equivalence_failed, key_metrics, run_from_records
 from labkit.records.scan import Folder, folders, read_run, skip_message, skipped_links
 
 HEAD = ("name", "state", "duration", "accuracy", "samples/s", "equivalence", "cause")
@@ -100,7 +100,7 @@ def run_row(run: Run, name: str, slurm: Elements | None = None) -> Row:
     accuracy = metrics.get("test_accuracy")
     speed = metrics.get("samples_per_second")
     # For a run that failed its equivalence check, no speed is shown.
-    withheld = "withheld" if gate_failed(run) else ""
+    withheld = "withheld" if equivalence_failed(run) else ""
     return (
         name,
         status["state"],

@@ -10,7 +10,7 @@ import numpy as np
 from labkit.network.fifo_links import FifoLinks
 from labkit.network.flows import FREE, Flows
 from labkit.network.links import Links
-from labkit.network.model import Network
+from labkit.network.network import Network
 
 
 class Delivery(NamedTuple):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from labkit.network.links import Links, Transfers, positions
-from labkit.network.model import Network
+from labkit.network.network import Network
 from labkit.network.topology import Seconds
 from labkit.schedules.round import Integers
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.network.flows import finish_times
-from labkit.network.model import Network
+from labkit.network.network import Network
 from labkit.network.random_streams import uniform
 from labkit.network.topology import Route, Seconds, topology
 from labkit.schedules.round import Integers

@@ -10,7 +10,7 @@ import numpy as np
 from labkit.network.fifo_links import FifoLinks
 from labkit.network.flows import Flows
 from labkit.network.links import Links
-from labkit.network.model import Network
+from labkit.network.network import Network
 from labkit.network.topology import Seconds
 from labkit.schedules.round import Integers
 

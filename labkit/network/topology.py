@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from labkit import schedules
 from labkit.common.errors import InvalidInput
-from labkit.network.model import Network
+from labkit.network.network import Network
 from labkit.schedules.round import Integers
 
 Seconds: TypeAlias = NDArray[np.float64]

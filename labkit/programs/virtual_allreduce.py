@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.common.state import record
 from labkit.compression import Compressor, Gather, Mean, Request, State, nbytes
-from labkit.compression.lockstep import reduce_all
+from labkit.compression.simulated_reduction import reduce_all
 from labkit.network import Network
 from labkit.network.topology import Seconds
 from labkit.programs.actions import AllReduceAction, Gradient, Vector

@@ -312,7 +312,7 @@ def flatten(record: Mapping[str, JSON], prefix: str = "") -> Record:
 
 def key_metrics(run: Run) -> Record:
     """Return, by name, the metrics of a run that are shown in tables of runs."""
-    metrics, hidden = run.metrics, SPEED_METRICS if gate_failed(run) else ()
+    metrics, hidden = run.metrics, SPEED_METRICS if equivalence_failed(run) else ()
     shown_metrics: Record = {}
     # The metrics are ordered as in KEY_METRICS, not as in the record.
     for name in (*KEY_METRICS, *logged_names(run)):
@@ -342,27 +342,27 @@ def logged_results(run: Run) -> Record:
 SPEED_METRICS = {"samples_per_second", "step_ms.median", "train_seconds"}
 
 
-def gate_failed(run: Run) -> bool:
+def equivalence_failed(run: Run) -> bool:
     """Return True if the equivalence check failed; labkit then shows no speed of this run."""
     return bool((run.metrics.get("equivalence") or {}).get("verdict") == "failed")
 
 
 def verdict(run: Run) -> str:
     """Return the equivalence verdict as short text: "passed (max |Δ| 3.1e-16)", "not run" …"""
-    gate = run.metrics.get("equivalence")
-    if not gate:
+    equivalence = run.metrics.get("equivalence")
+    if not equivalence:
         return "not run"
-    difference = gate.get("max_abs_difference")
+    difference = equivalence.get("max_abs_difference")
     if difference is not None:
-        place = gate.get("place") or {}
+        place = equivalence.get("place") or {}
         where = (
             f", {place['operation']} of {place['layer']}"
             if {"operation", "layer"} <= place.keys()
             else ""
         )
-        return f"{gate['verdict']} (max |Δ| {difference:.2g}{where})"
-    reason = gate.get("reason")
-    return f"{gate['verdict']} ({reason})" if reason else str(gate["verdict"])
+        return f"{equivalence['verdict']} (max |Δ| {difference:.2g}{where})"
+    reason = equivalence.get("reason")
+    return f"{equivalence['verdict']} ({reason})" if reason else str(equivalence["verdict"])
 
 
 def _row(run: Run) -> Record:

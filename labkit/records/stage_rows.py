@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 import numpy as np
 
-from labkit.records.run import Run, gate_failed
+from labkit.records.run import Run, equivalence_failed
 from labkit.records.staged_steps import (
     COMPUTES,
     is_staged,
@@ -78,7 +78,7 @@ def _time(run: Run, part: RankMemory) -> dict[str, float]:
     rank_history = history[
         (history["rank"] == rank) & history["step"].isin(steady_steps(history["step"]))
     ]
-    failed = gate_failed(run)
+    failed = equivalence_failed(run)
     return {
         "utilisation": MISSING if failed else _utilisation(run, rank, rank_history),
         "step_ms": MISSING if failed else 1e3 * float(rank_history["seconds"].median()),
@@ -145,7 +145,7 @@ def _rank_seconds(seconds: dict[str, np.ndarray], ranks: int) -> Sequence[float]
 
 
 def _schedule_times(run: Run) -> dict[str, float]:
-    steps = [] if gate_failed(run) else measured_steps(run)
+    steps = [] if equivalence_failed(run) else measured_steps(run)
     names = ("bubble_measured", "bubble_low", "bubble_high", "schedule_ms")
     if not steps:
         return dict.fromkeys(names, MISSING)
@@ -163,7 +163,7 @@ def _speedup(run: Run, baseline: Run | None) -> dict[str, float]:
     percentiles of step time.
     """
     names = ("speedup", "speedup_low", "speedup_high")
-    if baseline is None or gate_failed(run):
+    if baseline is None or equivalence_failed(run):
         return dict.fromkeys(names, MISSING)
     # The run and the baseline may have different batch sizes, so the baseline's time is scaled to
     # the run's batch size.

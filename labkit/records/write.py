@@ -13,8 +13,8 @@ from labkit.common.safe_files import make_folder, read_file, replace_file
 from labkit.exchange import timeline_rows
 from labkit.experiment import Experiment
 from labkit.records import store
-from labkit.records.measure import summarise
 from labkit.records.result import Event, RankResult, Row, on_one_clock
+from labkit.records.run_metrics import summarise
 from labkit.records.store import Rows
 
 

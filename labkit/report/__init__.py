@@ -17,8 +17,8 @@ from labkit.common.units import plural
 from labkit.figures import compression_stats, has_grid, search_history, summarize_comparison
 from labkit.figures.kit.entries import RunEntry, clock_and_network, settings
 from labkit.figures.runs.comparison import sheets
-from labkit.figures.runs.parameters import heat_sheet, parallel_sheet
-from labkit.figures.runs.scatter import pareto_sheet
+from labkit.figures.runs.parameter_effects import heat_sheet, parallel_sheet
+from labkit.figures.runs.scatter_plot import pareto_sheet
 from labkit.records import store
 from labkit.records.analysis.search_results import folders, search_result
 from labkit.records.run import Run, flatten, load_runs
@@ -26,7 +26,7 @@ from labkit.records.verdict import completed_seeds
 from labkit.report.embed import data_html, figure_html, policy, scripts, sheet_html, tables
 from labkit.report.inert import render
 from labkit.report.jobs import command, commands, jobs_without_runs, notebooks
-from labkit.report.table import table_of
+from labkit.report.runs_table import table_of
 
 if TYPE_CHECKING:
     from labkit.figures.kit.canvas import Figure
@@ -251,10 +251,10 @@ def _details(entry: RunEntry, shared: Mapping[str, str]) -> dict[str, JSON]:
 
 def _ended(run: Run) -> str:
     """Return a line on how a run ended, with the cause, and the reason for the verdict."""
-    status, gate = run.status, run.metrics.get("equivalence") or {}
+    status, equivalence = run.status, run.metrics.get("equivalence") or {}
     started = str(status.get("started") or "—")[:19].replace("T", " ")
     cause = f": {status['cause']}" if status.get("cause") else ""
-    reason = f" · equivalence check: {gate['reason']}" if gate.get("reason") else ""
+    reason = f" · equivalence check: {equivalence['reason']}" if equivalence.get("reason") else ""
     seed = f"seed {run.experiment.get('seed')}"
     return scrub(f"{run.name} · {seed} · {status['state']}{cause} · started {started} UTC{reason}")
 

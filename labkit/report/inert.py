@@ -13,7 +13,7 @@ from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.common.safe_files import read_file
 from labkit.common.safe_json import LONGEST_TEXT, read_plain_json
-from labkit.records.notebook import MAX_NOTEBOOK_BYTES, notebook_bytes
+from labkit.records.executed_notebook import MAX_NOTEBOOK_BYTES, notebook_bytes
 from labkit.report.attachments import embed_images
 from labkit.report.embed import figure_html
 

@@ -11,7 +11,7 @@ import numpy as np
 from labkit.common.canonical_json import JSON
 from labkit.common.state import decoding
 from labkit.records.checkpoints import CheckpointContext
-from labkit.records.pieces import TensorBox
+from labkit.records.tensor_boxes import TensorBox
 from labkit.strategies import TrainingState
 from labkit.worker.local_state import local_variables
 from labkit.worker.recorder import Recorder

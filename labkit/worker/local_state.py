@@ -8,7 +8,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from labkit.records.pieces import Corner, TensorBox
+from labkit.records.tensor_boxes import Corner, TensorBox
 from labkit.strategies import TrainingState
 
 

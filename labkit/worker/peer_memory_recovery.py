@@ -14,7 +14,7 @@ import numpy as np
 from labkit.communicator import Communicator, RankDied
 from labkit.records import checkpoints
 from labkit.records.checkpoints import CheckpointContext, Resume
-from labkit.records.pieces import RankFile, pack
+from labkit.records.tensor_boxes import RankFile, pack
 
 if TYPE_CHECKING:
     from labkit.worker.checkpoint_keeper import CheckpointKeeper

@@ -13,7 +13,7 @@ from labkit.common.canonical_json import JSON
 from labkit.common.state import decoding
 from labkit.programs.program_state import ProgramState
 from labkit.records.checkpoints import CheckpointContext
-from labkit.records.pieces import RankFile, TensorBox, rank_file
+from labkit.records.tensor_boxes import RankFile, TensorBox, rank_file
 from labkit.worker.recorder import SEND_EVERY
 from labkit.worker.writing import CheckpointWriter, StateCopy, versions
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.records.checkpoints import Resume
-from labkit.records.pieces import CheckpointState, RankFile, assemble
+from labkit.records.tensor_boxes import CheckpointState, RankFile, assemble
 from labkit.strategies import TrainingState
 from labkit.worker.local_state import LocalVariable
 from labkit.worker.progress import Position

@@ -17,7 +17,7 @@ from labkit.common.safe_files import make_folder
 from labkit.communicator import Communicator
 from labkit.records import checkpoints, store, stream
 from labkit.records.checkpoints import CheckpointContext
-from labkit.records.pieces import TensorBox, rank_file, write
+from labkit.records.tensor_boxes import TensorBox, rank_file, write
 
 LOOK_EVERY = 0.01  # seconds between two polls for the files of other ranks
 LOOKS = 50  # polls between two checks of who owns the run; each check reads a shared file

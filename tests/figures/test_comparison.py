@@ -28,7 +28,7 @@ from labkit.figures.kit.axes import number_text, scale
 from labkit.figures.kit.canvas import join_points
 from labkit.figures.kit.entries import MANY, entries, settings
 from labkit.figures.runs.comparison import sheets
-from labkit.records.analysis.losses import smoothed
+from labkit.records.analysis.loss_curves import smoothed
 from labkit.records.analysis.scaling import scalings, seed_bands
 from labkit.records.run import Run
 
@@ -143,7 +143,7 @@ def test_no_speed_of_a_failed_gate_is_in_a_cell(tmp_path: Path) -> None:
     accuracy, speed = (trace for trace in figure.data if trace.type == "heatmap")
     assert not np.isnan(accuracy.z[1][1])
     assert np.isnan(speed.z[1][1])
-    assert "gate failed" in figure.alt
+    assert "check failed" in figure.alt
 
 
 def test_scatter_shows_any_number_over_any_other(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from labkit.common.errors import LabkitError
 from labkit.jobs.elements import ELSEWHERE, is_ours
 from labkit.jobs.stop import stop
 from labkit.jobs.sweep import manifest
-from labkit.jobs.sweep.plan import SweepSpec, make
+from labkit.jobs.sweep.sweep_plan import SweepSpec, make
 from labkit.records import registry, store
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "is_interrupted.ipynb"

@@ -21,7 +21,7 @@ from labkit.records.checkpoints import (
     remove_after,
     remove_old,
 )
-from labkit.records.pieces import TensorBox, rank_file, write
+from labkit.records.tensor_boxes import TensorBox, rank_file, write
 
 
 def checkpoint(run: Path, step: int) -> Path:

@@ -15,7 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.common.errors import LabkitError
-from labkit.records.pieces import CheckpointState, RankFile, TensorBox, assemble, rank_file, write
+from labkit.records.tensor_boxes import (
+    CheckpointState,
+    RankFile,
+    TensorBox,
+    assemble,
+    rank_file,
+    write,
+)
 
 
 @st.composite

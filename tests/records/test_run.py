@@ -11,8 +11,8 @@ from sample_runs import FAILED_GATE, experiment, write_run
 
 from labkit.common.errors import LabkitError
 from labkit.records import store
-from labkit.records.measure import aggregate
 from labkit.records.run import Run, key_metrics, load_runs, to_dataframe, verdict
+from labkit.records.run_metrics import aggregate
 
 
 def test_a_run_gives_what_was_written(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from labkit.figures.kit.entries import clock_and_network, settings
 from labkit.jobs.log import RunLog, experiment
 from labkit.records import store
 from labkit.records.run import Run
-from labkit.report.table import ReportTable, TableCell, table_of
+from labkit.report.runs_table import ReportTable, TableCell, table_of
 
 
 def cells(table: ReportTable, name: str) -> list[str]:

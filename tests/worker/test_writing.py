@@ -14,7 +14,7 @@ import pytest
 from labkit.communicator import Communicator
 from labkit.records import stream
 from labkit.records.checkpoints import Checkpoint, CheckpointContext, complete_checkpoints
-from labkit.records.pieces import TensorBox
+from labkit.records.tensor_boxes import TensorBox
 from labkit.worker.writing import CheckpointWriter, StateCopy
 
 OWNER, OTHER = {"pid": 1}, {"pid": 2}

@@ -13,9 +13,9 @@ from labkit.common.errors import InvalidInput
 from labkit.experiment import Experiment
 from labkit.forecast import Calibration, WayCost, model_of
 from labkit.network import Network
-from labkit.records.measure import WARM_UP
 from labkit.records.pace import with_end_times
 from labkit.records.run import Run
+from labkit.records.run_metrics import WARM_UP
 from labkit.strategies import AllReduce
 
 STEPS = (WARM_UP + 24, 200)  # minimum and maximum number of steps of a run

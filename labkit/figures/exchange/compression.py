@@ -128,7 +128,9 @@ def methods(entries: Sequence[RunEntry]) -> list[MethodCost]:
         LabkitError: No run with several ranks has a recorded history.
     """
     # Runs with a single worker are excluded, because they use no network link.
-    usable = [e for e in entries if not e.gate_failed and (e.metrics.get("workers") or 1) > 1]
+    usable = [
+        e for e in entries if not e.equivalence_failed and (e.metrics.get("workers") or 1) > 1
+    ]
     groups = {name: [e.run for e in group] for name, group in group_by_method(usable).items()}
     candidates = bandwidths.methods(groups)
     if not candidates:
@@ -275,7 +277,7 @@ def _gain(entry: RunEntry, base: RunEntry) -> Gain | None:
     """Return a run's speed-up; None if networks differ or an equivalence check failed."""
     # If the networks differed, the ratio of times would compare networks instead of methods.
     same = entry.run.experiment.get("network") == base.run.experiment.get("network")
-    if not same or entry.gate_failed or base.gate_failed:
+    if not same or entry.equivalence_failed or base.equivalence_failed:
         return None
     group, other = entry.metrics["step_ms"], base.metrics["step_ms"]
     # The least and the greatest speed-up follow from the p10 and p90 step times of both runs.
@@ -292,7 +294,7 @@ def _networks(shown: Sequence[RunEntry], gains: dict[str, Gain], baseline: Run |
     """Return a text for each network and task that names the run with the shortest step."""
     groups: dict[tuple[str, str], list[RunEntry]] = {}
     for entry in shown:
-        if entry.metrics and not entry.gate_failed:
+        if entry.metrics and not entry.equivalence_failed:
             network = json.dumps(entry.run.experiment.get("network"), sort_keys=True)
             groups.setdefault((network, _group_key(entry, baseline)), []).append(entry)
     texts = []
@@ -324,8 +326,8 @@ def _costs(entry: RunEntry, base: RunEntry, gain: Gain | None) -> list[str]:
             f"{bytes_text(payload)} of payload per step instead of {bytes_text(raw)}, "
             f"compression ratio {raw / payload:.3g}"
         )
-    if entry.gate_failed or base.gate_failed:
-        failed = entry if entry.gate_failed else base
+    if entry.equivalence_failed or base.equivalence_failed:
+        failed = entry if entry.equivalence_failed else base
         return [*details, f"{failed.label}: {refusal(failed)}"]
     costs = step_costs(entry.run)
     if costs is not None:
@@ -364,7 +366,7 @@ def _arrival(entry: RunEntry, target: float) -> str:
     if not reached:
         return "not reached"
     details = [f"{median(arrival.step for arrival in reached):.0f} steps"]
-    if not entry.gate_failed:
+    if not entry.equivalence_failed:
         codec = median(arrival.codec_seconds for arrival in reached)
         within = f" ({seconds_text(codec)} of them for the codec)" if codec else ""
         details.append(seconds_text(median(arrival.seconds for arrival in reached)) + within)
@@ -390,7 +392,7 @@ def _bandwidths(shown: Sequence[RunEntry], baseline: Run | None) -> list[str]:
     """Return texts about the predicted fastest method for each bandwidth, and prediction errors."""
     groups: dict[str, list[RunEntry]] = {}
     for entry in shown:
-        if entry.metrics.get("workers", 1) > 1 and not entry.gate_failed:
+        if entry.metrics.get("workers", 1) > 1 and not entry.equivalence_failed:
             groups.setdefault(_group_key(entry, baseline), []).append(entry)
     texts = []
     for group in groups.values():

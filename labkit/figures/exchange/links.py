@@ -16,7 +16,7 @@ from labkit.figures.kit.marks import bars, line_with_band, rule
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import sheet
 from labkit.network import Network
-from labkit.records.run import Run, gate_failed
+from labkit.records.run import Run, equivalence_failed
 from labkit.simulate import simulate
 
 # A row is a measurement of `labkit bench transport` or of `labkit.bench.host_allreduce.measure`.
@@ -354,7 +354,7 @@ def hosts_training(runs: Iterable[Run], network: Network) -> pd.DataFrame:
     records = []
     for run in runs:
         name, metrics = run.experiment["strategy"]["algorithm"], run.metrics
-        step = {} if gate_failed(run) else metrics["step_ms"]
+        step = {} if equivalence_failed(run) else metrics["step_ms"]
         nbytes = metrics["payload_bytes_per_step"]
         seconds = simulate(name, run.experiment["workers"], nbytes, network).seconds
         times = [step.get(key) for key in ("median", "p10", "p90")]

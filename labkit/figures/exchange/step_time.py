@@ -67,13 +67,13 @@ def timeline(runs: Iterable[Run] | Run, steps: Iterable[int] | None = None) -> F
     """
     shown = entries(runs)
     wanted = None if steps is None else sorted(set(steps))
-    drawn = {e.key: _activities(e, wanted) for e in shown if not e.gate_failed}
+    drawn = {e.key: _activities(e, wanted) for e in shown if not e.equivalence_failed}
     # All runs have the same time scale, so that a shorter step looks shorter.
     ends = [rows[rows["kind"] == "step"]["stop"].max() for rows in drawn.values()]
     ranks = max((rows["rank"].nunique() for rows in drawn.values()), default=1)
     panels, words = [], []
     for entry in shown:
-        if entry.gate_failed:
+        if entry.equivalence_failed:
             panels.append(GanttPanel(entry.label, note=refusal(entry)))
             words.append(f"{entry.label}: {refusal(entry)}")
         else:
@@ -170,7 +170,7 @@ def overlap(runs: Iterable[Run] | Run) -> pd.DataFrame:
     """
     shown = entries(runs)
     all_runs = [entry.run for entry in shown]
-    rows = {e.label: NO_SPEED if e.gate_failed else hidden_parts(e.run) for e in shown}
+    rows = {e.label: NO_SPEED if e.equivalence_failed else hidden_parts(e.run) for e in shown}
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("run")
     baselines = [_baseline(run, all_runs) for run in all_runs]
     steps = dict(zip(all_runs, table["step_ms"], strict=True))
@@ -187,7 +187,8 @@ def summarize_exchange(runs: Iterable[Run] | Run) -> Markdown:
     table = overlap([entry.run for entry in shown])
     findings = [
         Finding(
-            f"**{entry.label}**", details=(refusal(entry),) if entry.gate_failed else _words(row)
+            f"**{entry.label}**",
+            details=(refusal(entry),) if entry.equivalence_failed else _words(row),
         )
         for entry, row in zip(shown, table.to_dict("records"), strict=True)
     ]
@@ -269,7 +270,7 @@ def step_parts(runs: Iterable[Run] | Run) -> Figure:
         LabkitError: There are no runs.
     """
     shown = entries(runs)
-    drawn = [(e, costs) for e in shown if not e.gate_failed and (costs := step_costs(e.run))]
+    drawn = [(e, costs) for e in shown if not e.equivalence_failed and (costs := step_costs(e.run))]
     names = [_label_lines(entry.label, len(drawn)) for entry, _ in drawn]
     panel = Panel(
         title="Parts of a step's time\nmedian over steps, mean over ranks; ◆ measured step, "

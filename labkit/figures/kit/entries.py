@@ -19,7 +19,7 @@ from labkit.common.privacy import scrub
 from labkit.records.analysis.columns import Value, differences
 from labkit.records.analysis.settings import Seeds, group_seeds
 from labkit.records.compressors import compressor_expression
-from labkit.records.run import Run, gate_failed
+from labkit.records.run import Run, equivalence_failed
 
 LONGEST = 60  # maximum letters of a label, without the number of a duplicate
 _MOST_PARAMETERS = 60  # maximum number of parameters from which labels are built
@@ -203,9 +203,9 @@ class RunEntry:
         return self.run.members if isinstance(self.run, Seeds) else (self.run,)
 
     @property
-    def gate_failed(self) -> bool:
+    def equivalence_failed(self) -> bool:
         """Whether the run failed its equivalence check, in which case figures omit its speed."""
-        return gate_failed(self.run)
+        return equivalence_failed(self.run)
 
     @property
     def style(self) -> Style:

@@ -14,7 +14,7 @@ from labkit.figures.kit.entries import MANY, RunEntry
 from labkit.figures.kit.marks import line_over_band
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.runs import speed
-from labkit.records.analysis.losses import epoch_results, loss_curve
+from labkit.records.analysis.loss_curves import epoch_results, loss_curve
 from labkit.records.run import logged_names, logged_results
 
 if TYPE_CHECKING:
@@ -171,7 +171,9 @@ def _over_all(
 ) -> dict[str, list[float | None]]:
     """Return a run's positions on the other x axes; a run with a failed check has no seconds."""
     over = [
-        name for name in axes if name != "step" and not (name == "seconds" and entry.gate_failed)
+        name
+        for name in axes
+        if name != "step" and not (name == "seconds" and entry.equivalence_failed)
     ]
     return {name: _rounded(results[name]) for name in over if results[name].max() > 0}
 
@@ -239,7 +241,7 @@ def _in_words(entry: RunEntry, curve: pd.DataFrame) -> str:
         ends = " → ".join(f"{curve['smooth'].iloc[place]:.3g}" for place in (0, -1))
         # The seconds are NaN if the user has logged the curve as a list of losses.
         seconds = curve["seconds"].iloc[-1]
-        time = "" if entry.gate_failed or np.isnan(seconds) else f" and {seconds:.3g} s"
+        time = "" if entry.equivalence_failed or np.isnan(seconds) else f" and {seconds:.3g} s"
         sent = curve["bytes"].iloc[-1]
         spent = f", {bytes_text(sent)}" if sent > 0 else ""
         parts.append(f"loss {ends} in {plural(len(curve), 'step')}{time}{spent}")

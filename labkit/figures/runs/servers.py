@@ -17,7 +17,7 @@ from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import overload, sheet
 from labkit.figures.runs.speed import refusals
 from labkit.records.analysis.columns import seed_range
-from labkit.records.run import Run, gate_failed
+from labkit.records.run import Run, equivalence_failed
 
 # The throughput counts as saturated if twice as many workers give less than this multiple of it.
 _CLIFF = 1.5
@@ -84,7 +84,9 @@ def summarize_server(runs: Iterable[Run] | Run) -> Markdown:
     2016): a backup worker shortens the step if one worker is slow. The last sentence of the summary
     names the configuration with the highest throughput.
     """
-    passed = [run for run in ([runs] if isinstance(runs, Run) else runs) if not gate_failed(run)]
+    passed = [
+        run for run in ([runs] if isinstance(runs, Run) else runs) if not equivalence_failed(run)
+    ]
     fast = [run for run in passed if not run.experiment.get("stragglers")]
     runs_by_way = {
         way: {run.experiment["workers"]: run for run in fast if _way(run) == way}
@@ -188,7 +190,7 @@ def _table(shown: Sequence[RunEntry]) -> pd.DataFrame:
     """Return a table row per run: label (`way`), workers, and samples/s with range over seeds."""
     rows = []
     for entry in shown:
-        if not entry.gate_failed and entry.metrics.get("samples_per_second"):
+        if not entry.equivalence_failed and entry.metrics.get("samples_per_second"):
             rate = _rate(entry.run)
             low, high = seed_range(entry.run, "samples_per_second") or (rate, rate)
             rows.append((_way(entry.run), entry.run.experiment["workers"], rate, low, high))
@@ -228,4 +230,4 @@ def _rate(run: Run) -> float:
 
 
 def _step(run: Run) -> float:
-    return float("nan") if gate_failed(run) else float(run.metrics["step_ms"]["median"])
+    return float("nan") if equivalence_failed(run) else float(run.metrics["step_ms"]["median"])

@@ -23,7 +23,7 @@ _KINDS = {
 
 def refusals(entries: Sequence[RunEntry]) -> str:
     """Return a line for each run that has no speed, because its equivalence check failed."""
-    failed = [entry for entry in entries if entry.gate_failed]
+    failed = [entry for entry in entries if entry.equivalence_failed]
     lines = [f"{entry.label}: {refusal(entry)}" for entry in failed[:_NAMED]]
     return "\n".join(lines + ([f"and {len(failed) - _NAMED} more"] if failed[_NAMED:] else []))
 
@@ -47,7 +47,7 @@ def throughput_panel(entries: Sequence[RunEntry]) -> Panel:
     rows = [
         {"run": entry.key, "place": place} | _speeds(entry)
         for place, entry in enumerate(entries)
-        if entry.metrics.get("samples_per_second") is not None and not entry.gate_failed
+        if entry.metrics.get("samples_per_second") is not None and not entry.equivalence_failed
     ]
     looks = {entry.key: entry for entry in entries}
     return Panel(
@@ -98,7 +98,7 @@ def throughput_in_words(entries: Sequence[RunEntry]) -> str:
     parts = []
     for entry in entries:
         speed = entry.metrics.get("samples_per_second")
-        if entry.gate_failed:
+        if entry.equivalence_failed:
             parts.append(f"{entry.label}: {refusal(entry)}")
         elif speed is not None:
             parts.append(f"{entry.label}: {speed:,.0f} samples/s")

@@ -141,7 +141,7 @@ def _finding(entry: RunEntry, name: str) -> Finding:
         f"test accuracy {accuracy:.1%}" if has_accuracy else f"test loss {metrics['test_loss']:.4g}"
     )
     spent = "unknown time, because the equivalence check failed"
-    if not entry.gate_failed:
+    if not entry.equivalence_failed:
         spent = f"{seconds_text(metrics['train_seconds'])} of the {metrics['clock']} clock"
     return Finding(
         f"**{name}**",

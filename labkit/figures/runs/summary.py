@@ -36,7 +36,7 @@ def summarize(runs: Iterable[Run] | Run) -> Markdown:
         Finding(f"**{entry.label}**", details=tuple(_run_details(entry))) for entry in shown
     ]
     findings += _speedup_findings(shown)
-    findings += [Finding(speed.refusal(entry)) for entry in shown if entry.gate_failed]
+    findings += [Finding(speed.refusal(entry)) for entry in shown if entry.equivalence_failed]
     return sentences(findings)
 
 
@@ -170,7 +170,7 @@ def _over_seeds(
 def _speed(entry: RunEntry) -> Finding | None:
     """Return the finding on samples/s over seeds, or None if the equivalence check failed."""
     value = entry.metrics.get("samples_per_second")
-    if not value or entry.gate_failed:
+    if not value or entry.equivalence_failed:
         return None
     seeds = int(entry.metrics.get("repeats") or 1)
     ends = seed_range(entry.run, "samples_per_second") or (value, value)
@@ -223,7 +223,7 @@ def _gate_counts(shown: Sequence[RunEntry]) -> Finding:
     gates = [(entry.metrics.get("equivalence") or {}).get("verdict", "not run") for entry in shown]
     counts = Counter(gates)
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
-    failed = [entry.label for entry in shown if entry.gate_failed]
+    failed = [entry.label for entry in shown if entry.equivalence_failed]
     none = f"no speed is shown for {_join_labels(failed)}" if failed else ""
     return Finding("Equivalence check", details=(words, none))
 

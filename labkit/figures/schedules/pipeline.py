@@ -18,8 +18,8 @@ from labkit.figures.runs.speed import refusal
 from labkit.records.run import Run
 from labkit.records.staged_steps import measured_pipeline
 from labkit.schedules.pipeline import ScheduleTable
+from labkit.schedules.pipeline.schedule_table import LETTERS
 from labkit.schedules.pipeline.stage_memory import Tick, ticks
-from labkit.schedules.pipeline.table import LETTERS
 from labkit.simulate.pipeline import PipelineSimulation
 
 LANE = 28  # height of the lane of a rank in pixels
@@ -83,7 +83,7 @@ def _panel(pipeline: Drawn, step: int | None) -> tuple[PipelineSimulation | None
     """Return a pipeline and its panel, without bars if the run failed its equivalence check."""
     if isinstance(pipeline, Run):
         (entry,) = entries([pipeline])
-        if entry.gate_failed:
+        if entry.equivalence_failed:
             return None, GanttPanel(pipeline.name, note=refusal(entry))
         pipeline = measured_pipeline(pipeline, step)
     title = f"{_pipeline_text(pipeline)}\n{_bubble_text(pipeline)}"

@@ -108,7 +108,7 @@ def _names(field: str) -> list[str]:
     """Return the known names for an Experiment field whose values are names, such as `model`."""
     from labkit.datasets import DATASETS
     from labkit.models import MODELS
-    from labkit.network.model import PRESETS
+    from labkit.network.network import PRESETS
     from labkit.strategies import STRATEGIES
     from labkit.strategies.validation import OPTIMIZERS
 

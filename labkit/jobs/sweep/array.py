@@ -20,8 +20,8 @@ from labkit.jobs.interrupts import Interrupts
 from labkit.jobs.job import LOG
 from labkit.jobs.listing import elapsed
 from labkit.jobs.sweep import manifest
-from labkit.jobs.sweep.plan import SweepMember, SweepPlan
 from labkit.jobs.sweep.progress_screen import SweepScreen
+from labkit.jobs.sweep.sweep_plan import SweepMember, SweepPlan
 from labkit.records import registry, store
 
 LOOK_EVERY = 1.0  # seconds between two reads of the records of the sweep's notebook runs

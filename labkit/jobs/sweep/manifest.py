@@ -19,7 +19,7 @@ from labkit.records import store
 
 if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON
-    from labkit.jobs.sweep.plan import SweepMember, SweepPlan
+    from labkit.jobs.sweep.sweep_plan import SweepMember, SweepPlan
 
 FILE = "sweep.json"
 # Copy of the notebook, which all notebook runs of the last attempt execute.

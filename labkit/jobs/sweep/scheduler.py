@@ -14,8 +14,8 @@ from labkit.jobs.job import GRACE, forked, prepare
 from labkit.jobs.notebook import NotebookJob
 from labkit.jobs.sweep import manifest
 from labkit.jobs.sweep.cluster_pool import ClusterPool
-from labkit.jobs.sweep.plan import SweepMember, SweepPlan
 from labkit.jobs.sweep.progress_screen import SweepScreen
+from labkit.jobs.sweep.sweep_plan import SweepMember, SweepPlan
 from labkit.jobs.sweep.trials import Trials
 
 LOOK_EVERY = 0.02  # seconds between two checks of the notebook runs

@@ -9,7 +9,7 @@ from labkit.common.canonical_json import JSON, is_number
 from labkit.common.errors import InvalidInput
 from labkit.common.nearest import listed
 from labkit.records.compressors import compressor_expression
-from labkit.records.run import Run, flatten, gate_failed
+from labkit.records.run import Run, equivalence_failed, flatten
 
 # The value of a parameter or a measured number; None if the run has no such value.
 Value: TypeAlias = str | float | bool | None
@@ -217,7 +217,7 @@ def _differs(name: str, rows: Sequence[Mapping[str, Value]]) -> bool:
 
 
 def _number(run: Run, name: str) -> float | None:
-    if gate_failed(run) and is_timed(name):
+    if equivalence_failed(run) and is_timed(name):
         return None
     results = _results(run)
     outer = name if name in results else name.partition(".")[0]

@@ -110,7 +110,7 @@ def _kind(fields: Mapping[str, JSON]) -> TFKind | None:
 
 def _row(name: str, run: Run) -> dict[str, JSON]:
     fields, metrics = run.experiment["strategy"], run.metrics
-    gate = metrics["equivalence"]
+    equivalence = metrics["equivalence"]
     # The bytes that other frameworks' processes send are known only if the operating system's
     # kernel counts them.
     exchange = metrics.get("exchange") or {}
@@ -119,11 +119,11 @@ def _row(name: str, run: Run) -> dict[str, JSON]:
         "run": name,
         **dict(_taxonomy(fields, exchange, run.experiment["workers"])),
         "network": metrics.get("network") or "this machine's own",
-        "equivalence": gate["verdict"],
-        "why": gate["reason"],
+        "equivalence": equivalence["verdict"],
+        "why": equivalence["reason"],
         # If equivalence is not verified, runs may do different work, so that their step times
         # cannot be compared.
-        "step_ms": metrics["step_ms"]["median"] if gate["verdict"] == "passed" else None,
+        "step_ms": metrics["step_ms"]["median"] if equivalence["verdict"] == "passed" else None,
         "wire_bytes_per_step": metrics["wire_bytes_per_step"] if counted else None,
         "accuracy": metrics.get("test_accuracy", float("nan")),
     }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from labkit.common.canonical_json import JSON
 from labkit.records.compressors import compressor_of
-from labkit.records.run import Run, gate_failed
+from labkit.records.run import Run, equivalence_failed
 from labkit.records.verdict import accuracies, judge_runs
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _row(run: Run, baseline: Run) -> dict[str, JSON]:
     metrics, fields = run.metrics, run.experiment
     values = list(accuracies(run).values())
     missing = float("nan")
-    is_baseline, failed = run.path == baseline.path, gate_failed(run)
+    is_baseline, failed = run.path == baseline.path, equivalence_failed(run)
     return {
         "compute": fields["precision"],
         "wire": (compressor_of(run) or {}).get("name", "as the gradients"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from labkit.records.run import Run, flatten, gate_failed
+from labkit.records.run import Run, equivalence_failed, flatten
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,7 +51,7 @@ def scalings(runs: Mapping[str, Run]) -> pd.DataFrame:
 
     # The times of a run that failed verification are invalid, so this run has no row and is no
     # baseline.
-    usable = {n: run for n, run in runs.items() if _median(run) and not gate_failed(run)}
+    usable = {n: run for n, run in runs.items() if _median(run) and not equivalence_failed(run)}
     rows, baselines = [], _baselines(usable)
     for name, run in usable.items():
         batch, workers = run.experiment.get("batch_size"), _workers(run)

@@ -28,7 +28,7 @@ class Seeds(Run):
         """Medians over seeds of all metrics, with the field `spread`, as in a run with repeats."""
         # The import is inside the function, because it also imports `Experiment`, which most
         # callers do not need.
-        from labkit.records.measure import aggregate
+        from labkit.records.run_metrics import aggregate
 
         return aggregate(self.seeds)
 

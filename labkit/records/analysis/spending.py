@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.records.run import Run, gate_failed
+from labkit.records.run import Run, equivalence_failed
 from labkit.records.verdict import arrivals, completed_seeds
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def spending(runs: Mapping[str, Run]) -> pd.DataFrame:
     for name, run in runs.items():
         seeds = [s for s in completed_seeds(run) if s.metrics.get("test_accuracy") is not None]
         if seeds:
-            spent = np.array([_spent(seed, gate_failed(run)) for seed in seeds])
+            spent = np.array([_spent(seed, equivalence_failed(run)) for seed in seeds])
             # The mean, minimum and maximum of a measure become adjacent columns, in the order of
             # `columns`.
             bands = np.stack([spent.mean(axis=0), spent.min(axis=0), spent.max(axis=0)], axis=1)
@@ -69,7 +69,7 @@ def to_target(
         }
         row |= {"seeds": len(arrivals_by_seed), "reached": len(reached)}
         for column, field in _SPENT.items():
-            timed = column == "seconds" and gate_failed(run)
+            timed = column == "seconds" and equivalence_failed(run)
             values = [] if timed else [float(getattr(arrival, field)) for arrival in reached]
             band = (np.mean(values), min(values), max(values)) if values else (np.nan,) * 3
             row |= {f"{column}{suffix}": band[k] for k, suffix in enumerate(("", "_low", "_high"))}

@@ -18,7 +18,7 @@ from labkit.records.analysis.columns import (
     unknown_name_error,
     values_of,
 )
-from labkit.records.run import Run, gate_failed
+from labkit.records.run import Run, equivalence_failed
 
 if TYPE_CHECKING:
     import pandas
@@ -34,9 +34,9 @@ def cross_table(
 ) -> pandas.DataFrame:
     """Return one row per combination of two parameters' values, sorted by y, then by x.
 
-    The columns are the two parameters (by name), `runs`, `gate_failed`, and the measures. Column
-    `runs` contains the names of the runs with these values; `gate_failed` counts those that failed
-    verification; each measure is a median over them.
+    The columns are the two parameters (by name), `runs`, `equivalence_failed`, and the measures.
+    `runs` contains the names of the runs with these values. `equivalence_failed` is the number of
+    these runs that failed the equivalence check. Each measure is a median over these runs.
 
     Args:
         runs: Runs by name.
@@ -62,8 +62,9 @@ def cross_table(
             x: pd.Series([x_values[indices[0]] for indices in cell_indices], dtype=object),
             y: pd.Series([y_values[indices[0]] for indices in cell_indices], dtype=object),
             "runs": [tuple(names[index] for index in indices) for indices in cell_indices],
-            "gate_failed": [
-                sum(gate_failed(run_list[index]) for index in indices) for indices in cell_indices
+            "equivalence_failed": [
+                sum(equivalence_failed(run_list[index]) for index in indices)
+                for indices in cell_indices
             ],
         }
     )

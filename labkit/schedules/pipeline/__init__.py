@@ -5,7 +5,7 @@ from labkit.schedules.pipeline.interleaved import interleaved
 from labkit.schedules.pipeline.layerwise import layerwise
 from labkit.schedules.pipeline.one_forward_one_backward import one_forward_one_backward
 from labkit.schedules.pipeline.pipedream import pipedream
-from labkit.schedules.pipeline.table import PipelineSchedule, ScheduleTable
+from labkit.schedules.pipeline.schedule_table import PipelineSchedule, ScheduleTable
 from labkit.schedules.pipeline.wavefront import wavefront
 from labkit.schedules.pipeline.zero_bubble import zero_bubble, zero_bubble_h2
 

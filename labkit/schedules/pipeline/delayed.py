@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labkit.common.errors import InvalidInput
 from labkit.schedules.pipeline.layout import as_table
-from labkit.schedules.pipeline.table import Action, ScheduleTable
+from labkit.schedules.pipeline.schedule_table import Action, ScheduleTable
 
 
 def delayed(modules: int, iterations: int) -> ScheduleTable:

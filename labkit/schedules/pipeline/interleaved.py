@@ -7,7 +7,7 @@ from itertools import count
 
 from labkit.common.errors import InvalidInput
 from labkit.schedules.pipeline.layout import Work, lay_out
-from labkit.schedules.pipeline.table import ScheduleTable, filling, pipeline
+from labkit.schedules.pipeline.schedule_table import ScheduleTable, filling, pipeline
 from labkit.schedules.round import Integers
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.schedules.interpreter import ScheduleError
-from labkit.schedules.pipeline.table import Action, ScheduleTable
+from labkit.schedules.pipeline.schedule_table import Action, ScheduleTable
 
 Work: TypeAlias = tuple[Action, int, int]  # action, stage, micro-batch
 # Tick, phase, stage, action, micro-batch, peer.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from labkit.schedules.pipeline.layout import Work, lay_out
-from labkit.schedules.pipeline.table import ScheduleTable, filling, pipeline
+from labkit.schedules.pipeline.schedule_table import ScheduleTable, filling, pipeline
 
 
 @pipeline("1f1b", filling, lambda table, rank: table.ranks - rank)

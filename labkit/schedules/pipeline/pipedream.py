@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labkit.schedules.pipeline.one_forward_one_backward import one_forward_one_backward
-from labkit.schedules.pipeline.table import ScheduleTable, pipeline
+from labkit.schedules.pipeline.schedule_table import ScheduleTable, pipeline
 
 
 @pipeline(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit.schedules.pipeline.table import ScheduleTable
+from labkit.schedules.pipeline.schedule_table import ScheduleTable
 from labkit.schedules.round import Booleans, Integers
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
 from labkit.schedules.pipeline.gpipe import gpipe
-from labkit.schedules.pipeline.table import ScheduleTable, filling, pipeline
+from labkit.schedules.pipeline.schedule_table import ScheduleTable, filling, pipeline
 
 
 @pipeline("wavefront", filling, lambda table, rank: table.microbatches, recurrent=True)

@@ -18,7 +18,7 @@ from labkit.worker.devices.request import DeviceRequest
 from labkit.worker.devices.rules import kernels, rules
 from labkit.worker.devices.speeds import links, products_and_copies
 from labkit.worker.devices.towers import TowerStep, towers
-from labkit.worker.devices.traced import Traced, trace
+from labkit.worker.devices.traced_step import Traced, trace
 from labkit.worker.executed_step import executed_graph, step_graph
 
 if TYPE_CHECKING:

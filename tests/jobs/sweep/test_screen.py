@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from labkit.jobs.sweep.plan import SweepMember
 from labkit.jobs.sweep.progress_screen import SweepScreen
+from labkit.jobs.sweep.sweep_plan import SweepMember
 
 MEMBER = SweepMember("001_x=1", {"x": 1}, 0, 1, 1)
 

@@ -15,12 +15,12 @@ from labkit.cli import sweep as cli
 from labkit.cli.app import app
 from labkit.cli.sweep import SAMPLERS
 from labkit.common.errors import InvalidInput, Pruned
-from labkit.figures.runs.parameters import search_history
+from labkit.figures.runs.parameter_effects import search_history
 from labkit.jobs.log import RunLog
-from labkit.jobs.sweep import manifest, plan
+from labkit.jobs.sweep import manifest, sweep_plan
 from labkit.jobs.sweep.grid import Draw
-from labkit.jobs.sweep.plan import SweepMember
 from labkit.jobs.sweep.search import Search, of_record
+from labkit.jobs.sweep.sweep_plan import SweepMember
 from labkit.jobs.sweep.trials import PRUNERS, Trials
 from labkit.records import store
 from labkit.records.analysis.search_results import folders, search_result
@@ -36,7 +36,7 @@ def search(**changes: Any) -> Search:
 
 
 def begun(root: Path, **changes: Any) -> Trials:
-    found, _ = plan.make_search(NOTEBOOK, AXES, search(**changes))
+    found, _ = sweep_plan.make_search(NOTEBOOK, AXES, search(**changes))
     assert found.search is not None
     return Trials(manifest.create(root, "sweep", found), found, found.search)
 
@@ -45,7 +45,7 @@ def resumed(trials: Trials) -> Trials:
     """The same, as a later process finds it."""
     record = manifest.read(trials.folder)
     given = of_record(record["search"])
-    return Trials(trials.folder, plan.again(NOTEBOOK, record["members"], given), given)
+    return Trials(trials.folder, sweep_plan.again(NOTEBOOK, record["members"], given), given)
 
 
 def end(trials: Trials, member: SweepMember, accuracy: float) -> None:
@@ -236,7 +236,7 @@ def test_what_cannot_be_searched_is_refused(given: list[str], words: str) -> Non
 
 def test_an_axis_is_checked_at_all_its_values() -> None:
     with pytest.raises(InvalidInput, match="count"):
-        plan.make_search(NOTEBOOK, {"count": (1, "many")}, search())
+        sweep_plan.make_search(NOTEBOOK, {"count": (1, "many")}, search())
 
 
 def test_search_random_is_random(tmp_path: Path) -> None:

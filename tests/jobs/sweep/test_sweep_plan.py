@@ -11,9 +11,9 @@ import pytest
 
 from labkit.common.errors import InvalidInput
 from labkit.jobs.sweep import manifest
-from labkit.jobs.sweep import plan as plans
+from labkit.jobs.sweep import sweep_plan as plans
 from labkit.jobs.sweep.grid import Draw
-from labkit.jobs.sweep.plan import SweepPlan, SweepSpec, make, read_assignments, read_file
+from labkit.jobs.sweep.sweep_plan import SweepPlan, SweepSpec, make, read_assignments, read_file
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 SPEAKS = NOTEBOOKS / "says_its_parameters.ipynb"

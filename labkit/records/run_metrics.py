@@ -176,15 +176,15 @@ def aggregate(seeds: Sequence[Run]) -> Record:
         raise LabkitError(
             f"none of {len(seeds)} repeats completed, so there are no results to aggregate"
         )
-    gates = [record["equivalence"] for record in records if "equivalence" in record]
+    checks = [record["equivalence"] for record in records if "equivalence" in record]
     merged: Record = _median(records)
-    if gates:
+    if checks:
         # A failed verdict is the worst; among equal verdicts, the one with the largest difference
         # is the worst.
         rank = [
-            (gate["verdict"] == "failed", gate.get("max_abs_difference") or 0) for gate in gates
+            (check["verdict"] == "failed", check.get("max_abs_difference") or 0) for check in checks
         ]
-        merged["equivalence"] = gates[rank.index(max(rank))]
+        merged["equivalence"] = checks[rank.index(max(rank))]
     # The flag `oversubscribed` is set if any repeat sets it, unlike texts, which come from the
     # first repeat.
     merged["oversubscribed"] = any(record.get("oversubscribed") for record in records)

@@ -13,7 +13,7 @@ from labkit.forecast.order_statistics import TAIL
 from labkit.forecast.query import Query
 from labkit.network import ComputeTime
 from labkit.programs import Message
-from labkit.programs.timing import TimingModel
+from labkit.programs.timing_model import TimingModel
 
 WIDEST = 0.3  # maximum σ of random times; few repeats on a busy machine may give more
 UNLIKE = 0.02  # maximum σ of random times for ranks that share a machine

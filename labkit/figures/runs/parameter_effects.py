@@ -277,8 +277,8 @@ def _cell_table(table: pd.DataFrame, grid: Grid, name: str) -> pd.DataFrame:
     for row, down in enumerate(grid.down):
         for column, across in enumerate(grid.across):
             cell = group.get((repr(down), repr(across)), {})
-            value, failed = cell.get(name, np.nan), cell.get("gate_failed", 0)
-            text = "gate failed" if failed and is_timed(name) else "—"
+            value, failed = cell.get(name, np.nan), cell.get("equivalence_failed", 0)
+            text = "equivalence check failed" if failed and is_timed(name) else "—"
             text = text if np.isnan(value) else text_of(name, value)
             named = ((grid.y, down), (grid.x, across))
             details = ", ".join(f"{title_of(each)} {word(each, at)}" for each, at in named)

@@ -18,8 +18,8 @@ from typing import IO, Any, TypedDict, cast
 
 from labkit.common.errors import LabkitError
 from labkit.common.paths import bytecode_variables, runtime_folder
-from labkit.hosts.plan import TestbedPlan
 from labkit.hosts.requirements import require
+from labkit.hosts.testbed_plan import TestbedPlan
 from labkit.records import store
 
 AGENT, LOGIN_COMMAND = "agent", "login"  # files in a testbed's folder
