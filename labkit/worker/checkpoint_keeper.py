@@ -14,14 +14,12 @@ from labkit.records.checkpoints import CheckpointContext
 from labkit.records.tensor_boxes import TensorBox
 from labkit.strategies import TrainingState
 from labkit.worker.local_state import local_variables
-from labkit.worker.recorder import Recorder
+from labkit.worker.recorder import AHEAD, Recorder
 from labkit.worker.restored import StateRestorer
 from labkit.worker.writing import CheckpointWriter, StateCopy, versions
 
 if TYPE_CHECKING:
     from labkit.worker.session import TrainingSession
-
-AHEAD = 2  # steps between the request of rank 0 and the checkpoint; ranks may be ahead
 
 
 class CheckpointKeeper(keras.callbacks.Callback):

@@ -15,6 +15,9 @@ from labkit.exchange.hooks import Batch, Hook, Logs, Rows, hooks_of
 
 Row = dict[str, float]
 SEND_EVERY = 0.25  # minimum interval in seconds between two reports
+# Steps between a request of one rank and the step after which all ranks act. One step would not
+# suffice, because a rank that exchanges by priority may be one step ahead of another rank.
+AHEAD = 2
 
 
 class Recorder(keras.callbacks.Callback, Hook):
@@ -156,11 +159,11 @@ class Recorder(keras.callbacks.Callback, Hook):
                 **({"ranks": self.communicator.size} if self.communicator.dead else {}),
             }
         )
-        if self._report_if_due(now) and self.communicator.rank == 0 and self.stop_asked():
-            # The stop takes effect one step later, because no rank can complete that step before
-            # this rank does.
-            self.communicator.board.request_stop(self.step)
-        if self.communicator.board.is_stop_requested(self.step - 1):
+        board, step = self.communicator.board, self.step - 1
+        is_asked = self._report_if_due(now) and self.communicator.rank == 0 and self.stop_asked()
+        if is_asked and not board.is_stop_requested(step + AHEAD):  # a second would postpone it
+            board.request_stop(step + AHEAD)
+        if board.is_stop_requested(step):
             self.stopped = self.model.stop_training = True
 
     def say(self) -> None:
@@ -201,8 +204,7 @@ class Recorder(keras.callbacks.Callback, Hook):
 class StopTogether(keras.callbacks.Callback):
     """Stops all ranks if a callback stops training on one rank; this callback must run last.
 
-    All ranks stop after the same step, two steps after the request. One step would not suffice,
-    because a rank that exchanges by priority may be one step ahead.
+    All ranks stop after the same step, `AHEAD` steps after the request.
 
     Args:
         communicator: Communicator of the ranks that stop together.
@@ -220,5 +222,5 @@ class StopTogether(keras.callbacks.Callback):
         if self._alone or self._board.is_stop_requested(step):
             return
         if self.model.stop_training and not self._board.has_ended(step):
-            self._board.announce_end(step + 2)
+            self._board.announce_end(step + AHEAD)
         self.model.stop_training = self._board.has_ended(step)
