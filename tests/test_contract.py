@@ -1,4 +1,4 @@
-"""All notebooks keep one contract, and so does the one that `labkit new` writes."""
+"""Test that all notebooks keep one contract, also the one that `labkit new` writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebooks keep their contract, and run from end to end with small values."""
+"""Test that notebooks keep their contract, and run from end to end with small values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SMALL = {
 
 @pytest.fixture(scope="module", autouse=True)
 def engines_stay_up() -> Iterator[None]:
-    """Notebooks of one shape share their engines, as the members of a sweep do."""
+    """Let notebooks with equal clusters share engines, as the members of a sweep do."""
     held = Hold()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(HOLD, str(held.path))
@@ -54,7 +54,7 @@ def outputs(path: Path) -> list[dict[str, Any]]:
 
 
 def said(path: Path) -> str:
-    """All that the cells have printed."""
+    """Return all text that the cells have printed."""
     cells = json.loads((path / "output.ipynb").read_text())["cells"]
     printed = [output.get("text", "") for cell in cells for output in cell.get("outputs", [])]
     return "".join("".join(each) for each in printed)
@@ -89,12 +89,12 @@ def test_collectives_measures_what_it_predicts(tmp_path: Path) -> None:
         "Predicted and measured",
         "Predicted and measured",
     ]
-    assert len(figures[0]["frames"]) == 1 + 3  # 3 ranks: fold, swap, unfold
+    assert len(figures[0]["frames"]) == 1 + 3  # 3 ranks need the rounds fold, swap and unfold
     assert all("simulation" in title for title in titles[:4])
     assert all("wall clock" in title for title in titles[4:])
     readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
     assert "22 of 22 rows equal the formula" in readings[0]
-    # Which of them is slower, this machine says.
+    # The measurement on this machine decides which of the two is slower.
     assert re.search(r"At 16 MiB, \w+ takes [\d.]+ times as long as \w+ \(measured", readings[-1])
     assert "wrong sums" not in "".join(readings)
 
@@ -106,7 +106,7 @@ def test_data_parallel_runs_from_the_command_line_as_readme_says(
     given = ["-p", "workers", "2", "-p", "epochs", "3", "-p", "scaling", "weak"]
     labkit = Path(sys.executable).with_name("labkit")
     command = [labkit, "run", NOTEBOOKS / "data_parallel.ipynb", *given]
-    monkeypatch.delenv(HOLD)  # and with engines of its own
+    monkeypatch.delenv(HOLD)  # without the shared engines
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert "result: runs/data_parallel/001_" in done.stdout
@@ -119,7 +119,7 @@ def test_data_parallel_runs_from_the_command_line_as_readme_says(
         kept = json.loads((run.path / "metrics.json").read_text())
         assert kept["test_accuracy"] > 0.7
         assert kept["samples_per_second"] > 0
-        steps = 3 * -(-1437 // (128 * workers))  # a row a step and rank
+        steps = 3 * -(-1437 // (128 * workers))  # one row per step and rank
         assert len(run.history) == workers * steps
 
 
@@ -167,7 +167,7 @@ def test_the_parameters_of_placement_can_be_asked() -> None:
     }
     assert len(shared) == 8
     DeviceRequest(**{name: tuple(v) if isinstance(v, list) else v for name, v in shared.items()})
-    assert not set(parameters) & {"workers", "strategy"}  # nothing of it is an experiment
+    assert not set(parameters) & {"workers", "strategy"}  # no parameter belongs to an experiment
     assert all(parameter.help for parameter in parameters.values())
 
 
@@ -268,7 +268,7 @@ def test_mixed_precision_tells_the_computation_from_the_wire(tmp_path: Path) -> 
     runs = load_runs(job.path)
     payloads = [run.metrics["payload_bytes_per_step"] for run in runs]
     assert [each / payloads[0] for each in payloads] == [1, 1, 1, 2, 0.5, 0.5]
-    policies = runs[:4]  # without a compressor: exact, whatever they compute in
+    policies = runs[:4]  # runs without a compressor are exact in every precision
     assert [run.metrics["equivalence"]["verdict"] for run in policies] == ["passed"] * 4
 
 
@@ -321,9 +321,9 @@ def test_pipeline_sets_the_measured_beside_the_predicted(tmp_path: Path) -> None
     given = {"model_options": {"widths": [64, 64, 64]}, "batch_size": 64, "microbatches": [1, 4]}
     given |= {"schedules": ["1f1b", "interleaved"], "network": "1GbE", "partition": "parameters"}
     job = execute(NOTEBOOKS / "pipeline.ipynb", given | {"microbatches": [1, 5]}, tmp_path)
-    assert job.state == "failed"  # refused with a sentence: two groups of equal size
+    assert job.state == "failed"  # refused in one sentence: the two groups are unequal
     assert "5 make 2 unequal groups; give 4 or 6 micro-batches" in str(job.cause)
-    (lost,) = load_runs(job.path)  # before any rank has started
+    (lost,) = load_runs(job.path)  # the run failed before any rank started
     assert "schedules" in lost.experiment
     job = execute(NOTEBOOKS / "pipeline.ipynb", given | {"schedules": ["1f1b", "gpipe"]}, tmp_path)
     assert job.state == "completed", job.cause
@@ -375,7 +375,7 @@ def test_model_parallel_compares_all_cuts_of_one_model(tmp_path: Path) -> None:
     assert "Least memory on a rank: **" in readings[0]
     verdicts = [run.metrics["equivalence"]["verdict"] for run in load_runs(job.path)]
     assert verdicts.count("passed") == 4
-    assert verdicts.count("not applicable") == 2  # one process, and what is late by intent
+    assert verdicts.count("not applicable") == 2  # one process, and the intentionally stale run
 
 
 @pytest.mark.parametrize("name", ["parameter_servers", "replay"])
@@ -455,10 +455,11 @@ def test_hosts_measures_sums_over_a_link_beside_what_is_predicted(tmp_path: Path
     assert "Training step, speed-up of **two_level** over ring: " in reading
     ring, levels = load_runs(job.path)
     assert [run.metrics["equivalence"]["verdict"] for run in (ring, levels)] == ["passed"] * 2
-    if ring.experiment["network"] is None:  # a testbed could be made
+    if ring.experiment["network"] is None:  # a testbed was available
         assert "3 ranks on 2 hosts of an emulated testbed" in said(job.path)
         sent = [run.metrics["link_bytes_per_step"] for run in (ring, levels)]
-        assert sent[0] == pytest.approx(4 / 3 * sent[1], rel=0.05)  # two thirds of 2n, for n
+        # The ring sends two thirds of 2n bytes, and two_level sends n bytes.
+        assert sent[0] == pytest.approx(4 / 3 * sent[1], rel=0.05)
 
 
 @pytest.mark.slow
@@ -477,7 +478,7 @@ def test_faults_have_a_league_of_who_goes_on(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_scaling_is_forecast_and_what_can_be_run_stands_on_the_curve(tmp_path: Path) -> None:
     given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["scaling"][0]
-    calibration().save(tmp_path / "machine.json")  # break_even measures one by itself, below
+    calibration().save(tmp_path / "machine.json")  # break_even measures its own calibration, below
     given |= {"model_options": {}, "calibration": str(tmp_path / "machine.json")}
     job = execute(NOTEBOOKS / "scaling.ipynb", given, tmp_path)
     assert job.state == "completed", job.cause
@@ -580,14 +581,14 @@ def test_gossip_runs_on_ranks(tmp_path: Path) -> None:
     runs = load_runs(job.path)
     assert [run.experiment["clock"] for run in runs] == ["wall"] * 5
     sent = [run.metrics["wire_bytes_per_step"] for run in runs]
-    assert sent[1] == pytest.approx(sent[0], rel=0.01)  # a pair's allreduce sends as much
+    assert sent[1] == pytest.approx(sent[0], rel=0.01)  # a pair's allreduce sends as many bytes
 
 
 @pytest.mark.slow
 def test_tf_distribute_holds_tensorflows_strategy_and_runs_a_script_on_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(HOLD)  # the script wants ranks on which TensorFlow has not started
+    monkeypatch.delenv(HOLD)  # the script needs ranks on which TensorFlow has not started
     given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["tf_distribute"][0]
     job = execute(NOTEBOOKS / "tf_distribute.ipynb", given | {"kinds": ["mirrored"]}, tmp_path)
     assert job.state == "completed", job.cause
@@ -598,7 +599,7 @@ def test_tf_distribute_holds_tensorflows_strategy_and_runs_a_script_on_ranks(
     assert sorted(rank for rank, _, _ in trained) == ["0", "1"]
     losses = [[float(each) for each in told.split()] for _, told, _ in trained]
     assert all(first > last > 0 for first, _, last in losses)
-    assert losses[0] != losses[1]  # of samples of their own
+    assert losses[0] != losses[1]  # each rank has its own samples
     assert len({weights for _, _, weights in trained}) == 1
     readings = [text(data, "text/markdown") for data in outputs(job.path)]
     assert any("final accuracy" in reading for reading in readings)
@@ -622,7 +623,7 @@ def test_dataflow_traces_a_step_sweeps_threads_and_feeds_it_in_every_way(tmp_pat
     ]
     assert len(figures[1]["frames"]) > 20
     told = "\n".join(text(data, "text/markdown") for data in found if "text/markdown" in data)
-    # What holds of every trace, whatever this machine's times are.
+    # These sentences hold for every trace, whatever the times on this machine.
     assert re.search(r"- 0 of \d+ operations started before all their dependencies ended", told)
     gated = (
         r"updates wait for all gradients\*\*: 0 of 6 updates started "

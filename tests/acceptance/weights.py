@@ -1,4 +1,4 @@
-"""Hashes of trained weights, by which a change of the code is shown to change no result."""
+"""Hash trained weights, to check that a change of the code changes no result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Case = tuple[str, dict[str, Any]]
 
 
 def cases() -> list[Case]:
-    """Return a label and the fields of each experiment whose result repeats bit for bit."""
+    """Return name and fields of each experiment whose result is reproducible bit for bit."""
     return [*_synchronous(), *_split(), *_programs()]
 
 
@@ -135,14 +135,14 @@ def _programs() -> Iterator[Case]:
 
 
 def digest(run: lk.Run) -> str:
-    """Return the SHA-256 hash of a run's trained weights and of its losses."""
+    """Return the SHA-256 hash of a run's trained weights and losses."""
     weights = run.model().get_weights()
     history = run.history[["epoch", "step", "rank", "loss"]].to_numpy()
     return hashlib.sha256(b"".join(array.tobytes() for array in [*weights, history])).hexdigest()
 
 
 def measure(only: str) -> Iterator[Row]:
-    """Train each case, and return its hash, or the error that refused it."""
+    """Train each case; yield a row with its hash, or with the error that refused it."""
     chosen = [case for case in cases() if only in case[0]]
     with TemporaryDirectory() as folder, lk.Cluster(workers=RANKS) as cluster:
         os.environ["LABKIT_RUNS"] = folder
@@ -160,5 +160,5 @@ def measure(only: str) -> Iterator[Row]:
 @click.option("--only", default="", help="Only cases whose name contains this text.")
 @AS_JSON
 def command(only: str, file: Path | None) -> None:
-    """Train short experiments of all strategies that repeat, and print hashes of the weights."""
+    """Train short, reproducible experiments of all strategies; print hashes of their weights."""
     show_rows([*measure(only)], {"case": "case", "hash": "hash", "error": "error"}, file)

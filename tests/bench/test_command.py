@@ -1,4 +1,4 @@
-"""`labkit bench exchange`: a table, the choice and why, peers beside it, one JSON line a row."""
+"""Test `labkit bench exchange`: its table, options, other frameworks, and JSON lines."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PEER = [
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What was asked for; nothing is measured."""
+    """Return a list of the arguments of each requested measurement; nothing is measured."""
     calls: list[tuple[Any, ...]] = []
 
     def measure(*arguments: Any) -> list[dict[str, Any]]:
@@ -193,7 +193,7 @@ def test_repeats_of_all_turns_stand_one_behind_the_other(monkeypatch: pytest.Mon
     assert (of_cnn["added_min_ms"], of_cnn["added_max_ms"]) == pytest.approx((1, 7))
     assert of_cnn["added_ms"] == pytest.approx(4)
     assert of_mlp["same_weights"]
-    assert not of_cnn["same_weights"]  # in its second turn
+    assert not of_cnn["same_weights"]  # weights differ in the second repeat
     assert of_cnn["repeats"] == 3
 
 

@@ -1,4 +1,4 @@
-"""Where hosts are found to measure on, and sums over pretended ones."""
+"""Test how hosts for measurements are chosen, and allreduces between emulated hosts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.cluster.start import VARIABLES
 
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody names hosts, and this user can make none."""
+    """Ensure that no variable names hosts, and that this user cannot create virtual hosts."""
     for name in VARIABLES.values():
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -73,7 +73,7 @@ def test_pretended_hosts_are_measured_and_predicted_alike(cluster: lk.Cluster) -
     rows, network = measure(on, cluster, ["mpi", "ring", "two_level"], [4096], 2)
     assert network is on.network
     assert rows[0]["network"] == "1Gb/s between 2 hosts, emulated"
-    # What the library sends no emulated link would carry.
+    # The algorithm "mpi" is left out, because no emulated link delays messages of the MPI library.
     assert [row["algorithm"] for row in rows] == ["ring", "two_level"]
     assert all(row["correct"] for row in rows)
     assert [row["predicted_link_bytes"] for row in rows] == [6144, 4096]

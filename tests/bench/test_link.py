@@ -1,4 +1,4 @@
-"""The check of the emulation against a real link: its means, its ranks, and what it leaves."""
+"""Test the comparison of emulated and real links: tools, ranks, and cleanup."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ from labkit.schedules import ALLREDUCE
 
 @pytest.fixture
 def means():
-    """Skips with labkit's own sentence where no link can be made."""
+    """Skip the test with labkit's error message if this machine cannot create a network link."""
     try:
         with namespaces.rate_limited_link(10**8):
             pass
@@ -35,7 +35,7 @@ def means():
 
 @pytest.fixture
 def pair():
-    """Two ranks in two threads, joined by sockets that buffer less than they send."""
+    """Yield a function that runs code on two ranks (threads), joined by small socket buffers."""
     ends = socket.socketpair()
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -45,7 +45,7 @@ def pair():
 
 
 def ours():
-    """Namespaces that labkit has made and not removed."""
+    """Return the network namespaces that labkit has created and not removed."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
     return [line.split()[0] for line in listed.splitlines() if line.startswith("labkit-")]
 
@@ -113,7 +113,7 @@ def test_at_most_a_few_frames_pass_at_line_speed(rate, frames):
 
 @pytest.mark.parametrize("algorithm", ALLREDUCE)
 def test_two_ranks_on_a_stream_sum_as_the_schedule_says(pair, algorithm):
-    """Both send more than the stream holds before either receives: nobody may wait to send."""
+    """Both ranks first send more than the sockets can buffer; a blocking send would deadlock."""
 
     def summed(rank):
         buffer = np.arange(200_001, dtype=np.float32) * (1 + rank.rank)
@@ -147,7 +147,7 @@ def test_the_emulation_takes_as_long_as_a_real_link_of_20_megabits(means):
     for row in rows:
         assert row["correct"]
         assert row["payload"] == 1448
-        assert row["min_ms"] >= 0.9 * row["closed_form_ms"]  # the link limits the rate
+        assert row["min_ms"] >= 0.9 * row["closed_form_ms"]  # not faster than the link's rate
         assert row["error"] == pytest.approx(0, abs=0.15)  # within 3 % on an idle machine
     assert ours() == []
 
@@ -158,7 +158,7 @@ def test_two_flows_at_once_end_when_they_do_on_a_real_link(means):
     rows = concurrent_flows.measure(["100Mb"], repeats=3)
     assert len(rows) == 2 * len(concurrent_flows.CASES)
     for first, second in zip(rows[::2], rows[1::2], strict=True):
-        # Of two TCP flows now one is ahead, now the other; together they fill the link.
+        # Either of the two TCP flows may end first, but together they fill the link.
         last = max((first, second), key=lambda row: row["median_ms"])
         assert last["error"] == pytest.approx(0, abs=0.15)  # within 1 % on an idle machine
     assert ours() == []

@@ -1,4 +1,4 @@
-"""Peers: what is installed is measured by labkit's rule; what is not is said in a sentence."""
+"""Test comparisons with other frameworks: measurements, and a remark if one is not installed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_peer_that_is_not_installed_is_a_remark(
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Record | str]]:
-    """What peers tell turn by turn, of the CNN: a record, or why there is none."""
+    """Return what each fake framework reports for the CNN, turn by turn: a record, or an error."""
     turns: dict[str, list[Record | str]] = {}
 
     def run(peer: Installation, *_: object, repeats: int) -> list[Record]:
@@ -171,7 +171,7 @@ def test_whoever_waits_in_vain_is_told(
 
 
 def fake(tmp_path: Path, body: str) -> Installation:
-    """A "Python" that runs this instead of the peer's script; argv[1] is the task."""
+    """Return an installation whose "Python" runs this code; argv[1] is the task."""
     script = tmp_path / "fake.py"
     script.write_text(textwrap.dedent(body))
     python = tmp_path / "python"
@@ -215,7 +215,7 @@ def test_when_one_process_fails_the_others_are_ended_and_its_last_line_is_told(
     start = time.monotonic()
     with pytest.raises(LabkitError, match=r"of ddp on rank 1 ended before .*the cable is gone"):
         run(peer, ["cnn"], 2, 1)
-    assert time.monotonic() - start < 300  # else ten minutes
+    assert time.monotonic() - start < 300  # otherwise, the timeout is ten minutes
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid0").read_text()), 0)
 
@@ -228,7 +228,7 @@ def test_a_peer_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_script_needs_nothing_of_labkits_dependencies(tmp_path: Path) -> None:
-    """A peer's Python may have NumPy and the peer only."""
+    """The Python of another framework may contain only NumPy and this framework."""
     Path("sample_of_peers.py").write_text(
         "import sys\n"
         "from importlib import import_module\n"

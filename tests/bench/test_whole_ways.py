@@ -1,4 +1,4 @@
-"""Whole steps that are calibrated: long enough, without those that fail, never those verified."""
+"""Test calibrations of whole steps: enough steps, no failed runs, nothing that notebooks verify."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEP, MEETING = 1e-3, 0.1  # s
 
 
 class Ranks:
-    """They train nothing: a run is its record, with a step that is longer once a period."""
+    """A fake cluster that only stores records of runs, in which one step per period is longer."""
 
     def __init__(self, folder: Path, refused: str = "", period: int = 1) -> None:
         self._folder, self._refused, self._period = folder, refused, period

@@ -1,4 +1,4 @@
-"""`labkit forecast`: a table over workers, or all figures."""
+"""Test `labkit forecast`: a table over numbers of workers, or all numbers as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`labkit simulate`: networks by name, and of one's own by file."""
+"""Test `labkit simulate` with networks by name and with networks from a file."""
 
 import json
 
@@ -35,7 +35,7 @@ def test_own_networks_come_from_yaml_or_json(tmp_path):
         assert done.exit_code == 0, done.output
         seconds = simulate("master_worker", size, 12.0, network).seconds
         assert f"simulated: {1e3 * seconds:,.3f} ms" in done.output
-        assert "closed form" not in done.output  # that is of one switch
+        assert "closed form" not in done.output  # a closed form exists only for a single switch
     assert "graph, simulated" in done.output
 
 

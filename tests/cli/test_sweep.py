@@ -1,4 +1,4 @@
-"""The command: bad input ends it in one line; what it starts survives whatever ends it."""
+"""Test `labkit sweep`: one-line errors, and sweeps that are interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from labkit.records import store
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 SWEPT = NOTEBOOKS / "is_swept.ipynb"
 SWEEP = Path("runs/is_swept-sweep")
-PATIENCE = 120.0  # seconds for what takes one or two
+PATIENCE = 120.0  # timeout for tasks that take one or two seconds
 
 
 def labkit(*arguments: object) -> Result:
@@ -34,7 +34,7 @@ def labkit(*arguments: object) -> Result:
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
-    """A sweep in a process of its own, as a shell starts it."""
+    """Start a sweep in a new process, as a shell does."""
     script = "import sys; from labkit.cli.app import app; app(sys.argv[1:])"
     return subprocess.Popen(
         [sys.executable, "-c", script, "sweep", *map(str, arguments)],
@@ -57,14 +57,14 @@ def until(happened: Callable[[], Any]) -> None:
 
 
 def started() -> Counter[int]:
-    """How often each member's cell has begun, by its number."""
+    """Return how often the cell of each member of the sweep has begun, by the member's number."""
     path = Path("started.txt")
     lines = path.read_text().splitlines() if path.exists() else []
     return Counter(int(line.split()[0]) for line in lines)
 
 
 def statuses(sweep: Path = SWEEP) -> dict[str, dict[str, Any]]:
-    """The members' records; each that is there can be read, at any moment."""
+    """Return the status record of each member of the sweep; all of them must be readable."""
     return {path.name: store.read_status(path) for path in sorted(sweep.glob("[0-9]*"))}
 
 
@@ -110,11 +110,11 @@ def test_a_failed_member_is_recorded_and_resume_runs_what_is_missing() -> None:
     listed = labkit("ls", SWEEP).stdout
     assert "4 members: 3 completed, 1 failed" in listed
     assert "ValueError: no use for 2" in listed
-    (SWEEP / "002_number=1/status.json").unlink()  # half written, as a full disk leaves it
+    (SWEEP / "002_number=1/status.json").unlink()  # an incomplete record, as after a full disk
     assert labkit("ls").exit_code == 0
     Path("broken").unlink()
 
-    assert labkit("sweep", SWEEP).exit_code == 2  # what is meant is --resume
+    assert labkit("sweep", SWEEP).exit_code == 2  # an existing sweep needs --resume
     code, out, err = ended(start(SWEEP, "--resume"))
     assert (code, out.splitlines()[-1]) == (0, f"4 of 4 completed; result: {SWEEP}")
     assert started() == {0: 1, 1: 2, 2: 2, 3: 1}
@@ -148,11 +148,11 @@ def test_members_run_abreast_as_cores_allow_and_end_at_their_limit(
     assert ended(child)[0] == 1
     found = list(statuses().values())
     assert [status["cause"] for status in found] == ["stopped at the time limit of 1 s"] * 2
-    assert found[0]["ended"] < found[1]["started"]  # one alone, whatever it wants
+    assert found[0]["ended"] < found[1]["started"]  # too wide for the cores, so one at a time
 
 
 def test_members_that_run_abreast_need_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(OVERSUBSCRIBE, "")  # which --force changes
+    monkeypatch.setenv(OVERSUBSCRIBE, "")  # --force changes this variable
     swept = ("sweep", SWEPT, "workers=2", "number=range(0,2000)", "--check", "--force")
     assert labkit(*swept, "--jobs", 1).exit_code == 0
     result = labkit(*swept, "--jobs", 9999)
@@ -173,7 +173,7 @@ def test_a_notebook_that_is_edited_while_its_sweep_runs_changes_nothing_of_it() 
     assert sorted(started()) == [0, 1]
     again = labkit("sweep", notebook, "number=0,1", "-p", "seconds", 1, "--resume")
     assert again.exit_code == 0
-    assert sorted(started()) == [0, 1, 7, 8]  # what has run is of another notebook now
+    assert sorted(started()) == [0, 1, 7, 8]  # the edited notebook prints 7 and 8, not 0 and 1
 
 
 def test_members_whose_ranks_nobody_knows_run_alone() -> None:
@@ -255,7 +255,7 @@ def test_all_members_survive_being_killed_again_and_again() -> None:
     for moment in range(3):
         child = start(*arguments, *(["--resume"] if moment else []))
         until(lambda: (SWEEP / manifest.FILE).exists())
-        time.sleep(2.0 + 1.3 * moment)  # whatever has happened by then
+        time.sleep(2.0 + 1.3 * moment)  # kill it at a different moment
         os.kill(child.pid, signal.SIGKILL)
         child.communicate()
         done |= {
@@ -265,7 +265,7 @@ def test_all_members_survive_being_killed_again_and_again() -> None:
     _, err = child.communicate(timeout=800)
     assert child.returncode == 0, err
     final = statuses()
-    assert done.items() <= final.items()  # what was finished has not run again
+    assert done.items() <= final.items()  # finished members have not run again
     assert len(final) == count
     assert {status["state"] for status in final.values()} == {"completed"}
     earlier = Counter(path.name.split("_")[0] for path in (SWEEP / ".earlier").glob("*"))

@@ -1,4 +1,4 @@
-"""Clusters run what fits, survive what fails, and leave nothing behind."""
+"""Test that clusters run experiments, survive failures, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ time.sleep(600)
 def test_kill_9_of_the_owner_of_a_busy_cluster_and_of_its_keeper_leaves_nothing(
     tmp_path: Path, own_runtime: Path
 ) -> None:
-    """The hardest case: the keeper dies too, while the ranks compute."""
+    """The hardest case: the keeper process is killed too, while the ranks compute."""
     child = script(
         tmp_path,
         """
@@ -305,7 +305,7 @@ with labkit.Cluster(workers=2) as cluster:
 """,
     )
     wait_for(child, "training")
-    time.sleep(1)  # the child must have come to result()
+    time.sleep(1)  # time for the child to call result()
     child.send_signal(signal.SIGINT)
     assert child.wait(timeout=PATIENCE) != 0
     assert "KeyboardInterrupt" in (tmp_path / "child.log").read_text()
@@ -320,7 +320,7 @@ with labkit.Cluster(workers=2) as cluster:
 def test_the_end_of_a_rank_or_of_the_keeper_is_named_and_the_next_call_has_fresh_engines(
     own_runtime: Path, tmp_path: Path
 ) -> None:
-    """Ended from outside, while the ranks wait for each other in a call."""
+    """The process is ended from outside, while the ranks wait for each other in a call."""
 
     def wait(communicator: Any, file: str) -> None:
         communicator.barrier()

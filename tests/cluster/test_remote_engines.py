@@ -1,4 +1,4 @@
-"""Files by which another machine's engines are used."""
+"""Test the connection files with which engines of another machine are used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that go on when ranks die which they cannot do without, from the outside."""
+"""Test runs that continue after the deaths of ranks that they need, as a user sees them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def losses(run: Run) -> list[tuple[float, float, str]]:
 
 
 def killed(cluster: Cluster, question: Experiment, victims: dict[int, int], **more: Any) -> Run:
-    """The run whose ranks are killed, each when the notebook has seen that a step was taken."""
+    """Kill each victim when the notebook has seen a certain step; return the run."""
     processes = cluster.view.apply_sync(os.getpid)
     live, end = cluster.submit(question, **more), time.monotonic() + HANG
     for victim, step in victims.items():
@@ -73,7 +73,7 @@ def test_stages_go_on_from_a_neighbours_copy_and_without_a_spare_from_the_checkp
     assert (copy["of"], copy["from"], copy["age"]) == (1, 0, by_spare["repeated"])
     assert copy["bytes"] > 0
     assert set(by_spare["seconds"]) == {"detect", "agree", "rebuild", "repeat"}
-    assert by_checkpoint["ranks"] == [0]  # rank 1 stands in the record by now
+    assert by_checkpoint["ranks"] == [0]  # rank 1 is in the first entry of the record
     assert by_checkpoint["source"] == "checkpoint"
     assert by_checkpoint["step"] >= 25
     assert by_checkpoint["step"] % 25 == 0
@@ -102,7 +102,7 @@ def test_replicas_stay_as_many_where_there_is_a_spare(tolerant: Cluster) -> None
 
 @pytest.fixture(scope="module")
 def pair(own_folders: Path) -> Iterator[Cluster]:
-    """Two ranks without a spare."""
+    """Yield a cluster of two ranks without a spare."""
     with Cluster(workers=2, fault_tolerant=True, timeout=60, name="pair") as up:
         yield up
 
@@ -121,7 +121,7 @@ def test_a_death_in_the_check_of_equivalence_lets_the_run_begin_again(
     folder = str(tmp_path)
 
     def model() -> Any:
-        """Rank 1 comes to the check, and to nothing else, before it dies."""
+        """Rank 1 dies in the equivalence check, before it can train."""
         import os
         import time
         from pathlib import Path
@@ -151,7 +151,7 @@ def test_a_death_in_the_check_of_equivalence_lets_the_run_begin_again(
 
 
 def hold_the_end(communicator: Any, folder: str) -> None:
-    """Let rank 0 stand still once, when all of its next run is done but to hand it over."""
+    """Make rank 0 wait once at the end of its next run, just before it returns the result."""
     import time
     from pathlib import Path
 
@@ -279,7 +279,7 @@ VALUE = RankError("rank 0 failed: ValueError: a layer", 0)
             [3],
             [],
         ),
-        (VALUE, {1, 2}, False, [1, 1], []),  # rank 2 is a spare that had the place of rank 1
+        (VALUE, {1, 2}, False, [1, 1], []),  # rank 2 is a spare, which had replaced rank 1
         (DIED, {1, 3}, False, [3], [1]),
         (RankError("the engines ended: all ranks have died", 0), {0}, True, [0], [0]),
         (RankError(f"rank 3 failed: {ENDED}, so its result is lost", 3), {3}, False, [3], [3]),
@@ -365,7 +365,7 @@ def test_who_dies_at_the_same_step_again_and_again_ends_the_run(tmp_path: Path) 
         found.read([("doing", {"what": "training"}), ("step", row | {"step": reached})])
     assert [(each["step"], each["repeated"]) for each in found.restarts] == [(0, 7), (0, 10)]
     assert all(set(each["seconds"]) > {"prepare", "repeat"} for each in found.restarts)
-    for reached in (3, 9)[: TRIES - 2]:  # further than the call before, and yet no further
+    for reached in (3, 9)[: TRIES - 2]:  # each call gets further, but never past the old maximum
         found.note_deaths([1])
         found.read([("step", row | {"step": reached})])
         found.roll_back([1], died)

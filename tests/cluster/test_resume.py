@@ -1,4 +1,4 @@
-"""Runs that are broken off and taken up again, from the outside."""
+"""Test runs that are interrupted and resumed, as a user sees them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def wait_for(done: Any) -> None:
 
 
 def told(run: Run) -> tuple[list[tuple[float, ...]], list[bytes]]:
-    """Its losses, and the bytes of its weights."""
+    """Return the losses of a run, and the bytes of its trained weights."""
     rows = run.history.sort_values(["rank", "step"])
     losses = list(rows[["rank", "step", "loss"]].itertuples(index=False, name=None))
     return losses, [weight.tobytes() for weight in weights(run)]
@@ -56,8 +56,8 @@ def weights(run: Run) -> list[np.ndarray]:
 
 @pytest.fixture(scope="module")
 def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """Trainings that nothing breaks off, for all that are held against them."""
-    with pytest.MonkeyPatch.context() as patch:  # where nothing that goes on finds them
+    """Return uninterrupted runs, with which the resumed runs are compared."""
+    with pytest.MonkeyPatch.context() as patch:  # a folder in which resumed runs do not look
         patch.setenv("LABKIT_RUNS", str(tmp_path_factory.mktemp("whole")))
         return {each.hash8: cluster.run(each) for each in (LONG, SERVED, PLAYED)}
 

@@ -1,4 +1,4 @@
-"""How ranks start is settled before anything does: by arguments, by the environment, or refused."""
+"""Test how arguments and the environment determine where ranks start, and which are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labkit.hosts.host_list import Host
 def no_site(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LAUNCHER", "HOSTS", "NODES", "AGENT", "SLURM"):
         monkeypatch.delenv(f"LABKIT_{name}", raising=False)
-    monkeypatch.setenv("LABKIT_TESTBED", "")  # this machine is its own login node
+    monkeypatch.setenv("LABKIT_TESTBED", "")  # this machine acts as its own login node
     for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"):
         monkeypatch.delenv(name, raising=False)
 
@@ -79,7 +79,7 @@ def test_a_notebook_that_names_no_launcher_takes_that_of_the_environment(
     monkeypatch.setenv("LABKIT_NODES", "4")
     monkeypatch.setenv("LABKIT_SLURM", "--partition=short")
     assert Start.from_options(8).nodes == 4
-    assert Start.from_options(2).nodes == 2  # a small cluster of a notebook's own
+    assert Start.from_options(2).nodes == 2  # a notebook's own, smaller cluster
     assert Start.from_options(8).partition == "short"
     assert Start.from_options(1, launcher="local") == Start(1)
 
@@ -131,7 +131,7 @@ def test_in_a_job_its_nodes_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     inside = Start.from_options(4, launcher="slurm")
     assert (inside.nodes, inside.queues) == (2, False)
     assert "salloc" not in inside.command("job", [])
-    assert Start.from_options(4).is_local  # a notebook in a job, whose launcher nobody has named
+    assert Start.from_options(4).is_local  # a notebook inside a job, without a named launcher
 
 
 def met(*places: tuple[int, str]) -> list[RankInfo]:

@@ -1,4 +1,4 @@
-"""The capacity of a machine refuses ranks that it has no memory or cores for."""
+"""Test that ranks are refused for which the machine has too little memory or too few cores."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_oversubscribe_lifts_all_but_the_hard_limit_of_memory(
 ) -> None:
     busy = SMALL._replace(free=0.5)
     check_ranks(34, oversubscribe=True, machine=busy)
-    monkeypatch.setenv(OVERSUBSCRIBE, "1")  # as --force sets it
+    monkeypatch.setenv(OVERSUBSCRIBE, "1")  # as the option --force sets it
     check_ranks(34, machine=busy)
     with pytest.raises(InvalidInput, match="neither oversubscribe=True nor --force"):
         check_ranks(35, oversubscribe=True, machine=busy)
@@ -86,6 +86,6 @@ def test_a_cluster_of_more_ranks_than_any_machine_holds_starts_nothing(
     def start(*_: object) -> None:
         raise AssertionError("the keeper starts")
 
-    monkeypatch.setattr(launch, "launch", start)  # which a test must never reach with these ranks
+    monkeypatch.setattr(launch, "launch", start)  # the refusal must come before any process starts
     with pytest.raises(InvalidInput, match=r"9999 ranks need at least .* oversubscribe=True"):
         Cluster(workers=9_999, **more)

@@ -1,4 +1,4 @@
-"""Where Python keeps nothing that it compiles, labkit's processes still compile things once."""
+"""Test that labkit's processes cache compiled bytecode even if Python stores none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAY = "import os, sys; print(os.environ.get('PYTHONPYCACHEPREFIX'), sys.dont_wri
 
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A Python that keeps nothing, of which nothing is compiled; labkit's cache."""
+    """Set up a Python without stored bytecode, and return the folder for bytecode in the cache."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setattr(sys, "pycache_prefix", None)
     monkeypatch.setattr(paths, "_is_compiled", lambda package: False)
@@ -85,21 +85,21 @@ def test_commands_hand_it_on(forgetful: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def link(root: Path) -> str:
-    """A stranger leads the folder to another one of this user's."""
+    """Make the folder a link to another folder of this user, as an attacker might."""
     (root.parent / "open").mkdir(mode=0o777)
     root.symlink_to(root.parent / "open")
     return "is a link"
 
 
 def shared(root: Path) -> str:
-    """Others write into the folder."""
+    """Create a folder into which other users can write."""
     root.mkdir()
     root.chmod(0o770)
     return "is accessible to other users"
 
 
 def file(root: Path) -> str:
-    """There is a file."""
+    """Create a file instead of a folder."""
     root.touch(0o700)
     return "is a link or a file"
 

@@ -1,4 +1,4 @@
-"""Files of others: what is no plain file is refused, and nothing outside of the root changes."""
+"""Test that only regular files of others are read, and that nothing outside the root changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON of a stranger is read as plain data, or refused in one line, whatever it holds."""
+"""Test that JSON from others is read as plain data, or refused in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classes that are state, by the names of their fields."""
+"""Test classes that only hold state, as declared by the names of their fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of a process are real ones; those of messages are found by checksum, or not at all."""
+"""Test injected faults: faults of processes are real, and checksums detect message faults."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_slow_counts_while_it_lasts() -> None:
 
 
 def exchange(communicator: Any, kind: str, by: str, checks: bool) -> float:
-    """Two steps in which rank 1 spoils its second message of the second one."""
+    """Run two steps; a fault damages rank 1's second message in the second step."""
     communicator.rules.checks = checks
     fault = Fault(kind, rank=1, step=1, message=1, offset=3, bit=7)
     communicator.inject_faults(Injector([fault], communicator.rank))
@@ -91,7 +91,7 @@ def exchange(communicator: Any, kind: str, by: str, checks: bool) -> float:
 def test_a_flipped_bit_is_found_by_checksum_and_passes_unseen_without(
     cluster: Cluster, by: str
 ) -> None:
-    assert min(cluster.call(exchange, "corrupt", by, False, ranks=2)) < 0  # it was the sign
+    assert min(cluster.call(exchange, "corrupt", by, False, ranks=2)) < 0  # it flips the sign bit
     with pytest.raises(RankError, match="from rank 1 to rank 0 in") as error:
         cluster.call(exchange, "corrupt", by, True, ranks=2)
     assert "its checksum is wrong" in str(error.value)

@@ -1,4 +1,4 @@
-"""Where shared memory has no room, the error says how much is missing and where."""
+"""Test that an error about full shared memory says how much is missing, and where."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data as people bring them: read as they are meant, or refused in one sentence."""
+"""Test unusual data of users: labkit reads them correctly, or refuses them in one sentence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ X = np.random.default_rng(0).normal(size=(COUNT, 3)).astype(np.float32)
 
 
 def csv(first: str, row: str, encoding: str = "utf-8") -> Callable[[], None]:
-    """A table of rows in which {n} is a number, {c} a class, {i} the row."""
+    """Return a writer of a CSV file; in a row, {n} is a number, {c} a class, {i} the row number."""
 
     def write() -> None:
         rows = [row.format(n=NUMBERS[i], c=CLASSES[i], i=i) for i in range(COUNT)]
@@ -54,7 +54,7 @@ def file_of(**arrays: Any) -> Callable[[], None]:
 
 
 def pictures(*images: np.ndarray | str, mode: str | None = None) -> Callable[[], None]:
-    """Folders of two classes, whose images are these by turns."""
+    """Return a function that writes folders of two classes, which contain these images in turn."""
 
     def write() -> None:
         from PIL import Image
@@ -79,12 +79,13 @@ def found(name: str) -> np.ndarray:
     return np.concatenate([data.x_train, data.x_test])
 
 
-TABLE = (-1.69, 1.74)  # of evenly spread numbers, standardised
+TABLE = (-1.69, 1.74)  # extremes of evenly spaced, standardized numbers
 DEEP = np.full((4, 4), 2**15, np.uint16)
 RED = np.full((4, 4, 3), (255, 0, 0), np.uint8)
 GREY = np.full((4, 4), 51, np.uint8)
 
-# What is written, the name of it, and the extremes of its features.
+# Each entry has the function that writes a data set, the set's path, and the minimum and maximum of
+# its features.
 READ: dict[str, tuple[Callable[[], None], str, tuple[float, float]]] = {
     "byte order mark": (csv("a,label", "{n},{c}", "utf-8-sig"), "set.csv", TABLE),
     "semicolons": (csv("a;label", "{n};{c}"), "set.csv", TABLE),
@@ -208,11 +209,11 @@ def rows() -> Any:
 
 
 def asks(seed: int) -> None:
-    """Wants an argument."""
+    """A function that requires an argument."""
 
 
 class Sequence:
-    """Neither arrays nor a name."""
+    """An object that is neither arrays nor a name."""
 
     element_spec = None
 
@@ -282,7 +283,7 @@ def test_validation_arrays_fit_the_training_arrays() -> None:
         lk.Experiment(dataset=(X, CLASSES), validation=(X[:, :2], CLASSES))
     more = datasets.shapes_of((X, CLASSES), CLASSES + 2)
     assert more is not None
-    assert more.outputs == 4  # a class of the validation rows alone is one, too
+    assert more.outputs == 4  # a class that only the validation data contain counts, too
 
 
 def test_a_loss_of_classes_wants_classes() -> None:

@@ -1,4 +1,4 @@
-"""Data sets of one's own: by path, by address, as arrays that every rank reads alike."""
+"""Test users' own data sets: by path, by address, or as arrays, equal on all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table holds what was measured of the files; figure and reading follow from the table."""
+"""Test that the deployment table contains measurements of files; figure and summary follow it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_row_a_method_with_the_figures_of_its_file(
         assert row.time_ratio_low <= row.time_ratio <= row.time_ratio_high
     back = np.asarray(read_sparse(folder / pruned["file"])(DATA.x_test)).argmax(axis=1)
     assert pruned["accuracy"] == (back == DATA.y_test).mean()
-    assert len(list(folder.iterdir())) == 4  # nothing else stays
+    assert len(list(folder.iterdir())) == 4  # no other files remain
 
 
 def test_no_optimizer_state_is_counted(table: Any) -> None:
@@ -117,7 +117,7 @@ def test_the_reading_follows_from_the_table(table: Any) -> None:
     )
     assert f"{low}. The" in lines["Methods that trained longer than the original"]
     changed.loc[["int8", low], ["lost", "chance"]] = [40, 1e-9]
-    # The last one answers the notebook's question, on its own.
+    # The last line answers the notebook's question, and can be understood alone.
     assert summarize_deployment(changed).endswith(
         "- Every method with a smaller file has lost more accuracy than chance explains."
     )

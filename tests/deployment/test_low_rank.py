@@ -1,4 +1,4 @@
-"""Factors of full rank are the kernel; fewer parameters follow the formula; the rest stays."""
+"""Test low-rank factors: full rank restores the kernel, and parameters follow the formula."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit.common.errors import InvalidInput
 from labkit.deployment import LowRank
 from labkit.deployment.low_rank import factors, reduces_parameters
 
-pytestmark = pytest.mark.heavy  # models are built
+pytestmark = pytest.mark.heavy  # this file builds models
 
 DATA = datasets.load("digits", rows=128, test_rows=64)
 

@@ -1,4 +1,4 @@
-"""The notebook keeps its contract, and runs from end to end with small values."""
+"""Test that the notebook has the required form, and runs from start to end with small values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Keras quantizes is small and near; what it cannot quantize is named."""
+"""Test that quantized models are small and accurate, and that other layers are named."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_no_weight_moves_by_more_than_half_a_step(mode: str, most: float, tmp_pa
     method.write(quantized.model, tmp_path / "q.keras")
     x = np.eye(64, dtype=np.float32).reshape(64, 8, 8, 1)
     hidden = keras.Sequential([quantized.model.layers[0], layer])(x).numpy()
-    before = np.maximum(kept[0], 0)  # the rows of the kernel, after relu
+    before = np.maximum(kept[0], 0)  # outputs for unit vectors: rows of the kernel after relu
     span = np.ptp(kept[0], axis=0) / 2 if mode == "int4" else abs(kept[0]).max(axis=0)
     assert (abs(hidden - before) <= 1.1 * most * span + 1e-6).all()
     back = method.read(tmp_path / "q.keras")(DATA.x_test).numpy()

@@ -1,4 +1,4 @@
-"""Experiments refuse what cannot work before a rank starts, and are named by their content."""
+"""Test that experiments refuse impossible values before a start; their content names them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ X, Y = np.zeros((4, 3), np.float32), np.arange(4)
 
 
 class KerasModel:
-    """What tells a Keras model from another callable; Keras is not imported here."""
+    """An object that looks like a Keras model, so that Keras need not be imported."""
 
     count_params = None
 
@@ -302,7 +302,7 @@ def model_of_four() -> Any:
 
 
 def made(text: str) -> Callable[[], Any]:
-    """A function typed into a bare interpreter: it has no source file."""
+    """Return a function as if it was typed into an interpreter: it has no source file."""
     space: dict[str, Any] = {}
     exec(text, space)
     function: Callable[[], Any] = space["model"]

@@ -1,4 +1,4 @@
-"""Faults, checksums and looks at numbers: what an experiment can have is part of it."""
+"""Test an experiment's faults, checksums and number checks, which belong to its content."""
 
 from __future__ import annotations
 

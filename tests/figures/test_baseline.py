@@ -1,4 +1,4 @@
-"""Runs beside a baseline: seed by seed, and in precision."""
+"""Test comparisons with a baseline: by seed, by precision, and by memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FED_BACK = {"name": "ErrorFeedback", "inner": TOP_K}
 
 
 def written(root: Path, losses: list[float], compressor: dict[str, object]) -> Run:
-    """A run whose seeds end with these test losses."""
+    """Return a run whose seeds have these test losses."""
     run = write_method(root, [0.9] * len(losses), compressor=compressor)
     for seed, loss in zip(run.seeds, losses, strict=True):
         file = seed.path / "metrics.json"

@@ -1,4 +1,4 @@
-"""Costs of collectives, message counts and use of links."""
+"""Test the figures of collectives: costs, numbers of messages, and use of links."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_adding_moves_the_crossing() -> None:
         costs(["butterfly", "ring"], 8, ["1GbE"], (64, 2**26), gamma)[0].fastest[0].last
         for gamma in (0.0, 4e-9)
     ]
-    assert edges[1] < edges[0]  # a butterfly adds whole buffers lg p times
+    assert edges[1] < edges[0]  # a butterfly adds the whole buffer lg p times
 
 
 def test_algorithms_that_take_as_long_share_their_stretch() -> None:

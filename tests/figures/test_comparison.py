@@ -1,4 +1,4 @@
-"""Comparison figures and tables of runs, with the display of tables."""
+"""Test comparison figures and tables of runs, and how tables are displayed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ONE_BIT = {"name": "AllReduce", "algorithm": "ring", "compressor": {"name": "One
 
 
 def grid(root: Path, seeds: int = 1, **changes: Any) -> list[Run]:
-    """Two numbers of workers x two compressors x seeds; the second compressor is less accurate."""
+    """Return runs of 2 numbers of workers × 2 compressors × seeds; the second is less accurate."""
     return [
         write_run(
             root,
@@ -57,7 +57,7 @@ def grid(root: Path, seeds: int = 1, **changes: Any) -> list[Run]:
 
 
 def keyed(figure: Any, run: Run) -> list[Any]:
-    """The traces that draw this run alone, without its line in the legend."""
+    """Return the traces that draw only this run, without the legend's entry."""
     key = entries([run])[0].key
     found = [trace for trace in figure.data if (trace.meta or {}).get("run") == key]
     return [trace for trace in found if trace.x[0] is not None]
@@ -173,7 +173,7 @@ def test_seed_bands_span_the_seeds_of_each_number_of_workers(tmp_path: Path) -> 
     assert list(band["efficiency"])[1] == pytest.approx(50 * (8 / 5 + 8 / 4) / 2)
     assert list(band["seeds"]) == [2, 2]
     drawn = [t for t in compare(runs).data if (t.meta or {}).get("runs")]
-    assert len(drawn) == 2 * 3  # speed-up and efficiency: both ends of the band, and its middle
+    assert len(drawn) == 2 * 3  # speed-up and efficiency: the band's two ends, and its middle
     assert list(drawn[0].y) == pytest.approx([1, 8 / 5])
     assert list(drawn[1].y) == pytest.approx([1, 8 / 4])
     assert bands_of(runs[:2]).empty
@@ -205,7 +205,7 @@ def test_no_speed_up_is_told_over_other_work(tmp_path: Path) -> None:
         write_run(tmp_path, workers=2),
     ]
     assert scalings({str(k): run for k, run in enumerate(runs)}).empty
-    alone = write_run(tmp_path, workers=1, network="wan")  # which says nothing over it
+    alone = write_run(tmp_path, workers=1, network="wan")  # one worker sends nothing over it
     found = scalings({str(k): run for k, run in enumerate([*runs, alone])})
     assert dict(zip(found["run"], found["baseline"], strict=True))["3"] == "4"
 
@@ -257,7 +257,7 @@ def test_the_reading_knows_who_is_best_and_what_seeds_leave_open(tmp_path: Path)
     )
     assert "Equivalence check: 4 passed" in text
     assert "**no compression, workers 1**, 91.00% (3 seeds, 90.00% to 92.00%)" in text
-    assert "no compression, workers 2, 91.00%" in text  # as good: no lead is claimed
+    assert "no compression, workers 2, 91.00%" in text  # equal accuracy: no run is called better
     assert "the difference exceeds the spread of the seeds" not in text
     one = summarize_comparison(grid(tmp_path / "one"))
     assert "One seed cannot separate a difference from chance in test accuracy: " in one
@@ -274,7 +274,7 @@ def test_the_reading_judges_a_clear_lead_and_names_failed_gates(tmp_path: Path) 
     ]
     runs.append(write_run(tmp_path, workers=4, measured={"equivalence": FAILED_GATE}))
     text = summarize_comparison(runs)
-    # Another task: no race between models.
+    # Different models are different tasks, so these runs are not compared with each other.
     assert (
         "Not compared, because no other run has the same model, data set, length and clock: "
         "workers 2, cnn" in text
@@ -306,7 +306,7 @@ def test_modelled_seconds_are_no_rivals_of_measured_ones(tmp_path: Path) -> None
     assert "clock virtual" not in text.partition("wall clock: ")[2].partition("virtual clock: ")[0]
     alone = summarize_comparison(runs[1:3])
     assert "no other run has the same model, data set, length and clock" in alone
-    # Beside each other in the figure of accuracy and seconds, neither beats the other.
+    # In the figure of accuracy and seconds, runs on different clocks do not dominate each other.
     assert pareto(runs).layout.meta["alt"].count("(on the front)") == 4
 
 

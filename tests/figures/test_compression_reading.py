@@ -1,4 +1,4 @@
-"""The reading of compression says what the numbers say, null results too."""
+"""Test that the summary of compression states what the numbers show, including no effect."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ def test_a_baseline_may_be_named(tmp_path: Path) -> None:
     said = summarize_compression([full, half], baseline=full)
     assert "**precision mixed_bfloat16** against precision float32" in said
     assert "2.50x the speed (spread 1.43 to 4.38): it pays" in said
-    # As all are held against it, all are asked who is the fastest: in the figure, too.
+    # All runs are compared with the named baseline, so the fastest run is sought among all of them,
+    # as in the figure.
     runs = [full, half, sent]
     said = summarize_compression(runs, baseline=full)
     assert "the shortest step is that of **no compression, precision mixed_bfloat16**" in said

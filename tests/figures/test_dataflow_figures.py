@@ -1,4 +1,4 @@
-"""What is drawn of a step's graph, its queue, its threads and its input is what was measured."""
+"""Test figures of a step's graph, queue, threads and input against the measured values."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ NAN = float("nan")
 
 
 def ran(name: str, op: str, start: float, stop: float, device: str = "CPU:0") -> Operation:
-    """An operation with times in ms."""
+    """Return an operation that starts and stops at these times (ms)."""
     return Operation(name, op, device, 8.0, (stop - start) / 1e3, start / 1e3, stop / 1e3)
 
 
-# Two gradients one after the other, and an update behind each; w is what the step was given.
+# One gradient follows the other, and each is followed by an update; w is an input of the step.
 GRADIENTS = (ran("g1", "MatMul", 0, 2), ran("g2", "MatMul", 2, 4))
 DATA = (Flow("w", "g1", 8.0), Flow("g1", "g2", 8.0), Flow("g1", "u1", 8.0), Flow("g2", "u2", 8.0))
 GIVEN = Operation("w", "_Arg", "CPU:0", 8.0)
@@ -74,7 +74,7 @@ def test_the_graph_is_drawn_without_what_was_there_before() -> None:
 
 def test_the_animation_has_a_frame_for_each_time_that_something_begins_or_ends() -> None:
     figure = ready_animation(FREE)
-    assert len(figure.frames) == 6  # at 0, 2, 2.5, 3, 4 and 5 ms
+    assert len(figure.frames) == 6  # frames at 0, 2, 2.5, 3, 4 and 5 ms
     texts = [list(frame.data[0].text) for frame in figure.frames]
     counts = [dict(zip(("g1", "g2", "u1", "u2"), text, strict=True)) for text in texts]
     assert counts[0] == {"g1": "", "g2": "1", "u1": "1", "u2": "1"}
@@ -128,13 +128,13 @@ def test_a_send_and_a_receive_stand_where_an_edge_leaves_its_device() -> None:
         if trace.name in ("CPU:0", "CPU:1") and trace.text
     }
     assert on == {"CPU:0": ["receive", "send"], "CPU:1": ["receive", "send"]}
-    assert "2 edges between devices" in figure.alt  # one a tensor, however many read it
+    assert "2 edges between devices" in figure.alt  # one edge per tensor, with one or more readers
 
 
 def test_pairs_are_in_the_order_in_which_what_they_carry_was_made() -> None:
     table = transfers_table(SPLIT)
     assert list(table["tensor"]) == ["edge_2_a", "edge_1_c"]
-    assert list(table["between_ms"][:1]) == pytest.approx([0.5])  # to the first of its readers
+    assert list(table["between_ms"][:1]) == pytest.approx([0.5])  # until its first reader starts
     assert math.isnan(table["between_ms"][1])
     said = summarize_transfers(SPLIT)
     assert "The largest tensor is **edge_2_a**, 4 KiB from CPU:0 to CPU:1" in said
@@ -143,7 +143,7 @@ def test_pairs_are_in_the_order_in_which_what_they_carry_was_made() -> None:
 
 
 def fed(way: str, repeat: int, idle: float, compute: float, made: float) -> list[FedStep]:
-    """Six steps; batch k is made in the `made` ms before step k has it, or was before the turn."""
+    """Return six steps; each batch is made in the `made` ms before its step (0: made earlier)."""
     found, now = [], 0.0
     for step in range(6):
         got, stop = now + idle / 1e3, now + (idle + compute) / 1e3
@@ -172,10 +172,10 @@ def test_idle_time_and_batches_that_are_made_are_drawn_where_they_were() -> None
     figure = input_timeline(INPUT, steps=2)
     bars = [trace for trace in figure.data if trace.type == "bar"]
     idle = [list(trace.x) for trace in bars if trace.name == "training waits for its batch"]
-    assert idle == [pytest.approx([3, 3]), pytest.approx([2, 2])]  # synthetic has none
+    assert idle == [pytest.approx([3, 3]), pytest.approx([2, 2])]  # no idle time for synthetic
     made = [trace for trace in bars if trace.name == "input prepares a batch"]
     assert set(made[0].y) == {"input 1"}
-    assert set(made[1].y) == {"input 1", "input 2"}  # two at a time
+    assert set(made[1].y) == {"input 1", "input 2"}  # two batches are made at the same time
     assert "map: training is idle in 60% of the time" in figure.alt
     with pytest.raises(InvalidInput, match="steps=0 cannot be drawn: give a number of at least 1"):
         input_timeline(INPUT, steps=0)

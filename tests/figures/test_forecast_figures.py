@@ -1,4 +1,4 @@
-"""What figures of forecasts draw and say, from forecasts that are made by hand."""
+"""Test the figures and summaries of forecasts; the forecasts are written by the tests."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def reached(less: list[int], usual: list[int]) -> list[MapPoint]:
 
 
 def test_no_winner_is_named_where_bands_of_seeds_overlap() -> None:
-    # Where a step takes half, its slowest seed needs 0.5 × 180 s; the quickest of the usual, 90 s.
+    # With half the time per step, the slowest seed of "less" needs 0.5 × 180 s; the quickest seed
+    # of "usual" needs 90 s, too.
     places = reached([90, 100, 180], [90, 100, 110])
     table = winners_table(places, "usual")
     assert list(table["winner"]) == ["not distinguishable"] * 2 + ["usual"] * 2

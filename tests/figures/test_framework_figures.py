@@ -1,4 +1,4 @@
-"""TensorFlow's strategies beside labkit's, from runs made by hand."""
+"""Compare TensorFlow's strategies with labkit's; the runs are written by the tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit.figures import framework_table, summarize_framework, traffic_matrix
 from labkit.records.run import Run
 from labkit.strategies import TFDistribute
 
-STEPS = 60  # of a run made by hand
+STEPS = 60  # number of steps of each run
 RING = {"name": "AllReduce", "algorithm": "ring"}
 ASYNCHRONOUS = {"name": "ParameterServer", "synchronous": False}
 

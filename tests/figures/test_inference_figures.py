@@ -1,4 +1,4 @@
-"""What is said of answers by replicas, stages and slices follows from what was measured."""
+"""Test figures and summaries of inference by replicas, pipeline stages and tensor slices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from labkit.records.analysis.serving_runs import (
 )
 
 NETWORKS, SIZES = ("near", "far"), (1, 8)
-# ms of a batch, by way; over the far network what is divided takes longer.
+# Milliseconds per batch of 1 and of 8, by kind of inference; on the far network, divided models
+# take longer.
 LATENCY = {
     ONE_PROCESS: (2.0, 9.0),
     "replicas": (2.0, 5.0),

@@ -1,4 +1,4 @@
-"""The kit of figures: labels, sheets and screens."""
+"""Test the shared parts of figures: labels, sheets and screens."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_words_of_very_many_are_told_of_some(count: int) -> None:
     )
 
 
-LIMIT = 100_000  # bytes of a module that comes up at once: anywidget gives it two seconds
+LIMIT = 100_000  # maximum bytes of the module; anywidget waits two seconds for it
 
 SHARES = {0: {"compute": 0.75, "wait": 0.25}}
 

@@ -1,4 +1,4 @@
-"""How far each rule for the rate goes, from runs made by hand."""
+"""Test up to which batch size each learning-rate rule works; the runs are written by the tests."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from labkit.records.analysis.settings import group_seeds
 from labkit.records.run import Run
 
 TARGET = 0.8
-EPOCHS = 5  # of 20 steps each, 256 samples a step
+EPOCHS = 5  # each epoch has 20 steps of 256 samples
 
 
 def scaled(root: Path, workers: int, epochs: int, rule: str = "linear", **asked: Any) -> Run:
-    """A run that reaches the target after so many epochs; 0: never."""
+    """Return a run that reaches the target after this number of epochs; 0 means never."""
     reached = [(0.85 if epochs and epoch >= epochs - 1 else 0.5) for epoch in range(EPOCHS)]
     curve = [
         {"step": 20 * (n + 1), "seconds": (n + 1) / workers, "val_accuracy": value}
@@ -31,7 +31,7 @@ def scaled(root: Path, workers: int, epochs: int, rule: str = "linear", **asked:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Run]:
-    """The linear rule holds for 4 workers, wants more for 8, and fails for 16; LARS goes on."""
+    """Return runs: the linear rule works for 4 workers, slower for 8, not for 16; LARS does."""
     linear = [scaled(tmp_path, workers, epochs) for workers, epochs in ((4, 2), (8, 3), (16, 0))]
     warm = [scaled(tmp_path, k, epochs, warmup_epochs=2.0) for k, epochs in ((4, 2), (16, 0))]
     lars = [scaled(tmp_path, k, n, "sqrt", optimizer="lars") for k, n in ((1, 2), (16, 4))]

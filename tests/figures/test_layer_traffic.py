@@ -1,4 +1,4 @@
-"""Traffic between ranks that hold parts of a model."""
+"""Test figures of the traffic between ranks that each hold parts of a model."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def maps(figure: Any) -> list[Any]:
 def test_a_row_a_layer_with_its_tiles_and_what_machines_say_to_each_other() -> None:
     figure = grid_traffic(LAYERS, (2, 2))
     pixels, between, places, everything, scores, loss = maps(figure)
-    # Rows and columns 2 and 3 lie under kernels of the neighbours, the middle under those of all.
+    # The neighbours' kernels overlap pixel rows and columns 2 and 3; all kernels overlap the
+    # centre.
     assert np.asarray(pixels.z)[0].tolist() == [0, 0, 1, 1, 0, 0]
     assert np.asarray(pixels.z)[2].tolist() == [1, 1, 3, 3, 1, 1]
     assert np.asarray(between.z).tolist()[0] == [0, 2 * 3, 2 * 3, 2]

@@ -1,4 +1,4 @@
-"""Graphs are drawn from above to below, by device, and are made small without a circle."""
+"""Test graphs that are drawn top down by device, and joined into fewer nodes without a cycle."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_joining_neighbours_keeps_devices_weights_and_copies_and_makes_no_circle
 ) -> None:
     nodes, edges = graph
     fewer, between = collapsed(nodes, edges, most=1)
-    layers([node.name for node in fewer], between)  # which refuses a circle
+    layers([node.name for node in fewer], between)  # raises an error if there is a cycle
     for device in "AB":
         weights = [sum(n.weight for n in each if n.device == device) for each in (nodes, fewer)]
         assert weights[0] == weights[1]

@@ -1,4 +1,4 @@
-"""Transports and links between hosts, from rows made by hand."""
+"""Test figures of transports and of links between hosts; the rows are written by the tests."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_sum_that_was_wrong_and_a_gate_that_failed_have_no_times(tmp_path: Pat
 def test_bytes_stand_by_level_and_for_how_long_the_link_has_them() -> None:
     traffic = figures.hosts_traffic(HOSTS_ROWS, LINK).set_index("algorithm")
     assert traffic.loc["ring", "predicted time on the link, ms"] == pytest.approx(1e3 * MIB / 1e8)
-    # On an emulated network nothing has left this host: what the schedule says stands for it.
+    # On an emulated network, no bytes leave this host, so the schedule's number is used.
     pretended = [each | {"link_bytes": None} for each in HOSTS_ROWS]
     traffic = figures.hosts_traffic(pretended, LINK).set_index("algorithm")
     assert traffic.loc["ring", "predicted time on the link, ms"] == pytest.approx(1e3 * MIB / 1e8)

@@ -1,4 +1,4 @@
-"""Pipeline schedules as Gantt charts and animations."""
+"""Test Gantt charts and animations of pipeline schedules."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ def test_ticks_hold_what_the_memory_formula_counts_and_send_what_the_table_sends
     steps = ticks(table)
     held = np.array([[len(each) for each in step.held] for step in steps])
     by_rank = [held[:, rank :: table.ranks].sum(axis=1).max() for rank in range(table.ranks)]
-    # After a tick: a backward that ended in it has let go already.
+    # The numbers hold at the end of a tick: a backward pass that has ended has freed its
+    # activations.
     assert (np.array(by_rank) <= in_flight(table)).all()
     assert max(by_rank) == in_flight(table).max()
     assert not held[-1].any()

@@ -1,4 +1,4 @@
-"""Placements side by side: their table, their pictures, and what is said of them."""
+"""Compare device placements: test their table, their figures and their summary."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ def test_a_row_a_link_and_rule_with_steps_of_the_first_link_alone() -> None:
     table = placement_table(PLANS, measured()).set_index(["link", "rule"])
     assert table.loc[("quick", "all on one"), "predicted_ms"] == pytest.approx(9.0)
     assert table.loc[("quick", "list scheduling"), "predicted_ms"] == pytest.approx(5.1)
-    # Greedy: both products have begun, each where it ends first, before their sum is placed.
+    # The greedy rule puts each product on the device where it ends first, before it places their
+    # sum.
     assert table.loc[("slow", "list scheduling"), "predicted_ms"] == pytest.approx(1005.0)
     assert table.loc[("quick", "list scheduling"), "copies"] == 1
     assert table.loc[("quick", "random"), "plans"] == 3

@@ -1,4 +1,4 @@
-"""Predicted beside measured: errors that can be recomputed, and no time for wrong results."""
+"""Compare forecast and measured times: errors are reproducible; wrong results have no time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = (4096, 2**20, 2**22)
 
 
 def rows(algorithm: str, factor: float = 1.0, **changes: Any) -> list[dict[str, Any]]:
-    """Rows of a bench that took `factor` times the closed form on 1GbE."""
+    """Return rows of a benchmark whose times are `factor` times the closed form on 1GbE."""
     found = []
     for nbytes in SIZES:
         milliseconds = 1e3 * factor * closed_form(algorithm, 2, nbytes, Network.named("1GbE"))

@@ -1,4 +1,4 @@
-"""Synchronization periods and gossip, from runs made by hand."""
+"""Test figures of averaging periods and gossip; the runs are written by the tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def met(
     strategy: dict[str, Any] | None = None,
     steps: int = 0,
 ) -> Run:
-    """A run whose replicas met so rarely, or each step, with this test accuracy."""
+    """Return a run with this averaging period (0: every step) and this test accuracy."""
     found: dict[str, Any] = {
         "clock": "virtual",
         "network": "wan",
@@ -72,7 +72,7 @@ def test_the_reading_says_whether_the_published_shapes_came(runs: list[Run]) -> 
 
 
 def free(root: Path, delayed: int, accuracies: tuple[float, ...]) -> Run:
-    """An asynchronous run with these test accuracies, an epoch of 20 steps each."""
+    """Return an asynchronous run with these accuracies, one per epoch of 20 steps."""
     epochs = [
         {"epoch": epoch, "step": 20 * (epoch + 1), "seconds": 1.0, "val_accuracy": accuracy}
         for epoch, accuracy in enumerate(accuracies)
@@ -166,7 +166,7 @@ def test_and_says_where_they_did_not_come(tmp_path: Path) -> None:
 def gossiped(
     root: Path, topology: str | None, distance: float, seconds: float = 30.0, **more: bool
 ) -> Run:
-    """A run on this graph, or of an allreduce, with this distance after the last epoch."""
+    """Return a run of gossip on a topology, or of allreduce, with this final consensus distance."""
     epochs: list[dict[str, Any]] = [
         {"epoch": e, "step": 2 * (e + 1), "seconds": 1.0} for e in (0, 1)
     ]
@@ -218,5 +218,5 @@ def test_an_epoch_with_a_slow_worker_is_told_by_who_waits(tmp_path: Path) -> Non
 def test_the_distance_is_the_root_mean_square() -> None:
     roles = Roles(3, [], 1, 1, np.zeros(2), [0, 1, 2])
     parts = {0: np.array([0.0, 0.0]), 1: np.array([3.0, 0.0]), 2: np.array([0.0, 6.0])}
-    # The mean is (1, 2): squared distances are 5, 8 and 17.
+    # The mean of the three vectors is (1, 2), so their squared distances from it are 5, 8 and 17.
     assert roles.consensus_distance(parts) == pytest.approx(np.sqrt(30 / 3))

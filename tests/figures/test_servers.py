@@ -1,4 +1,4 @@
-"""Parameter servers over the number of workers, and which published shapes came."""
+"""Test parameter servers by number of workers, and which published results are reproduced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VIRTUAL = {"clock": "virtual", "network": "1GbE"}
 def on(
     root: Path, workers: int, rate: float, servers: int = 1, step: float = 5.0, **changes: object
 ) -> Run:
-    """A run on servers that has this throughput."""
+    """Return a run on parameter servers with this throughput in samples/s."""
     stragglers = changes.pop("stragglers", {})
     strategy = {"name": "ParameterServer", "servers": servers, "backup_workers": 0, **changes}
     found: dict[str, Any] = VIRTUAL | {"samples_per_second": rate, "repeats": 3}
@@ -54,7 +54,7 @@ def test_throughput_is_a_line_with_a_band_for_each_way_to_hold_the_weights(runs:
     assert list(lines["1 server"].y) == [100, 180, 200]
     assert any(t.fill == "tonexty" for t in figure.data)
     assert "4 servers, co-located: 300 samples/s on 4" in figure.alt
-    assert "77 samples/s" not in figure.alt  # with a slow worker: of another world
+    assert "77 samples/s" not in figure.alt  # the run with a slow worker is not comparable
 
 
 def test_the_reading_says_where_each_cliff_is_and_which_shapes_came(runs: list[Run]) -> None:

@@ -1,4 +1,4 @@
-"""What stale gradients cost and who is first at a target, from runs made by hand."""
+"""Test the accuracy lost by stale gradients, and the time to a target, on runs made by tests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def late(
     low: float | None = None,
     **given: Any,
 ) -> Run:
-    """A run whose gradients are so old on average, with this test accuracy."""
+    """Return a run with this test accuracy and this mean age of gradients."""
     found: dict[str, Any] = VIRTUAL | {"test_accuracy": accuracy, "repeats": 3}
     low = accuracy - 0.01 if low is None else low
     found["spread"] = {"test_accuracy": [low, accuracy + 0.01]}
@@ -92,7 +92,7 @@ def test_and_says_where_it_did_not_come(tmp_path: Path) -> None:
     runs.append(late(tmp_path, softsync(30, "per_gradient"), 0.3, 30))
     assert summarize_staleness_cost(runs).count("**not** reproduced") == 2
     assert "The claims are not judged" in summarize_staleness_cost(runs[1:])
-    # Where nothing was learned, neither shape means anything.
+    # If synchronous training learns nothing, neither published result can be judged.
     idle = [late(tmp_path, SYNCHRONOUS, 0.11, 1), *runs[1:]]
     said = summarize_staleness_cost(idle)
     assert "not judged: synchronous training itself is hardly better than a random guess" in said
@@ -131,7 +131,7 @@ def test_the_papers_figures_stand_beside_those_of_the_same_setting_alone(runs: l
 
 @pytest.mark.parametrize(
     ("small", "came"),
-    # Within the bands of the seeds it has not come, either.
+    # A difference within the spread of the seeds is not reproduced, either.
     [(0.86, "reproduced"), (0.7, "**not** reproduced"), (0.81, "**not** reproduced")],
 )
 def test_smaller_batches_are_held_against_younger_gradients(
@@ -241,7 +241,7 @@ def test_the_race_says_who_is_first_and_whether_stale_ones_are_between(
     )
     assert "With one slow worker: **asynchronous**, 2 s (3 seeds, 1.5 s to 2.5 s)" in said
     assert told in said
-    # The last one answers the notebook's question, on its own.
+    # The last line answers the notebook's question, and can be understood alone.
     assert said.endswith(
         "First to reach the target accuracy, by mean time over seeds: with one slow worker "
         "**asynchronous**."

@@ -1,4 +1,4 @@
-"""A calibration is kept whole, and what is none is refused."""
+"""Test that a calibration is stored completely, and that invalid files are refused."""
 
 from __future__ import annotations
 

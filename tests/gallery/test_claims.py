@@ -1,4 +1,4 @@
-"""What a sentence concludes follows from the numbers in it, or is found."""
+"""Test that the checker finds sentences whose conclusion contradicts their own numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from labkit.gallery.claims import RULES, contradictions
 
-# A sentence as readings make it, and what of it makes it false.
+# Each entry has a true sentence of a gallery notebook, and a replacement that makes it false.
 PLANTED = [
     (
         "- On 4 workers: **1 server**, 3,263 samples/s (2 seeds, 3,195 to 3,332); throughput "

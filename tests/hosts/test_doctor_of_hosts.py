@@ -1,4 +1,4 @@
-"""The doctor says of hosts and of Slurm what works there, and what is in the way."""
+"""Test that the doctor reports what works on hosts and in Slurm, and what prevents the rest."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_hosts_are_asked_one_by_one_and_then_meet(bed: Testbed) -> None:
     assert "world: 4 ranks formed one MPI_COMM_WORLD on a, b" in said
     bed.link_down("b")
     try:
-        code, said = doctor(bed, *words)  # the login node names the agent, too
+        code, said = doctor(bed, *words)  # the login node's environment also names the agent
     finally:
         bed.link_up()
     assert (code, "world:" in said) == (1, False)

@@ -1,4 +1,4 @@
-"""A rank that hangs on another host: the notebook is told where, and that the host is there."""
+"""Test a hang on another host: the notebook learns where, and that the host still answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def get_lost(communicator: Communicator) -> None:
 
 def stop(communicator: Communicator) -> None:
     communicator.barrier("the start")
-    if communicator.rank == 2:  # which tells other hosts of its own
+    if communicator.rank == 2:  # rank 2 carries its host's board to other hosts
         os.kill(os.getpid(), signal.SIGSTOP)
     communicator.barrier("the end")
 

@@ -1,4 +1,4 @@
-"""Hosts are read alike, however they are written."""
+"""Test that hosts are parsed alike from every notation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_list_words_and_a_file_mean_the_same() -> None:
 
 def test_a_host_without_slots_has_one_and_one_that_is_named_twice_has_both() -> None:
     assert hosts_of(["node-1.example", "10.0.0.2"]) == [("node-1.example", 1), ("10.0.0.2", 1)]
-    Path("nodes").write_text("a\na\nb\nb\n")  # as PBS has it
+    Path("nodes").write_text("a\na\nb\nb\n")  # the format of a PBS node file
     assert hosts_of("nodes") == BOTH
 
 

@@ -1,4 +1,4 @@
-"""Hosts that cannot take part say why, before anything is started on them."""
+"""Test that hosts which cannot take part say why, before any process starts on them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 from labkit.hosts import Testbed, host_probe
 
-pytestmark = pytest.mark.heavy  # each asks a fresh process for its MPI
+pytestmark = pytest.mark.heavy  # each test starts a process that reports its MPI
 
 
 def agent(script: str) -> list[str]:
-    """A command in place of ssh: $1 is the host, $2 the line for its shell."""
+    """Return a command that replaces ssh: $1 is the host, $2 the shell command."""
     path = Path("agent").absolute()
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)

@@ -1,4 +1,4 @@
-"""What a testbed needs of a machine, and what is said where it is not there."""
+"""Test what a testbed requires of a machine, and the message where a requirement is missing."""
 
 from __future__ import annotations
 

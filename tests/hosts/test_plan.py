@@ -1,4 +1,4 @@
-"""What a testbed may be, and the texts that are made for it."""
+"""Test the options that a testbed accepts, and the configuration files made for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints as files: when they are due, which is whole, which stay."""
+"""Test checkpoint files: when one is due, which is complete, and which are kept."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_manifest_of_odd_values_is_damaged(odd: dict[str, Any], tmp_path: Path
     half.mkdir(parents=True)
     (half / "rank0.npz").touch()
     publish(half, {**GOOD, **odd})
-    (sole,) = half.parent.iterdir()  # its name is what the manifest says
+    (sole,) = half.parent.iterdir()  # the folder's name comes from the manifest
     sole.rename(half.with_name("5"))
     with pytest.raises(LabkitError, match="no checkpoint is complete; start training again"):
         newest_checkpoint(tmp_path, lambda manifest: bool(manifest["experiment"]["clock"]))
@@ -108,7 +108,7 @@ def test_the_newest_stay_and_what_is_being_written(tmp_path: Path) -> None:
 
 def test_the_interval_loses_least() -> None:
     def lost(interval: float, cost: float, failures: float) -> float:
-        """Daly's expected time of a unit of work, of which the restart is a factor."""
+        """Return Daly's expected time per unit of work, up to a factor for the restart."""
         whole = np.expm1((interval + cost) / failures)
         return float(failures * whole / interval)
 

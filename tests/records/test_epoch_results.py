@@ -1,4 +1,4 @@
-"""What was measured after an epoch stands where the curve of its losses stands."""
+"""Test that results measured after an epoch have the same place as its losses on the curve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a training as pieces: however a tensor is cut, it is the same one."""
+"""Test the state of a training in pieces: however a tensor is cut, it is restored unchanged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from labkit.records.tensor_boxes import (
 
 @st.composite
 def cuts(draw: st.DrawFn, shape: tuple[int, ...]) -> list[tuple[slice, ...]]:
-    """Boxes that cover a tensor, each element once."""
+    """Draw boxes that cover each element of a tensor once."""
     edges = [sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=3))}) for size in shape]
     spans = [[slice(a, b) for a, b in pairwise(own)] for own in edges]
     boxes: list[tuple[slice, ...]] = [()]

@@ -1,4 +1,4 @@
-"""The table of a report: a row a setting, units in heads, what is the same in all above it."""
+"""Test a report's table: a row per setting, units in heads, and equal values above the table."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_results_of_ones_own_are_columns_whatever_their_names(tmp_path: Path) ->
     assert cells(table, "f1") == ["0.100", "0.200"]
     assert cells(table, "auc.test") == ["0.200", "0.400"]
     assert cells(table, "note") == ["n0.1", "n0.2"]
-    assert heads["balanced_accuracy"] == "balanced accuracy"  # which counts in per cent already
+    assert heads["balanced_accuracy"] == "balanced accuracy"  # this unit is in per cent already
     assert cells(table, "f1 (parameter)") == ["micro", "macro"]
     values = [row["values"] for row in table.filter_data()["runs"].values()]
     assert [row["f1"] for row in values] == [0.1, 0.2]
@@ -149,7 +149,7 @@ def test_a_filter_asks_in_the_units_that_are_seen(tmp_path: Path) -> None:
 
 
 def test_a_job_that_failed_before_its_experiment_makes_no_columns(tmp_path: Path) -> None:
-    """What it lacks differs from nothing; what it alone was given is no parameter of the others."""
+    """Ignore what the failed job lacks, and parameters that only this job has."""
     runs = [write_run(tmp_path, workers=workers) for workers in (1, 2)]
     directory = store.new_run_directory(tmp_path, "failed")
     store.start(directory, {"notebook": "own.ipynb", "method": "typo", "workers": 2}, {})

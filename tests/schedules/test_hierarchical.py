@@ -1,4 +1,4 @@
-"""Hosts of any shape."""
+"""Test hierarchical schedules on hosts with any numbers of ranks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_as_much_leaves_each_host_in_two_levels_as_any_sum_must(hosts: list[list
         for source, destination, _, span, _ in each.rows():
             if host_of[source] != host_of[destination]:
                 left[host_of[source]] += span
-    # In chunks of n / (P h): 2(h - 1)/h n.
+    # Each host sends 2(h - 1)/h of the buffer, in chunks of n / (P h) bytes.
     assert set(left.values()) == {2 * (len(groups) - 1) * parts}
 
 

@@ -1,4 +1,4 @@
-"""Switches that add: every rank ends with the sum, after two hops a level."""
+"""Test switches that add: every rank ends with the sum after two hops per level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitions: by hand, by parameters, and the cheapest one against all there are."""
+"""Test partitions: by hand, by parameters, and the cheapest one against all possible ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks keep of a training, and that they or others go on with it as if nothing had been."""
+"""Test that the same or other ranks resume from saved states as if without interruption."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labkit.communicator import Communicator
 from labkit.records.checkpoints import FOLDER, Checkpoint, CheckpointContext
 from labkit.records.run import Run
 
-ROWS, BATCH, EPOCHS = 72, 16, 3  # five steps an epoch, the last one of eight rows
+ROWS, BATCH, EPOCHS = 72, 16, 3  # five steps per epoch, the last of eight rows
 pytestmark = pytest.mark.slow
 
 
@@ -68,7 +68,7 @@ def question(**fields: Any) -> Experiment:
 def trained(
     communicator: Communicator, asked: Experiment, told: CheckpointContext | None, stop: int | None
 ) -> tuple[list[dict[str, float]], list[dict[str, float]], dict[str, np.ndarray], Any]:
-    """Rows, epochs, the model's weights and what is said of checkpoints; stopped after a step."""
+    """Train, with a stop after a step; return rows, epochs, weights and checkpoint messages."""
     import io
     import zipfile
 
@@ -109,7 +109,7 @@ def run(
 
 
 def same(found: list[Any], wanted: list[Any]) -> None:
-    """Every rank's losses, the epochs' metrics and all weights are the same bits."""
+    """Check that all ranks' losses, the epochs' metrics and all weights are bitwise equal."""
     for own, other in zip(found, wanted, strict=True):
         for a, b in zip(own[0], other[0], strict=True):
             names = ("epoch", "step", "samples", "loss")

@@ -1,4 +1,4 @@
-"""Checkpoints of plays, as a stranger may write them: they run nothing."""
+"""Test that forged checkpoints of simulated trainings run no code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUESTION = Experiment(
 
 
 def kept_in(folder: Path, form: bytes, pack: Any = np.savez) -> None:
-    """A checkpoint of one process, as anybody may write it."""
+    """Write a checkpoint of one process, as a stranger could write it."""
     file = io.BytesIO()
     index = {"pieces": [["form", [len(form)], [0], True, "uint8"]], "told": {"tensors": []}}
     words = np.frombuffer(json.dumps(index).encode(), np.uint8)
@@ -62,7 +62,7 @@ def resumed(folder: Path) -> None:
     )
 
 
-# The constructor of this class starts a process.
+# The constructor of this class would start a process.
 SPACE = b"clabkit.hosts.host_namespaces\nHostNamespaces\n((dVname\nVa\nstR."
 STATE = b'{"schema": 1, "root": [0], "nodes": [["list", []]]}'
 

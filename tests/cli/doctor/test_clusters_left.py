@@ -1,4 +1,4 @@
-"""What is left of a cluster whose kernel or keeper is gone is told, with the way to end it."""
+"""Test that the doctor reports clusters whose kernel or keeper is gone, and how to end them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Start = Callable[..., int]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a cluster that says it is ready."""
+    """Return the folder of a cluster whose state is "ready"."""
     monkeypatch.setenv("LABKIT_RUNTIME", str(tmp_path))
     own = runtime_folder("clusters") / "mine"
     own.mkdir()
@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts Python with a script and arguments; it ends with the test."""
+    """Yield a function that starts Python with a script; the process ends with the test."""
     children = []
 
     def process(*arguments: object, **variables: str) -> int:
@@ -46,7 +46,7 @@ def start() -> Iterator[Start]:
         )
         children.append(child)
         assert child.stdout is not None
-        child.stdout.readline()  # it is up
+        child.stdout.readline()  # the process is running
         return child.pid
 
     yield process

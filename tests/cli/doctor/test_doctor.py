@@ -1,4 +1,4 @@
-"""The doctor says ok only after trying, and gives a fix to paste for what is broken."""
+"""Test that the doctor says ok only after a try, and suggests a fix for each problem."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_check_that_cannot_be_made_is_one_broken_line_and_the_rest_is_examined
     assert third.startswith("ok      cores: ")
 
 
-# Threads that import at once can deadlock, and whether they do is luck: none of them imports.
+# Threads that import at the same time can deadlock by chance, so no check may import in a thread.
 IMPORTS = """
 import sys
 import threading

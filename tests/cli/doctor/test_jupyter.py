@@ -1,4 +1,4 @@
-"""Live figures need a kernel's half and a browser's half; each that is missing is named."""
+"""Test that the doctor names missing parts of live figures, in the kernel or in JupyterLab."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools that are absent, fail, or find less than there is: a line each, never an error."""
+"""Test that tools that are absent or fail, or find too little, yield one line and no error."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 from labkit.cli.doctor import programs
 
-pytestmark = pytest.mark.heavy  # programs are asked
+pytestmark = pytest.mark.heavy  # other programs are started
 
 Tool = Callable[[str, str], None]
 
 
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
-    """Puts a command of this name and script on a PATH that has nothing else."""
+    """Return a function that creates a command; PATH contains only these commands."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))

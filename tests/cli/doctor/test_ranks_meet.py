@@ -1,4 +1,4 @@
-"""Ranks that do not meet, hang, or are not free are told apart."""
+"""Test that the doctor distinguishes ranks that do not connect, that hang, or that are bound."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def fake_mpiexec(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_ranks_that_do_not_find_each_other_are_a_mismatch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What an mpiexec of another MPI does: it starts two processes, each a world of its own.
+    # An mpiexec of another MPI library starts two processes, each of which is alone in its MPI
+    # world.
     alone = f'"{sys.executable}" "$2" "$3" "$4"; "{sys.executable}" "$2" "$3" "$4"'
     fake_mpiexec(tmp_path, alone, monkeypatch)
     (found,) = ranks.ranks()
@@ -46,7 +47,7 @@ def test_without_a_namespace_the_ranks_meet_all_the_same_and_it_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_mpiexec(tmp_path, "echo it was asked >&2; exit 1", monkeypatch)
-    monkeypatch.setenv("PATH", "")  # there is no command that makes one
+    monkeypatch.setenv("PATH", "")  # without a command that creates network namespaces
     note, found = ranks.ranks()
     assert note.state == "note"
     assert "listens on every network interface for some seconds" in note.what

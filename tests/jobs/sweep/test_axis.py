@@ -1,4 +1,4 @@
-"""The values of one parameter: read from a text or a file, or refused in one sentence."""
+"""Test the values of one parameter: read from a text or a file, or refused in one sentence."""
 
 from __future__ import annotations
 
@@ -117,4 +117,4 @@ def test_a_draw_lies_within_its_bounds_and_has_four_figures(seed: int, log: bool
 def test_a_logarithmic_draw_favours_no_order_of_magnitude() -> None:
     generator = random.Random(0)
     values = [Draw(1e-4, 1.0, log=True).sample(generator) for _ in range(400)]
-    assert 60 < sum(value < 1e-3 for value in values) < 140  # a quarter of them
+    assert 60 < sum(value < 1e-3 for value in values) < 140  # about a quarter of the values

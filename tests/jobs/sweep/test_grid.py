@@ -1,4 +1,4 @@
-"""Combinations: all of them, or some at random, none twice and the same for the same seed."""
+"""Test combinations: all, or some at random without repeats, and the same for the same seed."""
 
 from __future__ import annotations
 

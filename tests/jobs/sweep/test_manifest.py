@@ -1,4 +1,4 @@
-"""A sweep's record beside its members' own: read with doubt, replaced but never lost."""
+"""Test a sweep's record beside its members' records: read with care, replaced but never lost."""
 
 from __future__ import annotations
 

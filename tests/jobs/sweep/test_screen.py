@@ -1,4 +1,4 @@
-"""What a person sees: whole lines in a log, one changing line in a terminal."""
+"""Test what a sweep displays: whole lines in a log, one changing line in a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep runs is known, named and checked before anything starts."""
+"""Test that a sweep knows, names and checks its members before anything starts."""
 
 from __future__ import annotations
 
