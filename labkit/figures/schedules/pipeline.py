@@ -149,12 +149,13 @@ def _pipeline_text(pipeline: PipelineSimulation) -> str:
 
 
 def _bubble_text(pipeline: PipelineSimulation) -> str:
-    """Describe the bubble: `bubble 27 % of the time, from 20 % to 30 % by rank`."""
+    """Describe the bubble: `bubble 27 % of the time, between 20 % and 30 % on single ranks`."""
     shares = pipeline.utilisation()
     words = f"bubble {pipeline.bubble_share:.1%} of the time"
     if np.ptp(shares) < 0.005:
         return f"{words}, the same on all ranks"
-    return f"{words}, from {1 - shares.max():.0%} to {1 - shares.min():.0%} by rank"
+    least, most = 1 - shares.max(), 1 - shares.min()
+    return f"{words}, between {least:.0%} and {most:.0%} on single ranks"
 
 
 def _clocks(shown: list[PipelineSimulation]) -> str:

@@ -18,7 +18,7 @@ VERDICTS: Mapping[Verdict, str] = {
     "set-up; the form of the model was chosen with these values known",
     "reproduced": "the value was fitted, or one number was free, or the form of the model was "
     "chosen with these values known",
-    "by construction": "the model gives this value for all parameters",
+    "by construction": "the cost model predicts this value for any choice of its parameters",
     "bound": "labkit's value is a computed bound [C], and the measured value is within it",
     "not reached": "the error is too large, or no published value is available for a fit",
 }
