@@ -41,7 +41,9 @@ class ComputeTime(Checked):
     @model_validator(mode="after")
     def _one_of_both(self) -> ComputeTime:
         if self.trace is not None and (self.seconds is not None or not self.trace):
-            raise ValueError("give either `seconds` and a `distribution`, or a `trace` of one or more times")
+            raise ValueError(
+                "give either `seconds` and a `distribution`, or a `trace` of one or more times"
+            )
         return self
 
     @classmethod
