@@ -59,7 +59,7 @@ Ts = TypeVarTuple("Ts")
 
 @refuse_former_attributes
 class Cluster:
-    """MPI ranks in ipyparallel engines, which live as long as a process holds a lease on them.
+    """MPI ranks that run experiments and calls; each rank is an ipyparallel engine, a process.
 
     The object attaches to a running cluster of the same name, or starts a new cluster. A cluster
     ends when the last process that uses it closes it or exits, even by a crash.
@@ -275,7 +275,7 @@ class Cluster:
             show: Whether to show progress: a line in a terminal, a panel with a stop button in
                 JupyterLab.
             checkpoint: Interval between checkpoints: a `Checkpoint`, a number of steps, or a text
-                such as "30s".
+                such as "30s"; None: no checkpoints.
             resume: True: continue the newest interrupted or failed run of the same experiment from
                 its checkpoint, in the same record and with bit-identical results. If there is no
                 such run, start a new one. A run, or its folder: start a new run with that run's

@@ -81,8 +81,9 @@ class Experiment(Checked):
             which saves one pass over all gradients. Loss scaling of precision="mixed_float16"
             handles overflows in any case.
         replica_check_interval: Number of steps between comparisons of the replicas' weights; 0: no
-            comparison.
-        checksums: Whether labkit adds a checksum to each message between ranks.
+            comparison. If the weights differ, training ends with an error.
+        checksums: Whether labkit adds a checksum to each message between ranks. If a checksum is
+            wrong, training ends with an error.
         epochs: Number of passes over the training data.
         steps_per_epoch: Maximum number of steps of an epoch; None: all training data.
         batch_size: Number of samples of one step, summed over all workers.
@@ -100,7 +101,8 @@ class Experiment(Checked):
         precision: Keras dtype policy.
         input_mode: "shard": each rank reads its own rows. "scatter": rank 0 reads all rows and
             sends each rank its rows by MPI scatter.
-        batch_weights: Relative share of the batch for each worker; None: equal shares.
+        batch_weights: One positive number per worker, in any scale: the worker's relative share of
+            each batch; None: equal shares.
         data_partition: Distribution of the samples over workers. "iid": all workers draw from all
             samples. "by_label": samples are sorted by label, then cut into one shard per worker.
             "dirichlet(0.3)": each worker's label shares are drawn from a Dirichlet distribution
@@ -109,8 +111,15 @@ class Experiment(Checked):
         callbacks: A callable that returns a list of Keras callbacks; each rank calls it once.
         seed: Random seed of initial weights and of shuffling.
         repeats: Number of runs, with seeds `seed`, `seed` + 1, …
-        verify: Whether the equivalence check compares the run with one process first; figures show
-            no speed of a run that fails the check.
+        verify: Whether to compare the method with training in one process before the run. Exact
+            methods must reach the same weights, lossy ones must satisfy their conservation law. A
+            run that fails this equivalence check is trained, but figures do not show its speed.
+
+    `Cluster.run` and `lk.run` train an experiment and return a `Run`.
+
+    Example:
+        >>> Experiment(model="mlp", dataset="digits", strategy="ParameterServer", workers=2).ranks
+        3
 
     Raises:
         InvalidInput: A value is impossible, or conflicts with another; no rank has started.

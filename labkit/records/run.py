@@ -41,7 +41,9 @@ KEY_METRICS = (
 @refuse_former_attributes
 @dataclass(frozen=True)
 class Run:
-    """The record of a training run: experiment, metrics, history, environment, model and verdict.
+    """The record of a training run: experiment, metrics, history, environment and model.
+
+    `Cluster.run` returns a run, and `lk.load_runs` reads all runs of a folder.
 
     Args:
         path: Folder of the run, such as `runs/mlp-digits-AllReduce-2-1f3a9c04`. Each file of the
@@ -72,7 +74,11 @@ class Run:
 
     @property
     def metrics(self) -> Record:
-        """Results of the run by name; empty before the run has results."""
+        """Results of the run by name, such as `test_accuracy`; empty before the run has results.
+
+        `step_ms` is the time of a step in milliseconds, `samples_per_second` the throughput, and
+        `equivalence` the verdict of the equivalence check.
+        """
         # Metrics are written only once, at the end of the run. Therefore they are cached as soon as
         # the file exists.
         is_written = "_metrics" in self.__dict__ or (self.path / "metrics.json").exists()
@@ -99,7 +105,7 @@ class Run:
 
     @cached_property
     def timeline(self) -> pandas.DataFrame:
-        """Timed events of each rank: rank, kind, step, bucket, start, stop (seconds).
+        """A data frame of timed events: rank, kind, step, bucket, start, stop (seconds).
 
         `labkit.exchange.Timeline` lists the kinds. Times are counted from the first event.
         """
