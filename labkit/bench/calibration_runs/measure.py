@@ -82,14 +82,17 @@ def calibrate(
 ) -> Calibration:
     """Measure the costs on this machine from which forecasts are computed, and store the costs.
 
+    The costs are times of training steps, messages, collectives and compressors, and memory. A
+    calibration takes some minutes; `Experiment.forecast` uses it.
+
     Args:
         experiments: Experiments whose model, data set, precision and optimizer are measured. For an
             experiment with at most `workers` ranks, whole steps of its strategy are also measured.
         workers: Maximum number of concurrent ranks; each number from 1 to this maximum is measured.
         batches: Batch sizes per rank, in samples, at which steps are measured.
         threads: Numbers of threads per rank to measure; each number starts separate engines.
-        compressors: Compressors to time in addition to the strategies' compressors; None: all
-            compressors without required fields.
+        compressors: Compressors to time in addition to the strategies' compressors: objects, names
+            or mappings of fields; None: all compressors that have defaults for all fields.
         quick: Whether to measure fewer repeats and sizes, which takes less time but is less exact.
         keep: Whether to merge the result into the stored calibration. labkit stores one calibration
             for each machine and each set of package versions.
@@ -98,7 +101,8 @@ def calibrate(
         progress: Function that is called with each line of progress.
 
     Returns:
-        The calibration, merged with earlier measurements unless keep is False.
+        The calibration; merged with earlier measurements, unless keep is False and no file is
+        given.
 
     Raises:
         InvalidInput: A value is impossible.
