@@ -68,11 +68,12 @@ def measure(
         One row per case and kind of step ("local", "raw allreduce", or a schedule): median, minimum
         and 90th percentile of the repeats' medians (ms). The row of a schedule also contains the
         time that the schedule adds to the local step, and whether all ranks have the same weights
-        at the end. The row of any schedule except "sequential" contains the time that it saves
-        compared with "sequential". Such a row also contains the saving of an ideal link that sends
-        the same buckets in the best order (`labkit.records.overlap.Overlap`). For word models, each
-        schedule has one row with sparse gradients (embedding rows).
-        Another row has dense gradients.
+        at the end. The row of any schedule except "sequential" contains the time that the schedule
+        saves compared with "sequential". Except for "sequential", the row also contains the saving
+        of an ideal link that sends the same buckets in the best order
+        (`labkit.records.overlap.Overlap`). For word models, each schedule has one row with sparse
+        gradients (embedding rows). Each schedule of a word model also has a row for gradients that
+        are converted to dense tensors.
     """
     refuse_unknown("case", cases, KNOWN)
     network = Network.parse(network)
@@ -211,7 +212,7 @@ def _events(exchange: Exchange, steps: int) -> dict[str, float]:
 
 
 def _delay(communicator: Communicator, timeline: Timeline, steps: int) -> float:
-    """Return the median exposed communication per step (s) in excess of that on an ideal link."""
+    """Return the median excess of exposed communication over an ideal link, in s per step."""
     import pandas as pd
 
     from labkit.exchange import timeline_rows

@@ -50,7 +50,7 @@ def run_without_faults(
 def run_with_faults(
     cluster: Cluster, calm: Mapping[str, FaultFreeRun], script: Sequence[Fault]
 ) -> Pairs:
-    """Run each experiment again with faults; None means that the strategy rejects them."""
+    """Run each experiment again with faults; a run is None if the strategy rejects the faults."""
     return {
         name: (run, _hit(cluster, experiment, tuple(script)))
         for name, (experiment, run) in calm.items()

@@ -35,7 +35,7 @@ class LinkedProcesses:
         self._write(json.dumps(cases))
 
     def answer(self) -> str:
-        """Wait for all ranks' answers, return rank 0's; raise LabkitError if a rank has ended."""
+        """Wait for all ranks, and return rank 0's answer; raise LabkitError if a rank has ended."""
         return self._read_lines()[0]
 
     def end(self) -> list[str]:

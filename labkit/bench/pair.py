@@ -144,7 +144,7 @@ def connections(rank: int, address: str, number: int = 1) -> list[socket.socket]
     # TCP Reno grows its window until a packet is lost. No packet is lost on this link, so only the
     # rate of the link limits a flow.
     reno = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-    with suppress(OSError):  # some containers have a read-only file; idle flows then slow down
+    with suppress(OSError):  # without write permission, TCP slows down idle flows
         IDLE.write_text("0")
     with ExitStack() as opened:
         ends = [opened.enter_context(socket.socket()) for _ in range(number if rank else 1)]

@@ -110,7 +110,7 @@ class SplitModel(BenchModel):
         self.momenta = [_on(place, each) for place, each in zip(places, zeros, strict=True)]
 
     def train(self, x: tf.Tensor, y: tf.Tensor, mean: object = None) -> tf.Tensor:
-        """Run one step like `BenchModel`; `mean` is unused, because there is only one process."""
+        """Run one step as `BenchModel.train` does; `mean` is unused in this single process."""
         import tensorflow as tf
 
         front, back = self.weights[: self.cut], self.weights[self.cut :]
@@ -131,9 +131,10 @@ class SplitModel(BenchModel):
 
 
 def gated(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Return gradients with control dependencies, so that none is available before all of them.
+    """Return gradients with control dependencies: none is available before all are computed.
 
-    The option `gate_gradients=GATE_GRAPH` of TensorFlow 1's optimizers has the same effect.
+    In TensorFlow 1, the optimizers' option `gate_gradients=GATE_GRAPH` has the same effect as these
+    control dependencies.
     """
     import tensorflow as tf
 

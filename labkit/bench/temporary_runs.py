@@ -13,7 +13,7 @@ from labkit.records.checkpoints import RESUME_VARIABLE
 
 @contextmanager
 def temporary_runs() -> Iterator[Path]:
-    """Store runs of this context in a temporary folder, which is removed at the end.
+    """Store the runs of this context in a temporary folder, which is removed when the context ends.
 
     In a batch job, runs of earlier attempts at the same job are not visible in this context.
     """

@@ -31,7 +31,7 @@ def measure(
     """Measure an MLP's training step with every pair of thread counts, in turn in each repeat.
 
     Each pair of thread counts (intra-op, inter-op) has its own process. In every repeat, the
-    processes run one after another at each batch size, and all other processes sleep. Every other
+    processes run one after another at each batch size, and all other processes sleep. Every second
     repeat runs the processes in reverse order. A process takes about a third of a GiB of unshared
     memory.
 
@@ -42,7 +42,8 @@ def measure(
         widths: Number of units of each hidden layer.
         steps: Number of timed steps per process and batch size in a repeat, after some warm-up
             steps.
-        repeats: Number of repeats; each one times every pair of thread counts at every batch size.
+        repeats: Number of repeats; each repeat measures every pair of thread counts at every batch
+            size.
 
     Raises:
         InvalidInput: An argument is out of range.
@@ -98,7 +99,7 @@ def _sweep(
         for child in children.values():
             child.answer()
         for repeat in range(repeats):
-            # Every other repeat reverses the order, so that no process always follows the same
+            # Every second repeat reverses the order, so that no process always follows the same
             # process.
             for threads in settings[:: -1 if repeat % 2 else 1]:
                 for case in cases:

@@ -32,7 +32,7 @@ class TimedRanks(Protocol):
 
 
 def verify_sum(ranks: TimedRanks, algorithm: str, buffer: np.ndarray) -> bool:
-    """Return whether a first allreduce of whole numbers is exact on all ranks (also a warm-up)."""
+    """Run a first allreduce (also a warm-up); return whether its sums are exact on all ranks."""
     # In float32, sums of small whole numbers are exact in any order.
     index = np.arange(len(buffer)) % 1000
     buffer[...] = index * (ranks.rank + 1)

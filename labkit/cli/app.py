@@ -356,7 +356,7 @@ def methods(output: Path | None, grid: Path | None) -> None:
 
     The option --map writes an HTML page that opens offline. The grid of this page classifies the
     strategies by architecture, synchronization, parallelism, compression and scheduling. The page
-    also shows combinations without a strategy.
+    also shows combinations of these properties for which no strategy exists.
     """
     from labkit.cli.methods import map_page, page
     from labkit.records.store import write_atomically
@@ -386,8 +386,8 @@ def lab(arguments: tuple[str, ...]) -> None:
     command.append("--TemplateExporter.extra_template_basedirs=[]")
     # Untrusted modules in the folder of a notebook must not shadow installed modules.
     command.append("--ServerApp.kernel_spec_manager_class=labkit.cli.kernelspecs.KernelSpecs")
-    # A kernel runs in its notebook's folder. With these variables, the kernel still uses the run
-    # and data folders of `labkit run`.
+    # A kernel runs in its notebook's folder. With the variables LABKIT_RUNS and LABKIT_DATA, the
+    # kernel still uses the run and data folders of `labkit run`.
     os.environ.setdefault("LABKIT_RUNS", str(Path("runs").resolve()))
     if Path("data").is_dir():
         os.environ.setdefault("LABKIT_DATA", str(Path("data").resolve()))

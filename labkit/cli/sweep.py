@@ -165,7 +165,7 @@ def sweep(
         say(f"{total} members")
         return
     with following(root, mlflow, tensorboard) as follow:
-        if folder is None:  # also with --resume, if there is no earlier sweep
+        if folder is None:  # --resume also creates a sweep if no earlier sweep exists
             folder = manifest.create(root, name or f"{target.stem}-sweep", plan)
         follow(folder)
         _run(folder, plan, manifest.read(folder) | options)

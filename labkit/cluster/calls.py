@@ -89,8 +89,8 @@ class RankError(LabkitError):
 class Refused(RankError, InvalidInput):
     """Raised when ranks reject input that only they can check, such as the layers of a model.
 
-    The message is the message of the ranks, so that it reads like an error raised before the ranks
-    start.
+    The error repeats the message of the ranks, so that it reads like an error raised before the
+    ranks start.
     """
 
 
@@ -148,7 +148,7 @@ class PendingCalls:
         return Limits.of(self._cluster.timeout).grace
 
     def first_failure(self) -> int | None:
-        """Return the rank that failed first, or None; ranks that only report a failure are last.
+        """Return the rank that failed first, or None; ranks that only report another come last.
 
         In a fault-tolerant cluster, a dead rank does not count as failed, because the surviving
         ranks may continue without it.
@@ -232,8 +232,8 @@ class Calls(PendingCalls, Generic[T]):
                 "folder": os.getcwd(),
                 "modules": (modules := imports.extra_folders()),
                 "luggage": None if cluster.how.is_local else pack(modules),
-                # The variable is sent, because another process with a different environment may
-                # have started the engines.
+                # LABKIT_DATA is sent, because another process with a different environment may have
+                # started the engines.
                 "environment": {k: v for k, v in os.environ.items() if k == "LABKIT_DATA"}
                 | keras_settings.carried(),
                 **extra,
@@ -282,7 +282,7 @@ class Calls(PendingCalls, Generic[T]):
         self._raise_first_failure()
 
     def _leave_silent(self) -> None:
-        """Treat ranks as dead that still run long after the first surviving rank has returned.
+        """Treat ranks as dead if they still run long after the first surviving rank has returned.
 
         If a rank dies in the last exchange, some ranks may not notice the death and would wait
         forever.

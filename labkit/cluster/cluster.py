@@ -94,15 +94,16 @@ class Cluster:
             training continues on the surviving ranks. With other strategies, and before or after
             training, the engines restart, and the run resumes from its newest checkpoint or,
             without a checkpoint, from the start. The run ends if ranks die in three calls in a row
-            without progress. Every other call, and a cell of `%%ranks`, ends with the first death;
+            without progress. All other calls, and cells of `%%ranks`, end when the first rank dies;
             the next call has all ranks again.
-        spares: Number of further ranks, which replace ranks that die during training. The number of
-            replicas then stays the same. A model that is split over ranks continues from copies of
-            its weights in the memory of neighbouring ranks.
+        spares: Number of further ranks, which replace ranks that die during training. After such a
+            replacement, the number of replicas is the same as before. A model that is split over
+            ranks continues from copies of its weights in the memory of neighbouring ranks.
         trusted_network: Whether mpiexec may listen on every interface of this machine, unencrypted
-            and without a key. Every user of the network could then start programs as you. This is
-            needed where labkit cannot bind mpiexec to loopback: on macOS, and in containers without
-            pidfd_getfd. LABKIT_TRUSTED_NETWORK=1 has the same effect.
+            and without a key. Every user of the network could then start programs as you. Set this
+            option where labkit cannot bind mpiexec to loopback: on macOS, and in containers without
+            pidfd_getfd. The environment variable LABKIT_TRUSTED_NETWORK=1 has the same effect as
+            this option.
         oversubscribe: Whether to start more than 8 ranks per core of this machine, or more ranks
             than fit into its free memory at 0.7 GiB each. More ranks than fit into the machine's
             total memory are always refused.
@@ -249,7 +250,7 @@ class Cluster:
     def client(self) -> ipyparallel.Client:
         """The ipyparallel client; if the cluster has ended, access to it restarts the cluster."""
         with self._lock:
-            # The check also finds engines that another process has ended.
+            # `how_ended` also detects engines that another process has ended.
             if self._client is None or self.how_ended() is not None:
                 self._release()
                 self.start()
@@ -365,8 +366,8 @@ class Cluster:
         """Return the handle of the last submitted run of any process, whether running or ended.
 
         A run of another process can be watched and stopped from here, and `result()` waits for it.
-        The process that submitted the run writes its record. If that process ends before the ranks
-        do, all ranks end after the same step, and the run is interrupted.
+        The process that submitted the run writes its record. If the submitting process ends before
+        the ranks do, all ranks end after the same step, and the run is interrupted.
 
         Raises:
             LabkitError: No run was submitted yet.
@@ -419,8 +420,8 @@ class Cluster:
         """Predict rows by a trained model on several ranks, like `run.model().predict(x)`.
 
         Replicas divide the rows among themselves. Each pipeline stage passes a micro-batch to the
-        next stage and then starts another. Tensor-parallel ranks compute all rows together. Every
-        rank reads the whole model first.
+        next stage and then starts its next micro-batch. Tensor-parallel ranks compute all rows
+        together. Every rank reads the whole model first.
 
         Args:
             run: A completed run, or a .keras file.
@@ -523,7 +524,8 @@ class Cluster:
             "fault_tolerant",
             "spares",
         ]
-        # With a trusted network, clusters of both kinds are accepted.
+        # With a trusted network, a running cluster is accepted whether or not it trusts the
+        # network.
         if not self.how.trusted_network:
             fields.append("trusted_network")
         for field in fields:

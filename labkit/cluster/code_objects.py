@@ -3,8 +3,8 @@
 TensorFlow stores the call stack of each graph operation until the process ends, and stores equal
 stacks only once. A call stack consists of Python code objects. Without interning, each call would
 create new code objects.
-One object is for the line with which ipyparallel calls a function, and others are for functions
-that are pickled by value.
+Such an object represents the line with which ipyparallel calls a function, or a function that is
+pickled by value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SOME = 4096  # maximum number of interned code objects
 
 
 def intern(code: CodeType) -> CodeType:
-    """Return the first code object seen that equals `code` and has the same file and lines."""
+    """Return the earliest interned object that equals `code` and has the same file and lines."""
     return _first(code, code.co_filename, code.co_linetable)
 
 

@@ -135,7 +135,7 @@ class ImportsInWaves(MetaPathFinder):
 
 
 def run_command(words: Sequence[str], keeper: Path) -> int:
-    """Run the command that starts guests; end it with the keeper process; return its exit code."""
+    """Run the command that starts guests; end it when the keeper ends; return its exit code."""
     child = subprocess.Popen(words)
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -147,7 +147,7 @@ def run_command(words: Sequence[str], keeper: Path) -> int:
         time.sleep(POLL_INTERVAL / 5)
     if code is not None:
         return code
-    child.terminate()  # a single signal, because at a second one mpiexec exits without cleanup
+    child.terminate()  # sent only once, because mpiexec skips its cleanup at a second signal
     try:
         return child.wait(ENDS)
     except subprocess.TimeoutExpired:
@@ -195,7 +195,7 @@ if __name__ == "__main__":
                 signal.signal(signal.SIGINT, self._signal_sigint)
 
             def start(self) -> None:
-                """After all slow imports, release the slot for starts, and register the engine."""
+                """After all slow imports, let another process start, and register the engine."""
                 release_start_slot()
                 super().start()
 

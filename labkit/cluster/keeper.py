@@ -48,7 +48,7 @@ POLL_INTERVAL = 0.5  # seconds
 CONTROLLER_LOG = "controller.log"
 BEAT = 0.5  # seconds between heartbeats; an engine registers at its second heartbeat
 GIVEN_UP = 60.0  # seconds without a heartbeat after which an engine counts as lost
-TRIES = 5  # attempts to start; a start fails if another program has meanwhile taken a free port
+TRIES = 5  # maximum number of attempts to start; another program may take a free port meanwhile
 # mpiexec prints this message if an earlier mpiexec with the same pid was killed and has left its
 # session files.
 DEAF = "listener thread failed to start"
@@ -139,8 +139,8 @@ class ClusterKeeper:
             label = re.sub("[^A-Za-z0-9_.-]", "_", folder.name)
             name.write_text(f"labkit-{label}-{secrets.token_hex(4)}")
         self._job = name.read_text()
-        # The flag is set if no process waits for the start any longer, or if the start takes too
-        # long.
+        # The flag `is_given_up` is set if no process waits for the start any longer, or if the
+        # start takes too long.
         self.is_given_up = False
         self.waits = False  # whether the Slurm job is still queued
         self._queried_at = time.monotonic()  # time of the last query to Slurm
@@ -252,7 +252,7 @@ class ClusterKeeper:
         return list(call.get())
 
     def _mpiexec(self) -> psutil.Process:
-        """Return the mpiexec or srun process; with other hosts, the child of a helper process."""
+        """Return the process of mpiexec or srun, which a helper process starts for other hosts."""
         process = psutil.Process(self.cluster.engine_set.pid)
         return process if self.how.is_local else process.children()[0]
 
@@ -285,8 +285,8 @@ class ClusterKeeper:
 
     def _check_start(self) -> None:
         """Raise an error if the start has failed; record why a queued Slurm job is waiting."""
-        # The flag is also tested here, because an exception that the signal handler raises in a
-        # finalizer is lost.
+        # The flag `is_given_up` is also tested here, because an exception that the signal handler
+        # raises in a finalizer is lost.
         if self.is_given_up:
             raise SystemExit(GIVEN_UP_START)
         if (end := self.end()) is not None:
@@ -380,7 +380,7 @@ class ClusterKeeper:
             job = self._ended_job()
             if job is None or not job.cause:
                 return None
-            # These nodes may have failed, which would have ended the job or prevented its start.
+            # Unavailable nodes may have ended the job or prevented its start.
             nodes = self._unavailable_nodes() if self.waits or job.state == "NODE_FAIL" else []
         except LabkitError as error:
             return End(
@@ -540,7 +540,8 @@ def main(folder: Path, launch_options: Start, warms: bool) -> None:
     try:
         keeper.start()
         started.set()
-    except BaseException as error:  # does not need the start lock, which the waiting process holds
+    # This cleanup runs without the start lock, which the waiting process holds.
+    except BaseException as error:
         end(_end_of(error))
         clear(folder)
         raise

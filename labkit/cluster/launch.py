@@ -234,7 +234,7 @@ def _holders(processes: list[int]) -> str:
 
 
 def leases(folder: Path) -> list[int]:
-    """Return the pids of the processes that hold leases on this folder's cluster; omit sweeps.
+    """Return the pids of the processes (not sweeps) that hold leases on this folder's cluster.
 
     The pids are read from file names, because opening and closing a lock file would release this
     process's own lock.

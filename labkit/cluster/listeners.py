@@ -121,9 +121,9 @@ def _is_still(pid: int) -> bool:
 def _rebind(handle: int, listener: Listener, drop_packets: bool) -> None:
     """Shut down a listening socket, and let it listen again on loopback.
 
-    On Linux, `shutdown` unbinds a listening socket. This call also affects the process that owns
-    the socket, because both processes share the socket. The socket is not closed, because a closed
-    socket would wake its owner repeatedly.
+    On Linux, `shutdown` unbinds a listening socket. The call of `shutdown` also affects the process
+    that owns the socket, because both processes share the socket. The socket is not closed, because
+    a closed socket would wake its owner repeatedly.
     """
     descriptor = ctypes.CDLL(None, use_errno=True).syscall(
         _PIDFD_GETFD, handle, listener.descriptor, 0

@@ -75,7 +75,8 @@ def run_cell(cluster: ClusterProtocol, source: str, retries: int = 0) -> None:
     When a rank raises an exception, the traceback is shown at once, together with the current call
     of each rank that is still running. When a rank raises an exception, the ranks that are still
     running are interrupted. If a rank does not return after the interrupt, for example from a
-    blocking MPI call, the engines restart. The variables of the other ranks are preserved.
+    blocking MPI call, the engines restart. A restart of the engines preserves the variables of the
+    other ranks.
 
     A cell that runs longer than the cluster's timeout continues, and the current calls of its ranks
     are shown. When the user interrupts a cell, the cell also ends on all ranks. After the death of
@@ -186,7 +187,7 @@ class _Cell(PendingCalls):
             _print(_LOST.format(ranks=", ".join(map(str, lost)), seconds=self.grace))
         if lost := [*lost, *dead]:
             self._cluster.rebuild(lost)
-            # This access restarts the engines at once, because %%px would not restart them.
+            # Access to `client` restarts the engines at once, because %%px would not restart them.
             _ = self._cluster.client
         return locations
 

@@ -16,7 +16,7 @@ Values: TypeAlias = dict[str, bytes]  # pickled values by name
 
 
 class CellVariables(NamedTuple):
-    """By rank: saved variables of ranks that have answered, and names of lost variables."""
+    """Saved variables of the ranks that have answered, and names of lost variables, by rank."""
 
     values: Mapping[int, Values]
     lost: Mapping[int, list[str]]
@@ -91,7 +91,7 @@ def _listed(names: Mapping[str, list[int]], what: str) -> str:
 
 
 def _pack(budget: int) -> tuple[Values, list[str]]:
-    """Return pickled variables of this engine up to `budget` bytes, and the names of others."""
+    """Return pickled variables of this engine up to `budget` bytes, and names of omitted ones."""
     import cloudpickle
     from IPython import get_ipython
 

@@ -89,7 +89,8 @@ def plan_prediction(
     fields = ("precision", "optimizer", "optimizer_options") if strategy is None and trained else ()
     values = {name: trained[name] for name in fields}  # use the settings of the run's training
     prediction = PredictionSpec(str(file.resolve()), chosen, workers, blocks, **values)
-    # A strategy with programs has the complete model on each worker, so no check is needed.
+    # If workers run as programs (`uses_programs`), each has the complete model, so no check is
+    # needed.
     if not chosen.uses_programs:
         chosen.check(prediction)
     return prediction

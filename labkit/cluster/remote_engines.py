@@ -56,8 +56,8 @@ class RemoteEngines:
                 f"{file.name} is not an attach file; give the path that cluster.attach_file "
                 "returns, or a copy of that file"
             ) from None
-        # Engines reply with pickles, which can execute code. An attacker who can modify this file
-        # could therefore run code here.
+        # Engines reply with pickles, which can execute code. An attacker who can modify the attach
+        # file could therefore run code in this process.
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise InvalidInput(
                 f"other users may write {file.name}, and could redirect you to their engines; "

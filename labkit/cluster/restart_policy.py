@@ -79,7 +79,8 @@ class RestartPolicy:
         self._begin = context.resume.step if context is not None and context.resume else 0
         self._back = self._reached = self._begin
         self._steps: dict[int, int] = {}  # steps that each rank has completed since the restart
-        # These are the furthest step before a death, and the number of calls without progress.
+        # `_furthest` is the furthest step before a death; `_tries` is the number of calls without
+        # progress.
         self._furthest, self._tries = -1, 0
         self.restarts: list[dict[str, Any]] = []
         self._outlived: list[dict[str, Any]] = []  # deaths that the current call has survived
@@ -91,8 +92,8 @@ class RestartPolicy:
                 self._outlived.append(record)
             if kind == "step":
                 self._steps[int(record["rank"])] = int(record["step"]) + 1
-                # In a checkpoint of a strategy with programs, the step number is the sum of the
-                # steps of all workers.
+                # If workers run as programs (`uses_programs`), a checkpoint's step number is the
+                # sum of the steps of all workers.
                 total = sum if self.experiment.uses_programs else max
                 self._reached = max(self._reached, total(self._steps.values()))
             seconds = self.restarts[-1]["seconds"] if self.restarts else {}

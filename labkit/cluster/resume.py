@@ -21,7 +21,7 @@ from labkit.records.store import Record
 from labkit.records.stream import FOLDER
 from labkit.strategies import STRATEGIES
 
-# True means the newest interrupted or failed run. Any other value names the run from whose
+# True means the newest interrupted or failed run. A run, a path or a text names the run from whose
 # checkpoint to start.
 ResumeFrom: TypeAlias = "bool | Run | Path | str | None"
 _SAME = (
@@ -133,7 +133,7 @@ def checkpoint_context(
 
 
 def is_compatible(experiment: Experiment) -> checkpoints.Same:
-    """Return a function that tells from a checkpoint's manifest if the experiment fits it."""
+    """Return a function that checks whether a checkpoint's manifest fits the experiment."""
     wanted: Record = json.loads(json.dumps(experiment.to_json()))
 
     def matches(manifest: Record) -> bool:

@@ -71,7 +71,7 @@ class SubmittedRun(RunHandle):
             # The user has pressed Ctrl-C while the call was waiting for the ranks.
             if isinstance(error, KeyboardInterrupt):
                 store.interrupt(directory, _why(error))
-            else:  # for example, a callable that cannot be pickled
+            else:  # for example, a callable cannot be pickled
                 store.fail(directory, f"{type(error).__name__}: {error}")
             raise
         self._folder = cluster.folder
@@ -82,7 +82,7 @@ class SubmittedRun(RunHandle):
             tries -= 1
             try:
                 return self._call(experiment, context)
-            except NotStarted as error:  # such as the death of a rank during the start
+            except NotStarted as error:  # for example, a rank died during the start
                 if not tries or self._wants_end():
                     raise
                 print(f"{error}; labkit starts the engines again", file=sys.stderr, flush=True)

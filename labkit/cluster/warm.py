@@ -44,7 +44,8 @@ LOCK, FILE = "warm.lock", "warm.json"  # files in a cluster's folder
 POLL_INTERVAL = 0.25  # seconds
 ENDS = 90.0  # maximum seconds to wait for the end of a cluster
 # Warm engines inherit variables with these prefixes from the terminal of `labkit prestart`. The
-# process that claims the engines later supplies its own values and its other variables.
+# process that claims the engines later supplies its own values of these variables, and all its
+# other variables.
 CARRIED = ("PATH", "HOME", "USER", "TMP", "TEMP", "XDG_", "LABKIT_", "PYTHON", "PWD")
 
 
@@ -90,7 +91,7 @@ class WarmPool(NamedTuple):
                 self._write_status("warming")
                 lease = Lease(self.folder, WARM)
                 launch.launch(self.folder, self.how, warm=True)
-                # Another process has started these engines.
+                # If `warm` is None, another process has started these engines.
                 if launch.state(self.folder)["warm"] is None:
                     return True
             self._write_status("warm")

@@ -92,7 +92,7 @@ def _function(function: Callable[..., Any], visited: list[FunctionType]) -> dict
 
 
 def captured(function: FunctionType) -> dict[str, Any]:
-    """Return the values that a function captures; functions with equal source may capture others.
+    """Return the values that a function captures, which may differ for functions of equal source.
 
     Captured values are the function's default arguments, variables of enclosing functions, and
     globals such as a notebook's parameters.

@@ -86,11 +86,11 @@ def partition_samples(
 def _draw_counts(
     rng: np.random.Generator, size: int, shares: NDArray[np.float64], available: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Draw the number of samples of each label in a shard, at most the available ones."""
+    """Draw the number of samples of each label in a shard, limited by the available samples."""
     counts = np.zeros_like(available)
     while missing := size - int(counts.sum()):
         weights = np.where(available > counts, shares, 0.0)
-        if not weights.sum():  # the samples of all labels in this worker's proportions are used up
+        if not weights.sum():  # no label with a positive share for this worker has samples left
             weights = (available - counts).astype(np.float64)
         draws = rng.multinomial(missing, weights / weights.sum())
         counts = np.minimum(counts + draws, available)

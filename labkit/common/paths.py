@@ -108,7 +108,7 @@ def keep_bytecode() -> None:
 
 
 def fingerprint() -> str:
-    """Return the SHA-256 of labkit's source, which identifies the version that has measured."""
+    """Return the SHA-256 of labkit's source, which identifies the version in measurements."""
     checksum = hashlib.sha256()
     # The files are sorted, because the order of files in a folder listing may vary.
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):

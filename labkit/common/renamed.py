@@ -13,7 +13,8 @@ Class = TypeVar("Class", bound=type)
 Fields: TypeAlias = dict[str, Any]
 Names: TypeAlias = Mapping[str, str]
 
-# Records may contain the former names of these tables, so `labkit.records.renamed` reads them.
+# Records may contain the former names that these tables list, so `labkit.records.renamed` uses
+# these tables.
 EXPERIMENT: Names = {
     "steps": "steps_per_epoch",
     "slow": "stragglers",
@@ -32,7 +33,7 @@ VIRTUAL_CLOCK: Names = {
 }
 COMPUTE_TIME: Names = {"law": "distribution", "spread": "sigma", "values": "trace"}
 METRICS: Names = {"bad_numbers": "nonfinite", "stretches": "membership_history"}
-CLASSES: Names = {  # strategies and compressors
+CLASSES: Names = {  # former class names of strategies and compressors
     "LocallyConnected": "SpatialParallel",
     "Peer": "ExternalFramework",
     "ScheduledBlocks": "BlockCoordinateDescent",
@@ -59,7 +60,7 @@ OPTIONS: dict[str, Names] = {  # former option names, by the current name of the
     "StaleSynchronous": _STALE,
     "TensorParallel": _SLICES,
 }
-# No record contains the former names of these tables.
+# No record contains the former names that the following tables list.
 _VIRTUAL: Names = dict.fromkeys(VIRTUAL_CLOCK, "virtual")  # former fields of an experiment
 _CODE: Names = {
     # former names of clusters, communicators, checkpoints
@@ -85,7 +86,7 @@ _CODE: Names = {
     "taken": "step",
     "strong": "strong_efficiency",
     "weak": "weak_efficiency",
-    # former names in runs, and of functions of the package
+    # former names of fields of runs, and of functions of the package
     "microscope": "compression_stats",
     "interleaving": "update_log",
     "frame": "to_dataframe",
@@ -157,7 +158,7 @@ def rename_classes(value: Any) -> Any:
 
 
 def rename_network(value: Any) -> Any:
-    """Return a network's fields with their current names; return other values unchanged."""
+    """Return a network's fields with current names; keep a value without former names unchanged."""
     if not isinstance(value, dict) or "slow" not in value:
         return value
     network = rename_keys(value, {"slow": "stragglers"})

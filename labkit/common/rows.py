@@ -16,9 +16,9 @@ from labkit.common.data_partition import IID, partition_samples
 def cut(total: int, capacities: Sequence[float]) -> list[int]:
     r"""Return boundaries that divide `total` rows in proportion to the weights of the ranks.
 
-    Rank r gets the rows from \(\lfloor N C_r \rfloor\) to \(\lfloor N C_{r+1} \rfloor\), where N is
-    `total` and \(C\) the cumulative share of the weights. For example, 10 rows with weights 1, 1, 2
-    give the boundaries [0, 2, 5, 10].
+    Rank r gets the rows from \(\lfloor N C_r \rfloor\) to \(\lfloor N C_{r+1} \rfloor\). Here N is
+    `total`, and \(C_r\) is the share of the first r ranks in the total weight. For example, 10 rows
+    with weights 1, 1, 2 give the boundaries [0, 2, 5, 10].
     """
     shares = np.concatenate([[0.0], np.cumsum(capacities)]) / np.sum(capacities)
     # Without the tolerance 1e-9, a rounding error could lower a boundary that should be a whole
@@ -101,7 +101,7 @@ class BatchPlan:
         return result
 
     def places(self, rank: int, epoch: int) -> list[np.ndarray]:
-        """Return, for each step, the positions of the batch's rows among this rank's own rows."""
+        """Return, for each step, this rank's batch rows as indices into the rank's own rows."""
         # The seed includes the rank, because with the same seed all ranks would draw the same
         # permutation.
         rng = np.random.default_rng([self.seed, epoch, rank])

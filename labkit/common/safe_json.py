@@ -68,7 +68,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _unlike_plain(value: JSON, strict: bool) -> str | None:
-    """Return why a JSON value exceeds the limits, or None; not recursive, so any depth is safe."""
+    """Return why a JSON value exceeds the limits, or None; deep nesting causes no recursion."""
     level: list[Any] = [value]
     for _ in range(DEEPEST + 1):
         if strict:

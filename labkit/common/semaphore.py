@@ -3,8 +3,9 @@
     python -m labkit.common.semaphore MODULE [arguments]
 
 This command waits for a free slot, and then runs the module in the same process. Before a slot is
-free, the command imports almost nothing, because many ranks wait at the same time. If the cluster's
-keeper process ends while the command waits, the command exits.
+free, the command imports almost nothing, because many ranks wait at the same time. If the keeper
+process, on which all processes of the cluster depend, ends while the command waits, the command
+exits.
 """
 
 from __future__ import annotations

@@ -67,7 +67,8 @@ def schedule_for(
     Args:
         algorithm: The name of an allreduce algorithm in `labkit.schedules.ALLREDUCE`.
         network: The emulated network; None: the real network.
-        hosts: A function that returns the ranks of each real host as a list.
+        hosts: A function that returns one list for each real host, which contains the ranks on this
+            host.
     """
     if network is not None:
         return network.schedule(algorithm)

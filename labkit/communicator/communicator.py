@@ -153,7 +153,7 @@ class Communicator:
     def allreduce(
         self, buffer: np.ndarray, algorithm: str = "mpi", label: str = "allreduce"
     ) -> None:
-        r"""Sum the ranks' buffers in place, \(b_r \leftarrow \sum_s b_s\), with equal bits on all.
+        r"""Sum the ranks' buffers in place, \(b_r \leftarrow \sum_s b_s\), with identical bits.
 
         Args:
             buffer: A contiguous array with the same dtype and length on every rank. The dtype is
@@ -203,7 +203,7 @@ class Communicator:
                 before it creates the new communicator.
 
         Returns:
-            The rank numbers of the removed ranks before any rank died.
+            The removed ranks, by the rank numbers that they had before any rank died.
         """
         from mpi4py import MPI
 

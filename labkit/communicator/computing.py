@@ -1,4 +1,4 @@
-"""Context managers that extend computations on ranks that are artificially slow."""
+"""Context managers that add an artificial slowdown to the computations of a slow rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from labkit.communicator.communicator import Communicator
 
 
 def computing(communicator: Communicator) -> Callable[[], AbstractContextManager[None]]:
-    """Return a function whose context managers add this rank's slowdown to computations.
+    """Return a function that creates context managers, which slow down this rank's computations.
 
     The slowdown ignores the time that the context spends on waits for other ranks and on transfers.
 

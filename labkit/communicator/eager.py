@@ -59,8 +59,8 @@ class EagerMailbox:
         self._wait_policy, self._emulation, self._hosts = wait_policy, emulation, hosts
         self._capacities = routes
         self._slots: dict[Route, int] = {}  # offset of each slot in the receiver's memory, in bytes
-        # This mapping contains the offset of each route's read count in the sender's memory, in
-        # bytes.
+        # This mapping contains, for each route, the offset of its read count in the sender's
+        # memory, in bytes.
         self._reads: dict[Route, int] = {}
         sizes = [0] * wait_policy.size
         for route, capacity in routes.items():

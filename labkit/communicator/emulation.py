@@ -88,7 +88,7 @@ class Emulation:
         return self._depart(self._rank, self._ranks[destination], nbytes, turn)
 
     def send_moments(self, ticket: float) -> Iterator[float]:
-        """Yield wake-up times until the sender may send its message; none unless `paced`."""
+        """Yield wake-up times until the sender may send its message; yield none if not `paced`."""
         if self.paced:
             yield from self._moments(lambda now: self._links.leaves(ticket, now))
 

@@ -103,7 +103,7 @@ def _add(
     """Write the sum of the terms into elements [first, last); add them in the order of `terms`."""
     local = buffer[first:last]
     parts = [local if offset < 0 else scratch[offset : offset + last - first] for offset in terms]
-    # The order is free, because a + b has the same bits as b + a.
+    # Two terms may be added in any order, because a + b has the same bits as b + a.
     if parts[0] is local or len(parts) == 2:
         others = parts[1:] if parts[0] is local else parts[:1]
         for part in others:

@@ -1,4 +1,4 @@
-"""The mpiexec command and the environment variables that start MPI ranks of this Python."""
+"""The mpiexec command and the environment variables for MPI ranks that run this Python."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from labkit.common.errors import LabkitError
 
-MPIEXEC_VARIABLE = "LABKIT_MPIEXEC"  # environment variable: the mpiexec of the site's Open MPI
+MPIEXEC_VARIABLE = "LABKIT_MPIEXEC"  # environment variable with the path of the site's mpiexec
 
 
 # Open MPI's component `han`, which handles several hosts, may return wrong sums after a rank has
@@ -18,7 +18,7 @@ ULFM_OPTIONS = ("--with-ft", "ulfm", "--mca", "coll", "^han")
 
 
 def mpiexec(ranks: int | None = None, outlives: bool = False) -> list[str]:
-    """Return the mpiexec command that starts ranks of this Python, with options for small machines.
+    """Return an mpiexec command whose ranks run this Python, with options for small machines.
 
     The option `--oversubscribe` allows more ranks than cores. Without `--bind-to none`, Open MPI
     would bind each of two ranks to one core, and all TensorFlow threads of a rank would share this
@@ -71,8 +71,8 @@ QUIET = {"OMPI_MCA_osc": "^ucx"}
 # Ranks on several hosts communicate over TCP. With only one TCP link, Open MPI's clear-to-send
 # message for a long message would wait behind data in the same direction. With only one TCP link,
 # two ranks that exchange long messages would therefore send one after the other. A rank aborts when
-# its TCP connection to a killed process breaks. The delay before a rank aborts lets mpiexec report
-# the killed process first.
+# its TCP connection to a killed process breaks. A rank therefore waits before it aborts, so that
+# mpiexec reports the killed process first.
 _OVER_HOSTS = {
     "OMPI_MCA_btl_tcp_links": "2",
     "OMPI_MCA_btl_tcp_flags": "1",
@@ -80,8 +80,8 @@ _OVER_HOSTS = {
 }
 # Ranks on one host communicate over shared memory. With TCP, each rank would listen on every
 # network interface, because `btl_tcp_if_include` only selects among interfaces that are already
-# bound. Inside a Slurm job, mpiexec would start the ranks on all nodes of the job without these
-# settings.
+# bound. Without these settings, mpiexec inside a Slurm job would start the ranks on all nodes of
+# the job.
 _ON_ONE_HOST = {"OMPI_MCA_btl": "^tcp", "PRTE_MCA_ras": "^slurm", "PRTE_MCA_plm": "^slurm"}
 
 
@@ -98,13 +98,13 @@ def environment(threads: int = 1, over_hosts: bool = False) -> dict[str, str]:
     return {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_mpi_yield_when_idle": "1",  # a rank that polls yields its core
+        "OMPI_MCA_mpi_yield_when_idle": "1",  # makes a polling rank yield its core
         **QUIET,
         **(_over_hosts() if over_hosts else _ON_ONE_HOST),
         "TF_NUM_INTRAOP_THREADS": str(threads),
         "TF_NUM_INTEROP_THREADS": "2",
         "OMP_NUM_THREADS": str(threads),
-        # With more threads, NumPy would start threads before an engine process can block signals
+        # With a larger value, NumPy would start threads before an engine process can block signals
         # for its threads.
         "OPENBLAS_NUM_THREADS": "1",
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # These are tags of MPI messages, below the tags that `Messages` uses.
 _HEADS, _VALUES = 1 << 13, (1 << 13) + 1
-WORDS = 8  # number of floats in a header for use by the caller
+WORDS = 8  # number of header floats that the caller may set
 LENGTH = 4 + WORDS  # total number of floats in a header
 Route: TypeAlias = tuple[int, int]  # the endpoint numbers of (sender, receiver)
 
@@ -44,7 +44,7 @@ class Letter:
     _due: float = field(default=0.0)
 
     def has_arrived(self, now: float) -> bool:
-        """Return whether the values have arrived, both really and on the emulated network.
+        """Return whether the values have arrived, on the real and on the emulated network.
 
         Args:
             now: The current time on the rank's clock, in seconds.

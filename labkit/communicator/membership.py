@@ -154,7 +154,7 @@ class Membership:
 
 
 def _filled(numbers: list[int], size: int) -> list[int]:
-    """Return all ranks' numbers after spare ranks have taken the missing ones in ascending order.
+    """Return all ranks' numbers after spare ranks received the missing numbers in ascending order.
 
     >>> _filled([0, 2, SPARE, SPARE], 3)
     [0, 2, 1, -1]

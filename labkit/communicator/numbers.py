@@ -1,4 +1,4 @@
-"""Dtypes whose values can be summed or averaged; 16-bit floats are rounded only once."""
+"""Checks of dtypes for sums and means, and a scaling that rounds 16-bit floats only once."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Payloads:
         Returns:
             indices: The indices of all rows that at least one rank has. If a chunk of the table
                 became dense in the sum, all indices of this chunk are returned.
-            rows: For each of these indices, the sum of the row over all ranks.
+            rows: For each returned index, the sum of this row over all ranks.
         """
         parts, edges = self._sum(indices, rows, length, algorithm, label)
         return join_rows(parts, edges)
@@ -178,7 +178,7 @@ class Payloads:
         return np.split(whole, np.cumsum(lengths)[:-1])
 
     def _count(self, nbytes: int) -> None:
-        """Count the bytes of an MPI allgather: size - 1 copies, one of them to another host."""
+        """Meter an MPI allgather: `size - 1` copies of the bytes, one of them to another host."""
         self._wait_policy.count((self._size - 1) * nbytes, nbytes)
 
 
@@ -199,7 +199,7 @@ class PayloadUnion:
         return np.concatenate(parts)
 
     def from_bytes(self, data: np.ndarray, first: int, count: int) -> list[Pieces]:
-        """Return, for each chunk in a message, a dictionary from rank to piece of its payload."""
+        """Return, for each chunk in a message, a dictionary with each rank's payload bytes."""
         values: list[Pieces] = []
         start = 0
         for _ in range(count):

@@ -26,7 +26,8 @@ from labkit.communicator.wait_policy import WaitPolicy
 from labkit.communicator.wire import MessageRules, MpiWire
 from labkit.schedules import ALLREDUCE, Round, boundaries
 
-Reduce: TypeAlias = Callable[..., None]  # a function of a flat buffer, summed in place, and weights
+# Function of a flat buffer, which it sums in place, and of weights.
+Reduce: TypeAlias = Callable[..., None]
 Key: TypeAlias = tuple[str, str, int]  # key of a reduction: algorithm, dtype and buffer length
 
 
@@ -103,8 +104,8 @@ class Reductions:
         """Sum the buffers of all ranks in place; see `Communicator.allreduce`.
 
         Args:
-            weighing: Omitted for a plain sum of the buffers. A mean needs the factor of this rank's
-                values, at most 1; with "shared_memory", it needs this rank's weight and a
+            weighing: Omitted for a plain sum of the buffers. For a mean, pass the factor of this
+                rank's values, at most 1; with "shared_memory", pass this rank's weight and a
                 `SeparateBuffers`.
         """
         validate_algorithm(algorithm)

@@ -32,8 +32,8 @@ class SeparateBuffers(NamedTuple):
     """Separate memory for the inputs or the result of a sum, which avoids copies of the buffer.
 
     Attributes:
-        pieces: Pairs (offset in the buffer, values), read instead of the `local_part` range of this
-            rank's buffer; None: read the buffer itself.
+        pieces: Pairs (offset in the buffer, values) that the sum reads instead of the `local_part`
+            range of this rank's buffer; None: the sum reads the buffer itself.
         into: A buffer from `allocate(common=True)`, into which the ranks write the sum once instead
             of once per rank. This sum stays valid until the ranks' next call; if `into` is None,
             each rank's buffer receives the sum.
@@ -75,7 +75,7 @@ class Flags:
         self._phases = [view[:8].view(np.int64) for view in views]
         self.weights = [view[8:16].view(np.float64) for view in views]
         self._codes = [view[16:24].view(np.int64) for view in views]
-        # The ballot that decided the latest vote (the first one cast).
+        # `_vote` is the ballot that decided the latest vote, because a rank cast it first.
         self._vote = np.zeros(1, np.int64)
         self._ballot = views[0].ctypes.data - self._window.Shared_query(0)[0].address + 24
 
@@ -234,8 +234,9 @@ class SharedMemory:
             work(flags, place)
             return
         if self._staging is None or self._staging[0].nbytes < buffer.nbytes:
-            # If a rank has failed, MPI would wait for it in the allocation of memory forever.
-            # Therefore all ranks first agree to continue before they allocate shared memory.
+            # If a rank has failed, MPI's allocation of shared memory would wait for this rank
+            # forever. Therefore all ranks first agree to continue before they allocate shared
+            # memory.
             flags.agree_to_continue(", in new memory")
             self.wait_policy.check_failures()
             with self.wait_policy.failure_guard:
@@ -245,7 +246,7 @@ class SharedMemory:
         staged = views[self._comm.rank]
         staged[...] = buffer
         work(flags, _make_place(views, ", in its staging buffer"))
-        buffer[...] = staged  # other ranks write here only after this rank's next call starts
+        buffer[...] = staged  # others write to `staged` only after this rank's next call starts
 
     def close(self) -> None:
         """Free all windows (collective)."""

@@ -56,7 +56,7 @@ class SparseSum:
         dtype: The dtype of the values.
         row: The shape of one element; (): each element is a number.
 
-    Source: H. Zhao, J. Canny: Sparse allreduce, 2013, arXiv 1312.3020; C. Renggli et al.: SparCML,
+    Source: H. Zhao, J. Canny: Sparse allreduce, 2013, arXiv 1312.3020. C. Renggli et al.: SparCML,
     2019, arXiv 1802.08021, for the switch to the dense form. In both papers, a fixed allreduce
     algorithm sends the sparse chunks; here, any allreduce schedule can send them.
     """

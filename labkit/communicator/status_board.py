@@ -72,7 +72,7 @@ class StatusBoard:
         comm: The mpi4py communicator of the ranks.
         clock: The clock of this host.
         limits: The timeouts of waits, in seconds.
-        numbers: The number of each rank before any rank died, for messages about dead ranks.
+        numbers: The number of each rank before any rank died, for error messages about dead ranks.
 
     Attributes:
         local_rank: The number of this rank among the ranks of the same host, from 0.
@@ -242,7 +242,7 @@ class StatusBoard:
         return rows
 
     def all_quiescent(self, time: int) -> bool:
-        """Return whether all ranks are quiescent in a phase; counts read afterwards are final."""
+        """Return whether no rank's counts change in a phase; counts read afterwards are final."""
         return bool((self._table.rows["stands"] == time).all())
 
     def announce_end(self, step: int) -> None:

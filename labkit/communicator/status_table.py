@@ -22,13 +22,13 @@ PEERS = 64  # maximum number of ranks for which messages with checksums are coun
 COUNTS = 5  # the number of progress numbers of each rank
 NEVER = np.iinfo(np.int64).max
 
-# Another host counts as silent if it sends no bulletin (status rows) while this host's relay polls
-# for `Limits.silent` seconds. The relay thread sends ten bulletins per second to each host. Python
-# switches between threads every 5 ms, so computing Python code does not delay the relay's
-# bulletins. Waits, traces and debuggers do not delay the bulletins either. Only a call that holds
-# Python's global interpreter lock for longer than `Limits.silent` delays the bulletins. After an
-# outage of 5 s, a link delivers again after 6 to 8 s, because TCP retransmits after 0.2, 0.4, 0.8 …
-# s. A bulletin is sent only after earlier messages of Open MPI to the same host. If one long
+# Another host counts as silent if this host's relay polls for `Limits.silent` seconds without
+# receiving a bulletin (status rows) from it. The relay thread sends ten bulletins per second to
+# each host. Python switches between threads every 5 ms, so computing Python code does not delay the
+# relay's bulletins. Waits, traces and debuggers do not delay the bulletins either. Only a call that
+# holds Python's global interpreter lock for longer than `Limits.silent` delays the bulletins. After
+# an outage of 5 s, a link delivers again after 6 to 8 s, because TCP retransmits after 0.2, 0.4,
+# 0.8 … s. A bulletin is sent only after earlier messages of Open MPI to the same host. If one long
 # message occupies a slow link for more than `Limits.silent` seconds, set
 # OMPI_MCA_btl_tcp_flags=send,inplace, which splits messages.
 
@@ -171,7 +171,7 @@ class StatusTable:
         return bool(np.all(self.confirmed[:, ranks] >= self.rows["mark"][ranks]))
 
     def silent_host(self, limit: float) -> tuple[HostRanks, float] | None:
-        """Return a host that sent no bulletin for longer than `limit`, and the time since its last.
+        """Return a host that sent no bulletin for longer than `limit`, and how long it was silent.
 
         Args:
             limit: Seconds without a bulletin after which a host counts as silent.

@@ -207,7 +207,7 @@ class WaitPolicy:
         with self.failure_guard:
             self.wait_all([getattr(self.comm, f"I{name.lower()}")(*arguments)])
         self.traffic.wait_seconds = waited
-        # Without this entry, the status board would show a waiting rank while the rank computes.
+        # Without this entry, the status board would report this rank as waiting while it computes.
         self.board.enter(f"work after {self.call_name}")
 
     def gather(self, value: Any) -> list[Any]:

@@ -34,7 +34,7 @@ class MessageRules:
 
 
 class Seal(NamedTuple):
-    """A message with a checksum that the rank has not received completely.
+    """A message with a checksum, while it is being received: its buffers and its sender.
 
     Attributes:
         data: The receive buffer for the bytes of the message.

@@ -28,7 +28,7 @@ def max_magnitudes(tensor: Tensor, size: int | None) -> Tensor:
     """Return each block's maximal magnitude, (ceil(n / size),) or (1,); 0 for an empty tensor."""
     import tensorflow as tf
 
-    if size is None:  # one pass over memory, without a tensor of magnitudes
+    if size is None:  # needs one pass over memory and no tensor of magnitudes
         maxima = tf.maximum(tf.reduce_max(tensor), -tf.reduce_min(tensor))[None]
     else:
         maxima = tf.concat([tf.reduce_max(tf.abs(rows), 1) for rows in split(tensor, size)], 0)

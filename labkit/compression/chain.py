@@ -31,7 +31,7 @@ class Chain(Compressor):
         InvalidInput: The pair of compressors is not supported; the message gives the reason.
 
     Source: F. Sattler, S. Wiedemann, K.-R. Müller, W. Samek, Sparse Binary Compression, 2018, arXiv
-    1805.08768; D. Basu, D. Data, C. Karakus, S. Diggavi, Qsparse-local-SGD, 2019, arXiv 1906.02367.
+    1805.08768. D. Basu, D. Data, C. Karakus, S. Diggavi, Qsparse-local-SGD, 2019, arXiv 1906.02367.
     Differs from them: any supported pair of compressors; no local steps.
     """
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # A state is a tensor, a tuple of tensors, or a nested tuple of tensors.
 State: TypeAlias = "tf.Tensor | tuple[tf.Tensor, ...]"
 # The answer to `Mean` or `SparseMean` is the dense mean; the answer to `Gather` is all ranks'
-# payloads. At the start, the answer is None.
+# payloads. The first answer, which starts the generator, is None.
 Answer: TypeAlias = "tf.Tensor"
 
 
@@ -154,7 +154,7 @@ class Compressor(Checked):
 
     @property
     def expansive(self) -> bool:
-        """Whether the error's norm can exceed the tensor's, so that error feedback diverges."""
+        """Whether the error's norm can exceed the input's norm, so that error feedback diverges."""
         return False
 
     @property

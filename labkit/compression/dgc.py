@@ -26,7 +26,7 @@ from labkit.compression.residual_law import ExpectedResidual
 from labkit.compression.selection import scatter
 from labkit.compression.topk import TopK
 
-STAGES = 4  # warm-up stages; 75, 93.75, 98.4375, 99.6 % are not sent
+STAGES = 4  # warm-up stages, which omit 75, 93.75, 98.4375, 99.6 % of elements
 
 
 class DGC(Compressor):
@@ -51,8 +51,8 @@ class DGC(Compressor):
 
     Source: Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, Deep Gradient Compression, 2018, arXiv
     1712.01887. Differs from it: the norm of each bucket is clipped, not the norm of all layers
-    together; the threshold is estimated from a sample of 64 n/k elements; there is no Nesterov
-    momentum.
+    together; there is no Nesterov momentum. In labkit, the threshold is estimated from a sample of
+    64 n/k elements if k of n elements are sent.
     """
 
     family: ClassVar[str] = "sparsification"
@@ -139,7 +139,7 @@ class DGC(Compressor):
     def collectives(
         self, shape: Sequence[int], payload: float
     ) -> tuple[tuple[type[Request], float], ...]:
-        """Return the only request that `reduce` yields: a sparse mean."""
+        """Return one request, a `SparseMean`, with the bytes that a rank sends for it."""
         return ((SparseMean, payload),)
 
     def accumulate(

@@ -35,7 +35,7 @@ class ErrorFeedback(Compressor):
             have an error that exceeds its input.
 
     Source: S. U. Stich, J.-B. Cordonnier, M. Jaggi, Sparsified SGD with Memory, 2018, arXiv
-    1809.07599; S. P. Karimireddy, Q. Rebjock, S. U. Stich, M. Jaggi, Error Feedback Fixes SignSGD
+    1809.07599. S. P. Karimireddy, Q. Rebjock, S. U. Stich, M. Jaggi, Error Feedback Fixes SignSGD
     and other Gradient Compression Schemes, 2019, arXiv 1901.09847. Differs from them: the residual
     is in units of the gradient, not of the optimizer's step, so that a changed learning rate also
     applies to the old residual.

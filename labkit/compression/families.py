@@ -1,4 +1,4 @@
-"""The families of compressors, by the method that reduces the size of a gradient."""
+"""Families of compressors, grouped by the method that reduces the size of a gradient."""
 
 from __future__ import annotations
 

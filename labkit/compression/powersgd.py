@@ -92,7 +92,7 @@ class PowerSGD(Compressor):
     def collectives(
         self, shape: Sequence[int], payload: float
     ) -> tuple[tuple[type[Request], float], ...]:
-        """Return the requests for both factors, or for a tensor that is not larger than them."""
+        """Return the requests for two factors, or for the tensor if factors are not smaller."""
         if self.elements(shape) == prod(shape):
             return ((Mean, 4.0 * prod(shape)),)
         return tuple((Mean, 4.0 * self.approximation_rank * side) for side in _matrix(shape))
@@ -135,7 +135,7 @@ class PowerSGD(Compressor):
         return run_fused(tf.matmul, matrix, q)
 
     def project_back(self, tensor: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        """Return sP (n, r) and MᵀP/s (m, r): M the gradient, P orthonormal, s a power of two."""
+        """Return sP (n, r) and MᵀP/s (m, r) for gradient M, orthonormal P, and power of two s."""
         import tensorflow as tf
 
         p = tf.linalg.qr(_directions(p)).q

@@ -13,11 +13,11 @@ ROUNDS = (0x7FEB352D, 0x846CA68B)  # hash factors: one flipped input bit flips a
 def uniform(length: int, key: Tensor) -> Tensor:
     r"""Return random numbers, uniform in [0, 1); different keys give different numbers.
 
-    The generator is counter-based: number i is the upper 23 bits of \(h_b(h_a(i \cdot \gamma))\)
-    over \(2^{23}\), where γ is `GAMMA`, and each h adds one half of the key, shifts, and multiplies
-    modulo \(2^{32}\). Each number needs three 32-bit products, and XLA fuses the generator and the
-    use of its numbers into one loop. The random numbers are good enough for rounding, but not for
-    cryptography.
+    The generator is counter-based: number i is the upper 23 bits of \(h_b(h_a(i \cdot \gamma))\),
+    divided by \(2^{23}\). Here γ is `GAMMA`, and each h adds one half of the key, shifts, and
+    multiplies modulo \(2^{32}\). Each number needs three 32-bit products, and XLA fuses the
+    generator and the use of its numbers into one loop. The random numbers are good enough for
+    rounding, but not for cryptography.
 
     Args:
         length: The number of random numbers.

@@ -27,7 +27,7 @@ class RandomK(Compressor):
             tensor is the gradient.
 
     Source: S. U. Stich, J.-B. Cordonnier, M. Jaggi, Sparsified SGD with Memory, 2018, arXiv
-    1809.07599; rescaled: J. Wangni, J. Wang, J. Liu, T. Zhang, Gradient Sparsification for
+    1809.07599. Rescaled: J. Wangni, J. Wang, J. Liu, T. Zhang, Gradient Sparsification for
     Communication-Efficient Distributed Optimization, 2017, arXiv 1710.09854. Differs from them: one
     element of each range is sent instead of any k elements, with the same expectation; if k does
     not divide n, the lengths of ranges differ by one, and each selected element is scaled by the

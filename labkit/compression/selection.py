@@ -52,7 +52,7 @@ class Sparse(Compressor):
     def collectives(
         self, shape: Sequence[int], payload: float
     ) -> tuple[tuple[type[Request], float], ...]:
-        """Return the only request that `reduce` yields: a sparse mean."""
+        """Return one request, a `SparseMean`, with the bytes that a rank sends for it."""
         return ((SparseMean, payload),)
 
 

@@ -25,7 +25,7 @@ class SignSGD(Compressor):
         scale: The magnitude of every element of the update; choose the learning rate to suit it.
 
     Source: J. Bernstein, Y.-X. Wang, K. Azizzadenesheli, A. Anandkumar, signSGD, 2018, arXiv
-    1802.04434; J. Bernstein, J. Zhao, K. Azizzadenesheli, A. Anandkumar, signSGD with Majority Vote
+    1802.04434. J. Bernstein, J. Zhao, K. Azizzadenesheli, A. Anandkumar, signSGD with Majority Vote
     is Communication Efficient and Fault Tolerant, 2019, arXiv 1810.05291. Differs from them: each
     rank counts the votes of all ranks, without a server; the optimizer applies momentum (Signum)
     after the vote, not before it.
@@ -77,8 +77,8 @@ class SignSGD(Compressor):
         """Return the majority's sign of each element, multiplied by the scale."""
         import tensorflow as tf
 
-        # mean / scale × number of payloads is the number of plus votes minus the number of minus
-        # votes.
+        # The product mean / scale × number of payloads is the number of plus votes minus the number
+        # of minus votes.
         mean = super().average(payloads)
         # Rounding removes floating-point errors, because vote counts are whole numbers.
         votes = tf.round(mean * (len(payloads) / self.scale))

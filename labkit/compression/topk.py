@@ -30,9 +30,9 @@ class TopK(Sparse):
             longer than the sample are sorted without a threshold.
 
     Source: A. F. Aji, K. Heafield, Sparse Communication for Distributed Gradient Descent, 2017,
-    arXiv 1704.05021; the sampled threshold: Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, Deep
-    Gradient Compression, 2018, arXiv 1712.01887. Differs from them: the sample contains 64 n/k
-    elements, not a fixed fraction of all elements.
+    arXiv 1704.05021. Sampling: Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, Deep Gradient
+    Compression, 2018, arXiv 1712.01887. Differs from them: the sample contains 64 n/k elements, not
+    a fixed fraction of all elements.
     """
 
     family: ClassVar[str] = "sparsification"

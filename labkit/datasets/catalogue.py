@@ -79,7 +79,7 @@ def ensure(name: str) -> None:
 
 
 def recorded(name: str, options: Mapping[str, Any]) -> dict[str, JSON]:
-    """Return what a run's record stores: the data set's name (no folder), options, checksum."""
+    """Return a data set's entries in a run's record: name without folder, options, checksum."""
     if name in DATASETS or not user_data.is_user_dataset(name):
         return {"dataset": name, "dataset_options": dict(options)}
     options_with_checksum = dict(options) | {"sha256": user_data.checksum(name, dict(options))}

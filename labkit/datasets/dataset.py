@@ -19,7 +19,7 @@ Task = Literal["classification", "regression", "next_character"]
 
 
 class Rows(Options):
-    """Options of every data set: the number of first rows to use for training and for tests."""
+    """Options of every data set: how many of its first rows are used for training and for tests."""
 
     rows: Count | None = Field(None, description="number of training rows, 1 or more")
     test_rows: Count | None = Field(None, description="number of test rows, 1 or more")

@@ -54,7 +54,8 @@ def read_idx(path: Path) -> Array:
     """Return the bytes of a gzipped idx file as an array.
 
     The file contains two zero bytes, the type (8: unsigned byte), the number of axes, their lengths
-    as big-endian int32, and the values (Y. LeCun, C. Cortes, C. Burges, "The MNIST database").
+    as big-endian int32, and the values. Source: Y. LeCun, C. Cortes, C. Burges, "The MNIST
+    database".
     """
     content = gzip.decompress(path.read_bytes())
     if content[:3] != b"\0\0\x08":
@@ -68,7 +69,7 @@ def read_idx(path: Path) -> Array:
 
 
 def read_cifar10(options: Options, paths: Sequence[Path]) -> Arrays:
-    """Return the CIFAR-10 images (32, 32, 3) from the binary archive (A. Krizhevsky 2009)."""
+    """Return the CIFAR-10 images (32, 32, 3) from the binary archive (see Krizhevsky 2009)."""
     with tarfile.open(paths[0]) as archive:
         batches = [_cifar_batch(archive, f"data_batch_{number}.bin") for number in range(1, 6)]
         x_test, y_test = _cifar_batch(archive, "test_batch.bin")

@@ -13,7 +13,7 @@ from labkit.common.options import Count
 from labkit.datasets.dataset import Arrays, DatasetSpec, Rows, Shapes
 
 ROWS = 1024  # default number of training rows
-LATENT = 16  # number of latent features; with so few, 1000 rows suffice
+LATENT = 16  # number of latent features, few enough to learn from 1000 rows
 
 
 class SyntheticOptions(Rows):
@@ -38,7 +38,7 @@ class SyntheticOptions(Rows):
 
 
 def read_synthetic(options: SyntheticOptions, paths: Sequence[Path]) -> Arrays:
-    """Return examples x = z M, and labels that a two-layer teacher network, tanh(z A) B, gives z.
+    """Return examples x = z M, and labels that a two-layer teacher network tanh(z A) B computes.
 
     The entries of the latent features z (rows, 16) and of the matrices M, A and B are random
     normal; every feature of x has variance 1. The class of a row is the index of the teacher's

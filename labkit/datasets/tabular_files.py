@@ -17,7 +17,7 @@ from labkit.datasets.values import FEW_CLASSES
 if TYPE_CHECKING:
     import pandas as pd
 
-CATEGORIES = 1000  # maximum per text column, because each category is a feature
+CATEGORIES = 1000  # maximum number of categories (features) of a text column
 SEPARATORS = ",;\t|"
 START = 1 << 16  # characters read to detect separator and decimal sign
 

@@ -236,7 +236,7 @@ def _check_classes(name: str, classes: Array, rows: int, options: OwnOptions) ->
 
 
 def held_out(rows: int, share: float) -> Array:
-    """Return a mask that selects evenly spaced test rows, so that sorted classes all have some."""
+    """Return a mask of evenly spaced test rows, so that each class of sorted rows is tested."""
     places = np.arange(rows)
     mask: Array = np.floor((places + 1) * share) > np.floor(places * share)
     return mask
@@ -271,7 +271,7 @@ def _read_table_file(path: Path, options: OwnOptions) -> Arrays:
 
 
 def _from_frames(name: str, train: pd.DataFrame, test: pd.DataFrame, options: OwnOptions) -> Arrays:
-    """Return arrays of tables: numbers standardised and texts one-hot, using training rows only."""
+    """Convert tables to arrays: standardise numbers and one-hot encode texts, by training rows."""
     label = _label(name, list(train.columns), options)
     columns = train.columns.drop(label)
     if not len(columns) or not len(train):

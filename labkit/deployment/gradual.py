@@ -69,7 +69,7 @@ class GradualPruning(keras.callbacks.Callback):
         self.reached: list[tuple[int, float]] = []
 
     def sparsity(self, step: int) -> float:
-        """Return the scheduled fraction of zeros at a training step, which is at least `begin`."""
+        """Return the scheduled fraction of zeros at a training step from `begin` on."""
         remaining = 1 - min(1.0, (step - self.begin) / self.steps) if self.steps else 0.0
         return self.final + (self.initial - self.final) * remaining**3
 

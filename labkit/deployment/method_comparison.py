@@ -42,7 +42,7 @@ def compare(
     seed: int = 0,
     folder: Path | str | None = None,
 ) -> pandas.DataFrame:
-    r"""Compress a trained model with each method, and measure the models that are read from files.
+    r"""Compress a trained model with each method, and measure all models after reading their files.
 
     The table has one row for the original model, and then one row per method. Columns:
 
@@ -141,7 +141,7 @@ def _write_and_read(
 
 
 def _answers(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> Row:
-    """Compare the right answers of compressed and original model, given as a flag per answer."""
+    """Compare right answers, given as one flag per answer, of original and compressed model."""
     lost, gained = int(np.sum(before & ~after)), int(np.sum(after & ~before))
     return {
         "accuracy": float(after.mean()),

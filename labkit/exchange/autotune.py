@@ -1,4 +1,4 @@
-"""Choices before training: the allreduce algorithm; embedding tables sent as changed rows only.
+"""Choices before training: the allreduce algorithm, and which tables are sent as changed rows.
 
 The fastest algorithm is measured on a real network, and simulated for an emulated network.
 """
@@ -16,7 +16,7 @@ from labkit.communicator import Communicator
 from labkit.schedules import ALLREDUCE
 
 MEASURED_CALLS = 7  # number of measured calls of each algorithm
-MIN_TABLE_BYTES = 2**20  # summing such a table takes as long as the overhead of a call
+MIN_TABLE_BYTES = 2**20  # a sum of so many bytes takes as long as a call's overhead
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _threads() -> int:
 
 
 def rows_are_worthwhile(communicator: Communicator, algorithm: str, nbytes: int) -> bool:
-    """Return whether a table is so large that its changed rows get a separate collective.
+    """Return whether an embedding table is large enough to sum its changed rows separately.
 
     On an emulated network, a table is large enough if summing the whole table takes at least twice
     as long as summing 64 bytes. The number of changed rows is unknown before a training step, so it

@@ -62,7 +62,7 @@ class BucketLayout:
         self.parcels = in_buckets + [[table] for table in self.tables]
         self._rows: dict[
             int, tuple[np.ndarray, np.ndarray]
-        ] = {}  # for each table's parcel number, its (indices, rows)
+        ] = {}  # (indices, rows) of each table, by the table's parcel number
         shares = choice.in_place and dense
         self._flat = FlatBuffers(communicator, _lengths(signature), dtypes, buckets, shares)
         self._packings = [
@@ -125,7 +125,7 @@ class BucketLayout:
         return self._flat.gradients(self.buckets[number])
 
     def separate_buffers(self, number: int) -> SeparateBuffers:
-        """Return arrays outside a bucket for its sum: uncopied gradients and shared mean buffer."""
+        """Return a bucket's uncopied gradients, and the shared buffer for its mean, if any."""
         return SeparateBuffers(
             self._pieces.pop(number, None), self._flat.mean_buffer(self.buckets[number])
         )

@@ -17,8 +17,7 @@ def by_priority(ready: Sequence[float], seconds: Sequence[float], rank: Sequence
     Args:
         ready: For each bucket, the time in seconds at which it is packed.
         seconds: For each bucket, the duration of its exchange in seconds.
-        rank: For each bucket, the number of its priority; the bucket with the lowest number is the
-            most urgent.
+        rank: For each bucket, its priority; the bucket with the lowest number is the most urgent.
 
     Source: Jayarajan et al.: Priority-based parameter propagation, 2019, arXiv 1905.03960; Peng et
     al.: A generic communication scheduler (ByteScheduler), 2019. Both methods decide the order

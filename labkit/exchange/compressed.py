@@ -158,7 +158,7 @@ class CompressedMean:
         self._states = self._before
 
     def reset(self, scale: float) -> None:
-        """Restart with the current compressor states, but multiply residuals by `scale`."""
+        """Reload the current compressor states, with residuals multiplied by `scale`."""
         arrays = self.state_dict()
         self._states, self._recalled = {}, {}
         self.load_state_dict(

@@ -61,11 +61,11 @@ class Exchange:
         communicator: The Communicator of the participating ranks.
         algorithm: The allreduce algorithm, see `Communicator.allreduce`; default: "auto", which
             measures the algorithms and uses the fastest.
-        schedule: "sequential": all buckets are exchanged after backpropagation; "overlap": each
-            bucket is exchanged during backpropagation, when its gradients are ready (but after
-            backpropagation, if the ranks of one host compute on all cores); "staggered": like
-            "sequential", but ranks take turns on shared links; "priority": see
-            `labkit.exchange.priority`.
+        schedule: With "sequential", all buckets are exchanged after backpropagation. With
+            "overlap", each bucket is exchanged during backpropagation, when its gradients are
+            ready. If the ranks of one host compute on all cores, "overlap" exchanges buckets after
+            backpropagation. "staggered" is like "sequential", but ranks take turns on shared links.
+            For "priority", see `labkit.exchange.priority`.
         bucket_bytes: The size of a bucket in bytes, as a number or as a text such as "4MiB".
         compressor: A gradient compressor or its name; None: gradients are not compressed.
         seed: The seed of the compressor's random numbers.

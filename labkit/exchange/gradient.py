@@ -54,7 +54,7 @@ def signature_of(gradients: Sequence[tf.Tensor], names: Sequence[str]) -> Signat
 
 
 def tensors_of(gradient: tf.Tensor | tf.IndexedSlices) -> list[tf.Tensor]:
-    """Return the tensors of a gradient as inputs of an operation; for slices, rows and indices."""
+    """Return a gradient's tensors as inputs of an operation; `IndexedSlices`: rows and indices."""
     import tensorflow as tf
 
     if isinstance(gradient, tf.IndexedSlices):
@@ -77,7 +77,7 @@ def from_tensors(tensors: Sequence[tf.Tensor], like: GradientSpec) -> tf.Tensor 
 def sum_repeated_rows(
     gradient: tf.Tensor | tf.IndexedSlices | None,
 ) -> tf.Tensor | tf.IndexedSlices | None:
-    """Sum repeated rows of slices, so that each row occurs once; do not change other gradients."""
+    """Sum repeated rows of `IndexedSlices`, so that each row occurs once; keep other gradients."""
     import tensorflow as tf
 
     if not isinstance(gradient, tf.IndexedSlices):

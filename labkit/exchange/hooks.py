@@ -5,10 +5,10 @@
         -> update_state of its metrics: updates
         -> optimizer.apply: dense -> whole -> rows -> the optimizer's own
 
-In this list, every name that is not a Keras method is a hook. A module of labkit that acts inside a
-training step defines a `Hook`, and adds it to the model's `HookManager`. Each method of a hook
-calls the model's method that it wraps. When the hook is removed, the model gets its original method
-back.
+In the list above, every name that is not a Keras method is a hook. A module of labkit that acts
+inside a training step defines a `Hook`, and adds it to the model's `HookManager`. Each method of a
+hook calls the model's method that it wraps. When the hook is removed, the model gets its original
+method back.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class HookManager:
         self._fitting: dict[str, Hook] = {}
         self._rows: Rows = None
         self.alike: set[int] = set()
-        # For each replaced method, the list contains the object, the method's name, and the
+        # `_replaced` contains, for each replaced method, the object, the method's name, and the
         # object's previous attribute of this name, or None.
         self._replaced: list[tuple[Holder, str, Callable[..., tf.Tensor] | None]] = []
         self._hooks: tuple[Hook, ...] = ()

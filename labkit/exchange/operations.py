@@ -57,7 +57,7 @@ class Operations:
         return [from_tensors(outputs[span], gradient) for span, gradient in pairs]
 
     def one_by_one(self, gradients: list[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
-        """Issue each bucket and table when its gradients are ready; then wait for all means."""
+        """Start to exchange each bucket or table when it is ready; then wait for all means."""
         import tensorflow as tf
 
         # A waiting operation blocks one of TensorFlow's threads. Therefore all parcels (buckets and

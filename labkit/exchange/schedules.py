@@ -1,4 +1,4 @@
-"""The exchange schedules, which decide when buckets are exchanged, and their sources."""
+"""Exchange schedules: rules that decide when buckets are exchanged, with their sources."""
 
 from __future__ import annotations
 

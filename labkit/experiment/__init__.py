@@ -1,4 +1,4 @@
-"""Everything that defines a run: immutable, validated, and with a name from its content."""
+"""Experiments, which define runs: immutable, validated, and named by a hash of their content."""
 
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.virtual_clock import VirtualClock

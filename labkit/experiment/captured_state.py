@@ -66,7 +66,7 @@ def _captured_values(
 
 
 def _saveables(value: object) -> Iterator[Saveable]:
-    """Yield the value, or a compiled model's values, if they are optimizers, losses or metrics."""
+    """Yield a value that is an optimizer, loss or metric, or all of these in a compiled model."""
     import keras
 
     kinds = keras.optimizers.Optimizer, keras.Loss, keras.Metric

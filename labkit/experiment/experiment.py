@@ -73,7 +73,7 @@ class Experiment(Checked):
             of all workers, and a time model supplies the durations of computations and messages.
         virtual: A `VirtualClock` with the modelled times; implies clock="virtual".
         stragglers: Slow workers: a dict of worker -> `Slowdown`, or of worker -> factor of at least
-            1 that multiplies the worker's compute times.
+            1. The factor multiplies the worker's compute times.
         faults: A `Fault`, or a list of faults, to inject into the run.
         on_nonfinite: Action on a gradient with infinite or NaN elements. "stop" raises an error
             with step, rank and layer. "skip" omits the update on all ranks; a parameter server

@@ -78,7 +78,8 @@ def _validate_skip(experiment: Experiment, name: str) -> None:
 
 
 def _validate_fault(experiment: Experiment, fault: Fault, name: str) -> None:
-    # If a strategy runs a program for each worker, the rank of a fault is the number of a worker.
+    # If a strategy runs a separate program for each worker, the rank that a fault names is a
+    # worker's number.
     ranks = experiment.workers if experiment.uses_programs else experiment.ranks
     if not experiment.strategy.emulated:
         raise InvalidInput(

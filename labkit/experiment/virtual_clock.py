@@ -23,8 +23,8 @@ class VirtualClock(Checked):
 
     Args:
         compute_time: Time of one gradient: a `ComputeTime`; a constant time; or a list of the times
-            of successive steps, which repeats cyclically. None: the time is measured once, before
-            training.
+            of successive steps, which repeats cyclically. If `compute_time` is None, the time of
+            one gradient is measured once, before training.
         message_delays: Tuples (worker, step, seconds): the gradient of this worker and step arrives
             this many seconds later than the network model says.
         update_order: Tuples (server, worker, step): the order in which servers apply gradients;

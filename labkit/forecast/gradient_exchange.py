@@ -1,4 +1,4 @@
-"""Forecast of a step of replicas that exchange gradient buckets during or after computation.
+"""Forecast of a step in which replicas exchange gradient buckets, during or after computation.
 
 The size and the order of the buckets are the same as in `labkit.exchange`. The cost of each bucket
 comes from `AllReduceCosts` and the measured costs of compressors.
@@ -113,7 +113,7 @@ class Exchanged:
 
     @property
     def _follows_computation(self) -> bool:
-        """Whether the exchange starts after the computation, for example without a free core."""
+        """Whether the exchange waits for the end of computation, for example if no core is free."""
         schedule = SCHEDULES[self.schedule]
         return schedule.after or (self.query.fills_host and not schedule.into_next)
 

@@ -86,7 +86,7 @@ def load_cost(name: str, size: int, load: Load, network: Network, gamma: float =
 
     With more than `FEW` ranks, the cost is the exact closed form of `labkit.simulate.exact_form` if
     there is one. In all other cases, the schedule is simulated. With more than `MANY` ranks, each
-    message of a sparse or gathered load counts as large as the whole result, except on a ring.
+    message of sparse or gathered data counts as large as the complete result, except on a ring.
 
     Args:
         name: Name of the schedule.
@@ -149,7 +149,7 @@ def _cached_load_cost(name: str, size: int, load: Load, key: str, gamma: float) 
 
 
 def growing_rounds(schedule: Schedule, size: int, load: Load) -> Iterator[Round]:
-    """Yield a schedule's rounds with one chunk per byte; messages grow as ranks merge results."""
+    """Yield a schedule's rounds in one-byte chunks; messages grow as ranks merge results."""
     chunks = count_chunks(schedule(size))
     # For each rank and chunk: the number of ranks whose data the rank's copy of the chunk contains.
     ranks_in_chunk = np.ones((size, chunks))

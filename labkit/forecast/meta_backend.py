@@ -13,7 +13,7 @@ from labkit.programs.event_log import Row
 
 
 class MetaBackend:
-    """A backend that returns vectors without values, and records when each step ends.
+    """A backend whose vectors have sizes but no values; it records when each step ends.
 
     The methods are those of `labkit.programs.event_log.Backend`.
 
@@ -36,12 +36,12 @@ class MetaBackend:
         self.rows: list[tuple[float, Row]] = []
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
-        """Return a gradient without values for a worker's next batch."""
+        """Return a gradient for a worker's next batch, with a size but no values."""
         step, self._steps[worker] = self._steps[worker], self._steps[worker] + 1
         return Gradient(self._vector(self._size), self._rows[worker], 1.0, step)
 
     def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
-        """Return the gradient of a worker's next batch; soft targets do not change the size."""
+        """Return the gradient of a worker's next batch; its size does not depend on `soft`."""
         return self.gradient(worker, weights)
 
     def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
@@ -64,11 +64,11 @@ class MetaBackend:
         )
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
-        """Return a vector without values that has the size of the gradient."""
+        """Return a vector that has the size of the gradient, but no values."""
         return gradient
 
     def states(self, worker: int) -> Vector:
-        """Return a vector without values that has the size of the optimizer's slots."""
+        """Return a vector that has the size of the optimizer's slots, but no values."""
         vector: Vector = self._vector(self._slots * self._size)
         return vector
 

@@ -33,7 +33,7 @@ class AmountLog:
         self._amounts.setdefault(name, []).append((now, amount))
 
     def between(self, begin: float, end: float, prefix: str = "") -> dict[str, float]:
-        """Return amounts summed over [begin, end), for names with `prefix`, which is cut off."""
+        """Sum the amounts in [begin, end) by name, for names with `prefix`; cut the prefix off."""
         return {
             name.removeprefix(prefix): sum(amount for now, amount in amounts if begin <= now < end)
             for name, amounts in self._amounts.items()
@@ -42,7 +42,7 @@ class AmountLog:
 
 
 class _MetaAllReduce(VirtualAllReduce):
-    """Allreduces of vectors without values; equal allreduces are simulated only once.
+    """Allreduces of vectors that have sizes but no values; equal allreduces are simulated once.
 
     On a network, allreduces among at most `FEW` ranks are simulated as in `VirtualAllReduce`.
     In all other cases, the collective starts when the last rank has arrived, and `AllReduceCosts`
@@ -117,7 +117,7 @@ class _MetaAllReduce(VirtualAllReduce):
 
 
 class MetaRuntime(VirtualRuntime):
-    """A virtual runtime for vectors without values: only times and bytes are meaningful.
+    """A virtual runtime for vectors that have sizes but no values: only times and bytes are valid.
 
     In contrast to `VirtualRuntime`, encoding and decoding take their measured time.
 

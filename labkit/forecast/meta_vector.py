@@ -1,4 +1,4 @@
-"""Vectors without values: operations take no time, but results have correct sizes and dtypes."""
+"""Vectors that have sizes and dtypes but no values, so that operations take no time."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from labkit.schedules import Round, host_groups
 from labkit.simulate import simulate
 
 Message = tuple[int, int, float]  # (sender, receiver, bytes)
-ENDLESS = 1e15  # bandwidth (bytes/s) of links whose time ignores message sizes
+ENDLESS = 1e15  # bandwidth (bytes/s) so high that message sizes take no time
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def group_ranks(query: Query, rows: Sequence[int]) -> list[RankGroup]:
 
 
 def expected_maximum(groups: Sequence[RankGroup], draws: Draws) -> float:
-    """Return the mean of the drawn times if a group has random factors; otherwise, the median."""
+    """Return the mean of randomly drawn times if a group has random factors; else, the median."""
     return float(np.mean(draws) if any(group.laws for group in groups) else np.median(draws))
 
 

@@ -1,4 +1,4 @@
-"""Forecasts of strategies that consist of programs, which run with vectors without values."""
+"""Forecasts of strategies that consist of programs, run with vectors that have no values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _MeasurementDone(Exception):
 
 @dataclass(frozen=True)
 class ProgramRun:
-    """A run of a strategy's programs on vectors without values, and its measured interval.
+    """A run of a strategy's programs with vectors that have only sizes, and its measured interval.
 
     Attributes:
         rows: End time (s) and history row of each step of the workers.
@@ -76,7 +76,7 @@ class ProgramRun:
 def of_program(
     query: Query, strategy: ProgramWorkers, cycle: int = 1, sample: Crowd | None = None
 ) -> StepForecast:
-    """Return a strategy's forecast from a run of its programs with vectors without values.
+    """Return a strategy's forecast from a run of its programs with vectors that have only sizes.
 
     Args:
         query: Query with the experiment and the calibration.

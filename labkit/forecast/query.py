@@ -133,9 +133,9 @@ class Query:
     def error(self) -> float | None:
         """The relative error of the predicted network time (90% interval); None: unknown.
 
-        The error is that of the fit to measured allreduces on a link, or if there are none, within
-        a host. The fit gives the median error. A factor converts the median error to the 90%
-        interval, because errors are assumed to be normally distributed.
+        The error comes from the fit to measured allreduces on a link, or, if there are none, from
+        the fit within a host. The fit gives the median error. A factor converts the median error to
+        the 90% interval, because errors are assumed to be normally distributed.
         """
         fit = self.fits.get("link", self.fits.get("host"))
         if self.virtual or self.network is None:
@@ -238,7 +238,7 @@ class Query:
         return StepCost(rows=max(1, round(rows)), threads=threads, together=nearest, **spreads)
 
     def compute_step(self, rows: float) -> StepCost:
-        """Return a rank's step cost with the specified compute time; if there is none, as measured.
+        """Return a rank's step cost with the specified compute time, or else with the measured one.
 
         The forward pass takes a third of a specified compute time, as on the virtual clock.
         """

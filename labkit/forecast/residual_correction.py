@@ -25,7 +25,7 @@ MOST = 0.5  # a correction reduces a step at most by this fraction of the sum of
 Points = Sequence[tuple[float, float]]
 _PART_FORECASTS: dict[
     tuple[str, str, str], StepForecast
-] = {}  # cache of forecasts from parts, because runs of programs are slow
+] = {}  # cache of forecasts from a step's parts; running programs is slow
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Residual:
 def add_residual(query: Query, parts_forecast: StepForecast) -> StepForecast:
     """Correct a forecast by the difference between measured whole steps and their parts.
 
-    If this strategy was not measured, the difference of a single rank's step corrects the
-    computation. If the steps of a single rank were not measured either, the forecast is not
-    corrected, and a note states this fact.
+    If this strategy was not measured, the difference that was measured for a single rank's step
+    corrects the computation time. If the steps of a single rank were not measured either, the
+    forecast is not corrected, and a note states this fact.
     """
     if query.virtual or query.compute_time is not None:
         return parts_forecast

@@ -30,7 +30,7 @@ WITHIN = (
     *("BatchNormalization", "Activation", "ReLU", "LeakyReLU", "ELU"),
     *("MaxPooling2D", "AveragePooling2D", "ZeroPadding2D", "UpSampling2D"),
 )
-SCORES = 2  # number of allreduces, of one value per sample, in a divided loss
+SCORES = 2  # number of allreduces (one value per sample) of a divided loss
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class StagedStrategy(Protocol):
 
     @property
     def partition(self) -> str | tuple[int, ...]:
-        """The division of the model's blocks into stages: a rule, or the numbers of blocks."""
+        """The rule that divides the model's blocks into stages, or the block count per stage."""
 
     @property
     def tensor_parallel_size(self) -> int:
@@ -247,7 +247,7 @@ def _memory(
     rows: float,
     recompute: bool,
 ) -> dict[str, float]:
-    """Return the bytes by category on the rank that needs most, including batches in flight."""
+    """Return bytes by category on the rank that needs the most memory, with batches in flight."""
     batches_in_flight, memory_of_model = in_flight(table), query.memory(rows)
     size = max(1.0, sum(_size(layer) for stage in stages for layer in stage))
     out = max(1.0, sum(layer.out for stage in stages for layer in stage))

@@ -1,4 +1,4 @@
-"""Studies of forecasts: scaling limits, the faster of two strategies, losses by slow ranks."""
+"""Studies of forecasts: scaling limits, comparison of two strategies, effects of slow ranks."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Study:
     def workers_until(
         self, efficiency: float, strategy: ForecastStrategy | None = None, most: int = MOST_RANKS
     ) -> int | None:
-        """Return the largest worker count with this efficiency or more; None if even `most` has it.
+        """Return the largest worker count with at least this efficiency; None if `most` has it too.
 
         The search tests powers of two until the efficiency is too low, and then bisects the last
         interval. Beyond the returned number of workers, efficiency may rise again, because some

@@ -73,7 +73,7 @@ def interpolate(measured: Iterable[tuple[float, Spread]], nbytes: float) -> Spre
 
 
 def range_note(value: float, measured: Iterable[float]) -> str:
-    """Return a phrase if a value is outside the measured range; an empty text if it is inside."""
+    """Return a note if a value is outside the measured range; otherwise, return an empty text."""
     values = list(measured)
     if values and value > max(values):
         return f", beyond the largest measured ({max(values):,g})"

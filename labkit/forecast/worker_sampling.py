@@ -90,7 +90,7 @@ def meta_roles(query: Query, strategy: ProgramWorkers, workers: int) -> Roles:
 def sample_network(
     query: Query, roles: Roles, crowd: Crowd
 ) -> tuple[Network | None, dict[int, float]]:
-    """Return a network that slows few simulated ranks as much as the traffic of all real ranks.
+    """Return a network that slows the few simulated ranks as all real ranks' traffic would.
 
     Returns:
         The network with slower transfers, and for each simulated rank the factor by which its

@@ -247,7 +247,7 @@ class Evidence:
             self._add(f"middle of {name}", _averages(values))
 
     def _figure(self, place: str, figure: Record) -> None:
-        """Add the numbers in a figure's notes and traces; only few numbers of a long trace.
+        """Add the numbers in a figure's notes and traces, but only a few numbers of a long trace.
 
         The alternative text of the figure is ignored, because it may repeat the text of a summary.
         """

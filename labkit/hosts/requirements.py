@@ -66,6 +66,6 @@ def pmix_folders() -> list[Path]:
 
 
 def _has_pmix() -> bool:
-    # The library is found but not loaded, because it would conflict with the PMIx of Open MPI's
-    # Python package.
+    # `find_library` finds the library without loading it; a loaded library would conflict with the
+    # PMIx of Open MPI's Python package.
     return bool(pmix_folders()) or ctypes.util.find_library("pmix") == PMIX

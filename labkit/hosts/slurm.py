@@ -67,7 +67,8 @@ def pmix(folder: Path) -> list[tuple[str, str]]:
     without these mounts.
 
     Args:
-        folder: New folder for copies of the library's folders that also contain `libpmix.so`.
+        folder: New folder, to which the library's folders are copied; each copy also contains
+            `libpmix.so`.
 
     Returns:
         Pairs of a source path and the path at which it is mounted.

@@ -144,7 +144,7 @@ class Supervisor:
 
 
 def _private() -> list[Path]:
-    """Return the paths where each host has its own folder, because they contain runtime files."""
+    """Return the paths of folders for runtime files; each host has its own folder at each path."""
     variables = [os.environ.get(name) for name in ("XDG_RUNTIME_DIR", "LABKIT_RUNTIME")]
     return _folders("/tmp", "/dev/shm", USERS, *filter(None, variables))
 

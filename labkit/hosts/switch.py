@@ -52,7 +52,7 @@ def claim_network(control: int) -> int:
 
 
 def release_network(number: int) -> None:
-    """Remove the link of `claim_network` now; the kernel would remove it only later."""
+    """Remove the link of `claim_network` at once; otherwise, the kernel removes it only later."""
     _run_batch([f"link delete {device_of(number)}"])
 
 

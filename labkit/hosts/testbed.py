@@ -48,7 +48,7 @@ class Testbed:
     __test__ = False  # without this line, pytest takes the class for a test because of its name
 
     def __init__(self, folder: Path, plan: TestbedPlan) -> None:
-        """Start the hosts and wait until they are ready; the caller `testbed` chooses `folder`."""
+        """Start the hosts of `plan` in the new folder `folder`, and wait until they are ready."""
         self.plan, self.hosts = plan, plan.hosts
         record, supervisor = testbed_state.start(folder, plan, parent=True)
         self.addresses, self.agent = record["addresses"], folder / testbed_state.AGENT
@@ -56,8 +56,8 @@ class Testbed:
         self._state, self._folder = record, folder
         # The finalizer also runs when the object is garbage collected without `close`.
         self._end = weakref.finalize(self, _end, supervisor, os.getpid())
-        # New clusters of this process use the login node of this testbed. `close` restores the
-        # login node of an enclosing testbed.
+        # From now on, new clusters of this process use the login node of this testbed. `close`
+        # restores the login node of an enclosing testbed.
         self._outer = os.environ.get(TESTBED)
         os.environ[TESTBED] = str(folder)
 

@@ -55,7 +55,7 @@ def read_state(folder: Path) -> TestbedState | None:
 
 
 def _read_record(folder: Path) -> store.Record:
-    """Return a testbed's record; until the testbed is ready, it describes only the supervisor."""
+    """Return a testbed's record; while the testbed starts, it describes only the supervisor."""
     try:
         # The schema version is not checked, because each version of labkit must be able to end
         # testbeds of other versions.
@@ -73,7 +73,7 @@ def start(
     Args:
         folder: Folder of the testbed.
         plan: Parameters of the testbed.
-        parent: Whether the testbed ends with this process.
+        parent: Whether the testbed ends when this process ends.
 
     Raises:
         LabkitError: The testbed cannot start; the message says why, and what to do.
@@ -84,7 +84,8 @@ def start(
         try:
             assert supervisor.stdout is not None  # for the type checker: stdout is a pipe
             line = supervisor.stdout.readline()
-        # After an exception, such as an interrupt, the caller no longer waits for the testbed.
+        # After an exception, such as an interrupt, the caller does not wait for the testbed, so the
+        # supervisor is ended.
         except BaseException:
             supervisor.terminate()
             supervisor.wait()
@@ -115,7 +116,7 @@ def _start_supervisor(
             text=True,
             env=os.environ | bytecode_variables(),
             pass_fds=descriptors,
-            # Ctrl-C must interrupt only a cell or a command, not the testbed.
+            # Ctrl-C must interrupt only a notebook cell or a command, not the testbed.
             start_new_session=True,
         )
     finally:

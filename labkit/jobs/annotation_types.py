@@ -101,5 +101,5 @@ def _choice(node: ast.expr) -> str | int | bool | None:
 
 
 def _item(node: ast.expr) -> Kind:
-    """Return an argument of a type; in `tuple[int, ...]`, one argument is an ellipsis."""
+    """Return a type argument, for example `int` or the ellipsis in `tuple[int, ...]`."""
     return ... if isinstance(node, ast.Constant) and node.value is ... else _kind(node)

@@ -194,6 +194,6 @@ def _text(value: JSON) -> str:
 
 
 def _display_path(path: Path) -> str:
-    """Return a path for an error message; a very long path is cut to its end."""
+    """Return a path for an error message; only the end of a very long path is returned."""
     text = str(path)
     return text if len(text) <= 200 else f"…{text[-200:]}"

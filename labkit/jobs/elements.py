@@ -24,7 +24,7 @@ FAULTS = frozenset({"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "FAILED", "COMPLE
 
 
 class Elements:
-    """A cache of Slurm's states of array tasks, which queries each job array only once.
+    """A cache of the states of Slurm array tasks, which queries Slurm only once per job array.
 
     If Slurm does not answer, the status in the array task's record is used.
     """
@@ -57,12 +57,12 @@ def number_of(status: store.Record) -> str:
 
 
 def numbered(jobs: Iterable[SlurmJob]) -> dict[str, SlurmJob]:
-    """Return Slurm jobs by their job numbers."""
+    """Return a mapping from job numbers to the given Slurm jobs."""
     return {job.number: job for job in jobs}
 
 
 def cause(job: SlurmJob | None) -> str:
-    """Return why a Slurm array task ended, if the task's own record states no cause."""
+    """Return why a Slurm array task ended; used if the record of the task states no cause."""
     if job is None:
         return "Slurm has no information on its job array element any more"
     reason = f", {job.reason}" if job.reason else ""
@@ -107,7 +107,7 @@ def check_ended(elements: Mapping[str, Path], jobs: Mapping[str, SlurmJob]) -> N
 
 
 def settle(folder: Path, job: SlurmJob | None, reason: str = "") -> None:
-    """Record the end of a Slurm array task, unless its record already states how it ended.
+    """Record a Slurm array task's end; keep an end that is already recorded if Slurm has no cause.
 
     Args:
         folder: Job folder of the array task.
@@ -122,8 +122,8 @@ def settle(folder: Path, job: SlurmJob | None, reason: str = "") -> None:
         return
     reason = reason if reason and (job is None or job.state == "CANCELLED") else cause(job)
     record = store.fail if job and job.state in FAULTS else store.interrupt
-    # The ends of the runs are recorded first, because readers that see the end of the job then read
-    # its runs.
+    # The ends of the runs are recorded before the end of the job, because readers that see an ended
+    # job then read its runs.
     for run in store.runs_of(folder):
         if store.read_status(run)["state"] == "running":
             record(run, reason)

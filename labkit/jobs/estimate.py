@@ -55,7 +55,7 @@ def of_experiment(record: store.Record, root: Path, ranks: int | None = None) ->
 
 
 def refuse(workers: int, force: bool) -> None:
-    """Raise an error if this machine cannot run so many ranks; ignore ranks on other machines.
+    """Raise an error if this machine cannot run so many ranks; do nothing if a cluster runs them.
 
     Args:
         workers: Number of ranks.
@@ -84,13 +84,14 @@ def _duration_text(earlier: list[float]) -> str:
     if not earlier:
         return "duration: no earlier run to estimate from"
     times = "once" if len(earlier) == 1 else f"{len(earlier)} times"
-    # The median ignores single runs on a busy machine, or runs that had to compile all functions.
+    # The median is not affected by a few slow runs, for example on a busy machine or with
+    # compilations of all functions.
     typical = duration_text(statistics.median(earlier))
     return f"duration: about {typical}, as measured {times} before"
 
 
 def _durations(folder: Path, values: Values) -> list[float]:
-    """Return the seconds of each completed job in a folder that had these parameter values."""
+    """Return the duration in seconds of each completed job with these parameter values."""
     from labkit.records.safe_yaml import read_plain_file
 
     durations = []
@@ -106,7 +107,7 @@ def _durations(folder: Path, values: Values) -> list[float]:
 
 
 def _seconds_per_epoch(root: Path, experiment_record: store.Record) -> list[float]:
-    """Return the seconds per epoch of each completed run whose fields `SAME` are equal."""
+    """Return the seconds per epoch of each completed run with equal values of the fields `SAME`."""
     durations = []
     for run in scan(root).usable if root.is_dir() else []:
         same = all(run.experiment.get(key) == experiment_record.get(key) for key in SAME)

@@ -191,7 +191,8 @@ def _readable(notebook: Path, job: Path) -> Path:
     text = cells.text(notebook)
     record = json.loads(text)
     whole = {"metadata": {}, "nbformat": 4, "nbformat_minor": 4} | record
-    # papermill writes into the metadata's mappings, so entries with the value None are removed.
+    # papermill treats the metadata's entries as mappings and writes into them, so entries with the
+    # value None are removed.
     whole["metadata"] = {n: value for n, value in whole["metadata"].items() if value is not None}
     if whole == record and text.encode() == notebook_bytes(notebook):
         return notebook

@@ -50,7 +50,7 @@ def first_cluster(notebook: Path, values: Values) -> Start | None:
 
 
 def _assigned_names(cell: ast.Module) -> list[str]:
-    """Return the names that a cell assigns; the values of such parameters are unknown later."""
+    """Return the names that a cell assigns, because the values of such parameters may change."""
     names = (node for node in ast.walk(cell) if isinstance(node, ast.Name))
     return [node.id for node in names if isinstance(node.ctx, ast.Store)]
 

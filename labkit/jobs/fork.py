@@ -27,7 +27,7 @@ class Fork:
     """
 
     stdout = stderr = None
-    # Each child closes its copies of the writing ends of pipes to earlier children. If a copy
+    # Pipes to earlier children: each new child closes its copies of their writing ends. If a copy
     # stayed open, an earlier child would not detect that the parent closes its pipe.
     _pipes: ClassVar[WeakSet[TextIO]] = WeakSet()
 
@@ -79,7 +79,7 @@ class Fork:
 
 
 def _run_child(act: Callable[[int], int], reading: int) -> NoReturn:
-    """Run a function and exit without returning, because all callers belong to the parent."""
+    """Run a function and exit; a return would run the parent's code in the child."""
     code = BROKEN
     # The child must not destroy objects that it inherited from the parent. Libraries that have
     # threads in the parent, such as TensorFlow, abort or hang if the child destroys their objects.

@@ -1,4 +1,4 @@
-"""A run whose values are those that a notebook recorded with scrapbook or papermill."""
+"""Conversion of the values that a notebook recorded with scrapbook or papermill into a run."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Kernel:
         manager.provisioner.embryo = embryo
 
     def interrupt(self, cause: str) -> None:
-        """Interrupt the running cell, or this process if no kernel runs; kill after `GRACE` s."""
+        """Interrupt the cell, or this process without a kernel; kill the kernel after `GRACE` s."""
         self.interrupted = self.interrupted or cause
         store.write_reason(self.job, self.interrupted)
         # `_pid` is read separately for each signal, because a kernel may start or end between the
@@ -190,7 +190,8 @@ def _record(notebook: Path, job: Path, kernel: Kernel, limit: float | None, show
             return INTERRUPTED
         if getattr(error, "ename", "") == "Pruned":
             why = str(getattr(error, "evalue", ""))
-            # The kernel's atexit functions, if they can run, record that its runs were pruned.
+            # The kernel's atexit functions record, if they can run, that the search ended the
+            # kernel's runs early (pruned them).
             kernel.close()
             store.end_orphans(job, why, record=store.prune)
             store.prune(job, why)
@@ -285,8 +286,8 @@ def _interrupt(pid: int) -> None:
     """Send SIGINT to the main thread of a process, where Python raises KeyboardInterrupt.
 
     SIGINT is sent to the main thread only, because Linux may deliver it to another thread if a
-    signal is pending for the main thread. Slurm, for example, sends SIGTERM to all processes. If
-    another thread received SIGINT, the cell would continue to sleep.
+    signal is pending for the main thread. For example, a signal is pending after Slurm has sent
+    SIGTERM to all processes. If another thread received SIGINT, the cell would continue to sleep.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).tgkill(pid, pid, signal.SIGINT)

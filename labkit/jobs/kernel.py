@@ -121,7 +121,7 @@ class InterruptibleKernel(IPythonKernel):
             cancel(number, frame)
 
         with super()._cancel_on_sigint(future):
-            # This is the present SIGINT handler, which `strike` replaces and calls.
+            # The present SIGINT handler is stored, because `strike` takes its place and calls it.
             cancel: Any = signal.getsignal(signal.SIGINT)
             signal.signal(signal.SIGINT, strike)
             yield
@@ -172,7 +172,8 @@ class ForkedKernel(Fork):
     def __init__(self) -> None:
         self._ready_pipe, report_pipe = os.pipe()
         super().__init__(partial(_become_kernel, report_pipe, os.getpid()))
-        # If this copy stayed open, the end of the kernel would not close the pipe.
+        # If this process's copy of the pipe's writing end stayed open, the pipe would not close
+        # when the kernel ends.
         os.close(report_pipe)
 
     def launch(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -299,8 +300,8 @@ def _become_kernel(report_pipe: int, job: int, orders: int) -> int:
     warnings.filterwarnings("ignore", "To exit: use")
     sys.argv = ["labkit.jobs.kernel", *arguments]
     imports.append_inherited()
-    # The parent's id is passed here, because ipykernel reads it from a variable at import, which is
-    # too early for a fork.
+    # The parent's id is passed here, because ipykernel reads it from an environment variable at
+    # import, which happens before the fork.
     LosslessKernel.launch_instance(
         arguments, parent_handle=job, report_pipe=report_pipe, ignore_cwd=True
     )

@@ -71,7 +71,7 @@ def _name(path: str, root: Path) -> str:
 
 
 def sweep_rows(path: Path, name: str, slurm: Elements) -> dict[str, Row]:
-    """Return table rows by path: one for a sweep (counts by state), one per job not yet started."""
+    """Return by path: a sweep's table row with counts by state, and a row per unstarted job."""
     status = manifest.read(path)
     states = manifest.states(path, status, slurm.present_status)
     total = sum(states.values())

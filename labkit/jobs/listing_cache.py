@@ -14,7 +14,7 @@ from labkit.common.paths import cache_folder, fingerprint
 from labkit.records import store
 from labkit.records.scan import Folder
 
-LEAST = 500  # minimum number of folders for a cache; fewer are listed as fast without one
+LEAST = 500  # minimum number of folders for which a cache saves time
 Row = tuple[str, ...]
 
 

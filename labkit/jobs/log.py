@@ -168,7 +168,7 @@ class RunLog:
         self._written = time.monotonic()
 
     def end(self) -> None:
-        """Write all values, and record how the notebook or script ended as the run's state."""
+        """Write all values, and store as the run's state how the notebook or script ended."""
         self.write()
         error = _ended_by()
         if error is None:
@@ -199,7 +199,7 @@ class RunLog:
         return results | judged | {"logged": list(results), "epochs": self._epochs()}
 
     def _epochs(self) -> list[JSON]:
-        """Return one table row per step that contains the points of all curves."""
+        """Return one row per training step, with the values of all curves at this step."""
         curves = dict(self._curves)
         for name, names in JUDGED.items():
             if present := [candidate for candidate in names if candidate in curves]:
@@ -264,7 +264,7 @@ def keep_failed(job: Path, cause: str, rank: int | None = None) -> None:
         store.fail(run, cause, rank)
 
 
-_LOGS: dict[str, RunLog] = {}  # present runs of this process, by label
+_LOGS: dict[str, RunLog] = {}  # runs in progress in this process, by label
 
 
 @atexit.register

@@ -48,8 +48,8 @@ Values: TypeAlias = "Mapping[str, JSON]"
 class NotebookParameter:
     """One assignment of a parameters cell: `workers: int = 2  # ranks`.
 
-    `own` states whether the notebook logs its own runs by `lk.log`. In such notebooks, parameters
-    such as `model` may have values that are not valid for an Experiment.
+    `own` states whether the notebook logs its own runs by `lk.log`. In notebooks that log their own
+    runs, parameters such as `model` may have values that are not valid for an Experiment.
     """
 
     name: str
@@ -109,7 +109,7 @@ class NotebookParameter:
                     return converted
             except ValueError:  # pydantic's errors are ValueErrors
                 continue
-        # The declaration in the message already lists the choices of a Literal.
+        # The message contains the declaration, which already lists the choices of a Literal.
         named = "a choice" if "Literal" in self.annotation else self.annotation
         raise InvalidInput(
             f"{self.name} = {short(value)} is not {named}; "
@@ -231,10 +231,11 @@ def validate_values(
 ) -> dict[str, JSON]:
     """Return the given parameters, converted to the types that the notebook declares.
 
-    A parameter with the name of an Experiment field must be valid for that field. If the value of
-    such a parameter is a list, each item must be valid for the field. A Literal parameter is exempt
-    if its default is not valid for the field. Only `Experiment` itself contains the rules for its
-    fields. `declarations` contains the declared parameters;
+    A parameter with the name of an Experiment field must be valid for that field. If the value of a
+    parameter with the name of an Experiment field is a list, each item must be valid for the field.
+    A Literal parameter is not checked if its default is not valid for the Experiment field of the
+    same name. Only `Experiment` itself contains the rules for its fields. `declarations` contains
+    the declared parameters;
     None: the declared parameters are read from the notebook.
 
     Raises:
@@ -300,7 +301,7 @@ def known_values(values: Mapping[str, JSON | Unknown]) -> dict[str, JSON]:
 
 
 def largest(value: JSON | Unknown) -> int:
-    """Return the largest integer in a value, such as a number of ranks; 1 without an integer."""
+    """Return the largest integer in a parameter value (a number or a list); 1 if it has none."""
     numbers = value if isinstance(value, list) else [value]
     return max((number for number in numbers if type(number) is int), default=1)
 
@@ -348,7 +349,7 @@ def check_possible(values: Values) -> dict[str, list[JSON]]:
 
 
 def _is_list_field(field: str) -> bool:
-    """Return whether one value of an Experiment field is a list itself (false for `workers`)."""
+    """Return whether an Experiment field accepts a list as a single value (false for `workers`)."""
     from labkit.experiment import Experiment
 
     annotation = Experiment.model_fields[field].annotation
@@ -391,12 +392,12 @@ def read_yaml(text: str, origin: str) -> dict[str, JSON]:
 
 
 def value_of(text: JSON) -> JSON:
-    """Return the value of a text from the command line without a declared type."""
+    """Return the value of a text from the command line for a parameter without declared type."""
     return _readings(text)[0][0] if isinstance(text, str) else text
 
 
 def _readings(text: str) -> list[tuple[JSON, bool]]:
-    """Return (value, whether its type must be exact) for each reading of a text, best first."""
+    """Return pairs (possible value of a text, whether its type must match exactly), best first."""
     readings: list[tuple[JSON, bool]] = [(text, False)]
     if text.startswith("("):  # the text is a tuple in Python syntax
         with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

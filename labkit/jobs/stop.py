@@ -23,8 +23,8 @@ def stop(root: Path, say: Callable[[str], None]) -> list[Path]:
 
     The process of a sweep stops the jobs of the sweep. Runs of a notebook that is open in
     JupyterLab continue, because the process of the notebook executes these runs. Only processes in
-    this user's registry are stopped. A process continues if only a record in the folder names it,
-    but not the registry.
+    this user's registry are stopped. A process continues if a record in the folder names the
+    process but the registry does not.
 
     Raises:
         LabkitError: The folder is missing.
@@ -37,8 +37,8 @@ def stop(root: Path, say: Callable[[str], None]) -> list[Path]:
         say(line)
 
     signalled, remaining = _signal_processes(sweeps, manifest.FILE, report)
-    # A sweep would count a job as failed if this process sent a signal to it, so the jobs of sweeps
-    # are omitted.
+    # A sweep would count a job as failed if this process sent a signal to the job, so the jobs of
+    # sweeps are omitted.
     single_jobs = [job for job in jobs if not any(sweep in job.parents for sweep in signalled)]
     elements = queued(single_jobs, report)
     signalled_jobs, refused = _signal_processes(single_jobs, "status.json", report)
@@ -67,8 +67,8 @@ def _signal_processes(
         say: Function that prints a message about each running job or sweep that cannot be stopped.
 
     Returns:
-        Processes that received the signal, by folder, and folders whose process this user may not
-        end.
+        The processes that received the signal, by folder; and the folders whose processes this user
+        has no right to end.
     """
     signalled, refused = {}, []
     for path in sorted(paths):

@@ -48,7 +48,7 @@ _PASSES: WeakKeyDictionary[Communicator, _Passes] = WeakKeyDictionary()
 
 
 class EqualBatches(keras.callbacks.Callback):
-    """A callback that compares the first global batch of each epoch over the ranks.
+    """A callback that checks in each epoch whether all ranks read the same first global batch.
 
     The callback compares training batches and validation batches. Ranks may read different batches
     because of a shuffle without a seed, different files or different generators. Training would

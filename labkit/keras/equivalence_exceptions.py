@@ -91,7 +91,7 @@ def _of_layer(layer: keras.layers.Layer, divided: Division) -> str | None:
 
 
 def draws_in_step(graph: tf.Graph) -> str | None:
-    """Return why a traced step may differ from training in one process: it draws random numbers.
+    """Return why a traced step may differ from training in one process (due to random numbers).
     Return None if the step draws no random numbers."""
     drawing = ("Random", "TruncatedNormal", "Multinomial")
     for operation in graph.get_operations():

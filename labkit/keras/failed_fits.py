@@ -15,7 +15,7 @@ from labkit.keras.optimizer import distributed_optimizers
 
 _RESERVES: WeakKeyDictionary[Communicator, RecoveryBarrier] = WeakKeyDictionary()
 _FIT = inspect.unwrap(keras.Model.fit).__code__  # the method of Keras itself, not of a subclass
-# Model that is in a `fit`, by communicator.
+# The model whose `fit` is in progress, for each communicator.
 _FITTED: WeakKeyDictionary[Communicator, ref[keras.Model]] = WeakKeyDictionary()
 
 
@@ -40,7 +40,7 @@ def begin_fit(model: keras.Model, communicator: Communicator) -> None:
 
 
 def begin_evaluation(model: keras.Model, communicator: Communicator) -> None:
-    """Wait for all ranks before an evaluation; reset after a failed `fit` (collective)."""
+    """Wait for all ranks before an evaluation; reset state after a failed `fit` (collective)."""
     if not is_inside_fit(communicator):
         _restart_after_failure(model, communicator)
 

@@ -119,7 +119,7 @@ class Recipe(NamedTuple):
         return cls(type(optimizer), custom_classes, optimizer.get_config(), attributes)
 
     def new(self) -> keras.optimizers.Optimizer:
-        """Create the described optimizer, with zero steps and without slots (such as momenta)."""
+        """Create the described optimizer, with zero steps and no slot variables (like momenta)."""
         with keras.saving.custom_object_scope(self.own):
             optimizer = self.kind.from_config(self.settings)
         inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -156,7 +156,7 @@ def refuse_variables(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def beyond_configuration(saveable: Saveable) -> dict[str, Any]:
-    """Return the attributes that `get_config` of a Keras object omits, such as an optimizer's."""
+    """Return the attributes of a Keras object, such as an optimizer, that `get_config` omits."""
     kinds = type(saveable), type(getattr(saveable, "_learning_rate", None))
     with keras.saving.custom_object_scope({kind.__name__: kind for kind in kinds}):
         new = type(saveable).from_config(saveable.get_config())
@@ -214,8 +214,8 @@ def without_replica_sum(optimizer: keras.optimizers.Optimizer) -> keras.optimize
     """Make an optimizer sum gradients over replicas only inside a tf.distribute strategy.
 
     The gradient sum of Keras has a custom gradient, whose function TensorFlow stores until the
-    process ends. This function refers to the graph, the model and the optimizer's slots, so that
-    they would stay in memory.
+    process ends. This function refers to the graph, the model and the optimizer's slot variables,
+    and would thus keep them in memory.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     original_sum: Callable[[Pairs], Pairs] = inner._all_reduce_sum_gradients

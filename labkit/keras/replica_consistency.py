@@ -16,7 +16,8 @@ from labkit.communicator import Communicator
 from labkit.keras.optimizer import distributed_optimizers
 from labkit.keras.whole_batch import print_on_first_rank
 
-# Callback methods that all ranks call in the same order, each with the moment of the call in words.
+# Callback methods that all ranks call in the same order, each with a phrase that tells when it is
+# called.
 _POINTS = {
     "on_train_begin": "at the start of training",
     "on_epoch_begin": "at the start of epoch {}",
@@ -96,8 +97,8 @@ class ReplicaConsistency:
     def attach_to_history(self, history: keras.callbacks.History) -> None:
         """Wrap the methods of the History callback, which Keras calls after all other callbacks."""
         for name in _POINTS:
-            # The method of the class is used, which has no wrapper, because a History may serve
-            # several fits.
+            # The method is taken from the class, where it has no wrapper, because the same History
+            # object may serve several fits.
             inner = getattr(type(history), name).__get__(history)
             setattr(history, name, partial(self._compare_after, history, inner, name))
 
@@ -201,7 +202,7 @@ class ReplicaConsistency:
 
     @property
     def _optimizer_variables(self) -> list[keras.Variable]:
-        """The optimizer variables that must be equal on all ranks; not accumulated gradients."""
+        """The optimizer variables that must be equal on all ranks; not gradient accumulators."""
         variables: list[keras.Variable] = []
         for optimizer in distributed_optimizers(self._model):
             inner = getattr(optimizer, "inner_optimizer", optimizer)

@@ -198,7 +198,7 @@ def _print_differences(
 
 
 class _FirstBatch:
-    """A training function that builds the model from the first batch, then restores Keras's own."""
+    """A function that builds a model from its first batch, then restores Keras's own function."""
 
     def __init__(self, synchronize: Synchronize) -> None:
         self._synchronize = synchronize
@@ -236,8 +236,8 @@ def _metric_sort_key(name: str) -> tuple[str, int]:
 def attach(model: keras.Model) -> None:
     """Make `train_on_batch` weight each rank's gradients by its number of samples; disable XLA.
 
-    The weights apply to the optimizer of `compile`, and to optimizers in attributes of the model,
-    which a custom `train_step` may use.
+    This weighting applies to the optimizer of `compile`, and to optimizers in attributes of the
+    model, which a custom `train_step` may use.
 
     Raises:
         InvalidInput: No optimizer of the model exchanges gradients.

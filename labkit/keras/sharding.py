@@ -97,7 +97,8 @@ def part_of(
         return dataset.map(plain(cut), num_parallel_calls=1).prefetch(2)
 
     def watch_and_cut(index: tf.Tensor, batch: Batch) -> Batch:
-        parts = batch if type(batch) is tuple else (batch,)  # `map` unpacks tuples in the same way
+        # `Dataset.map` unpacks tuples in the same way.
+        parts = batch if type(batch) is tuple else (batch,)
         watch(index, parts)
         return cut(*parts)
 

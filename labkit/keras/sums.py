@@ -27,7 +27,7 @@ class ReplicaSums:
         communicator: Communicator of the ranks over which values are summed.
 
     Attributes:
-        within: Whether the batch of the step that is being traced is part of a global batch.
+        within: Whether the step that is being traced receives only a part of a global batch.
         named: Names of losses about which the user has already been warned.
     """
 

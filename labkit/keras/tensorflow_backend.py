@@ -1,4 +1,4 @@
-"""A check that Keras uses TensorFlow, which runs before Keras is imported and selects a backend."""
+"""A check, made before Keras is imported and selects a backend, that Keras uses TensorFlow."""
 
 from labkit.common.keras_settings import refuse_other_backend
 

@@ -30,7 +30,8 @@ def adds_up(model: keras.Model, metric: keras.metrics.Metric) -> bool:
 
     The states of Keras's own metric classes and of mean losses can be summed if they come from
     `compile`. A metric function may return one number per batch, and a custom metric class or
-    `train_step` may compute anything. Such states cannot be summed.
+    `train_step` may compute anything. The states of metric functions and of custom metrics cannot
+    be summed.
     """
     kind = type(metric)
     if kind is keras.metrics.Sum:
@@ -118,11 +119,11 @@ class WholeMetrics(_Updates):
         return whole.sums
 
     def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """Run a training step; average over ranks the logged scalars that are no metric results."""
+        """Run a training step; average logged scalars other than metric results over the ranks."""
         return self._logs(inner(data), rows)
 
     def test_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """Run a test step; average over the ranks the logged scalars that are no metric results."""
+        """Run a test step; average logged scalars other than metric results over the ranks."""
         return self._logs(inner(data), rows)
 
     def _logs(self, logs: Logs, rows: Rows) -> Logs:

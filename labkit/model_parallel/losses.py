@@ -152,7 +152,7 @@ class Losses:
     def _total(
         self, each: LossCall, y: Nest, predicted: Nest, samples: tf.Tensor | None
     ) -> tf.Tensor:
-        """Return the sum of losses as Keras computes it, but with `each` as every loss function."""
+        """Return the sum of losses as Keras computes it, but call `each` in place of every loss."""
         compiled = self._compiled
         if not compiled.built:
             compiled(y, predicted, samples)
@@ -163,7 +163,7 @@ class Losses:
 def with_loss_function(
     compiled: keras.Loss, loss_function: LossCall, call: Callable[[], tf.Tensor]
 ) -> tf.Tensor:
-    """Return the sum of losses as Keras computes it, but with `loss_function` as every function.
+    """Return the sum of losses as Keras computes it, but with `loss_function` for each loss.
 
     Args:
         compiled: Keras object that sums the losses of a compiled model.
@@ -250,7 +250,7 @@ def nested(graph: Functional, outputs: Sequence[tf.Tensor]) -> Nest:
 
 
 class Divisor(keras.losses.Loss):
-    """The divisor of a Keras loss, computed as the sum of the loss with each value replaced by 1.
+    """The divisor of a Keras loss: the sum that the loss has if each value is replaced by 1.
 
     Args:
         loss: A Keras loss.
@@ -337,6 +337,6 @@ def _rows(part: LossTargets) -> int:
 
 
 def _zeros(spec: keras.KerasTensor, like: tf.Tensor, steps: int | None) -> tf.Tensor:
-    """Return zeros shaped like the predictions; the targets give unknown dimensions."""
+    """Return zeros shaped like the predictions; unknown dimensions are those of the targets."""
     rows, *shape = [like.shape[n] if axis is None else axis for n, axis in enumerate(spec.shape)]
     return tf.zeros([rows, *shape] if steps is None else [rows, steps, *shape[1:]], spec.dtype)

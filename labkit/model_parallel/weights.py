@@ -90,7 +90,7 @@ class Share:
         return uncounted(self.meters())
 
     def release(self, look: bool = True) -> None:
-        """Free the whole weights of divided layers; first copy those that were set meanwhile.
+        """Free the whole weights of divided layers, after copying those that were set meanwhile.
 
         Args:
             look: Whether to search for whole weights that were set after they were freed.

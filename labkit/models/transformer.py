@@ -61,8 +61,8 @@ def transformer(options: TransformerOptions, shapes: Shapes) -> keras.Model:
     layers. The model ends with a norm and a Dense layer of scores. The positions of the characters
     have learned embeddings. Each character attends to itself and to earlier characters.
 
-    Source: A. Vaswani et al., 2017, arXiv 1706.03762; norms first as in R. Xiong et al., 2020,
-    arXiv 2002.04745.
+    Source: A. Vaswani et al., 2017, arXiv 1706.03762. A norm precedes each attention layer and each
+    pair of Dense layers, as in Xiong et al., 2020, arXiv 2002.04745.
     """
     import keras
     from keras import layers

@@ -38,7 +38,7 @@ class ModelOptions(Options):
         return None
 
     def max_slices(self, shapes: Shapes) -> int | None:
-        """Return the most units, filters, words or heads of any layer; None if it is unknown."""
+        """Return the maximum number of units, filters, words or heads in a layer, or None."""
         return None
 
     def hidden(self, layers: list[GridLayer]) -> list[GridLayer] | None:

@@ -22,11 +22,11 @@ class LocallyConnected2D(keras.layers.Layer):
     r"""A convolution with unshared kernels: \(y_{ij} = f(K_{ij} \cdot x_{ij} + b_{ij})\).
 
     Here \(x_{ij}\) is the part of the image under the kernel \(K_{ij}\) of output position (i, j).
-    This part starts at row i s and column j s, where s is the stride. Images have shape (batch,
-    rows, columns, channels), and there is no padding. With kernels of k × k pixels, the weights of
-    all output positions are `kernel` (rows, columns, k k channels, filters) and `bias` (rows,
-    columns, filters). Kernels are initialised by Glorot's uniform rule, which uses the numbers of
-    inputs and filters at one position.
+    The part \(x_{ij}\) of the image starts at row i s and column j s, where s is the stride. Images
+    have shape (batch, rows, columns, channels), and there is no padding. With kernels of k × k
+    pixels, the weights of all output positions are `kernel` (rows, columns, k k channels, filters)
+    and `bias` (rows, columns, filters). Kernels are initialised by Glorot's uniform rule, which
+    uses the numbers of inputs and filters at one position.
 
     Args:
         filters: The number of outputs at each position.

@@ -48,7 +48,7 @@ class ComputeTime(Checked):
 
     @classmethod
     def parse(cls, value: Any) -> Any:
-        """Convert a number, text, sequence or mapping to a `ComputeTime`; other values unchanged.
+        """Convert a number, text, sequence or mapping to a `ComputeTime`; keep any other value.
 
         Args:
             value: A number or a text such as "5ms" for a constant time, a sequence for a trace, or
@@ -89,7 +89,7 @@ class ComputeTime(Checked):
         return self.quantile(number, measured)
 
     def quantile(self, number: float, measured: float) -> float:
-        """Return a quantile of the compute time, in s; random quantiles give random compute times.
+        """Return a quantile of the compute time, in s; a random `number` gives a random time.
 
         Args:
             number: The probability of the quantile, a number in [0, 1).

@@ -5,8 +5,8 @@ of that link. A message starts on a link when the link is free and the message h
 previous link: cut-through, with switches that never block. A message moves at the speed of the
 slowest link of its route, and arrives `latency` seconds after its last byte leaves. FIFO links
 occupy a shared uplink for too long if each of its k senders has a link with only 1/k of its
-bandwidth. In a real network, the messages of these senders share the uplink at the same time, as in
-`Flows`.
+bandwidth. In a real network, the messages of several senders share the uplink at the same time, as
+in `Flows`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class FifoLinks(Links):
     `send` delivers all messages of a communication round in one call. `depart` and `arrive`
     together do the same as `send`, for one message. `depart` needs only the state of the sender's
     links; `arrive` needs only the state of the receiver's links. Therefore ranks in different
-    processes can each have their own `FifoLinks` object. Only for emulated hosts with uplinks must
-    the array `busy` be in shared memory. `depart` and `arrive` return the same times as `send` if
+    processes can each have their own `FifoLinks` object. The array `busy` must be in shared memory
+    only for emulated hosts with uplinks. `depart` and `arrive` return the same times as `send` if
     they are called in the order in which the links serve messages.
 
     Args:
@@ -118,7 +118,7 @@ class FifoLinks(Links):
         return self._ways[key]
 
     def _serve(self, link: Integers, ready: Seconds, nbytes: Seconds, slowest: Seconds) -> Seconds:
-        """Reserve a link for each message; return start times, and update the times `slowest`."""
+        """Reserve a link per message, return start times, and raise `slowest` to the durations."""
         exists = link >= 0
         if not exists.all():
             start = ready.copy()

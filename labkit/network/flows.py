@@ -13,7 +13,7 @@ from labkit.schedules.round import Booleans, Integers
 FREE = -1  # turn number of a flow that never waits for other flows
 NO_NUMBERS: Integers = np.empty(0, np.int64)
 NO_TIMES: Seconds = np.empty(0)
-SAME_TIME = 1e-12  # relative rounding error; ends that differ less are equal
+SAME_TIME = 1e-12  # relative rounding error; flow ends that differ by less are equal
 
 
 class Segment(NamedTuple):
@@ -38,9 +38,8 @@ class Flows:
     """All active flows, as arrays, with max-min fair rates between two events (`max_min`).
 
     From its start to its end, a flow uses its rate on all links of its route at the same time.
-    A flow may have a turn: a number that orders the communication rounds of a rank. Some flows on a
-    rank's outgoing link have turns; of these, only flows with the lowest turn number transfer
-    bytes.
+    A flow may have a turn: a number that orders the communication rounds of a rank. Among the flows
+    with turns on a rank's outgoing link, only those with the lowest turn number transfer bytes.
 
     Args:
         bandwidth: The bandwidth of each link, in bytes/s.
@@ -93,7 +92,7 @@ class Flows:
 
     @property
     def next(self) -> float:
-        """The time at which the next flow ends, unless a flow starts before; infinite if none."""
+        """The time at which the next flow ends if no flow starts before; infinite without flows."""
         return self.now + float(self._remaining().min(initial=np.inf))
 
     def run(self, until: float) -> tuple[Integers, Seconds]:

@@ -67,7 +67,7 @@ class Links:
         self.numbers: Integers = np.zeros(self.nodes, np.int64)
 
     def way(self, source: Integers, destination: Integers) -> Route:
-        """Return each message's links; for the same arguments again, return the same object."""
+        """Return each message's links; repeated calls with equal arguments return one object."""
         if not (
             np.array_equal(self._ends[0], source) and np.array_equal(self._ends[1], destination)
         ):
@@ -170,7 +170,7 @@ class Uncontended(Links):
         return Transfers(start, stop + way.latency + self.jitters(source), hops)
 
     def _shared(self, way: Route, nbytes: Seconds, start: Seconds) -> Seconds:
-        """Return the end times of messages that share links, stored for repetitions of a round."""
+        """Return end times of messages that share links; reuse those of an equal previous round."""
         first = float(start.min())
         known, size, wait, duration = self._latest
         if not (

@@ -70,13 +70,13 @@ class Slowdown(Checked):
         return fields
 
     def resumes(self, start: float, stop: float) -> float:
-        """Return the end of a computation, given its start and its end if there were no pause."""
+        """Return the end of a computation, given its start and the end it has without a pause."""
         if self.pause is None or stop <= self.pause[0] or start >= self.pause[1]:
             return stop
         return stop + self.pause[1] - max(start, self.pause[0])
 
     def factor(self, number: float) -> float:
-        """Return the factor on a compute time, as the quantile of the distribution.
+        """Return the factor on a compute time: the quantile of `distribution` at `number`.
 
         Args:
             number: The probability of the quantile, a uniform random number in [0, 1).
@@ -113,8 +113,8 @@ class Network(Checked):
         host_latency, host_bandwidth: Latency in seconds and bandwidth in bytes/s between ranks of
             one host; default: `latency` and `bandwidth`.
         links: A directed graph instead of a switch: a mapping of (source, destination) to bytes/s.
-            In such a graph, a message takes the route with the fewest links. If several routes are
-            equally short, the message takes the one through the lowest rank numbers.
+            In a network with `links`, a message takes the route with the fewest links. If several
+            routes are equally short, the message takes the one through the lowest rank numbers.
         stragglers: Slow ranks: a mapping of rank to `Slowdown`, or to a factor on both compute and
             transfer times; default: none.
         sharing: How messages share a link: "fair", max-min fair as TCP approximately does, or
@@ -199,7 +199,7 @@ class Network(Checked):
 
     @classmethod
     def parse(cls, value: str | Network | None) -> Network | None:
-        """Return the network of a preset's name; return a `Network` or None unchanged."""
+        """Return the preset that `value` names; return a `Network` or None unchanged."""
         return cls.named(value) if isinstance(value, str) else value
 
     def schedule(self, name: str) -> Schedule:
@@ -248,7 +248,7 @@ class Network(Checked):
         return self.model_copy(update={"stragglers": slow})
 
     def compute_factor(self, rank: int, number: int) -> float:
-        """Return the slowdown factor of a rank's computation number `number`, a step or a pass."""
+        """Return the slowdown factor of a rank's computation `number` (a training step or pass)."""
         if rank not in self.stragglers:
             return 1.0
         return self.stragglers[rank].factor(float(uniform(self.seed, rank, number)[0]))

@@ -92,8 +92,9 @@ class FlowTable:
         """Use this shared memory, an array of shape (length,), to store the state of the flows."""
         self._head = memory[:HEAD]
         columns = memory[HEAD:].reshape(self._columns, MAX_FLOWS)
-        self._ends, self._latency = columns[:2]  # indexed by flow number modulo MAX_FLOWS
-        self._number, self._turn, self._remaining, self._rate = columns[2:6]  # of the active flows
+        self._ends, self._latency = columns[:2]  # both are indexed by flow number modulo MAX_FLOWS
+        # Columns with the values columns with the link numbers of the active flows' routes.
+        self._number, self._turn, self._remaining, self._rate = columns[2:6]
         self._way = columns[6:]  # of the active flows
 
     @property

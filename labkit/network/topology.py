@@ -50,7 +50,7 @@ def topology(network: Network, size: int, switches: int = 0) -> _Switch | _Graph
 
 
 class _Switch:
-    """A single switch: rank r sends on link r and receives on link size + r."""
+    """A single switch for n ranks: rank r sends on link r and receives on link n + r."""
 
     def __init__(self, network: Network, size: int, bandwidth: float) -> None:
         factors = [network.transfer_factor(rank) for rank in range(size)]
@@ -105,7 +105,7 @@ class _Adding:
     """A tree of switches that add up messages (`schedules.in_network`), with two links per node.
 
     The upward link from a node to its parent has the same number as the node. The downward links
-    from parents to nodes have the numbers after these, in the order of the nodes.
+    from parents to nodes have the next numbers, also in the order of the nodes.
     """
 
     hops = 1

@@ -1,10 +1,9 @@
 """The actions that a program yields; the runtime executes each one and sends back an answer.
 
-A program is a Python generator; each worker and each server has one. The same generators run in
-both runtimes.
-One runtime uses MPI ranks and the wall clock (`labkit.programs.mpi_runtime`); the other uses one
-process and a virtual clock (`labkit.programs.virtual_runtime`). A program never reads the time, so
-it behaves the same in both runtimes.
+Each worker and each server runs one program, which is a Python generator. The same generators run
+in both runtimes. One runtime uses MPI ranks and the wall clock (`labkit.programs.mpi_runtime`); the
+other uses one process and a virtual clock (`labkit.programs.virtual_runtime`). A program never
+reads the time, so it behaves the same in both runtimes.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Gradient:
         values: Gradient with respect to all weights, as one flat vector.
         rows: Number of samples in the batch. For an empty batch, `rows` is 0 and all `values` are
             0.
-        loss: Loss of the batch at the weights at which the gradient was requested.
+        loss: Loss of the batch, computed with the weights for which the gradient was requested.
         step: Number of batches for which the worker computed gradients before this one.
         last: Whether training ends after this gradient.
         before: In the answer to a backward pass: the gradients of the pass's inputs, one for each
@@ -54,7 +53,7 @@ class Place(NamedTuple):
     Attributes:
         worker: Number of the replica, which is also the number of its worker.
         member: Number of the stage or machine in the replica, counted from 0.
-        turn: Number of the pass among this member's passes over one batch, counted from 0.
+        turn: Index of the pass, counted from 0, among all passes of this member over one batch.
         share: Fraction of the replica's total computation that belongs to this pass.
     """
 
@@ -132,15 +131,15 @@ class Compute:
 
 @dataclass(frozen=True)
 class Curvature:
-    """Compute the curvature of the loss of a worker's first batch along blocks of weights.
+    """For a worker's first batch, compute the curvature of the loss along blocks of weights.
 
     The answer is a `Gradient` whose values contain one row per block, flattened. Each row is the
     product of the Hessian and a vector that is ±1 in one block and 0 elsewhere.
 
     Attributes:
         weights: Weights at which the curvature is computed, as a flat vector.
-        ends: Indices into the flat weights at which the blocks begin and end, one more than the
-            number of blocks.
+        ends: Boundaries of the blocks, as indices into the flat weights; n blocks have n + 1
+            boundaries.
     """
 
     weights: Vector
@@ -202,7 +201,7 @@ class Update:
 
     Attributes:
         gradient: Gradient of the weights that this program stores, as a flat vector.
-        of: Messages from which the gradients of this update came, for the event log.
+        of: Messages that delivered the gradients of this update, which the event log records.
         rate: Factor by which the optimizer's learning rate is multiplied in this update.
     """
 
@@ -220,7 +219,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Drop:
-    """Record that a server ignores a gradient because it is too late, or its batch is empty."""
+    """Record that a server ignores a gradient, which is too late or comes from an empty batch."""
 
     message: Message
 

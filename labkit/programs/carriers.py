@@ -14,16 +14,16 @@ from labkit.schedules.round import Integers
 
 @record()
 class Event(NamedTuple):
-    """A future event as data: the name of a runtime's method, and the arguments of its call."""
+    """A future event as data: the name and the arguments of a method that the runtime will call."""
 
     what: str
     given: tuple[Any, ...]
 
 
-# For each object that exists again after a restart: the object, with the names of the attributes
-# that a checkpoint restores.
+# Pairs of an object and the names of those of its attributes that a checkpoint saves and restores.
 StateAttributes: TypeAlias = Sequence[tuple[object, Sequence[str]]]
-# Adds an event at a time in s to the runtime's queue.
+# A function that adds an event to the runtime's queue; its arguments are the event's time in s and
+# the event.
 Schedule: TypeAlias = Callable[[float, Event], None]
 
 
@@ -42,7 +42,7 @@ class MessageCarrier(Protocol):
 
     @property
     def state_attributes(self) -> StateAttributes:
-        """The objects whose attributes change while messages are transferred, with these names."""
+        """The objects that change during message transfers, with the changing attributes' names."""
 
 
 def carrier(network: Network | None, places: int, schedule: Schedule) -> MessageCarrier:
@@ -95,7 +95,7 @@ class _Fair:
         self._handed: list[tuple[int, Integers, float]] = []
         self._under_way: dict[int, tuple[float, Event]] = {}
         self._drained: list[tuple[float, Event]] = []
-        self._number = 0  # number that the next message receives
+        self._number = 0  # number that will be assigned to the next message
 
     @property
     def state_attributes(self) -> StateAttributes:

@@ -9,7 +9,7 @@ from labkit.compression import Compressor, Decoder, Encoder
 from labkit.programs.actions import Vector
 from labkit.programs.roles import Roles
 
-TENSORS = 1_000  # number of seeds per receiving program; each tensor has its own
+TENSORS = 1_000  # seeds reserved per receiving program, one for each tensor
 
 
 @record(

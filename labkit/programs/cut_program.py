@@ -42,8 +42,8 @@ def passing(create: ProgramFactory, roles: Roles, number: int, mark: Any = None)
         grid      one    F ⇄ F ⇄ F B ⇄ B ⇄ B push    before each layer, members exchange the values
                   other  F ⇄ F ⇄ F B ⇄ B ⇄ B push    that others read; their gradients come back
 
-    Each replica member executes all other actions of the program alone, with its part of the
-    weights.
+    Except for these passes, each replica member executes all actions of the program alone, with its
+    part of the weights.
 
     Args:
         create: Function that creates a worker's program for the weights of one replica member, see
@@ -115,8 +115,8 @@ class _Member:
             (place._replace(turn=turn, share=each_pass.share), each_pass)
             for turn, each_pass in enumerate(roles.passes[place.member])
         ]
-        # `heard` contains the latest message from each sender, which the next message to this
-        # sender answers.
+        # `heard` stores the latest message from each sender; the next message to this sender is the
+        # answer to it.
         self.heard = latest_messages
 
     def gradient(self, weights: Vector) -> Generator[Action, Any, Gradient]:

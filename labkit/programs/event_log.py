@@ -30,7 +30,7 @@ class Backend(Protocol):
         """Return soft targets for a batch of a worker, predicted with given weights."""
 
     def curved(self, worker: int, weights: Vector, ends: Sequence[int]) -> Gradient:
-        """Compute the curvature of the loss of a worker's first batch along blocks of weights."""
+        """For a worker's first batch, compute the curvature of the loss along blocks of weights."""
 
     def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
         """Run a forward pass of a replica member (stage or machine) over the next batch."""
@@ -63,7 +63,7 @@ class Backend(Protocol):
 @record()
 @dataclass
 class Carried:
-    """A worker's traffic: messages that it sends, or receives from programs without history rows.
+    """A worker's traffic: all sent messages, and those received from programs without history rows.
 
     Attributes:
         nbytes: Total bytes of the payloads of all messages.
@@ -158,7 +158,7 @@ class EventLog:
             play.computed, play.until = play.computed + stop - start, stop
 
     def record_backward(self, member: int, gradient: Gradient, start: float, stop: float) -> None:
-        """Record a replica member's backward pass; the last one has the gradient of its weights."""
+        """Record a replica member's backward pass; only its last pass yields weight gradients."""
         if play := self._plays.get(member):
             play.gradient = _about(gradient)
             play.computed, play.until = play.computed + stop - start, stop
@@ -168,7 +168,8 @@ class EventLog:
         play = self._plays.pop(worker, None)
         if play is None:
             return
-        if traffic := self._ahead.pop(worker, None):  # traffic of a next step that never began
+        # Traffic that was counted for a next step, which never began.
+        if traffic := self._ahead.pop(worker, None):
             play.carried.add(traffic.nbytes, traffic.wire, traffic.messages)
         seconds = now - play.start
         rest = max(0.0, seconds - play.computed - play.coded)
@@ -192,7 +193,7 @@ class EventLog:
         )
 
     def record_failure(self, members: Sequence[int], now: float) -> None:
-        """Record that a replica and all its members failed; discard gradients not yet complete."""
+        """Record that a replica failed with all its members; discard incomplete gradients."""
         *others, worker = members
         for member in others:
             self._plays.pop(member, None)
@@ -225,7 +226,7 @@ class EventLog:
             play.coded += seconds
 
     def record_wait(self, worker: int, seconds: float) -> None:
-        """Record a delay of a worker by other workers; a step stores only its longest delay."""
+        """Record how long a worker waited for others; a step stores only its longest wait."""
         if play := self._plays.get(worker):
             play.held = max(play.held, seconds)
 

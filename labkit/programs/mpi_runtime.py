@@ -58,8 +58,8 @@ class MpiRuntime(Runtime):
     """A runtime that executes one rank's programs, and exchanges messages with others over MPI.
 
     A rank with one program computes in its main thread. If a rank has both a worker and a server,
-    the server can answer gradients while the worker computes. The worker of such a rank computes in
-    a second thread; only the main thread calls MPI.
+    the server can answer messages with gradients while the worker computes. The worker of such a
+    rank computes in a second thread; only the main thread calls MPI.
 
     Args:
         programs: Programs of this rank, by program number.
@@ -98,7 +98,7 @@ class MpiRuntime(Runtime):
         self._far: deque[tuple[int, Message]] = deque()
         self._wakes: dict[int, float] = {}  # for each program: time in s at which its `Wait` ends
 
-        # The computations, by program number, that have not ended in the second thread.
+        # Unfinished computations in the second thread, by program number.
         self._computes: dict[int, Future[Spent]] = {}
         self._clock, self._mailbox = communicator.clock, mailbox or communicator.mailbox(hosts)
         self._behind = 0.0  # clock time minus this runtime's time, in s
@@ -153,7 +153,7 @@ class MpiRuntime(Runtime):
         return self.still is None or self.still.all_ended()
 
     def _advance(self) -> bool:
-        """Receive messages and resume all programs that are ready; return whether any was."""
+        """Receive messages and resume all ready programs; return whether any program was ready."""
         self._receive_all()
         for number in [number for number, wakes in self._wakes.items() if wakes <= self._now()]:
             del self._wakes[number]
@@ -226,7 +226,7 @@ class MpiRuntime(Runtime):
         return backend_state
 
     def _offer_checkpoint(self, number: int) -> None:
-        """Offer a checkpoint of the state in which a program has not yet requested its action.
+        """Offer to save a checkpoint in which a program has not yet requested its current action.
 
         After a restart from this checkpoint, the program receives its previous answer again, and
         then requests the same action again.
@@ -238,7 +238,7 @@ class MpiRuntime(Runtime):
             answers.append(self._ready.pop(number))
 
     def _execute(self, number: int, action: Action) -> tuple[bool, Any]:
-        """Execute an action; if the rank has a second thread, computations run in this thread."""
+        """Execute an action; computations run in the rank's second thread, if it has one."""
         self._offer_checkpoint(number)
         match action:
             case Compute() | Forward() | Backward():
@@ -344,7 +344,7 @@ class MpiRuntime(Runtime):
             for edges, shape in zip(pairwise(ends), shapes, strict=True)
         ]
         means = self._means[action.fragment]
-        # Views, so that `values` is updated in place.
+        # The pieces are views, so that `values` is updated in place.
         pieces = [values[layer.start : layer.stop] for layer in layers]
         means.reduce(action.fragment, pieces, layers, action.algorithm, name)
 

@@ -47,7 +47,7 @@ class Quiescence:
         return int(self._board.counts()[:, _STEPS].sum())
 
     def count(self, steps: int = 0, allreduces: int = 0, sent: int = 0, got: int = 0) -> None:
-        """Add numbers of steps, started allreduces, sent messages and received messages."""
+        """Increase this rank's counts of steps, started allreduces, sent and received messages."""
         self.steps, self._met = self.steps + steps, self._met + allreduces
         self._sent, self._got = self._sent + sent, self._got + got
         self._board.count(self._met, self._sent, self._got, self.steps, self._over)

@@ -45,7 +45,7 @@ class ObjectReader:
         self._things.append(_KINDS[kind](self, data))
 
     def fill(self) -> None:
-        """Fill all containers and records that were created with their contents."""
+        """Fill all created containers and records with their contents."""
         for fill in (*self._fills, *self._hashes):
             fill()
 
@@ -157,8 +157,8 @@ def _refuse_slow(keys: Sequence[Any]) -> None:
                     f"a state has a key of type {kind.__name__}; allowed: numbers, strings, "
                     "tuples of these, and records that are compared by identity"
                 )
-    # Lookups are slow if many keys have the same hash, and such numbers and tuples are easy to
-    # construct.
+    # Lookups are slow if many keys have the same hash; such keys are easy to construct from numbers
+    # and tuples.
     largest_collision = max(Counter(map(hash, keys)).values(), default=0)
     if largest_collision > MOST_ALIKE:
         raise LabkitError(

@@ -96,7 +96,7 @@ class Replica:
     def gradient_of(
         self, worker: int, number: int, weights: Vector, batches: Batches, *soft: tf.Tensor
     ) -> Gradient:
-        """Compute a batch's gradient; `soft` is empty, or soft targets and their coefficient."""
+        """Compute a batch's gradient; `soft` may contain soft targets and their coefficient."""
         x, y, weight = batches(worker, number)
         rows = len(keras.tree.flatten(x)[0])
         if rows == 0:
@@ -108,7 +108,7 @@ class Replica:
     def curved(
         self, worker: int, weights: Vector, ends: Sequence[int], batches: Batches
     ) -> Gradient:
-        """Multiply the Hessian of the loss of a worker's first batch by a vector for each block.
+        """For each block of weights, multiply the Hessian of the first batch's loss by a vector.
 
         See `labkit.programs.actions.Curvature` for these vectors.
         """
@@ -133,13 +133,13 @@ class Replica:
         self._assign(self._first)
 
     def states(self, worker: int) -> list[np.ndarray]:
-        """Return the values that a worker has for the layers' non-trainable variables."""
+        """Return a worker's values of the layers' non-trainable variables."""
         if worker == self._whose:
             return [variable.numpy() for variable in self.model.non_trainable_variables]
         return self._states.get(worker, self._first)
 
     def put_states(self, worker: int, states: Sequence[np.ndarray]) -> None:
-        """Set the values that a worker has for the layers' non-trainable variables."""
+        """Set a worker's values of the layers' non-trainable variables."""
         self._states[worker] = list(states)
         if worker == self._whose:
             self._assign(states)
@@ -152,7 +152,8 @@ class Replica:
     def take(self, steps: dict[int, int], states: dict[int, list[np.ndarray]]) -> None:
         """Restore the numbers of batches and the layer states that `keep` returned."""
         for worker, count in steps.items():
-            for number in range(count):  # request used batches again to skip them
+            # Request the used batches again, so that the next one is new.
+            for number in range(count):
                 self._batches(worker, number)
         self._steps, self._states, self._whose = steps, states, None
 
@@ -201,7 +202,7 @@ class Replica:
         return self._flat(tape, slope, flat.dtype)
 
     def _flat(self, tape: tf.GradientTape, of: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        """Return the flat gradient of `of` with respect to all weights; 0 without influence."""
+        """Return the flat gradient of `of` for all weights; 0 for weights without influence."""
         gradients = tape.gradient(of, [variable.value for variable in self._variables])
         pieces = [
             tf.zeros([stop - start], dtype) if gradient is None else tf.reshape(gradient, [-1])
@@ -279,7 +280,7 @@ class Shard:
 
     @property
     def slots(self) -> list[keras.Variable]:
-        """The slots of the optimizer: its variables without learning rate and step counter."""
+        """The slots of the optimizer: all its variables except learning rate and step counter."""
         return _slots(self._optimizer)
 
     def keep(self) -> list[np.ndarray]:

@@ -257,7 +257,7 @@ class Runtime:
         return None
 
     def _may_receive(self, number: int, message: Message) -> bool:
-        """Return whether a program may receive a message now; then it must receive the message."""
+        """Return whether a program may receive a message now; if True, it must receive it."""
         return True
 
 

@@ -48,11 +48,11 @@ class _PendingBatch:
 class TiledReplica:
     """One machine's computation for all replicas on grids, with one pending batch per replica.
 
-    The first pass reads the inputs of the batch, which all machines have. In the first forward
-    pass, machine 0, which is the last member of the replica, sends shared kernels to the other
-    machines. In the corresponding backward pass, machine 0 adds up the gradients of these kernels.
-    Each later pass computes one layer, except for the final pass. In the final pass, machine 0
-    computes the loss.
+    The first pass reads the inputs of the batch, which are available on every machine. In the first
+    forward pass, machine 0, which is the last member of the replica, sends shared kernels to the
+    other machines. In the corresponding backward pass, machine 0 adds up the gradients of these
+    kernels. Each later pass computes one layer, except for the final pass. In the final pass,
+    machine 0 computes the loss.
 
     Args:
         machine: Machine of the grid, with its layers and the values that it exchanges with other
@@ -207,7 +207,7 @@ class _Layer:
         gradients = [
             weight_gradient.numpy().reshape(-1) for weight_gradient in self._stage.take_gradients()
         ]
-        # Empty if the input needs no gradient.
+        # `input_gradient` is empty if the input needs no gradient.
         input_gradient = gradient[:, :0] if dx is None else np.asarray(dx)
         return input_gradient, np.concatenate([np.empty(0, gradient.dtype), *gradients])
 

@@ -21,7 +21,7 @@ class TimingModel:
         measured: Seconds per gradient, measured in this process if `compute` has no fixed time.
         update: Seconds that a server needs for one update.
         later: Additional delays, in s, of messages with gradients, by (worker, step).
-        faults: Injected faults, of which those that slow or pause a worker change its compute
+        faults: Injected faults; those that slow down or pause a worker change the worker's compute
             times.
     """
 
@@ -43,7 +43,7 @@ class TimingModel:
         return calm and self.compute.even and not (self.later or self.faults)
 
     def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
-        """Return the end time of a worker's computation: a step, or its fraction `share`."""
+        """Return the end time of a worker's computation, the fraction `share` of a full step."""
         seconds = share * self.compute.of(worker, step, self.seed, self.measured)
         for fault in self.faults:
             if fault.rank == worker and fault.hits(step):

@@ -48,7 +48,7 @@ class VirtualTiming(Protocol):
     """The interface of a timing model, which returns times of events on the virtual clock."""
 
     def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
-        """Return the end time of a worker's computation: a step, or its fraction `share`."""
+        """Return the end time of a worker's computation, the fraction `share` of a full step."""
 
     def updated(self, server: int, start: float) -> float:
         """Return the end time of an update that a server starts at the time `start`."""
@@ -77,9 +77,9 @@ class VirtualRuntime(Runtime):
         seed: Seed of the compressors' random numbers.
         script: For each server, the order in which it must receive gradients, as (worker, step)
             pairs.
-        lost: Failure times in s, by the tuple of the program numbers of a replica's members.
-            Messages that were sent before a failure arrive before surviving programs learn of the
-            failure.
+        lost: Failure time in s of each replica that fails; the key is the tuple of its members'
+            program numbers. Messages that were sent before a failure arrive before surviving
+            programs learn of the failure.
         servers: Program numbers of the servers that are notified of failures.
         killed: For each worker that fails, the training step at whose start it fails.
         injectors: Fault injectors that drop or corrupt messages, by sending worker.
@@ -109,11 +109,11 @@ class VirtualRuntime(Runtime):
         self.now, self.times = 0.0, times
         self._script = {server: list(order)[::-1] for server, order in (script or {}).items()}
         self._heap: list[tuple[float, int, Event]] = []
-        self._order = 0  # number of the next event; ranks simultaneous events
+        self._order = 0  # number of the next event, which orders simultaneous events
         self._carrier = carrier(network, 1 + max(hosts), self._schedule)
         # Messages that are not yet delivered, in sending order, by (sender, receiver).
         self._lines: dict[tuple[int, int], deque[Message]] = {}
-        # Messages that arrived too early, before an earlier message from the same sender.
+        # Messages that arrived before another message that the same sender had sent earlier.
         self._there: set[Message] = set()
         self._allreduces = VirtualAllReduce(len(programs), network, shapes, seed)
         self._met: dict[int, AllReduceState] = {}  # for each worker: result of its allreduce
@@ -168,7 +168,7 @@ class VirtualRuntime(Runtime):
 
         Args:
             backend_state: State of the backend, to be stored together with that of the runtime. An
-                array that is in both states is stored only once.
+                array that is in both the runtime's and the backend's state is stored only once.
         """
         return self._save_state(backend_state)
 
@@ -222,8 +222,8 @@ class VirtualRuntime(Runtime):
                 self._answer(stop, number, predicted)
             case Curvature(weights, ends):
                 curved = self._backend.curved(number, weights, ends)
-                # A Hessian-vector product takes the time of two gradients: the gradient of the
-                # loss, and that of the product of this gradient and the vector.
+                # A Hessian-vector product takes the time of two gradients: that of the loss, then
+                # that of the product of the first gradient and the vector.
                 stop = self.times.computed(number, 0, self.now, 2.0 * (len(ends) - 1))
                 self._answer(stop, number, curved)
             case Update(gradient, of, rate):
@@ -304,7 +304,7 @@ class VirtualRuntime(Runtime):
             self._deliver(to, queue.popleft())
 
     def _may_receive(self, number: int, message: Message) -> bool:
-        """Return whether the script allows a message now; without values, it is always allowed."""
+        """Return whether the script allows a message now; it allows any message without values."""
         script = self._script.get(number)
         if not script or message.values is None:
             return True
@@ -323,7 +323,7 @@ class VirtualRuntime(Runtime):
                 self._join(worker)
 
     def _join(self, number: int) -> None:
-        """Let a worker wait for its allreduce's result; if it is known, schedule the answer."""
+        """Schedule an answer with the result of a worker's allreduce as soon as it is known."""
         meeting = self._met.pop(number, None)
         if meeting is None:
             self._joins.add(number)

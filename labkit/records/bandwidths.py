@@ -97,7 +97,7 @@ def winners(methods: Sequence[MethodCost], latency: float, over: tuple[float, fl
         edge, _, index = min(edges, default=(high, 0.0, 0))
         if edge >= high:
             return [*wins, Win(best, first, high)]
-        if edge > first:  # methods that tie at the lowest bandwidth need no range
+        if edge > first:  # a method that is fastest only at the lowest bandwidth gets no range
             wins.append(Win(best, first, edge))
             first = edge
         best = methods[index]
@@ -133,7 +133,7 @@ def winners_text(wins: Sequence[Win]) -> str:
 
 
 def _link_costs(run: Run, costs: StepCosts) -> tuple[float, float, float]:
-    """Return a run's seconds of work, successive messages, and busiest link's bytes, per step."""
+    """Return work in s, successive messages, and bytes on the busiest link, per step of a run."""
     size = int(run.metrics["workers"])
     exchange = run.metrics.get("exchange") or run.experiment.get("strategy") or {}
     name = exchange.get("algorithm")

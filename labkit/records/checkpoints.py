@@ -244,7 +244,7 @@ def newest_checkpoint(run: Path, same: Same) -> Resume | None:
 
 
 def remove_old(folder: Path, keep: int) -> None:
-    """Remove all but the `keep` newest complete checkpoints among the siblings of a folder."""
+    """In a folder's parent, remove all complete checkpoints except the `keep` newest."""
     for checkpoint in complete_checkpoints(folder.parent)[keep:]:
         (checkpoint / MANIFEST).unlink()  # first, so that a half-removed checkpoint is incomplete
         shutil.rmtree(checkpoint)

@@ -16,8 +16,8 @@ STOP_SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 _SIGNALLED = re.compile(r"process rank (\d+) .*?exited on\s+signal (\d+)", re.DOTALL)
 _EXITED = re.compile(r"@\d+,(\d+)\]\s+Exit code:\s+(\d+)")
 _OF_STEP = re.compile(r"srun: error: (\S+: tasks? \S+: .+)")
-# The message that mpiexec prints when it loses a host; it names its own daemon before the remote
-# daemon.
+# The message that mpiexec prints when it loses a host; mpiexec's own daemon is named before the
+# remote daemon.
 _LOST = re.compile(
     r"lost communication with a remote daemon.*?Remote daemon:.*? on node (\S+)", re.DOTALL
 )
@@ -45,7 +45,7 @@ class End(NamedTuple):
 
 
 class Terminated(KeyboardInterrupt):
-    """An exception for signals that ask this process to end; its cleanup is that of Ctrl-C."""
+    """An exception for signals that ask this process to end; cleanup is the same as for Ctrl-C."""
 
 
 def terminate(number: int, frame: FrameType | None) -> NoReturn:

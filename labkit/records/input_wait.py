@@ -83,13 +83,15 @@ def input_costs(trace: InputTrace) -> pandas.DataFrame:
     r"""Return step time, idle time and overhead over synthetic input, one row per input pipeline.
 
     Here \(t_r\) is the median step time of repeat \(r\), and \(s_r\) the median step time with
-    synthetic input in the same repeat. The I/O overhead is the median over the repeats r of \((t_r
-    - s_r)/s_r\); `overhead_low` and `overhead_high` are the minimum and the maximum over repeats.
-    Times in ms are first medians over the steps of each repeat, then medians over the repeats. The
-    column `idle_share` is the fraction of the step time for which the step waits for input.
+    synthetic input in the same repeat. The I/O overhead is the relative difference \(t_r/s_r-1\),
+    as the median over the repeats r.
+    The columns `overhead_low` and `overhead_high` are the minimum and the maximum of this
+    difference over the repeats. Times in ms are first medians over the steps of each repeat, then
+    medians over the repeats. The column `idle_share` is the fraction of the step time for which the
+    step waits for input.
 
-    Source: TensorFlow's "Benchmarks" (2017) measures a baseline with synthetic data and adds real
-    data. Murray et al. 2021, *tf.data: A machine learning data processing framework*
+    Source: TensorFlow's "Benchmarks" (2017) measures training first with synthetic data, then with
+    real data. Murray et al. 2021, *tf.data: A machine learning data processing framework*
     (arXiv:2101.12127), define the pipelines. Unlike both sources, labkit measures repeats as
     interleaved pairs, and input and training share the CPU cores.
     """

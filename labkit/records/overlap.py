@@ -16,7 +16,7 @@ from labkit.records.timed_steps import steady_steps, step_seconds, timeline_of
 if TYPE_CHECKING:
     import pandas
 
-MIN_HIDDEN_FRACTION = 0.01  # least fraction of communication time that must be hideable
+MIN_HIDDEN_FRACTION = 0.01  # a smaller hideable fraction of communication is only noise
 NO_SPEED: dict[str, float] = {"steps": 0, "buckets": 0} | dict.fromkeys(
     ("step_ms", "communication_ms", "exposed_ms", "hidden_ms", "ideal_ms", "reached"), math.nan
 )
@@ -34,7 +34,7 @@ class Overlap:
     step: int
     ready: list[float]  # for each bucket: time in s, on the host's clock, when it is ready
     seconds: list[float]  # for each bucket: duration of its communication in s
-    # (bucket, start, stop) of waits, on the rank that waits least.
+    # (bucket, start, stop) of each wait on the rank that waits least.
     waits: list[tuple[int, float, float]]
 
     @property
@@ -128,7 +128,8 @@ def overlaps(timeline: pandas.DataFrame) -> list[Overlap]:
 
     Exchanges are counted from the end, because the timeline of a long run contains only its last
     events. Step numbers cannot be used, because events of the communication thread are numbered by
-    the step in which they end. The step in which an event ends may be the next step.
+    the step in which they end. An event of this thread may end in the step after the one in which
+    it began.
 
     Args:
         timeline: Events of all ranks, each with rank, kind, step, bucket, start and stop (in

@@ -25,7 +25,7 @@ def is_asynchronous(history: pd.DataFrame) -> bool:
 
 
 def is_applied(history: pd.DataFrame) -> pd.Series[bool]:
-    """Return which gradients changed the weights; dropped gradients have no staleness."""
+    """Return whether each gradient changed the weights; dropped gradients have no staleness."""
     was_applied = history["staleness"].notna() if "staleness" in history else history["step"] < 0
     return was_applied if was_applied.any() else history["step"] >= 0
 

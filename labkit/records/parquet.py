@@ -17,10 +17,10 @@ MAX_BYTES = 2**29  # maximum bytes of an unpacked table
 TEXT_BATCH_ROWS, NUMBER_BATCH_ROWS = (
     2**8,
     2**14,
-)  # rows that are read at once: of text columns, of number columns
+)  # number of rows read at once: from text columns, number columns
 MAX_SCHEMA_BYTES = 2**20  # maximum bytes of a name, or of metadata, in a schema
 MAX_INTEGER = 2**53  # floats represent all integers up to this one
-MAX_SPARSITY = 20  # maximum of (seeds × steps) / rows
+MAX_SPARSITY = 20  # maximum ratio of seeds × steps to the rows of a table
 # No value may be missing in these columns, because they identify a row.
 INDEX_COLUMNS = {"seed", "rank", "step", "epoch", "bucket", "server", "worker", "update", "version"}
 # Other encodings are rejected, because a short file could expand to very long texts.
@@ -96,7 +96,7 @@ def _type_problem(column: pa.ChunkedArray, kind: str, is_place: bool) -> str | N
 
     types = pa.types
     is_whole = types.is_integer(column.type)
-    # For example, an optional text that is missing in all rows.
+    # An optional text that is missing in all rows has a column of type null.
     if types.is_null(column.type) and not is_place:
         return None
     if kind == "object":

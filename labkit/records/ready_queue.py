@@ -10,7 +10,7 @@ from typing import NamedTuple
 from labkit.common.errors import LabkitError
 from labkit.records.step_graph import Operation, StepGraph
 
-RESOLUTION = 1e-6  # clocks of two threads may differ by these seconds
+RESOLUTION = 1e-6  # clocks of two threads may differ by this many seconds
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class ReadyQueue:
 
     Attributes:
         served: One entry per operation, sorted by the time at which it became ready.
-        before: For each operation, the names of its dependencies; a name is repeated if the
-            operation uses several outputs of it.
+        before: For each operation, the names of its dependencies; a dependency's name is repeated
+            if the operation uses several outputs of this dependency.
     """
 
     served: tuple[QueuedOperation, ...]

@@ -79,8 +79,8 @@ class Run:
         `step_ms` is the time of a step in milliseconds, `samples_per_second` the throughput, and
         `equivalence` the verdict of the equivalence check.
         """
-        # Metrics are written only once, at the end of the run. Therefore they are cached as soon as
-        # the file exists.
+        # Metrics are written only once, at the end of the run. Therefore the metrics are cached as
+        # soon as their file exists.
         is_written = "_metrics" in self.__dict__ or (self.path / "metrics.json").exists()
         return self._metrics if is_written else {}
 
@@ -142,7 +142,7 @@ class Run:
         return self._table("layers")
 
     def _table(self, name: str) -> pandas.DataFrame:
-        """Return another table that the ranks wrote, or an empty one if it has no file."""
+        """Return the table `name` that the ranks wrote, or an empty table if it has no file."""
         path, kinds = self.path / f"{name}.parquet", TABLES[name]
         if name in renamed.TABLES and not path.exists():
             path = self.path / f"{renamed.TABLES[name]}.parquet"
@@ -154,9 +154,9 @@ class Run:
 
         Kinds: weights, gradients, optimizer, activations (between forward and backward), versions
         (old weights that a backward pass still needs).
-        `labkit.model_parallel.stages.memory_ledger.MemoryLedger` defines the counts. Predictions
-        are computed from tensor shapes and the pipeline schedule. The column `measured` is missing
-        for a run that did not measure its memory.
+        `labkit.model_parallel.stages.memory_ledger.MemoryLedger` defines how these bytes are
+        counted. Predictions are computed from tensor shapes and the pipeline schedule. The column
+        `measured` is missing for a run that did not measure its memory.
         """
         import pandas as pd
 

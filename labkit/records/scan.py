@@ -115,7 +115,7 @@ def find_runs(root: Path | str) -> list[RunRecords]:
 
 
 def read_run(folder: Folder) -> RunRecords | str:
-    """Return a run's records, or a text why the run cannot be used, for example a newer schema."""
+    """Return a run's records, or a text that says why it cannot be used, such as a newer schema."""
     path = folder.path
     if folder.name_problem:
         return folder.name_problem

@@ -131,7 +131,7 @@ def _number(value: float | None) -> float:
 
 
 def _rank_seconds(seconds: dict[str, np.ndarray], ranks: int) -> Sequence[float]:
-    """Return the compute seconds (F, B, W) per micro-batch of a rank, averaged over ranks.
+    """Return the compute seconds (F, B, W) of an average rank for one micro-batch.
 
     F is the time of the forward pass, B that of the backward pass, and W that of separate weight
     gradients. If a rank has several stages, their times are added.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 COMPUTES = ("forward", "backward", "backward_input", "backward_weight")
 ROWS = (*COMPUTES, "send", "receive")
 ITERATIONS = 3  # number of iterations in figures of delayed gradients
-SETTLING_ITERATIONS = 10  # iterations per module after which the delays are constant
+SETTLING_ITERATIONS = 10  # number of iterations per module until the delays are constant
 
 
 def is_staged(run: Run) -> bool:

@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow as pa
 
-# This environment variable contains the task of a Slurm job array that started the process. The
-# process of such an array task may run on another node, whose processes this machine cannot see.
+# This environment variable identifies the task of a Slurm job array to which the process belongs.
+# The process of such an array task may run on another node, whose processes this machine cannot
+# see.
 ELEMENT = "LABKIT_ELEMENT"
 _REASON = ".reason"  # file in a job's folder with the reason why it was interrupted
 STATES = ("queued", "running", "completed", "failed", "interrupted", "pruned")
@@ -134,7 +135,7 @@ def _record(path: Path | str) -> Record:
 
 
 def read_bytes(path: Path | str, last: int | None = None) -> bytes:
-    """Return the content of a file; if `last` is given, return only so many of its last bytes.
+    """Return the content of a file; if `last` is given, return only its last `last` bytes.
 
     Raises:
         OSError: If the file cannot be read.
@@ -265,7 +266,7 @@ def mark_queued(directory: Path, notebook: Path | str, parameters: Fields, **fie
 
 
 def recorded_path(path: Path | str) -> str:
-    """Return a path as records contain it: a relative path in full, or else only its last part."""
+    """Return a path in the form used in records: only its last part if the path is absolute."""
     path = Path(path)
     return path.name if path.is_absolute() else path.as_posix()
 
@@ -389,7 +390,7 @@ def complete(directory: Path) -> None:
 
 
 def fail(directory: Path, cause: str, rank: int | None = None) -> None:
-    """Record a failure, with the first failed rank; the cause loses local paths and names."""
+    """Record a failure with the first failed rank; remove local paths and names from the cause."""
     _write_status(directory, "failed", ended=now(), cause=scrub(cause), rank=rank)
 
 
@@ -468,7 +469,7 @@ def checked_status(status: Record, directory: Path | str) -> Record:
 
 
 def fallback_status(directory: Path, status: Record) -> Record | None:
-    """Return a final status that was written to the runtime folder instead, or None.
+    """Return a run's final status if it was written to the runtime folder; otherwise None.
 
     If the final status belongs to an earlier attempt in the same directory, it is ignored.
     """

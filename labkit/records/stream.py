@@ -100,7 +100,7 @@ class StreamWriter:
         return (self._folder / STOP).exists() or self._is_abandoned()
 
     def _is_abandoned(self) -> bool:
-        # Only on the submitter's host does the submitter's process number have a meaning.
+        # The submitter's process number has a meaning only on the submitter's host.
         here = self._submitter.get("host") == socket.gethostname()
         return here and not store.is_alive(self._submitter)
 

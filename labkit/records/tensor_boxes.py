@@ -157,7 +157,7 @@ class CheckpointState:
         return {rank: RankFile(file) for rank, file in self._files.items()}
 
     def tensor(self, name: str) -> list[TensorBox]:
-        """Return all parts of a tensor from all ranks; parts of common tensors come first."""
+        """Return all parts of a tensor from all ranks; parts that are local to a rank come last."""
         kinds = [(is_local, rank) for is_local in (False, True) for rank in self.ranks.values()]
         return [piece for is_local, rank in kinds for piece in rank.pieces(name, is_local)]
 

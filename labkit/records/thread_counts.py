@@ -1,4 +1,4 @@
-"""Step times by number of threads, and the numbers of threads from which steps are slower."""
+"""Step times by number of threads, and the thread counts from which on steps become slower."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Interval = tuple[float, float]
 
 
 def steady_steps(steps: Iterable[int]) -> list[int]:
-    """Return the numbers of all steps except the first 10, or the first half in a short run."""
+    """Return all step numbers except the first 10 (in a short run, except the first half)."""
     # In a run with fewer than 20 steps, only the first half is omitted, so that some steps remain.
     ordered = sorted(set(steps))
     return ordered[min(WARM_UP_STEPS, len(ordered) // 2) :]

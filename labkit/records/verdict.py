@@ -85,8 +85,8 @@ def judge(candidate: Sequence[float], baseline: Sequence[float]) -> Judgement:
     nan = math.nan
     if not candidate_values or not baseline_values:
         return Judgement(candidate_values, baseline_values, "none", nan, nan, nan, nan, nan)
-    # `statistics.mean` is exact, so the difference is exactly 0 if both have the same accuracies in
-    # another order, or another number of times.
+    # `statistics.mean` is exact, so the difference of equal accuracies is exactly 0, even if they
+    # have another order, or occur another number of times.
     difference = mean(candidate_values) - mean(baseline_values)
     # A single seed has no variance, so that no verdict is possible.
     if min(len(candidate_values), len(baseline_values)) < 2:

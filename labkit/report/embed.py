@@ -174,7 +174,7 @@ def scripts() -> list[str]:
 
 
 def tables() -> tuple[str, str]:
-    """Return the script of DataTables, which here signals when it is loaded, and its styles.
+    """Return the script of DataTables, which signals when it is loaded, and the style sheet.
 
     Script and styles come from the package itables, from its bundle for offline pages.
     """

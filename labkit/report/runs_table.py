@@ -111,7 +111,7 @@ class ReportTable:
 
     @property
     def shared_by(self) -> str:
-        """Text that names the rows with the equal values; jobs that failed early lack them."""
+        """Text that tells which rows have the shared values; jobs that failed early lack them."""
         failed_jobs = len(self.entries) - len(self._begun_runs)
         return (
             f"all but {plural(failed_jobs, 'job')} that failed before an experiment began"
@@ -217,7 +217,7 @@ def _names(parameter_rows: Sequence[dict[str, Value]], reserved: Sequence[str]) 
 
 
 def _fixed_values(entry: RunEntry) -> dict[str, Value]:
-    """Return the columns of every row: label, state, result of the equivalence check, seeds."""
+    """Return a row's values in the fixed columns: label, state, equivalence check, seeds."""
     words = {"label": entry.label, "state": _state(entry).text, "equivalence": _gate(entry).text}
     return words | {"seeds": int(entry.metrics.get("repeats") or 1)}
 

@@ -16,7 +16,7 @@ from labkit.common.html import card, table
 from labkit.schedules.formulas import AlphaBetaCost, Counts
 from labkit.schedules.round import Integers, Round, describe_messages
 
-SUM = -1  # a chunk ends as its sum over all ranks
+SUM = -1  # the final content of a chunk is its sum over all ranks
 ANY = -2  # unspecified: the collective makes no promise for this chunk
 SHOWN = 4  # number of ranks in the HTML display of a collective
 

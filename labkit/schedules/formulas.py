@@ -95,13 +95,13 @@ def uniform_counts(size: int, messages: int, chunks: int) -> Counts:
 
 
 def rooted_counts(size: int, root: int, chunks: int = 1) -> Counts:
-    """Return the counts if rank 0 sends `root` messages and other ranks one, of one chunk each."""
+    """Return counts: `root` one-chunk messages from rank 0, and one from each other rank."""
     sent = np.where(np.arange(size) == 0, root, 1)
     return Counts(sent, sent, chunks)
 
 
 def chunked_counts(size: int) -> Counts:
-    """Return the counts 2(p - 1) messages of n/p bytes per rank: an allreduce's least volume."""
+    """Return the counts of an allreduce with minimum volume: 2(p - 1) messages of n/p bytes."""
     return uniform_counts(size, 2 * (size - 1), size)
 
 

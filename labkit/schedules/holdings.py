@@ -55,7 +55,7 @@ class Holdings:
         return bool((self.held[-1, : self.held.shape[3]] == 1).all())
 
     def new(self, after: int) -> Integers:
-        """Return 1 where round `after` added a rank's value, else 0: (nodes, chunks, size)."""
+        """Return an array (nodes, chunks, size): 1 where round `after` added a rank's value."""
         before = self.held[max(after - 1, 0)]
         arrivals: Integers = (self.held[after] > before).astype(np.int64)
         return arrivals
@@ -69,7 +69,7 @@ def follow(schedule: Schedule, size: int) -> Holdings:
     rounds = list(schedule(size))
     chunks = count_chunks(rounds)
     nodes = size + count_switches(schedule, size)
-    start = np.tile(np.eye(nodes, size, dtype=np.int64), chunks)  # (nodes, chunks · size)
+    start = np.tile(np.eye(nodes, size, dtype=np.int64), chunks)  # shape (nodes, chunks · size)
     states = [start, *(values for _, values in execute(rounds, start))]
     return Holdings(rounds, np.stack(states).reshape(-1, nodes, chunks, size))
 

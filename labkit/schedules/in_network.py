@@ -46,9 +46,9 @@ def in_network(size: int, hosts: Hosts | None = None, chunks: int = 1) -> Iterat
 
     With hosts there are two levels: one switch per host and a root switch. With several chunks,
     ranks send later chunks up while the sums of earlier chunks come back. If the links of all
-    levels are equal, the transfer of all chunks takes (chunks + 2 levels - 1) nβ/chunks. Switches
-    add at link speed, so the addition time γ is not counted. No rank acts as a switch, so this
-    schedule is simulated and drawn but not executed.
+    levels are equal, the transfer of all chunks takes (chunks + 2 · levels - 1) · nβ/chunks.
+    Switches add at link speed, so the addition time γ is not counted. No rank acts as a switch, so
+    this schedule is simulated and drawn but not executed.
 
     Args:
         size: Number of ranks, at least 1.

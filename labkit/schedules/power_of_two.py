@@ -11,13 +11,13 @@ from labkit.schedules.round import Round, Schedule, count_chunks
 
 
 def folded(size: int, schedule: Schedule) -> Iterator[Round]:
-    """Run a schedule for 2ᵐ ranks on p ranks: surplus ranks first add their buffer to another's.
+    """Run a schedule for 2ᵐ ranks on p ranks: each surplus rank adds its buffer to another rank's.
 
         p = 6, 2ᵐ = 4        0 ◄ 1   2 ◄ 3   4   5      fold in: the odd neighbour's buffer
                              0 ····· 2 ····· 4 · 5      the schedule, for four
                              0 ► 1   2 ► 3              fold out: the result
 
-    Compared with 2ᵐ ranks, folding takes the additional time 2(α + nβ) + nγ. It also adds two
+    Compared with 2ᵐ ranks, folding takes the additional time 2(α + nβ) + nγ. Folding also adds two
     messages of n bytes for each of the p - 2ᵐ folded ranks.
 
     Source: Thakur, Rabenseifner and Gropp 2005, *Optimization of collective communication

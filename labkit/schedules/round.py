@@ -35,8 +35,8 @@ class Round:
 
     Args:
         source, destination: Sending and receiving rank of each message.
-        chunk, span, reduce: First chunk, number of chunks, and whether the receiver adds. Each is a
-            column of the same length, or one value for all rows.
+        chunk, span, reduce: First chunk, number of chunks, and whether the receiver adds. Each of
+            these fields is a column of the same length, or one value for all rows.
     """
 
     source: Integers

@@ -18,7 +18,8 @@ from labkit.schedules.round import Round, run_concurrently
 
 Links: TypeAlias = Mapping[tuple[int, int], float]
 Edge: TypeAlias = tuple[int, int]  # (parent, child)
-Tree: TypeAlias = tuple[tuple[Edge, ...], ...]  # the edges of each level, from the root downwards
+# A tree: the edges of each level, from the root downwards.
+Tree: TypeAlias = tuple[tuple[Edge, ...], ...]
 
 
 # The cost formulas hold for equal links, where the packed trees are p stars (one per rank).
@@ -102,7 +103,8 @@ def pack(size: int, links: Links, shares: int | None = None) -> dict[Tree, int]:
         root = min(_centres(size, edges), key=lambda rank: roots[rank])
         roots[root] += 1
         weights[_levels(size, edges, root)] += 1
-    # Weights are numbers of chunks, so smaller weights divide the buffer into fewer chunks.
+    # A tree's weight is its number of chunks, so division by the greatest common divisor gives
+    # fewer and larger chunks.
     common = math.gcd(*weights.values())
     return {tree: weight // common for tree, weight in weights.items()}
 

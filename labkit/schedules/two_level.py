@@ -32,7 +32,7 @@ def _counts(by: Collective[[int]], size: int, hosts: Hosts | None = None) -> Cou
 
 
 def _cost(by: Collective[[int]], size: int) -> AlphaBetaCost:
-    """Return the cost of two rounds in the larger of two hosts, and of one part between hosts."""
+    """Return the cost on two hosts: two rounds in the larger host, one exchange between hosts."""
     larger, parts = -(-size // 2), max(size // 2, 1)
     between, inside = by.cost(min(size, 2)), (larger - 1) / parts
     parts_between = AlphaBetaCost(between.alpha, between.beta / parts, between.gamma / parts)
@@ -51,7 +51,7 @@ def _butterfly_paths(size: int) -> tuple[AlphaBetaCost, ...]:
 
 
 def _between(by: Collective[[int]], size: int, hosts: Hosts | None = None) -> Iterator[Round]:
-    """For each part, run a schedule between hosts, all at once; `two_level` defines the parts."""
+    """Run one schedule per part between hosts, all at once; `two_level` defines the parts."""
     groups = host_groups(size, hosts)
     parts = min(map(len, groups))
     peers = np.array([group[:parts] for group in groups]).T  # (parts, hosts)
@@ -109,7 +109,7 @@ def two_level_butterfly(size: int, hosts: Hosts | None = None) -> Iterator[Round
         hosts: Ranks of each host, or number of ranks per host; invalid hosts raise an error as in
             `hierarchical`.
 
-    Source: as `two_level`, with a butterfly instead of the ring.
+    Source: the paper that `two_level` names, but with a butterfly instead of the ring.
     """
     return _rounds(butterfly, size, hosts)
 

@@ -58,7 +58,7 @@ class Fit:
 
 
 def calibrate(measurements: Sequence[Measurement]) -> Fit:
-    """Fit α, β, γ in a·α + b·nβ + c·nγ (`modelled`) by non-negative relative least squares.
+    """Fit α, β, γ to costs a·α + b·nβ + c·nγ of n bytes by non-negative relative least squares.
 
     The fit minimizes Σ (predicted / measured - 1)². If all measurements have the same ratio b : c
     (one algorithm and one size), the fit cannot separate the times of sending and of addition. The
@@ -76,7 +76,8 @@ def calibrate(measurements: Sequence[Measurement]) -> Fit:
             f"these {len(measurements)} measurements allow no fit; give at least two, with times "
             f"above 0, on two ranks or more"
         )
-    paths = [_path_rows(measurement) for measurement in measurements]  # each of shape (paths, 3)
+    # An array of shape (paths, 3) for each measurement.
+    paths = [_path_rows(measurement) for measurement in measurements]
     critical = [0] * len(paths)
     parameters = _nonnegative_fit(_rows(paths, critical))
     # The predicted time of an allreduce is that of its slowest path. Which path is slowest depends
@@ -93,7 +94,7 @@ def calibrate(measurements: Sequence[Measurement]) -> Fit:
 
 
 def _path_rows(measurement: Measurement) -> Seconds:
-    """Return rows (a, b·n, c·n) / measured seconds; ideally, each row times (α, β, γ) is 1."""
+    """Return a row (a, b·n, c·n) / measured s for each path; ideally, row @ (α, β, γ) is 1."""
     costs = modelled(measurement.algorithm, measurement.size)
     rows = [
         (cost.alpha, cost.beta * measurement.nbytes, cost.gamma * measurement.nbytes)
@@ -107,7 +108,7 @@ def _rows(paths: list[Seconds], critical: list[int]) -> Seconds:
 
 
 def _nonnegative_fit(rows: Seconds) -> Seconds:
-    """Return the x ≥ 0 for which rows @ x is closest to 1, from the fits of all column subsets.
+    """Return the x ≥ 0 with rows @ x closest to 1; each column subset is fitted, the best is kept.
 
     Only subsets of independent columns are tried; of equally good subsets, the smaller and earlier
     one is chosen. No subset has the column of γ without that of β, because every byte that is added

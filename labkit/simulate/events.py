@@ -14,7 +14,7 @@ from labkit.schedules.round import Integers, Round
 from labkit.simulate.lockstep import TrafficCounter, begin
 from labkit.simulate.trace import RoundTrace
 
-ROW = 32  # low bits of a flow's number are its row; high bits are its round
+ROW = 32  # number of a flow: message row in the low 32 bits, then round
 
 
 class _ActiveRound:
@@ -66,7 +66,7 @@ class Events:
         self.tally = TrafficCounter(self.links.nodes, len(self.links.names))
         self._flows = Flows(self.links.bandwidth, self.links.hops, log=trace)
         self._place: Integers = np.zeros(self.links.nodes, np.int64)  # round of each rank
-        self._wake = self.clock.copy()  # when each rank's round starts, in s; inf: it has begun
+        self._wake = self.clock.copy()  # start time of each rank's round in s; inf: it has begun
         self._open: dict[int, _ActiveRound] = {}
         self._trace, self._traced = trace, list[_ActiveRound]()
 

@@ -44,7 +44,7 @@ def costs(
     nbytes: tuple[float, float],
     gamma: float = 0.0,
 ) -> list[Costs]:
-    """Simulate all algorithms on all networks, at two buffer sizes for each factor of two."""
+    """Simulate all algorithms on all networks, at buffer sizes that grow by about √2 each."""
     if size < 2 or not 0 < nbytes[0] < nbytes[1] or not algorithms or not networks:
         raise InvalidInput(
             f"size={size}, nbytes={tuple(nbytes)}, {len(algorithms)} algorithms, {len(networks)} "
@@ -77,7 +77,7 @@ def _costs(
 def _size_ranges(
     algorithms: Sequence[str], grid: list[float], seconds: Seconds, times: Times
 ) -> list[SizeRange]:
-    """Return ranges of buffer sizes, each with the algorithms that are fastest all over it."""
+    """Return ranges of buffer sizes, each with the algorithms that are fastest throughout."""
     first, best = grid[0], _fastest(seconds[:, 0])
     ranges = []
     for place in range(1, len(grid)):
@@ -97,7 +97,7 @@ def _fastest(seconds: Seconds) -> list[int]:
 
 
 def _crossing(times: Times, low_index: int, high_index: int, low: float, high: float) -> float:
-    """Return the size above which `high_index` is faster than `low_index`, by bisection of logs."""
+    """Return by bisection on a log scale the size from which `high_index` beats `low_index`."""
     for _ in range(30):
         middle = math.sqrt(low * high)
         seconds = times(middle)

@@ -30,7 +30,7 @@ class TrafficCounter:
     def add(
         self, source: Integers, nbytes: Seconds, way: Sequence[Integers], times: int = 1
     ) -> None:
-        """Count `times` equal rounds of messages; `way` lists links hop by hop (-1: no link)."""
+        """Count messages of `times` rounds, `nbytes` in all; `way`: links by hop (-1: no link)."""
         np.add.at(self.messages, source, times)
         np.add.at(self.sent, source, nbytes)
         for link in way:

@@ -20,8 +20,8 @@ class PipelineSimulation:
     """The start and end times of all computations and messages of a pipeline schedule on a network.
 
     A row of `table` that is a computation lasts from start to stop. A `send` lasts from its first
-    byte until its delivery; the sender goes on meanwhile. A `receive` lasts as long as the receiver
-    waits.
+    byte until its delivery; the sender goes on meanwhile. A `receive` row lasts as long as the
+    receiver waits for the message.
 
     Args:
         table: The schedule.
@@ -48,7 +48,7 @@ class PipelineSimulation:
 
     @property
     def bubble(self) -> float:
-        """Longest idle time of a rank between the rank's first row and its last, in s."""
+        """Longest idle time of a rank between its first and its last computation, in s."""
         computes, rank = self.table.computes, self.table.rank
         spans = [
             float(self.stop[mask].max(initial=0.0) - self.start[mask].min(initial=np.inf))
@@ -94,7 +94,8 @@ def simulate_pipeline(
     Args:
         table: The schedule.
         forward, backward_input, backward_weight: Time in s per micro-batch, as one value or with
-            shape (stages,). The compute factor of the stage's rank multiplies it.
+            shape (stages,). Each time is multiplied by the compute factor of the rank that has the
+            stage.
         network: Name of a network, or a `Network`; None: messages take no time.
         nbytes: Size in bytes of the activation of a micro-batch between two stages, as one value or
             with shape (stages,). The gradient has the same size.
@@ -143,7 +144,8 @@ class _Simulator:
         self.rows = table.rows()
         self.programs = [np.flatnonzero(table.rank == r).tolist() for r in range(table.ranks)]
         self.places = [0] * table.ranks
-        # The random slowdown of a rank depends on how many computations it has done so far.
+        # The random slowdown of a rank depends on the number of computations that the rank has done
+        # so far.
         self.numbers = [0] * table.ranks
         self.delivered: dict[tuple[int, int, int], float] = {}
         self.waiting: dict[tuple[int, int, int], tuple[int, float]] = {}

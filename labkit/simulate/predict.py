@@ -65,8 +65,8 @@ def measurements(rows: Rows) -> list[Measurement]:
 def prediction_table(rows: Rows, network: Network, gamma: float) -> pandas.DataFrame:
     """Return a table with a row per measurement: measured and predicted time (ms), and the error.
 
-    The error is predicted / measured - 1. If labkit has no schedule of an algorithm, its rows have
-    no prediction. Rows of runs with wrong results have no times.
+    The error is predicted / measured - 1. If labkit has no schedule of an algorithm, the rows of
+    this algorithm have no prediction. Rows of runs with wrong results have no times.
     """
     import pandas as pd
 

@@ -82,7 +82,7 @@ def simulate(
     compute: ArrayLike = 0.0,
     trace: bool = False,
 ) -> Simulation:
-    """Simulate a schedule: a rank starts a round once it has received all of its previous round.
+    """Simulate a schedule: a rank starts a round once it has all messages of its previous round.
 
     A rank sends its messages when it starts the round. The rank ends the round once it has received
     and added its last message. The link of a rank carries the messages of its rounds one round
@@ -96,8 +96,8 @@ def simulate(
         nbytes: Size of each rank's buffer in bytes.
         network: Name of a network, or a `Network`.
         gamma: Time in s to add one byte.
-        compute: Time in s before each rank starts, as one value or with shape (size,). The rank's
-            compute factor multiplies it.
+        compute: Time in s before each rank starts, as one value or with shape (size,). Each time is
+            multiplied by the compute factor of the rank.
         trace: Whether to record every message.
 
     Raises:

@@ -79,7 +79,7 @@ class Trace:
 def _stretches(
     segments: Iterable[Segment], bandwidth: Seconds
 ) -> list[tuple[Integers, Seconds, Seconds, Seconds]]:
-    """Return segments by link; consecutive segments of a flow with the same rate are merged."""
+    """Return flow segments by link; consecutive segments of a flow at equal rates are merged."""
     parts = list(segments)
     if not parts:
         return []

@@ -85,12 +85,12 @@ class AllReduce(Strategy):
         return experiment.clock == "wall" and not SCHEDULES[self.schedule].into_next
 
     def cell(self, workers: int) -> Cell:
-        """Return the strategy's cell in the taxonomy; its `scheduling` is the field `schedule`."""
+        """Return the taxonomy cell, whose scheduling is the value of the field `schedule`."""
         return super().cell(workers)._replace(scheduling=self.schedule)
 
     @property
     def fault_tolerant(self) -> bool:
-        """Whether training continues after ranks fail; not if exchanges overlap the next step."""
+        """Whether training survives a rank failure; False if exchanges overlap the next step."""
         return not SCHEDULES[self.schedule].into_next
 
     @property
@@ -99,7 +99,7 @@ class AllReduce(Strategy):
         return self.compression_stats_every
 
     def rows(self, batch_size: int, workers: int) -> int:
-        """Return the number of batch rows of the rank with the largest share."""
+        """Return the number of batch rows of the rank that has the most rows."""
         return -(-batch_size // workers)
 
     @field_validator("algorithm")
@@ -118,7 +118,7 @@ class AllReduce(Strategy):
         if experiment.clock == "virtual":
             self._check_virtual(experiment)
         schedule = SCHEDULES[self.schedule]
-        if schedule.into_next:  # each layer is updated separately
+        if schedule.into_next:  # with this schedule, each layer is updated separately
             refuse_fit_options(experiment.optimizer_options)
         if (
             self.compressor is not None
@@ -199,7 +199,7 @@ class AllReduce(Strategy):
         return self.algorithm if self.algorithm in ALLREDUCE else "ring"
 
     def forecast(self, query: Query) -> StepForecast:
-        """Forecast a step from the slowest rank's compute time and the exchange of buckets."""
+        """Forecast a training step from the slowest rank's compute time and bucket exchanges."""
         from labkit.forecast.gradient_exchange import Exchanged
 
         plan = self.algorithm, self.schedule, self.bucket_bytes, self.compressor

@@ -62,7 +62,7 @@ class AsynchronousDiLoCo(Replicas):
     outer_momentum: NonNegativeFloat = Field(0.9, lt=1.0)
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell; it is not periodic for H = 1, as each step is exchanged."""
+        """Return the taxonomy cell; it is not periodic for H = 1, where each step is exchanged."""
         cell = super().cell(workers)
         return cell._replace(synchronization="asynchronous") if self.period == 1 else cell
 

@@ -68,7 +68,7 @@ def program(roles: Roles, number: int, on_ring: bool, mark: Any = None) -> Progr
 
 
 def _active(roles: Roles, number: int, partners: Sequence[int], mark: Any) -> Program:
-    """Run an active worker: send weights to a random server, compute, average with its reply."""
+    """Run an active worker: send weights to a random server, compute, average with the reply."""
     counter, half, ends = _counter(roles), roles.weights.dtype.type(0.5), False
     weights, epochs, step, wants = mark or (roles.weights, 0, 0, False)
     while not ends:
@@ -135,7 +135,7 @@ def _count(roles: Roles, number: int, mark: Any) -> Program:
         wants, requests = wants or request.ends, requests + 1
         ends = wants or granted >= total
         granted, workers = granted + (not ends), workers - ends
-        # The step that a worker requested most recently is not yet complete. The last reply to a
+        # The most recently requested step of each worker is not yet complete. The last reply to a
         # worker reports that all epochs are complete.
         epochs = (requests - roles.workers) // epoch if not ends or wants else roles.epochs
         yield Send(

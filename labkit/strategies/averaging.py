@@ -235,7 +235,7 @@ class ParameterAveraging(SynchronousReplicas):
 @record()
 @dataclass
 class _UnderWay:
-    """An allreduce in progress: its fragment, the weights and row count sent, and its due step."""
+    """An averaging in progress: the fragment, the sent weights and row count, and its due step."""
 
     fragment: int
     sent: Vector

@@ -31,7 +31,7 @@ from labkit.strategies.replicas import SynchronousReplicas
 from labkit.strategies.strategy import ExperimentSpec
 from labkit.strategies.taxonomy import Cell
 
-_MAX_PAIRS = 50_000_000  # most numbers (float64, 400 MB in all) from which couplings follow
+_MAX_PAIRS = 50_000_000  # largest number of float64 values for couplings (400 MB)
 
 
 class BlockCoordinateDescent(SynchronousReplicas):
@@ -45,8 +45,8 @@ class BlockCoordinateDescent(SynchronousReplicas):
     S_t(v) = \mathrm{sign}(v) \max(|v| - t, 0).\]
 
     With the following three conditions, a round is exact coordinate descent of the lasso on |B|
-    coordinates. Batches have all rows, blocks are single weights, and columns have unit variance.
-    The learning rate must then be 0.5 if the loss is the mean squared error.
+    coordinates. Each batch contains all rows, each block is a single weight, and all columns have
+    unit variance. The learning rate must then be 0.5 if the loss is the mean squared error.
 
     Args:
         selection: How each round selects blocks. "priority": mostly the blocks that changed most in
@@ -105,7 +105,7 @@ class BlockCoordinateDescent(SynchronousReplicas):
         return [0]
 
     def recurs(self, experiment: ExperimentSpec) -> bool:
-        """Return whether communication repeats: each round selects one block, in turn."""
+        """Return whether communication repeats: with "round_robin" and one block per round."""
         return self.selection == "round_robin" and self.blocks_per_round == 1
 
     def forecast(self, query: Query) -> StepForecast:

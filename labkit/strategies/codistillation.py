@@ -32,7 +32,7 @@ class Codistillation(Replicas):
     r"""Each worker trains its own model; its loss includes earlier predictions of other workers.
 
     Let \(p_j\) be the probabilities that worker j predicts for the batch of worker i; worker i
-    minimizes Worker i minimizes
+    minimizes the following sum:
 
     \[\mathrm{loss}(y, p_i) + \psi\, \mathrm{loss}\Bigl(\tfrac1{n-1}
     \sum_{j \ne i} \bar p_j,\; p_i\Bigr),\]
@@ -45,11 +45,11 @@ class Codistillation(Replicas):
         period: The number H of steps in a period.
         distillation_weight: The weight ψ of the distillation term; 0: the workers train
             independently.
-        exchange: "predictions": each worker predicts the next batches of all other workers and
-            sends them these predictions. This works because the rows of all batches are known in
-            advance. "weights": each worker sends its weights, and the receivers compute the
-            predictions for their own batches. Both exchanges give the same result. They differ in
-            what is sent: class probabilities for the batches, or weights.
+        exchange: What workers send. "predictions": each worker predicts the next batches of all
+            other workers and sends them these predictions. This works because the rows of all
+            batches are known in advance. "weights": each worker sends its weights, and the
+            receivers compute the predictions for their own batches. Both exchanges give the same
+            result. They differ in what is sent: class probabilities for the batches, or weights.
 
     In the first 2H steps, the loss has no distillation term. The model of worker 0 is evaluated and
     is the result of training. When a worker predicts, it uses the moving statistics of its own
@@ -83,7 +83,7 @@ class Codistillation(Replicas):
         return [0]
 
     def cycle(self, experiment: ExperimentSpec) -> int:
-        """Return the steps of two periods, as messages of a period are used in the next one."""
+        """Return the step count of two periods: a period uses the messages of the one before."""
         return 2 * self.period
 
     def crowd(self, workers: int) -> Crowd | None:
@@ -131,7 +131,7 @@ class Codistillation(Replicas):
     def _send(
         self, peers: Sequence[int], message: Message, next_steps: Sequence[int]
     ) -> Generator[Action, Any, None]:
-        """Send the weights, or their predictions for each step of the next period."""
+        """Send the model's weights, or its predictions for each step of the next period."""
         assert message.values is not None  # for the type checker
         for peer in peers:
             for step in next_steps[:1] if self.exchange == "weights" else next_steps:

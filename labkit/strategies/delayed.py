@@ -19,7 +19,7 @@ class DelayedGradients(Staged):
 
     In iteration t, module k of K receives the error gradient from module k + 1, which computed it
     in iteration t - 1 for the batch of iteration \(j = t - K + k\). Module k then updates its
-    weights by
+    weights by the following rule:
 
     \(w_k^{t+1} = w_k^t - \gamma \nabla_k f_j(w^j)\),
 
@@ -34,10 +34,10 @@ class DelayedGradients(Staged):
             None: as many modules as the number of workers allows. The number of workers is a
                 multiple of modules × tensor_parallel_size.
         tensor_parallel_size: The number of ranks that share each module, as in `Pipeline`.
-        partition: How the layers are divided into modules. "parameters": so that the largest module
-            has as few parameters as possible. "time": so that the slowest module takes as little
-            time as possible; rank 0 measures the time of each undivided block. A tuple: the number
-            of blocks of each module.
+        partition: How the layers are divided into modules. "parameters": the largest module has as
+            few parameters as possible. "time": the slowest module takes as little time as possible;
+            rank 0 measures the time of each undivided block. A tuple: the number of blocks of each
+            module.
 
     Memory use, and the weights that callbacks see, are the same as for `Pipeline`, which describes
     them.

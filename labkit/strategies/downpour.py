@@ -65,7 +65,7 @@ class Downpour(Servers):
 
     @property
     def replays(self) -> bool:
-        """Whether replicas take all gradients at the servers' weights, after no local steps."""
+        """Whether replicas take no local steps: all gradients are at the servers' weights."""
         return self.fetch_every == self.push_every == 1
 
     def cell(self, workers: int) -> Cell:

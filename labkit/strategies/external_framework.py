@@ -95,7 +95,7 @@ class ExternalFramework(Strategy):
         return -(-batch_size // workers)
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput if the framework is missing or if frameworks differ in an option."""
+        """Raise InvalidInput for a missing framework or an option that differs by framework."""
         self._environment()
         refuse_external("ExternalFramework", experiment)
         if experiment.precision not in PRECISIONS:

@@ -112,8 +112,8 @@ def open_link(session: Session, stack: ExitStack) -> dict[str, Sequence[str]]:
         stack: The exit stack that removes the link when it closes.
 
     Returns:
-        For the IP address of each end of the link, the command prefix of processes at this end;
-        empty without a network.
+        A mapping from the IP address of each end of the link to the command prefix of processes
+        there; empty without a network.
     """
     network, communicator = Network.parse(session.experiment.network), session.communicator
     if network is None:
@@ -133,7 +133,7 @@ def open_private_network(
     Args:
         session: The training session of this rank.
         stack: The exit stack that removes the namespace when it closes.
-        label: The component that listens, and its framework, for the error message.
+        label: Names of the listening component and of its framework, which the error message shows.
         trusted: Whether the processes may listen on the network interfaces of this machine.
 
     Returns:
@@ -175,8 +175,8 @@ def train_external(
 
     Args:
         session: The training session of this rank.
-        child: The external process of this rank. It answers "step", and it answers "weights" with
-            the model's weights.
+        child: The external process of this rank. It answers the request "step", and it answers the
+            request "weights" with the model's weights.
         other_counters: Function that returns the process ids of other processes of this rank, by
             task name.
         restart: Function that restarts processes that have ended; it is called repeatedly.

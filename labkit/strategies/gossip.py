@@ -170,8 +170,8 @@ class Gossip(Replicas):
         if workers == 1:
             return 1.0
         if self.topology == "random_pairs":
-            # PᵀP = P holds for pairs. Two given workers form a pair with probability 1/(n-1), or
-            # 1/n if n is odd.
+            # For pairs, the mixing matrix satisfies PᵀP = P. Two given workers form a pair with
+            # probability 1/(n-1), or 1/n if n is odd.
             return float(1 - math.sqrt((1 - (workers % 2 == 0) / (workers - 1)) / 2))
         if self.topology == "exponential":
             matrices = [self.mixing(workers, step) for step in range(math.ceil(math.log2(workers)))]
@@ -185,7 +185,7 @@ class Gossip(Replicas):
         return math.ceil(math.log2(experiment.workers)) if turns else 1
 
     def recurs(self, experiment: ExperimentSpec) -> bool:
-        """Return whether communication repeats, without random pairs or the end of an epoch."""
+        """Return whether communication repeats; random pairs and short epochs prevent this."""
         steps, ahead = experiment.epoch_steps, 2 * self.cycle(experiment) + experiment.workers
         even = steps in (None, 1) or steps > WARM + STEPS + ahead
         return self.topology != "random_pairs" and even and super().recurs(experiment)

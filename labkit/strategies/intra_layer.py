@@ -48,8 +48,8 @@ class IntraLayer(Strategy):
     """Each rank of a replica holds a part of every layer; the replicas divide each batch."""
 
     resumable: ClassVar[bool] = True
-    part_name: ClassVar[str]  # in messages, the noun for a rank's part: "slice"
-    whole_name: ClassVar[str]  # in messages, the noun for what is divided: "model"
+    part_name: ClassVar[str]  # noun for a rank's part in error messages, such as "slice"
+    whole_name: ClassVar[str]  # noun for what is divided in error messages, such as "model"
 
     @property
     def exact(self) -> bool:
@@ -81,11 +81,11 @@ class IntraLayer(Strategy):
         raise NotImplementedError(f"{type(self).__name__} must define objective")
 
     def rows(self, batch_size: int, workers: int) -> int:
-        """Return the row count of a replica's share of a batch, which all its ranks read."""
+        """Return the number of batch rows of a replica; all its ranks read the same rows."""
         return -(-batch_size // (workers // self.ranks(workers)))
 
     def bytes_per_row(self, share: Any) -> int | None:
-        """Return the predicted activation bytes per row; None: the sum over all layers applies."""
+        """Return the predicted activation bytes per row; None: use the sum over all layers."""
         return None
 
     def resolved(self, communicator: Communicator) -> str:
@@ -93,7 +93,7 @@ class IntraLayer(Strategy):
         return "mpi" if communicator.network is None else "ring"
 
     def readers(self, communicator: Communicator) -> Communicator:
-        """Return the ranks that divide each batch: those at the same place in every replica."""
+        """Return the ranks that divide each batch: one per replica, all at the same place."""
         return communicator.split(communicator.rank % self.ranks(communicator.size))
 
     def predictor(self, model: keras.Model, replica: Communicator) -> Predictor:
@@ -101,7 +101,7 @@ class IntraLayer(Strategy):
         return replica_predictor(self.share(model, replica))
 
     def serving(self, model: keras.Model, replica: Communicator) -> Serving:
-        """Return the predictor on this rank's part of each layer; all ranks read all rows."""
+        """Return the predictor on this rank's part of each layer; all ranks read all batch rows."""
         share = self.share(model, replica)
         return Serving(replica_predictor(share), True, share.model.variables)
 
@@ -231,7 +231,8 @@ def replica_predictor(share: Share) -> Predictor:
             with share.uncounted():
                 y, masks, penalty = call(keras.tree.map_structure(tf.convert_to_tensor, x))
                 for output, mask in zip(keras.tree.flatten(y), masks, strict=True):
-                    attach_mask(output, mask)  # compiled functions drop the masks of their results
+                    # Compiled functions drop masks, so attach the mask again.
+                    attach_mask(output, mask)
             yield (y, float(penalty)) if share.first else (None, 0.0)
 
     return predict

@@ -41,8 +41,8 @@ class Pipeline(Staged):
             "pipedream" updates the weights after each micro-batch; forward and backward pass of a
             micro-batch use the same weights. "wavefront" divides the time steps of a recurrent
             model into ranges.
-        microbatches: The number of micro-batches in the batch of a replica. With "wavefront", the
-            number of ranges of time steps, whose lengths differ by at most one.
+        microbatches: The number of micro-batches in the batch of a replica. With "wavefront", this
+            is the number of ranges of time steps, whose lengths differ by at most one.
         stages: The number of ranks in one pipeline; the ranks that share a sliced stage count as
             one. None: as many as the number of workers allows. The number of workers is a multiple
             of stages × tensor_parallel_size.
@@ -55,8 +55,7 @@ class Pipeline(Staged):
         partition: The rule by which the model is cut into stages. "parameters": the largest stage
             has as few parameters as possible. "time": the slowest stage takes as little time as
             possible; rank 0 measures the time of each undivided block. A tuple: the number of
-            blocks in each stage; the numbers count layers if they add up to the number of all
-            layers.
+            blocks in each stage; if the sum equals the number of layers, each layer is a block.
         recompute: Whether ranks store only the inputs of stages and repeat the forward pass before
             the backward pass.
 
@@ -70,8 +69,9 @@ class Pipeline(Staged):
     collects the outputs. Cuts are made where a single tensor passes. If there are too few such
     points, cuts are made after any layer. If several calls of layers share weights, these calls
     belong to one stage. Masked, weighted and summed losses have the same gradient as in one
-    process: \(g = \sum_i \frac{D_i}{D} g_i\). Here Keras divides the loss of micro-batch i by
-    \(D_i\), and \(D = \sum_i D_i\).
+    process.
+    This gradient is \(g = \sum_i \frac{D_i}{D} g_i\). Here Keras divides the loss of micro-batch i
+    by \(D_i\), and \(D = \sum_i D_i\).
 
     Batch normalisation uses the statistics of one micro-batch at a time. Dropout draws different
     random numbers than in one process; all slices of a stage draw the same numbers.
@@ -79,11 +79,12 @@ class Pipeline(Staged):
     A wavefront divides time, not rows: the first stage processes the second time range while the
     second stage processes the first range. Each stage passes its recurrent state from one time
     range to the next. In the backward pass, it passes the gradient of this state back. The result
-    is back-propagation through all time steps, without truncation. With T steps, of which range i
-    has \(t_i\), the loss is \(L = \sum_i \frac{t_i}{T} L_i\). Layers after a recurrent layer with
-    return_sequences=False process only the last range. Allowed layers are LSTM, GRU and SimpleRNN
-    without dropout, and layers that process each time step separately. They form a chain, or have
-    skip connections inside a stage. For all other layers, the error lists the allowed layers.
+    is back-propagation through all time steps, without truncation. With T time steps, of which
+    range i has \(t_i\), the loss is \(L = \sum_i \frac{t_i}{T} L_i\). Layers after a recurrent
+    layer with return_sequences=False process only the last range. Allowed layers are LSTM, GRU and
+    SimpleRNN without dropout, and layers that process each time step separately. They form a chain,
+    or have skip connections inside a stage. For all other layers, the error lists the allowed
+    layers.
 
     Source: Y. Huang et al., GPipe, 2019, arXiv 1811.06965; D. Narayanan et al., PipeDream, 2019,
     and Megatron-LM, 2021, arXiv 2104.04473; P. Qi et al., Zero Bubble Pipeline Parallelism, 2024,
@@ -203,7 +204,7 @@ class Pipeline(Staged):
         return chain
 
     def split(self, model: keras.Model, blocks: Blocks, edges: list[int]) -> StageModels:
-        """Return the models of all stages; for a wavefront, they accept any number of steps."""
+        """Return all stages' models; for a wavefront, they accept any number of time steps."""
         from labkit.model_parallel.stages import BlockChain, open_time
 
         if self._recurrent:
@@ -261,7 +262,7 @@ class Pipeline(Staged):
         """Return the predictor for validation; None: validation uses the whole model."""
         if not self._recurrent:
             return cut.predictor()
-        # Only the data define the number of time steps.
+        # The model leaves the number of time steps open; only the data define it.
         if session.model.inputs[0].shape[1] is None:
             return None
         parts = split(self.blocks(session.model, session.communicator.size), cut.edges)

@@ -69,7 +69,7 @@ class PipelineRank:
 
     @property
     def models(self) -> list[keras.Model]:
-        """The models of all stages; this rank's own stages have the models that it computes."""
+        """The models of all stages; for this rank's own stages, the models that it computes."""
         whole = self.parts.models
         return [self.stages[k].model if k in self.stages else m for k, m in enumerate(whole)]
 
@@ -189,7 +189,7 @@ def all_ranks_finite(session: Session, exchange: Exchange) -> bool:
 def local_stages(
     models: Sequence[keras.Model], lane: Communicator, group: Communicator | None = None
 ) -> tuple[dict[int, keras.Model], list[Sliced]]:
-    """Return the models that this rank computes, by stage number, and those that are sliced.
+    """Return the models that this rank computes, by stage number, and the sliced ones among them.
 
     If no layer of a stage can be sliced, every rank of the stage's group computes the whole stage.
 
@@ -243,7 +243,7 @@ def stage_predictor(
 
 
 def recorder(timeline: Timeline) -> Callable[[str, int, int], AbstractContextManager[None]]:
-    """Return a function that records an action of a schedule as a context manager."""
+    """Return a function whose context manager records one schedule action in the timeline."""
 
     @contextmanager
     def record(action: str, stage: int, number: int) -> Iterator[None]:

@@ -29,7 +29,7 @@ class Replicas(Strategy):
     @model_validator(mode="before")
     @classmethod
     def _of_earlier_runs(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Remove fields of records by earlier versions that this strategy no longer has."""
+        """Remove fields in records of earlier versions that this strategy no longer has."""
         unused = {"compressor": None, "algorithm": "auto"}.items()
         known = cls.model_fields
         return {name: v for name, v in values.items() if name in known or (name, v) not in unused}
@@ -129,7 +129,7 @@ class SynchronousReplicas(Replicas):
         return one_of("algorithm", value, ("auto", *ALLREDUCE))
 
     def crowd(self, workers: int) -> Crowd | None:
-        """Return a sample of workers, large enough to have a straggler; None: simulate all."""
+        """Return a sample of workers that is large enough for a straggler; None: simulate all."""
         central = super().crowd(workers)
         return central or (Crowd(self, MEET) if workers > MEET and not self.central else None)
 

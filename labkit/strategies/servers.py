@@ -73,11 +73,11 @@ class Servers(Strategy):
             passes between neighbouring stages. The cuts are chosen so that the largest stage has as
             few parameters as possible. Each stage pushes the gradients and fetches the weights of
             its own layers. Servers apply the gradients of all stages of a worker together.
-        grid: The rows and columns of the grid of machines that form one worker. They divide layers
-            into tiles, and Dense layers into units, as in `SpatialParallel`. Each machine pushes
-            the gradients and fetches the weights of its own tiles and units. The first machine
-            stores the kernels of a Conv2D layer, sends them to the other machines, and sums the
-            gradients of the kernels. A grid cannot be combined with stages.
+        grid: The rows and columns of the grid of machines that form one worker. The machines divide
+            layers into tiles, and Dense layers into units, as in `SpatialParallel`. Each machine
+            pushes the gradients and fetches the weights of its own tiles and units. The first
+            machine stores the kernels of a Conv2D layer, sends them to the other machines, and sums
+            the gradients of the kernels. A grid cannot be combined with stages.
     """
 
     architecture: ClassVar[tuple[str, ...]] = ("parameter servers",)
@@ -123,7 +123,7 @@ class Servers(Strategy):
 
     @property
     def replica_cut(self) -> int | Grid:
-        """The grid of machines of each worker, or its number of pipeline stages."""
+        """The grid of machines that form one worker, or the worker's number of pipeline stages."""
         return self.stages if self.grid in (None, (1, 1)) else self.grid
 
     def copies(self, workers: int) -> Sequence[int]:
@@ -131,7 +131,7 @@ class Servers(Strategy):
         return ()
 
     def extra_ranks(self, workers: int) -> int:
-        """Return the rank count for servers and for the workers' further stages or machines."""
+        """Return the number of ranks for servers and for workers' further stages or machines."""
         return (0 if self.colocated else self.servers) + workers * self._extra_members
 
     def places(self, worker: int, workers: int) -> list[int]:
@@ -148,7 +148,7 @@ class Servers(Strategy):
         return -(-batch_size // workers)
 
     def tolerated_failures(self, workers: int) -> int:
-        """Return all workers but one: any may fail, because no worker waits for another."""
+        """Return the number of workers minus one: one suffices, as no worker waits for another."""
         return workers - 1
 
     def check(self, experiment: ExperimentSpec) -> None:
@@ -277,7 +277,7 @@ class Servers(Strategy):
         return Crowd(self.model_copy(update=fields), sample, fullest * count / scale)
 
     def _scaled_fields(self, scale: float) -> dict[str, Any]:
-        """Return those fields that depend on the number of workers, scaled to the sample."""
+        """Return the fields that depend on the number of workers, with values for the sample."""
         return {}
 
     # --- the programs ------------------------------------------------------------------------
@@ -305,7 +305,7 @@ class Servers(Strategy):
     def worker_state(
         self, roles: Roles, number: int
     ) -> tuple[Vector, dict[int, int], dict[int, CodecChannel]]:
-        """Return a worker's weights and, for each server, the version of weights and the codec."""
+        """Return a worker's weights and, for each server, the weights' version and the codec."""
         channels = {
             server: CodecChannel(self.compressor, roles, number, server) for server in roles.servers
         }
@@ -408,7 +408,7 @@ def aggregate(
 
 
 def mean(pushes: Sequence[Message], shares: Sequence[float]) -> Vector:
-    """Return the weighted mean of gradients; `shares` are the weights, and the order is kept."""
+    """Return the mean of gradients, weighted by `shares`; they are added in the given order."""
     values = [push.values for push in pushes if push.values is not None]
     if len(values) == 1:
         return values[0]

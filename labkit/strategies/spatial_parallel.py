@@ -27,9 +27,9 @@ class SpatialParallel(IntraLayer):
     In every locally connected, convolution and pooling layer, machine (i, j) computes tile (i, j)
     from the values under the tile's kernels. A value is sent only once to each other machine that
     reads it, even if several kernels there read it. All machines that read a value send their
-    gradients of it back, and these gradients are summed. A Dense layer is divided by units; each
-    unit reads all values of the previous layer. Machine 0 gathers the final scores, computes the
-    loss and returns the gradients of the scores. Kernels that are not shared, and units, are
+    gradients of this value back, and these gradients are summed. A Dense layer is divided by units;
+    each unit reads all values of the previous layer. Machine 0 gathers the final scores, computes
+    the loss and returns the gradients of the scores. Kernels that are not shared, and units, are
     trained on the machine that uses them, and are never sent. Every machine stores all kernels of a
     Conv2D layer; the kernels' gradients from all tiles are summed. Several replicas divide each
     batch and average their gradients.

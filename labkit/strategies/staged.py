@@ -52,7 +52,8 @@ class Staged(Strategy):
     """
 
     resumable: ClassVar[bool] = True
-    stages_field: ClassVar[str] = "stages"  # name of the field for the number of ranks in a lane
+    # Name of the field that sets the number of ranks in a lane.
+    stages_field: ClassVar[str] = "stages"
     architecture: ClassVar[tuple[str, ...]] = ("neighbours",)
     parallelism: ClassVar[tuple[str, ...]] = ("model by layers", "hybrid")
     # Whether stages start the next training step before the current step ends.
@@ -72,7 +73,7 @@ class Staged(Strategy):
         return value
 
     def ranks(self, workers: int) -> int:
-        """Return the number of ranks in a lane: the field's value, or the largest possible one."""
+        """Return the number of ranks in a lane: the user's value, or by default the maximum."""
         return getattr(self, self.stages_field) or workers // self.tensor_parallel_size
 
     def depth(self, workers: int) -> int:
@@ -91,7 +92,7 @@ class Staged(Strategy):
 
     @property
     def parts(self) -> int:
-        """The number of parts of a replica's batch that have separate losses; default: 1."""
+        """The number of parts of a replica's batch, each with its own loss; default: 1."""
         return 1
 
     def replicas(self, workers: int) -> int:
@@ -257,7 +258,7 @@ class Staged(Strategy):
         return predict
 
     def serving(self, model: keras.Model, replica: Communicator) -> Serving | None:
-        """Return the predictor, and the variables of this rank's stages or of the whole model."""
+        """Return the predictor, and the variables that it needs: this rank's stages or all."""
         from labkit.model_parallel.stages import INPUTS
 
         if self.tensor_parallel_size > 1:

@@ -141,7 +141,7 @@ class Stale(Servers):
 
 
 class StaleSynchronous(Stale):
-    r"""Workers may be s clocks ahead of the slowest worker, and may use stale weights.
+    r"""Workers may be up to s clocks ahead of the slowest worker, and may use stale weights.
 
     A worker's clock is the number of gradients that it has sent. A worker at clock c waits until
     all other workers have reached clock c - s. The weights that it then receives contain all
@@ -181,7 +181,7 @@ class StaleSynchronous(Stale):
         return super().tolerated_failures(workers) if self.staleness else 0
 
     def staleness_of(self, workers: int) -> float:
-        """Return n - 1: a gradient misses one update of each other worker at any speeds."""
+        """Return n - 1: a gradient misses one update per other worker, whatever their speeds."""
         return workers - 1.0
 
     def rate(self, staleness: int, workers: int) -> float:

@@ -126,7 +126,7 @@ class ExperimentSpec(Protocol):
 
     @property
     def max_slices(self) -> int | None:
-        """The unit count of the widest layer that can be sliced; None before ranks start."""
+        """The number of units of the widest sliceable layer; None before ranks start."""
 
     @property
     def grid_layers(self) -> Sequence[GridLayer] | None:
@@ -272,8 +272,8 @@ class Session(Protocol):
         Args:
             step: Function that trains on one batch.
             collect: Function that copies the weights of the whole model to every rank.
-            predict: Predictor for validation without collecting weights. None: each rank validates
-                with the whole model.
+            predict: Predictor for validation, which does not need the weights of the whole model.
+                None: each rank validates with the whole model.
         """
 
 
@@ -315,7 +315,8 @@ class Strategy(Checked):
         synchronization: How workers wait for each other, which limits the staleness of gradients.
         parallelism: What is divided among ranks: the data, or the model.
         scheduling: The order of computation and communication in a training step.
-        paper: The author, year and number of the paper; the docstring has the full citation.
+        paper: The first author, year and arXiv number or conference of the paper; the docstring has
+            the full citation.
         normalizes_globally: Whether synchronized batch normalization uses statistics over all
             replicas.
         emulated: Whether labkit emulates the network between the ranks; False: the strategy brings
@@ -463,7 +464,7 @@ class Strategy(Checked):
         return 0
 
     def rows(self, batch_size: int, workers: int) -> int:
-        """Return the most rows that a rank processes at a time; 0 if this number is unknown."""
+        """Return the maximum number of rows that a rank processes at a time; 0: unknown."""
         return 0
 
     def check(self, experiment: ExperimentSpec) -> None:

@@ -38,9 +38,9 @@ class TensorParallel(IntraLayer):
 
     Every slice has all other layers in full: other types (such as depthwise, separable and grouped
     convolutions), and layers with a regularizer or constraint. Every slice also has in full:
-    attention with score dropout or masked inputs, and layers with fewer units than slices. For each
-    layer, `run.layers` lists how the layer is cut and the bytes that it sends. Several replicas
-    divide each batch and average the gradients of each slice.
+    attention with score dropout or masked inputs, and layers that have fewer units than there are
+    slices. For each layer, `run.layers` lists how the layer is cut and the bytes that it sends.
+    Several replicas divide each batch and average the gradients of each slice.
 
     Args:
         tensor_parallel_size: The number of ranks of one replica. None: all workers form one
@@ -95,7 +95,7 @@ class TensorParallel(IntraLayer):
         return Sliced(model, replica, self.resolved(replica), _is_logits_loss(model))
 
     def objective(self, model: keras.Model, share: Sliced, losses: Losses) -> Objective:
-        """Return a function for the loss plus the layers' losses; it is equal on all slices."""
+        """Return a function for the loss plus layers' losses; its value is equal on all slices."""
         import tensorflow as tf
 
         from labkit.model_parallel.tensor import cross_entropy

@@ -51,7 +51,7 @@ class TFKind(NamedTuple):
     legacy: bool = False
 
     def by(self, algorithm: str, ours: str) -> TFKind:
-        """Return a copy with other algorithms of TensorFlow and of labkit's `AllReduce`."""
+        """Return a copy with another algorithm of TensorFlow and another one of `AllReduce`."""
         return self._replace(algorithm=algorithm, ours=self.ours | {"algorithm": ours})
 
 

@@ -134,7 +134,7 @@ def refuse_norms(optimizer: str, options: Mapping[str, JSON], part: str = "slice
     Args:
         optimizer: The name of the optimizer, in lower case.
         options: The constructor arguments of the optimizer.
-        part: The noun, for the error message, for what holds a part of each variable.
+        part: The noun that the error message uses for the owner of a part of each variable.
     """
     if optimizer in WHOLE_VARIABLE_OPTIMIZERS:
         raise InvalidInput(

@@ -1,4 +1,4 @@
-"""The total number of batches in asynchronous training, which workers compute as they can."""
+"""The total number of batches that asynchronous workers compute, each at its own speed."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class CheckpointKeeper(keras.callbacks.Callback):
         self._costs: list[float] = []
         self._skipped, self._dropped = 0, set[str]()
         self._local_values: dict[str, np.ndarray] = {}  # values that differ by rank
-        self._numbers: list[dict[str, float]] = []  # numbers in user callbacks
+        self._numbers: list[dict[str, float]] = []  # numeric attributes of the user's callbacks
         self._local_variables = local_variables(state)
         if (resume := checkpoint_context.resume) is not None:
             with decoding(f"the state in {resume.folder or 'memory'}"):

@@ -12,8 +12,8 @@ from labkit.communicator import Communicator
 from labkit.compression.residual_law import ExpectedResidual
 from labkit.exchange import BucketLayer, ReductionRecord
 
-# Tolerance for each size of a float in bytes, relative to the sum over all steps of the largest
-# value.
+# For each float size in bytes, the relative tolerance; it refers to the largest value of each step,
+# summed over all steps.
 TOLERANCE = {4: 1e-5, 8: 1e-12}
 
 

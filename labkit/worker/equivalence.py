@@ -185,7 +185,7 @@ def _verify_by_replay(
 
     trained_weights = (
         stage.replica.weights
-    )  # read first, because the replay uses this model for gradients
+    )  # read first, because the replay computes with this model
     events = [event for log in logs for event in log]
     correction = StalenessCorrection.of(short.strategy.to_json(), short.workers)
     make_channel = partial(CodecChannel, stage.compressor, stage.roles)

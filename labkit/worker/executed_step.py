@@ -137,7 +137,7 @@ def _within(events: Sequence[tuple[str, float, float]], span: tuple[float, float
 
 
 def _with_times(operation: Operation, steps: Sequence[Runs], drawn: int, first: float) -> Operation:
-    """Return an operation with its times; in a loop, they are summed over all executions."""
+    """Return an operation with its times; those of a loop are summed over all executions."""
     event_name = f"{operation.name}:{operation.op}"
     seconds = [sum(stop - start for start, stop in runs.get(event_name, [])) for runs in steps]
     times = steps[drawn].get(event_name)
@@ -212,7 +212,7 @@ def join_partitions(parts: Sequence[GraphDef], library: Any) -> StepGraph:
 
 
 def _transfers(nodes: Sequence[NodeDef], graph: tf.Graph) -> Iterator[Transfer]:
-    """Yield a transfer for each pair of send and receive; the joined graph gives its size."""
+    """Yield a transfer per pair of send and receive; `graph` gives the tensor's size in bytes."""
     sends = {_key(node): node for node in nodes if node.op == "_Send"}
     for node in nodes:
         if node.op == "_Recv":

@@ -58,7 +58,7 @@ class Feed:
     is_begun: bool = False
 
     def after(self, position: Position) -> tf.data.Dataset:
-        """Return the batches of `train` after a position (one epoch if `steps` is None)."""
+        """Return the batches of `train` after a position (of one epoch if `steps` is None)."""
         train = self.train
         # A second iterator over the user's dataset may shuffle differently, so a new dataset is
         # created.
@@ -110,8 +110,8 @@ class DataSource:
             experiment: Experiment that defines batch size, epochs, seed and batch weights.
             communicator: Communicator of the ranks that divide the training batches.
             validation_ranks: Communicator of the ranks that divide the validation data.
-            sample_rank: Number of dimensions of one sample of x. It shows whether a dataset has
-                samples or batches.
+            sample_rank: Number of dimensions of one sample of x. This number shows whether a
+                dataset contains samples or batches.
         """
         shares = _shares(experiment, communicator) or (1.0,) * communicator.size
         validation = self.held_out(experiment, validation_ranks, sample_rank)
@@ -147,8 +147,8 @@ class DataSource:
 
         Args:
             experiment: Experiment that defines batch size, seed, batch weights and workers.
-            sample_rank: Number of dimensions of one sample of x. It shows whether a dataset has
-                samples or batches.
+            sample_rank: Number of dimensions of one sample of x. This number shows whether a
+                dataset contains samples or batches.
         """
         shares = experiment.batch_weights or (1.0,) * experiment.workers
         if callable(self.train):
@@ -246,7 +246,7 @@ def _scattered(
 
 
 def _gather(arrays: Arrays | None, batches: list[np.ndarray]) -> tf.data.Dataset:
-    """Return a dataset that copies the rows of each batch from the arrays when it is read."""
+    """Return a dataset of batches; the rows of a batch are copied when the batch is read."""
     rows = np.concatenate(batches).astype(np.int64)
     lengths = [len(batch) for batch in batches]
     whole = keras.tree.map_structure(tf.constant, arrays)
@@ -263,7 +263,7 @@ def _gather(arrays: Arrays | None, batches: list[np.ndarray]) -> tf.data.Dataset
 
 
 def _in_turn(parts: Sequence[tf.data.Dataset]) -> Batches:
-    """Return a function that returns a worker's next batch, whatever the batch number."""
+    """Return a function that returns a worker's next batch and ignores the batch number."""
     iterators = [iter(part.repeat()) for part in parts]
 
     def batch(worker: int, number: int) -> Triple:

@@ -1,4 +1,4 @@
-"""Logs of the gradients that backpropagation computes on a rank and of those that it applies."""
+"""Logs of the gradients that backpropagation computes on a rank and that the rank applies."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class ExchangeInputLog(Hook):
         # backpropagation; "handed" are the inputs that the exchange reports; "mean" are the mean
         # gradients that it reports as outputs.
         self._totals: dict[str, dict[str, np.ndarray]] = {"brought": {}, "handed": {}, "mean": {}}
-        self._sizes: dict[str, float] = {}  # by variable: largest absolute value, summed over steps
+        self._sizes: dict[str, float] = {}  # per variable: sum over steps of the largest magnitude
         self._itemsize = 8
 
     def apply(
@@ -172,7 +172,7 @@ class ExchangeInputLog(Hook):
                 "handed": record.given[elements_of_layer],
                 "mean": record.mean[elements_of_layer],
             }
-            # False if an exchange schedule bypasses this hook.
+            # This condition is false if an exchange schedule bypasses this hook.
             if slot.variable in self._step_gradients:
                 gradient = self._step_gradients[slot.variable][0][elements]
                 books["brought"] = share * gradient if rows else np.zeros(len(gradient))

@@ -1,4 +1,4 @@
-"""Inference on ranks: ranks compute predictions together, and metrics from the predictions."""
+"""Inference: ranks compute predictions together, and compute metrics from the predictions."""
 
 from __future__ import annotations
 

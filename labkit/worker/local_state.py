@@ -79,7 +79,7 @@ def _slots(state: TrainingState) -> Iterator[LocalVariable]:
             is_local = kind == "gradient_accumulator"
             if shape == tuple(weight.variable.shape):
                 yield LocalVariable(f"{name}/{kind}", slot, weight.whole, weight.corner, is_local)
-            else:  # slots for rows or columns; no other division can restore them
+            else:  # row or column slots, which no other division can restore
                 is_divided = weight.whole != tuple(weight.variable.shape)
                 yield LocalVariable(
                     f"{name}/{kind}", slot, shape, (0,) * len(shape), is_local or is_divided

@@ -35,7 +35,7 @@ class ComparisonInputs(NamedTuple):
 
 
 class ValueMismatch(NamedTuple):
-    """A variable with a wrong value: its name, and the values of its element that differs most."""
+    """A variable with a wrong value: its name, and both values of the entry that differs most."""
 
     layer: str
     expected: float
@@ -168,8 +168,8 @@ class _Search:
         has_layer = self._communicator.allgather(
             worst.layer in self._track.steps, "whether a rank has the layer"
         )
-        # If not all ranks with this layer differ, or only one rank has it, the first wrong rank is
-        # named.
+        # The first wrong rank is named if some ranks with this layer are right, or if only one rank
+        # has this layer.
         wrong_rank = wrong[0] if len(wrong) < sum(has_layer) or sum(has_layer) == 1 else None
         return FirstDifference(
             step=step,
@@ -196,7 +196,7 @@ class _Search:
         local = local_log[step.number] if len(local_log) > step.number else None
         lengths = local and [(name, len(gradient)) for name, gradient in local.gradients.items()]
         shapes = self._communicator.allgather(lengths, "the lengths of gradients")
-        # The variables differ between ranks, as in pipelines.
+        # In this case, the ranks hold different variables, as in pipelines.
         if local is None or not shapes[0] or shapes != [shapes[0]] * len(shapes):
             return self.make_place(step.number, "gradient", mismatches)
         total = float(self._communicator.allreduce_small(np.array([local.rows]), "rows")[0]) or 1.0

@@ -1,4 +1,4 @@
-"""The training loop for strategies with their own training step; otherwise like `model.fit`."""
+"""The training loop for strategies with their own training step; it works like `model.fit`."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def train(
     """Train for the remaining epochs on a feed, and call Keras callbacks as `model.fit` does.
 
     A callback may end training on one rank, if only this rank knows the loss. Other ranks may then
-    already be some steps further. All ranks therefore stop at a common later step; as many steps
-    remain until then as there are ranks.
+    already be some steps further. All ranks therefore stop at a common later step, after as many
+    more steps as there are ranks.
 
     Args:
         model: Model that the callbacks receive.
         feed: Training data of this rank, see `labkit.worker.feed.Feed`.
         epochs: Number of the last epoch, where epochs count from 1.
-        callbacks: Callbacks as for `model.fit`. If one has a method `note`, this receives the loss
-            and row count of each step.
+        callbacks: Callbacks as for `model.fit`. If a callback has a method `note`, this method
+            receives the loss and row count of each step.
         progress: Position in the training, which is updated after each step.
         last_callbacks: Callbacks that run after the callback `progress`.
         step: Function (x, y, sample weight) that trains on a batch. It returns the loss on ranks

@@ -106,7 +106,7 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
         return self
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Record when a step begins; the first step ends phase "rebuild" of a recovery."""
+        """Record when a step begins; the first step ends a recovery's phase "rebuild"."""
         self._step_start = self._clock.now()
         self._record_seconds("rebuild")
 
@@ -148,7 +148,7 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
         self._due = self._steps_taken + max(1, math.ceil(max_cost / SHARE))
 
     def _neighbours(self) -> tuple[int, int, int]:
-        """Return three ranks: this one, the one whose state it stores, the one with its copy."""
+        """Return this rank, the rank whose state it stores, and the rank that stores its state."""
         if not self._ring:
             hosts = self._communicator.allgather(socket.gethostname(), "the hosts of the ranks")
             place = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]

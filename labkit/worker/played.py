@@ -185,7 +185,7 @@ class ComputeBackend:
         self._last: dict[int, Vector] = {}  # current weights of each server or worker
 
     def hold(self, local_numbers: Iterable[int]) -> None:
-        """Create the weights of local servers; without servers, of local workers or worker 0."""
+        """Create the weights of local servers; if none exist, of local workers or of worker 0."""
         holders_without_servers = local_numbers if self._copies else [0]
         holders = (
             [n for n in local_numbers if n in self.roles.servers]
@@ -280,7 +280,7 @@ class ComputeBackend:
         )
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
-        """Apply a gradient and return the new weights; workers that share them apply it once."""
+        """Return the new weights after a gradient; workers that share weights apply it once."""
         if self.roles.parts or self._copies:
             self._last[holder] = self._shards[holder].update(gradient, rate)
             return self._last[holder]
@@ -341,7 +341,7 @@ class ComputeBackend:
         if self._session.recorder is None or (self._copies and holder not in self._copies):
             return
         count = self._epochs.store(epoch, holder, weights)
-        self._ended[epoch] = now  # the time of the last server or worker counts
+        self._ended[epoch] = now  # the last server or worker determines the end time
         if self._virtual and count == self._holders:
             self._evaluate(epoch, self._epochs.pop(epoch))
 

@@ -15,7 +15,7 @@ class Position(NamedTuple):
     step: int = 0
 
     def done(self, steps: int | None) -> int:
-        """Return the steps since training began, or since the epoch began if `steps` is None."""
+        """Return the steps since training began, or, if `steps` is None, since the epoch began."""
         return self.step if steps is None else self.epoch * steps + self.step
 
 

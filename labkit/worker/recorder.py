@@ -36,7 +36,7 @@ class Recorder(keras.callbacks.Callback, Hook):
 
     Attributes:
         rows, epochs: The history rows of all steps so far, and the metrics of all epochs so far.
-        begin: Number of training steps that precede the first row.
+        begin: Number of training steps that precede the first history row.
     """
 
     name: ClassVar[str] = "record"

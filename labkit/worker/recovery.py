@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Recovery(keras.callbacks.Callback):
-    r"""A callback that tracks the current step, with which survivors go on after a rank failure.
+    r"""A callback that tracks the current step, so that survivors can go on after a rank failure.
 
     If at least one surviving rank has taken a step, this step counts as taken. With this rule, the
     results remain exact. A rank changes its weights only when the mean gradients of a step are
@@ -135,7 +135,8 @@ class Recovery(keras.callbacks.Callback):
         Among several such ranks, a rank that has ended the epoch is preferred.
 
         Returns:
-            Two numbers: of steps to repeat (0 or 1), and of ranks that had taken fewer steps.
+            The number of steps to repeat (0 or 1), and the number of ranks that had taken fewer
+            steps.
         """
         progress, recorder = self._progress, self._session.recorder
         local_place = (progress.taken, progress.position.epoch)

@@ -93,7 +93,7 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
         )
 
     def _first_differing_step(self) -> int:
-        """Return the first step with other weights when repeated; if there is none, the next step.
+        """Return the first step whose repetition gives other weights; if there is none, the next.
 
         All ranks repeat the steps from the last common state.
         """

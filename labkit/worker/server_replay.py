@@ -28,7 +28,7 @@ OFF = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "a
 
 
 def rule_of(optimizer: keras.optimizers.Optimizer) -> Callable[[int], Rule] | str:
-    """Return a function from a number of weights to an update rule, or why none exists."""
+    """Return a function (number of weights) -> update rule, or a text why no rule exists."""
     config = optimizer.get_config()
     name = type(optimizer).__name__.lower()
     if name not in RULES:
@@ -214,7 +214,7 @@ class _Gradients:
         return self._gradients[key].pop(server)
 
     def _compute(self, worker: int, step: int) -> dict[int, Vector]:
-        """Return the gradient of a worker's next step; each server has decoded its part of it."""
+        """Return a worker's next gradient: for each server, its part as this server decodes it."""
         weights: dict[int, Vector] = {}
         for server, version in self._versions_used[worker, step].items():
             version_weights = self._servers[server].versions[version]

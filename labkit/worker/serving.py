@@ -28,8 +28,8 @@ class ServingSpec:
 
     Attributes:
         file: Saved Keras model, given as a path or as bytes.
-        x: Array (rows, …) of input rows, which arrive at rank 0. If a batch has more rows, they are
-            repeated.
+        x: Array (rows, …) of input rows, which arrive at rank 0. If a batch has more rows than x,
+            the rows of x are repeated.
         ways: The strategies to compare, by name.
         networks: The networks to emulate, by name; None: no emulation.
         batch_sizes: The numbers of rows in a batch to compare.

@@ -84,14 +84,16 @@ class TrainingSession:
         self.timeline = Timeline(communicator.clock)
         self.partition: dict[str, JSON] = {}  # where pipeline stages are cut, and why
         self.memory: Memory | None = None  # set by strategies that divide the model among ranks
-        self.layers: list[LayerRow] = []  # for each divided layer, this rank's part and its bytes
+        # For each divided layer, this rank's part and its sent bytes.
+        self.layers: list[LayerRow] = []
         reset(experiment)
         self.model = build_model(experiment, source)
         self.divide_data()
         self.recorder: Recorder | None = None  # programs add rows to it without callbacks
         self.interleaving: list[Event] = []
         self.stage: ComputeBackend | None = None  # set if the strategy runs as a set of programs
-        self.exchanged: dict[str, JSON] | None = None  # set for other frameworks and simulations
+        # Set by training in other frameworks and by simulations.
+        self.exchanged: dict[str, JSON] | None = None
         user_callbacks = experiment.callbacks() if experiment.callbacks else []
         self.callbacks: list[keras.callbacks.Callback] = list(user_callbacks)
         self.progress = Progress(self.feed.steps)
@@ -174,7 +176,7 @@ class TrainingSession:
             callbacks = [self.recovery, *callbacks]
         elif (
             self.peer_recovery is not None
-        ):  # recovery from memory is impossible: messages outlast steps
+        ):  # no recovery from memory, because messages outlast steps
             self.peer_recovery.is_off, self.peer_recovery = True, None
         self.outlive(lambda: self._fit_from_here(callbacks))
 
@@ -394,7 +396,7 @@ class TrainingSession:
         callbacks = [*self._batch_checks(), *self.callbacks]
         arguments = self.model, self.feed, self.experiment.epochs, callbacks, self.progress
         with self._keepers() as keepers:
-            self.progress.metrics = []  # an epoch's loss is the mean over its steps instead
+            self.progress.metrics = []  # the epoch's loss is the mean over steps, not this metric
             train(*arguments, keepers, step, validate, self.communicator)
         if not early:
             collect()
@@ -428,7 +430,7 @@ class TrainingSession:
             self.readers.close()
 
     def exchange(self) -> dict[str, JSON] | None:
-        """Describe the gradient exchange: algorithm, why, and buckets; None without an exchange."""
+        """Describe the gradient exchange (algorithm, reason, buckets); None without an exchange."""
         if self.exchanged is not None:
             return self.exchanged
         exchange = getattr(self.model.optimizer, "exchange", None)
@@ -498,8 +500,7 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
 def leave_modules() -> None:
     """Exclude imported modules from garbage collection, which then takes half the time.
 
-    Only the first call in a process has an effect, because the garbage of later runs must be
-    collected.
+    Only the first call in a process has this effect, so garbage of later runs is still collected.
     """
     gc.collect()
     gc.freeze()

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     # An argument or result of `tf.distribute.Strategy.run`, which has one tensor per replica.
     Replicated: TypeAlias = "tf.Tensor | tf.distribute.DistributedValues"
 
-AHEAD = 4  # most steps that are scheduled beyond the last result
+AHEAD = 4  # maximum number of steps scheduled beyond the last result
 
 
 class TensorFlowTraining:
-    """A model and optimizer, created in a TensorFlow strategy's scope, and its plan of batches."""
+    """A model and optimizer in the scope of a TensorFlow strategy, and the plan of its batches."""
 
     def __init__(self, task: TrainingTask, strategy: tf.distribute.Strategy) -> None:
         import tensorflow as tf
@@ -75,7 +75,7 @@ class TensorFlowTraining:
             predicted = self.model(x, training=True)
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted, training=True)
             # Keras has divided the loss by the number of replicas, as if all replicas had equally
-            # many rows. This line corrects it.
+            # many rows. This line corrects the loss for the actual share of rows.
             loss = loss * share * self.strategy.num_replicas_in_sync
         gradients = tape.gradient(loss, [variable.value for variable in variables])
         # Gradients of embeddings are made dense, because the optimizer must add gradients of the
@@ -210,8 +210,8 @@ class CoordinatedTraining(TensorFlowTraining):
                 batch_rows = tf.constant(rows)[tf.gather(ends, at) : tf.gather(ends, at + 1)]
                 return keras.tree.map_structure(lambda leaf: tf.gather(leaf, batch_rows), whole)
 
-            # After the last batch, the numbers start again from 0, because a fast worker takes more
-            # batches than an equal share.
+            # After the last batch, the batch numbers start again from 0, because a fast worker
+            # takes more batches than an equal share.
             numbers = tf.data.Dataset.range(steps).repeat()
             whole = tf.data.Dataset.load(folder).cache().repeat()
             return tf.data.Dataset.zip(numbers, whole).map(gather_batch).prefetch(2)

@@ -230,7 +230,7 @@ def infer(
 
 
 def _memory(session: TrainingSession) -> Memory:
-    """Return the memory use of a rank that has a whole model; other strategies report theirs."""
+    """Return the memory use of a rank with a whole model; other strategies record it themselves."""
     from labkit.model_parallel import memory
 
     experiment, model, workers = session.experiment, session.model, session.communicator.size
@@ -260,8 +260,8 @@ def main(payload: bytes) -> Any:
     ranks that wait for it raise an error, so every engine process remains usable.
 
     Returns:
-        The function's result, the failed ranks, and the number of this rank. On a spare rank that
-        was not needed: (None, [], None).
+        The function's result, the failed ranks, and the number of this rank. An unneeded spare rank
+        returns (None, [], None).
     """
     import cloudpickle
 

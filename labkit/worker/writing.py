@@ -20,7 +20,7 @@ from labkit.records.checkpoints import CheckpointContext
 from labkit.records.tensor_boxes import TensorBox, rank_file, write
 
 LOOK_EVERY = 0.01  # seconds between two polls for the files of other ranks
-LOOKS = 50  # polls between two checks of who owns the run; each check reads a shared file
+LOOKS = 50  # polls between checks of the run's owner (a shared file)
 
 
 class StateCopy(NamedTuple):

@@ -1,4 +1,4 @@
-"""The benchmark of TensorFlow's MultiWorkerMirroredStrategy: RING over gRPC, own training loop."""
+"""The benchmark of TensorFlow's MultiWorkerMirroredStrategy (RING over gRPC, custom loop)."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from labkit.frameworks.environments import Installation
 from labkit.frameworks.private_network import private_network
 from labkit.frameworks.tf_config import free_ports
 
-START, CASE = 120.0, 300.0  # timeouts in seconds: of the start, and of each case
+START, CASE = 120.0, 300.0  # timeouts in seconds, for the start and for each benchmark case
 RANK = [foreign.__file__, "labkit.bench.peers.rank"]
 
 

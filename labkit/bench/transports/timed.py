@@ -13,7 +13,7 @@ import numpy as np
 
 from labkit.frameworks.tcp_counters import connections, open_socket
 
-WARM, LEAST, MOST = 3, 3, 200  # number of warm-up round trips; minimum and maximum number
+WARM, LEAST, MOST = 3, 3, 200  # number of round trips: warm-up, minimum, maximum
 BUDGET = 0.3  # seconds of round trips per transport and array size
 
 

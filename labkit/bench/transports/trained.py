@@ -76,7 +76,7 @@ def train_here(communicator: Communicator, experiment: Experiment, target: float
         result.whole and result.whole.epochs, label="what epochs reached"
     )
     steps = [float(row["seconds"]) for row in result.rows]
-    # On a server rank, there are no steps.
+    # A server rank runs no training steps, so it returns an empty summary.
     return summary(steps, whole or [], target) if steps else {}
 
 

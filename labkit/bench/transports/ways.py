@@ -8,7 +8,7 @@ from typing import NamedTuple
 from labkit.common.nearest import refuse_unknown
 
 SHARED, LOOPBACK, APART = "shared memory", "TCP on loopback", "TCP between namespaces"
-# In this place, Open MPI does not read another process's memory, as on kernels that forbid such
+# With UNATTACHED, Open MPI does not read another process's memory, as on kernels that forbid such
 # reads (ptrace(2)).
 UNATTACHED = "shared memory, no attach"
 WITHIN = (SHARED, UNATTACHED)  # places where both processes share the memory of one host
@@ -29,7 +29,7 @@ class Way(NamedTuple):
     Attributes:
         transport: "grpc", or a name of `labkit.communicator.TRANSPORTS`.
         place: Where the two processes run and communicate, one of `PLACES`.
-        copies: One description for each time that the whole array is copied.
+        copies: Descriptions of the copies of the whole array, one per copy.
     """
 
     transport: str
@@ -73,7 +73,7 @@ WAYS = {way.name: way for way in (Way(*key, copies) for key, copies in _COPIES.i
 
 
 def chosen(transports: Sequence[str], places: Sequence[str]) -> list[Way]:
-    """Return the transports with places that have these names; an empty sequence selects all.
+    """Return the combinations of the named transports and places; an empty sequence selects all.
 
     Raises:
         InvalidInput: A name is unknown.

@@ -89,7 +89,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _engines() -> dict[Path, list[int]]:
-    """Return the pids of this user's engines and controllers, by their cluster's lock file."""
+    """Return the pids of this user's engines and controllers, grouped by cluster lock file."""
     pids: dict[Path, list[int]] = {}
     for process in psutil.process_iter():
         try:

@@ -39,7 +39,7 @@ def controller() -> Iterator[Diagnosis]:
 
 
 def nodes() -> Iterator[Diagnosis]:
-    """Report the number of nodes that accept jobs, and for each other node Slurm's reason."""
+    """Report how many nodes accept jobs, and for each other node Slurm's reason why not."""
     try:
         all_nodes = Queue(login()).nodes()
     except LabkitError as error:

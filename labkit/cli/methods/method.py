@@ -179,7 +179,7 @@ def families() -> list[Family]:
 
 
 def _documents(member: Member) -> Iterator[Docstring]:
-    """Yield a method's docstring, then those of the function it refers to or of its bases."""
+    """Yield a method's docstring, then those of the function it names or of its base classes."""
     # An exchange schedule is given as its explanation, which is a string.
     document = parse(member if isinstance(member, str) else member.__doc__)
     yield document
@@ -192,7 +192,7 @@ def _documents(member: Member) -> Iterator[Docstring]:
 
 
 def _papers(named: str, source: str) -> list[Paper]:
-    """Return papers in `named` (`Li 2014; Chen 2016, arXiv 1604.00981`), or the one in `source`."""
+    """Return the papers in `named` (such as `Chen 2016, arXiv 1604.00981`), or that in `source`."""
     if named:
         return [Paper(part.partition(",")[0], _number(part)) for part in named.split("; ")]
     text = _ARXIV.sub("", source)  # an arXiv number could be mistaken for a year

@@ -41,7 +41,7 @@ from labkit.records.run import Run
 from labkit.records.step_costs import step_costs
 from labkit.records.verdict import accuracies, arrivals, judge_runs
 
-_ROOM = 0.7  # lower end of the time axis / least time; text needs the gap
+_ROOM = 0.7  # lower end of the time axis / least time; leaves room for text
 
 
 def bandwidth(
@@ -122,7 +122,7 @@ def simulation_error_text(results: Iterable[MethodCost]) -> str:
 
 
 def methods(entries: Sequence[RunEntry]) -> list[MethodCost]:
-    """Return the measured costs of each method; each cost is the median over networks.
+    """Return the measured costs of each compression method, as medians over networks.
 
     Raises:
         LabkitError: No run with several ranks has a recorded history.
@@ -203,8 +203,8 @@ class Gain:
     Attributes:
         entry, baseline: The compressed run c, and its baseline, the run b without compression.
         speed: Speed-up s.
-        low, high: Least and greatest speed-up: the baseline's p10 step time over the run's p90, and
-            the baseline's p90 over the run's p10.
+        low, high: Least and greatest speed-up: the baseline's p10 step time divided by the run's
+            p90, and the baseline's p90 divided by the run's p10.
     """
 
     entry: RunEntry
@@ -286,7 +286,7 @@ def _gain(entry: RunEntry, base: RunEntry) -> Gain | None:
 
 
 def _group_key(entry: RunEntry, baseline: Run | None) -> str:
-    """Return a key that comparable runs share: the task, or "" if a baseline is given."""
+    """Return the key by which runs are grouped for comparison: the task; "" with a baseline."""
     return "" if baseline else json.dumps(task_fields(entry.run), sort_keys=True)
 
 
@@ -334,7 +334,7 @@ def _costs(entry: RunEntry, base: RunEntry, gain: Gain | None) -> list[str]:
         parts = ("codec", "wire", "wait")
         spent = ", ".join(f"{part} {seconds_text(getattr(costs, part))}" for part in parts)
         details.append(f"{spent} per step")
-    # If there is no speed-up, the summary states the reason for its absence.
+    # If no speed-up could be computed, the summary states the reason.
     if gain is None:
         return [
             *details,
@@ -359,7 +359,7 @@ def _accuracy(entry: RunEntry, base: RunEntry, target: float | None) -> list[str
 
 
 def _arrival(entry: RunEntry, target: float) -> str:
-    """Describe the cost to reach the target (median over seeds), without times that are invalid."""
+    """Describe the steps, time and bytes to the target (median over seeds); omit invalid times."""
     by_seed = arrivals(entry.run, target)
     # Seeds that miss the target have no cost, so the text states how many seeds reach the target.
     reached = [arrival for arrival in by_seed.values() if arrival is not None]

@@ -79,7 +79,7 @@ def transport_times(rows: Rows) -> Figure:
 
 
 def transport_steps(trained: Rows) -> Figure:
-    """Draw the median training step per transport and rank placement, and its spread over repeats.
+    """Draw the median time of a training step per transport and rank placement, and its spread.
 
     Args:
         trained: Measured training steps, from `labkit.bench.transports.measuring.train`.
@@ -112,7 +112,7 @@ def transport_steps(trained: Rows) -> Figure:
 
 
 def transport_table(rows: Rows, nbytes: int) -> pd.DataFrame:
-    """Return message time, copies and CPU time for each transport, rank placement and size.
+    """Return message time, number of copies and CPU time per transport, rank placement and size.
 
     The table has two message sizes: the least measured size and `nbytes`.
     """
@@ -133,8 +133,8 @@ def transport_table(rows: Rows, nbytes: int) -> pd.DataFrame:
 def transport_gains(rows: Rows, nbytes: int) -> pd.DataFrame:
     """Return, per rank placement, the time ratio of two-sided to one-sided messages.
 
-    `low` and `high` are the limits of this ratio: the least time of one transport is compared with
-    the 90th percentile of the other.
+    `low` and `high` are the limits of this ratio: the least time of two-sided messages divided by
+    the 90th percentile for one-sided messages, and vice versa.
     """
     table = _exchanges(rows)
     wall = table[(table["clock"] == "wall") & (table["bytes"] == nbytes)]
@@ -218,13 +218,13 @@ def _exchanges(rows: Rows) -> pd.DataFrame:
 
 
 def _networks(rows: Rows) -> str:
-    """Name the networks of the measurements; no network means this machine's own."""
+    """Name the networks of the measurements; without a name, it is this machine's own network."""
     named = [str(row["network"] or "of this machine") for row in rows]
     return ", ".join(dict.fromkeys(named))
 
 
 def _clocks(table: pd.DataFrame) -> str:
-    """Name the clocks of the rows: `wall clock`, or `simulation, not measured`, or both."""
+    """Name the clocks of the measurements: `wall clock`, `simulation, not measured`, or both."""
     texts = {"wall": "wall clock", "simulation": "simulation, not measured"}
     return " and ".join(texts[clock] for clock in table["clock"].unique())
 
@@ -348,8 +348,8 @@ def hosts_speedup(rows: Rows) -> Figure:
 def hosts_training(runs: Iterable[Run], network: Network) -> pd.DataFrame:
     """Return a row per run: step time, speed-up over the ring, and predicted allreduce time.
 
-    `least` and `most` are limits of the speed-up: the 10th percentile of one run's step is compared
-    with the 90th percentile of the other's. Runs that failed the equivalence check have no times.
+    `least` is the ring's p10 step time divided by the run's p90 step time; `most` is the ring's p90
+    divided by the run's p10. Runs that failed the equivalence check have no times.
     """
     records = []
     for run in runs:
@@ -391,7 +391,7 @@ def summarize_hosts(rows: Rows, network: Network, runs: Iterable[Run]) -> Markdo
 
 
 def _table(rows: Rows) -> pd.DataFrame:
-    """Return the rows as a table; allreduces with wrong sums have no times."""
+    """Return the measurements as a table; allreduces with wrong sums have no times."""
     table = pd.DataFrame([dict(row) for row in rows])
     for column in ("link_bytes", "predicted_link_bytes"):
         table[column] = table[column].astype(float)
@@ -414,7 +414,7 @@ def _gains(table: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _step_gains(trained: pd.DataFrame) -> Iterator[Finding]:
-    """Yield a finding per algorithm: its speed-up of a training step, compared with the ring."""
+    """Yield a finding per algorithm: the speed-up of a training step over that with the ring."""
     for row in trained[trained["algorithm"] != BASE].to_dict("records"):
         what = f"Training step, speed-up of **{row['algorithm']}** over {BASE}"
         values = [row[name] for name in GAINS.values()]
@@ -425,7 +425,7 @@ def _step_gains(trained: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _levels(traffic: pd.DataFrame, network: Network) -> Iterator[Finding]:
-    """Yield findings about latency between and inside hosts, and the ring's time per placement."""
+    """Yield findings about latency between and inside hosts, and ring times by rank placement."""
     between, inside = hosts_ways(network).to_dict("records")
     yield Finding(
         "Latency",

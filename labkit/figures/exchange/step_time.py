@@ -154,7 +154,7 @@ _FREE = ("name", "strategy.schedule", "strategy.bucket_bytes")
 
 
 def overlap(runs: Iterable[Run] | Run) -> pd.DataFrame:
-    r"""Return how much communication time is hidden by overlap, and how much could be at most.
+    r"""Return the communication time that overlap hides, and the most that overlap could hide.
 
     The table has one row per run, with medians over its training steps after the first 10.
     `step_ms` is the step time of the slowest rank. `communication_ms`, \(C\) in formulas, is the
@@ -182,7 +182,7 @@ def overlap(runs: Iterable[Run] | Run) -> pd.DataFrame:
 
 
 def summarize_exchange(runs: Iterable[Run] | Run) -> Markdown:
-    """Summarize the communication time of each run, how much of it is hidden, and the gain."""
+    """Summarize each run's communication time, the part that overlap hides, and the time saved."""
     shown = entries(runs)
     table = overlap([entry.run for entry in shown])
     findings = [
@@ -214,7 +214,7 @@ def _baseline(run: Run, runs: Iterable[Run]) -> Run | None:
 
 
 def _is_sequential(run: Run) -> bool:
-    """Whether a run sends all buckets after backpropagation, without ranks taking turns."""
+    """Whether a run sends all buckets after backpropagation, and ranks do not send in turns."""
     schedule = SCHEDULES.get(run.experiment["strategy"].get("schedule"))
     return schedule is not None and schedule.after and not schedule.turns
 
@@ -256,14 +256,14 @@ def _words(row: dict[str, float]) -> tuple[str, ...]:
 
 # Hatches make the parts of a step distinguishable without colour.
 _LOOKS = dict(zip(PARTS, zip(PALETTE, ("", "/", "x", "."), strict=False), strict=True))
-_LETTERS = 140  # letters that fit in one line below all bars of the figure
+_LETTERS = 140  # number of letters that fit in one line below all bars
 _LINES, _LINE = 5, 14  # maximum number of lines in a label, and pixels per line
 
 
 def step_parts(runs: Iterable[Run] | Run) -> Figure:
     """Draw a stacked bar per run with the parts of a step: compute, codec, wire time, and waiting.
 
-    Each part is a median over the measured steps, and a mean over ranks. The diamond shows the
+    Each part is the median over the measured steps of the mean over ranks. The diamond shows the
     measured step time, with p10 to p90. A run that failed its equivalence check has no bar.
 
     Raises:

@@ -130,7 +130,7 @@ def forecast_scaling(
 def summarize_scaling(
     foreseen: Foreseen, measured: Measured | None = None, weak: bool = True
 ) -> Markdown:
-    """Summarize where efficiency falls below 50 %, the last efficiency, and the forecast errors."""
+    """Summarize where efficiency falls below 50 %, efficiency at most workers, forecast errors."""
     return sentences(_scaling_findings(scaling_table(foreseen, measured, weak)))
 
 
@@ -169,7 +169,7 @@ Compared = Sequence[Mapping[str, Any]]
 
 
 def forecast_diagonal(rows: Compared, calibration: str = "") -> Figure:
-    """Draw predicted over measured step times: one marker per setting, with ranges as whiskers.
+    """Draw predicted against measured step times: one marker per setting, with ranges as whiskers.
 
     Args:
         rows: Predicted and measured step times of each setting; see `Compared`.

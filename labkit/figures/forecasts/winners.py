@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from labkit.figures.kit.frames import Animation
     from labkit.strategies import Strategy
 
-GAIN = 0.05  # least saving that counts as a gain / time of the reference
+GAIN = 0.05  # smallest saving that counts, as a fraction of reference time
 APART = "not distinguishable"
 UNSURE = "#BBBBBB"  # colour of map cells in which no strategy is clearly the fastest
 BANDS = (
@@ -39,10 +39,10 @@ def winners_table(places: Iterable[MapPoint], usual: str) -> pd.DataFrame:
     """Return the fastest strategy and its gain for each latency, worker count and bandwidth.
 
     `gain` is the fraction of the reference strategy's time that is saved; if it is below 5 %, the
-    reference counts as the winner. If times have bands over seeds, a strategy can only win if its
-    band ends before all other bands start. In addition, the winner must be the reference strategy,
-    or save at least 5 % of its time. If no strategy meets these conditions, the winner is "not
-    distinguishable".
+    reference counts as the winner. If the times have ranges over seeds, a strategy can only win if
+    its range ends below all other ranges. In addition, the winner must be the reference strategy,
+    or save at least 5 % of the reference strategy's time. If no strategy meets these conditions,
+    the winner is "not distinguishable".
 
     Raises:
         InvalidInput: The reference strategy `usual` is not on the map.

@@ -169,7 +169,7 @@ def input_overhead(trace: InputTrace) -> Figure:
 
 
 def summarize_input(trace: InputTrace) -> Markdown:
-    """Summarize the cost of each kind of input, and which one is nearest to tensors in memory."""
+    """Summarize the cost of each kind of input; name the kind that is closest to data in memory."""
     costs = input_costs(trace)
     real = costs.drop(SYNTHETIC)
     repeats = trace.to_dataframe()["repeat"].nunique()
@@ -238,7 +238,7 @@ def thread_sweep(sweep: ThreadSweep) -> Figure:
     """Draw step time over intra-op threads: one panel per batch size, one line per inter-op count.
 
     Lines show medians over repeats, and bands show ranges over repeats. A cross marks the smallest
-    number of threads at which, and above which, every repeat is slower than the shortest step; see
+    number of threads from which on every repeat is slower than the shortest step; see
     `labkit.records.thread_counts.more_is_less`.
     """
     costs, slowdowns = thread_costs(sweep), more_is_less(sweep)
@@ -260,7 +260,7 @@ def thread_sweep(sweep: ThreadSweep) -> Figure:
 
 
 def summarize_thread(sweep: ThreadSweep) -> Markdown:
-    """Summarize, per batch size, the best thread count, and the count that makes steps slower."""
+    """Summarize, per batch size, the best thread count, and that from which steps are slower."""
     findings = [Finding(_thread_finding(row)) for row in more_is_less(sweep).to_dict("records")]
     return sentences(findings)
 
@@ -287,7 +287,7 @@ def _threads_panel(
 
 
 def _crosses(costs: pd.DataFrame, slowdowns: pd.DataFrame) -> list[Trace]:
-    """Return crosses, by kind of thread, at counts whose steps are longer in every repeat."""
+    """Return a cross, per kind of thread, at the count from which all repeats are slower."""
     traces = []
     for row in slowdowns.dropna(subset="less_from").to_dict("records"):
         pair = {row["threads"]: row["less_from"], _other(row["threads"]): row["other"]}

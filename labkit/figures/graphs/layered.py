@@ -19,8 +19,8 @@ from labkit.figures.kit.sheet import sheet
 MOST = 60  # maximum number of nodes in a figure; `collapsed` reduces larger graphs
 SWEEPS = 12  # number of passes over all layers that reorder their nodes
 LAYER = 42  # vertical distance between two layers, in pixels
-BEND = 0.35  # width of an edge in a crossed layer, relative to a node's width
-LOOSE = 2.0  # maximum factor by which a sparse layer is widened, for texts
+BEND = 0.35  # room of an edge in a layer that it crosses, in node widths
+LOOSE = 2.0  # maximum factor that widens a layer of few nodes, for texts
 COPY = "#D55E00"
 # If the figure has more copies between devices than NAMED, only the hover texts show their bytes.
 NAMED = 14
@@ -339,7 +339,7 @@ def _with_count(node: DrawnNode, count: int) -> DrawnNode:
 
 
 def _merge_edge(links: dict[tuple[str, str], Edge], edge: Edge) -> None:
-    """Add an edge to `links`; if an edge connects the same nodes, add the bytes to this edge."""
+    """Add an edge to `links`; if `links` has an edge between the same nodes, only add the bytes."""
     ends = (edge.source, edge.target)
     if (old := links.get(ends)) is not None:
         edge = replace(edge, bytes=edge.bytes + old.bytes, control=edge.control and old.control)

@@ -363,7 +363,7 @@ def _kernels(results: PlacementMeasurements) -> Iterator[Finding]:
 
 
 def _rules(results: PlacementMeasurements) -> Iterator[Finding]:
-    """Yield a finding per placement question; separate soft and strict placement if they differ."""
+    """Yield a finding per tested placement; list soft and strict placement apart if they differ."""
     answers_by_question: dict[str, dict[str, list[str]]] = {}
     for row in results.rules:
         refused = row["ran_on"] == "nowhere"
@@ -379,7 +379,7 @@ def _rules(results: PlacementMeasurements) -> Iterator[Finding]:
 
 
 def _predicted(link: str, rows: Sequence[Mapping[str, Any]], rules: Sequence[str]) -> Finding:
-    """Return the predictions for a link; name rules that exceed the memory of a device."""
+    """Return the predictions for a link; name placement rules that exceed a device's memory."""
     texts = [_prediction_text(row) for row in rows if row["rule"] != LIST]
     missing = [name for name in rules if name not in [row["rule"] for row in rows]]
     texts += [f"memory exceeded: {', '.join(missing)}"] if missing else []

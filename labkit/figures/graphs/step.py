@@ -56,9 +56,9 @@ def partitioned_step(graph: StepGraph, title: str) -> Figure:
 def nodes_of(graph: StepGraph) -> tuple[list[DrawnNode], list[Edge]]:
     """Return the operations as nodes with type, device and time, and the edges between them.
 
-    Arguments and constants exist before the step starts; there are as many of them as of all other
-    operations. Therefore arguments and constants are omitted, unless the step sends them to another
-    device.
+    Arguments and constants exist before the step starts, and are as numerous as all other
+    operations together. Therefore arguments and constants are omitted, unless the step sends them
+    to another device.
     """
     reads, sent = {flow.target for flow in graph.flows}, {t.source for t in graph.transfers}
     shown = [

@@ -15,7 +15,7 @@ from labkit.common.canonical_json import JSON
 from labkit.figures.kit.entries import INK, MANY, LineStyle, RunEntry, safe_text
 from labkit.figures.kit.panels import BELOW, PLOT, Panel, Trace
 
-# The options remove the buttons that upload data from Plotly's mode bar.
+# The options remove those buttons from Plotly's mode bar that would upload data.
 CONFIG: dict[str, str | bool] = {
     "displaylogo": False,
     "showSendToCloud": False,

@@ -21,7 +21,7 @@ from labkit.records.analysis.settings import Seeds, group_seeds
 from labkit.records.compressors import compressor_expression
 from labkit.records.run import Run, equivalence_failed
 
-LONGEST = 60  # maximum letters of a label, without the number of a duplicate
+LONGEST = 60  # maximum letters of a label, not counting a duplicate's number
 _MOST_PARAMETERS = 60  # maximum number of parameters from which labels are built
 _WORD = 28  # maximum letters of one part of a label
 # These parameters are ordered by priority: if two parameters distinguish the same runs, the label
@@ -47,8 +47,8 @@ def names(rows: Sequence[Row], fallback: Sequence[str]) -> list[str]:
         fallback: For each run, the name that is used if no parameter distinguishes the run.
     """
     parameters = _needed_parameters(rows)
-    # If the runs differ by compressor but not by strategy, a run without a compressor has a name
-    # that says this.
+    # If the runs differ by compressor but not by strategy, the name of a run without a compressor
+    # says that it has none.
     dense = "compressor" if "strategy" not in parameters else ""
     words = [
         [

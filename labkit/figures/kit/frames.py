@@ -84,7 +84,7 @@ def animation(
 
 
 def words(points: ArrayLike, texts: Sequence[str], letters: int, **changes: object) -> Trace:
-    """Return a trace of texts at points (points, 2); frames can change a trace, but not notes."""
+    """Return a trace of texts at points (points, 2); frames can change traces, not annotations."""
     # Single precision halves the size of the figure, because each frame repeats all points.
     x, y = np.array(points, np.float32).reshape(-1, 2).T.round(3)
     look = {"mode": "text", "textfont": {"size": letters, "color": INK}, "showlegend": False}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _CLOSE = 1e-6  # relative gap at which a run counts as having reached the optimum
 _NEVER = math.inf
 _DRAWN = 60  # maximum number of drawn blocks, because cells need at least a pixel
-_HALF = 0.5  # a sentence compares rounds (priority / random) with this ratio
+_HALF = 0.5  # limit of the ratio of rounds (priority / random) in a text
 
 
 def optimality_gap(runs: Iterable[Run], optimum: float) -> Figure:
@@ -58,7 +58,7 @@ def optimality_gap(runs: Iterable[Run], optimum: float) -> Figure:
 
 
 def dependencies(couplings: NDArray[np.float64], dependency: float) -> Figure:
-    """Draw which pairs of coordinate blocks never change in one round, coloured by their coupling.
+    """Draw which pairs of coordinate blocks never change in the same round, coloured by coupling.
 
     Args:
         couplings: Couplings from 0 to 1, shape (blocks, blocks), from

@@ -20,12 +20,12 @@ from labkit.records.verdict import completed_seeds
 
 _RATES = {"none": "fixed rate", "sqrt": "square root", "linear": "linear"}
 _LINEAR, _WARM = "linear", "linear, warm-up"
-_APART = 0.12  # offset between crosses of two rules, in doublings of workers
+_APART = 0.12  # x offset between two rules' crosses, in log2 of workers
 _MEASURES = {"samples": "samples", "seconds": "seconds of training"}
 
 
 def large_batch(runs: Iterable[Run], target: float) -> Figure:
-    """Draw samples and seconds until a target accuracy over workers, a line per learning-rate rule.
+    """Draw the cost (samples, seconds) to a target accuracy over workers: a line per rate rule.
 
     The bands show the range over seeds. A cross marks a run in which some seeds missed the target
     accuracy; it shows the samples or seconds of the whole training.
@@ -60,8 +60,8 @@ def large_batch_table(runs: Sequence[Run], target: float) -> pd.DataFrame:
     `reached` is the number of seeds that reached the target accuracy. `samples` and `seconds` are
     the cost until the target is reached: means over the seeds that reached it, with ranges.
     `all_samples` and `all_seconds` are the cost of the whole training (maximum over seeds). With
-    one worker, all rules of an optimizer give the same learning rate. Therefore one run with one
-    worker also counts for the rules that have no such run.
+    one worker, all rules of an optimizer give the same learning rate. Therefore a run with one
+    worker also counts for those rules of its optimizer that have no one-worker run.
     """
     table = to_target({str(number): run for number, run in enumerate(runs)}, target)
     table["optimizer"] = [run.experiment.get("optimizer", "sgd") for run in runs]

@@ -20,7 +20,7 @@ from labkit.records.run import logged_names, logged_results
 if TYPE_CHECKING:
     import pandas as pd
 
-POINTS = 300  # maximum points of a curve; a half or a quarter with many runs
+POINTS = 300  # maximum points of a curve; with many runs, half or a quarter
 CURVES = 240  # maximum number of runs with curves; only these runs' histories are read
 MOST = 9000  # maximum number of points in a panel, to limit drawing time
 OWN = 6  # maximum number of user-defined metrics with a panel
@@ -179,7 +179,7 @@ def _over_all(
 
 
 def _rounded(values: pd.Series[float]) -> list[float | None]:
-    """Round numbers to five digits, because an HTML page stores them as text."""
+    """Round the values to five digits, because an HTML page stores them as text."""
     return [float(f"{v:.5g}") if np.isfinite(v) else None for v in np.asarray(values, float)]
 
 

@@ -40,9 +40,9 @@ from labkit.records.run import Run
 __all__ = ["has_grid", "heat_map"]
 
 _MOST = 9  # maximum number of axes that leaves room for their labels
-_BELOW, _ABOVE = -0.055, 1.055  # y positions of the labels below and above an axis from 0 to 1
-_ACROSS = 125  # letters that fit in one line across the whole panel
-_SPREAD = 0.5  # part of the space per value over which its runs are spread
+_BELOW, _ABOVE = -0.055, 1.055  # y positions of labels below and above an axis (y = 0 to 1)
+_ACROSS = 125  # number of letters that fit in one line across the panel
+_SPREAD = 0.5  # fraction of a discrete value's space that its runs occupy
 
 Axis = tuple[str, list[Value], AxisScale]
 

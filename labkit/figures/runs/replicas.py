@@ -35,8 +35,8 @@ from labkit.strategies import Gossip
 
 EACH_STEP, MEAN, ELASTIC = "every step", "averaging", "elastic averaging"
 DELAYED, IMMEDIATE = "asynchronous, delayed Nesterov", "asynchronous, immediate Nesterov"
-NEARLY = 0.98  # target accuracy / final accuracy with delayed momentum
-SHORT = range(8, 33)  # synchronization periods (steps) without loss in the paper
+NEARLY = 0.98  # ratio: target accuracy / final accuracy with delayed momentum
+SHORT = range(8, 33)  # synchronization periods (steps) without lost accuracy (paper)
 
 DISTANCE = "consensus_distance"
 TOLERANCE = 1.02  # ratio of two consensus distances below which they count as equal
@@ -141,7 +141,7 @@ def _claim(claim: str, source: str, holds: bool, *tables: pd.DataFrame) -> Findi
 
 
 def _averaging(table: pd.DataFrame) -> Iterator[Finding]:
-    """Judge short and long periods of averaging, and the outer optimizer at the longest period."""
+    """Judge averaging at short and long periods, and the outer optimizer at the longest period."""
     every_step, means = (table[table["rule"] == rule] for rule in (EACH_STEP, MEAN))
     short_periods, long_periods = (
         means[means["period"].isin(SHORT)],
@@ -191,7 +191,7 @@ def _at_longest_period(
 
 
 def _compressed_gradients(table: pd.DataFrame) -> Iterator[Finding]:
-    """Compare the accuracy of compressed and of full-precision outer gradients at equal periods."""
+    """At equal periods, compare accuracy with compressed and full-precision outer gradients."""
     coded = table[table["codec"] != ""]
     for (codec, period), ours in coded.groupby(["codec", "period"], sort=False):
         rule = ours["rule"].iloc[0].removesuffix(f", {codec}")
@@ -394,10 +394,10 @@ def codistillation_table(
 
 
 def summarize_codistillation(table: pd.DataFrame) -> Markdown:
-    """Compare a single model, codistilled models, and an ensemble, for equal total gradients.
+    """Compare a single model, codistilled models and an ensemble, for equal numbers of gradients.
 
-    Published: a codistilled model is better than a model that is trained alone, with more workers
-    in synchronous training (Anil 2018, arXiv 1804.03235).
+    Published: a codistilled model is better than a single model that more workers train
+        synchronously (Anil 2018, arXiv 1804.03235).
 
     Args:
         table: Result of `codistillation_table`.

@@ -19,7 +19,7 @@ from labkit.figures.runs.speed import refusals
 from labkit.records.analysis.columns import seed_range
 from labkit.records.run import Run, equivalence_failed
 
-# The throughput counts as saturated if twice as many workers give less than this multiple of it.
+# The throughput counts as saturated if doubling the workers multiplies it by less than this factor.
 _CLIFF = 1.5
 
 

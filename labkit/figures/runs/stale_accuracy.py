@@ -179,7 +179,7 @@ def summarize_time_to_target(runs: Sequence[Run], target: float) -> Markdown:
 
 
 def _stale_synchronous(group: pd.DataFrame) -> Iterator[Finding]:
-    """Judge whether stale synchronous training takes a time between those of sync and async."""
+    """Judge whether the time of stale synchronous training is between those of sync and async."""
     rows = {row.way: row for row in group.itertuples()}
     bound = [way for way in rows if way.startswith("stale synchronous")]
     if not bound or not {SYNCHRONOUS, ASYNCHRONOUS} <= set(rows):

@@ -34,7 +34,7 @@ COLORS = ("#E0B33C", "#A59C74", "#7C7B78", "#4C5A8C", "#00306F")
 DROPPED = "#D55E00"
 CLOCKS = {"wall": "on ranks", "virtual": "on the virtual clock"}
 ACROSS = 3  # number of panels side by side
-MOST_AGES = 0.95  # share of gradients that the axis covers, without outliers of late starters
+MOST_AGES = 0.95  # share of gradients on the axis; omits outliers of late starters
 PLAIN = "at α₀"  # label of softsync without a staleness correction
 
 

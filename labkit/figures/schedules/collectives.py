@@ -112,8 +112,8 @@ def _traces(
             f"{bytes_text(n)}: {seconds_text(t)}" for n, t in zip(sizes, seconds, strict=True)
         ]
         table = pd.DataFrame({"bytes": sizes, "seconds": seconds, "hover": details})
-        # Only every other simulated size has a marker, because more would hide the line of the
-        # closed form.
+        # Only every second simulated size has a marker, because more markers would hide the line of
+        # the closed form.
         traces.append(points(table[::2], "bytes", "seconds", look, size=6))
     edges = [stretch.last for stretch in costs_of_network.fastest[:-1]]
     best = costs_of_network.seconds.min(axis=0)
@@ -146,7 +146,7 @@ def _fastest_by_size(costs_of_network: Costs) -> str:
 def counts_table(
     algorithms: Iterable[str] = tuple(ALLREDUCE), sizes: Iterable[int] = (2, 4, 8)
 ) -> pd.DataFrame:
-    """Return a table row per algorithm and rank count: messages by schedule and by formula.
+    """Return a table row per algorithm and rank count: message counts by schedule and by formula.
 
     The columns `volume` and `busiest_rank` are the bytes sent by all ranks together and by the
     busiest rank. Both columns are multiples of the buffer size n. The column `equal` states whether

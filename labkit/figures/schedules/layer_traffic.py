@@ -127,8 +127,8 @@ def _tiles(
     strip = before.kind == "units"  # the units of a dense layer form a single row
     rows, columns = (1, before.shape[2]) if strip else before.shape[:2]
     axes = (0, 2) if strip else (0, 1)
-    # Count the machines that read each position. The input boxes of machines overlap, because
-    # convolution kernels reach across tile borders.
+    # For each position of the layer's input, count the machines that read it. The input boxes of
+    # machines overlap, because convolution kernels reach across tile borders.
     readers = np.zeros((rows, columns), np.int64)
     for box in results.box[results.layer == number][:, axes]:
         readers[box[0, 0] : box[0, 1], box[1, 0] : box[1, 1]] += 1
@@ -288,7 +288,7 @@ def _by_layer(run: Run) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _weights(run: Run) -> tuple[int, int]:
-    """Return the bytes of weights: those of the rank with most, and those of the whole network."""
+    """Return the bytes of weights on the rank with the most weights, and of the whole network."""
     by_rank = run.layers.groupby("rank")["weights_bytes"].sum()
     # Every rank lists every layer, so duplicates are dropped before the sum.
     whole = run.layers.drop_duplicates("layer")["whole_weights_bytes"]

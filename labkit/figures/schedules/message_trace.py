@@ -171,8 +171,8 @@ def _strips(holdings: Holdings, number: int) -> Trace:
     kind = np.where((held == 1).all(axis=2, keepdims=True), 4, kind)
     # New values keep their own colour even in complete sums, so that new values are always visible.
     kind = np.where(holdings.new(number) > 0, 3, kind)
-    # Every other row and column of the heat map is a gap; Plotly's own gaps would all have a single
-    # size.
+    # Every second row and column of the heat map is a gap, because Plotly's own gaps would all have
+    # a single size.
     picture: Integers = np.zeros((2 * nodes - 1, 2 * chunks * size - 1), np.int64)
     picture[::2, ::2] = kind.reshape(nodes, chunks * size)
     return cells(

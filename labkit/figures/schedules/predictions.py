@@ -125,7 +125,7 @@ def _measured(look: LineStyle, group: pd.DataFrame) -> Trace:
 
 
 def _errors(look: LineStyle, group: pd.DataFrame) -> Trace:
-    """Return markers of prediction errors in percent; whiskers: errors at least and p90 time."""
+    """Return markers of prediction errors (%); whiskers show the errors of least and p90 times."""
     errors = group[["bytes"]].assign(
         error=100 * group["error"],
         error_low=100 * (group["predicted_ms"] / group["p90_ms"] - 1),

@@ -66,14 +66,14 @@ def pipeline_table(runs: Iterable[Run] | Run, baseline: Run | None = None) -> pd
     simulation with the measured seconds of each stage and the network of the run. The column
     `bubble_formula` assumes equal stages and free messages (`Table.bubble_share`). The columns
     `schedule_ms` and `simulated_ms` are the measured and simulated times from the first to the last
-    action of a step. The column `speedup` is the baseline's step time over the run's step time. The
-    columns with `_low` and `_high` of the speed-up use the 90th and the 10th percentile of the step
-    time. The column `bound` is the greatest possible speed-up: p (1 - bubble_formula) for p stages.
-    For GPipe with m micro-batches, the bound is m p/(m + p - 1). For delayed gradients on K stages,
-    the bound is \(3/(1 + 2/K)\), if a backward pass takes as long as two forward passes. For stages
-    with `tensor_parallel_size` slices, the bound of the speed-up is multiplied by the number of
-    slices. If stages are divided into slices, the column `ranks` counts only the ranks of one
-    slice.
+    action of a step. The column `speedup` is the baseline's step time divided by the run's step
+    time. The columns with `_low` and `_high` of the speed-up use the 90th and the 10th percentile
+    of the step time. The column `bound` is the greatest possible speed-up: p (1 - bubble_formula)
+    for p stages. For GPipe with m micro-batches, the bound is m p/(m + p - 1). For delayed
+    gradients on K stages, the bound is \(3/(1 + 2/K)\), if a backward pass takes as long as two
+    forward passes. For stages with `tensor_parallel_size` slices, the bound of the speed-up is
+    multiplied by the number of slices. If stages are divided into slices, the column `ranks` counts
+    only the ranks of one slice.
 
     Args:
         runs: Runs; the table omits runs that are not pipeline-parallel.

@@ -114,7 +114,7 @@ class Form:
         return (self.widget._repr_mimebundle_() or {}) | {"text/plain": repr(self)}
 
     def _field_of_error(self, message: str) -> str:
-        """Return the field that shows an error: the one that the error names, or a changed one."""
+        """Return the form field for an error: the field that the error names, or a changed one."""
         # The errors of `Experiment` begin with the name of the wrong field: `workers=3 …`.
         named_fields = [
             name for name in self.fields if message.startswith((f"{name}=", f"{name} "))

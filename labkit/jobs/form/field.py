@@ -32,8 +32,8 @@ class Field:
 
         self.parameter = parameter
         self.input = _input(parameter)
-        # A change is a difference from the widget's initial value, because a widget may reformat
-        # the default.
+        # A value counts as changed if it differs from the widget's initial value, because a widget
+        # may reformat the notebook's default.
         self._initial = self.input.value
         self._error = ipywidgets.HTML()
         # The help text is escaped, because it is a comment from the notebook and may contain

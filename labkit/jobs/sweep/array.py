@@ -25,7 +25,7 @@ from labkit.jobs.sweep.sweep_plan import SweepMember, SweepPlan
 from labkit.records import registry, store
 
 LOOK_EVERY = 1.0  # seconds between two reads of the records of the sweep's notebook runs
-HELD_REASON = "JobHeldUser"  # Slurm's reason why a job is pending if its user holds it
+HELD_REASON = "JobHeldUser"  # Slurm's reason for a pending job that its user has put on hold
 OF_SLURM = ("slurmstepd", "srun:")  # prefixes of lines that Slurm adds to a job's output
 NOT_OURS = "has ended, and no registry entry says who submitted it; its notebook runs again"
 # Folder for the output of array tasks; hidden, so that searches skip it.
@@ -64,7 +64,7 @@ class Array:
         )
 
     def run(self, members: Sequence[SweepMember]) -> bool:
-        """Execute notebook runs of a sweep, and return whether there was no interruption.
+        """Execute notebook runs of a sweep; return False if the user interrupted them, else True.
 
         Array tasks that an earlier command left in Slurm's queue are monitored first.
         """

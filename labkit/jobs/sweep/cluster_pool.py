@@ -12,7 +12,7 @@ Shape = tuple[int, int]
 
 
 class ClusterPool:
-    """Leases of a sweep's clusters: one `Hold` per run slot and cluster shape (workers, threads).
+    """Leases that keep a sweep's clusters running: one per run slot and pair (workers, threads).
 
     `Cluster(workers=…)` in a notebook run finds the lease of the run's slot in an environment
     variable. Simultaneous notebook runs have different slots and thus use different clusters; later

@@ -41,7 +41,7 @@ def create(root: Path, name: str, plan: SweepPlan) -> Path:
 
 
 def member_records(plan: SweepPlan) -> list[store.Record]:
-    """Return folder, values and repeat of each notebook run, as stored in the sweep's record."""
+    """Return folder, parameter values and repeat number of each notebook run, for sweep.json."""
     return [
         {"folder": member.folder, "values": member.values, "repeat": member.repeat}
         for member in plan.members

@@ -46,7 +46,7 @@ class Scheduler:
         jobs: Maximum number of simultaneous notebook runs, independent of the number of cores.
             None: notebook runs start while ranks × threads of all runs in progress do not exceed
                 the cores. A notebook run that needs more than all cores, or an unknown number of
-                ranks, has no other runs beside it.
+                ranks, runs alone.
         limit: Seconds after which a notebook run is interrupted; None: no limit.
         screen: Display for progress lines.
     """
@@ -165,7 +165,7 @@ class Scheduler:
             self._clusters.release(running.place, running.member.shape)
         # Clusters whose shape no remaining notebook run needs are released, to free their cores.
         needed = [*waiting, *(other.member for other in self._running)]
-        if not self._members_to_ask:  # a search may create notebook runs that need any shape
+        if not self._members_to_ask:  # a search may create notebook runs for any cluster shape
             self._clusters.release_others({member.shape for member in needed})
         rank = f"rank {result.rank}: " if result.rank is not None else ""
         cause = f"{rank}{result.cause}" if result.cause else None

@@ -20,7 +20,7 @@ class Search:
             call `test_accuracy`.
         maximize: Whether the search maximizes the metric; if False, it minimizes the metric.
         trials: Total number of notebook runs that the search tries.
-        prune: Name of the pruner in Optuna, which stops runs that are worse than other runs at the
+        prune: Name of Optuna's pruner; a pruner stops runs that are worse than other runs at the
             same step. None: no run is pruned. (In records of older labkit versions, true means the
             median pruner.)
         sampler: Name of Optuna's sampler.

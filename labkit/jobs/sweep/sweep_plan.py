@@ -55,7 +55,7 @@ class SweepMember:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The numbers of workers, and of threads per worker, of the cluster that is needed."""
+        """The cluster that the notebook run needs: number of workers, and of threads per worker."""
         return self.workers, self.threads
 
 
@@ -221,7 +221,7 @@ def make(notebook: Path, spec: SweepSpec) -> SweepPlan:
 def _convert_request(
     notebook: Path, axes: Mapping[str, Axis], fixed: Values
 ) -> tuple[Known, dict[str, Axis], dict[str, JSON]]:
-    """Return the declared parameters, and the swept and fixed values as the declared types."""
+    """Return the declared parameters, and the swept and fixed values converted to their types."""
     for name in axes.keys() & fixed.keys():
         raise InvalidInput(f"{name} is both swept and fixed; give it once")
     declared = parameters.declared(notebook)

@@ -80,7 +80,7 @@ class Trials:
         return member
 
     def watch(self, member: SweepMember) -> None:
-        """Report a notebook run's metrics to Optuna; if Optuna prunes it, request its end.
+        """Report a notebook run's metrics to Optuna; if Optuna prunes the run, request its end.
 
         After the request, all ranks end after the same step, and then the notebook ends.
         """
@@ -147,8 +147,8 @@ class Trials:
             streams = [*job.glob(f"*/{FOLDER}"), *job.glob(f"*/seed*/{FOLDER}")]
             if not streams:
                 return None
-            # The first name is chosen, so that each call finds the same run, whatever order the
-            # file system has.
+            # The alphabetically first path is chosen, so that each call finds the same run,
+            # whatever the order in which the file system lists files.
             self._readers[member.folder] = StreamReader(min(streams))
         return self._readers[member.folder]
 

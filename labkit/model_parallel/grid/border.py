@@ -17,9 +17,9 @@ class Border:
     Args:
         machine: Number of this machine in the grid.
         crossing: Index ranges of the values that machines exchange before each layer of the model.
-        number: Index in the model of the layer that reads the values.
-        held, read: Index ranges (start and end on each axis) of the previous layer's outputs that
-            this machine owns and reads; arrays of shape (3, 2).
+        number: Index of the layer that reads the values, in the order of the model's layers.
+        held, read: Index ranges of the previous layer's outputs that this machine owns and reads;
+            arrays of shape (3, 2), start and end on each axis.
 
     Attributes:
         owned_shape, read_shape: Numbers of rows, columns and channels of the values that the

@@ -27,7 +27,7 @@ class Halo(Meter):
     Args:
         communicator: Communicator of the machines (ranks) of one replica.
         border: Index ranges of the values that this machine sends and receives.
-        number: Index in the model of the layer that reads the values.
+        number: Index of the layer that reads the values, in the order of the model's layers.
     """
 
     def __init__(self, communicator: Communicator, border: Border, number: int) -> None:

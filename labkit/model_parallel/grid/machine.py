@@ -37,10 +37,10 @@ class GridMachine:
         local_layers: For each layer in `pieces`, a layer with only this machine's positions or
             units.
         held: For each entry of `planes`, the index range of the values that the machine owns.
-        read: For each entry of `planes` but the input, the index range of the previous layer's
+        read: For each entry of `planes` except the input, the index range of the previous layer's
             outputs that the machine reads.
-        borders: For each layer and the loss, the values that the machine exchanges before it
-            (`Border`).
+        borders: For each layer, and for the loss, the `Border` that describes the values exchanged
+            before it.
 
     Raises:
         InvalidInput: A layer of the model cannot be divided.
@@ -52,7 +52,7 @@ class GridMachine:
         self.planes = planes_of([self._input, *self.pieces])
         self.dtype = tf.as_dtype(model.compute_dtype)
         self.held = [owned_boxes(plane, grid)[number] for plane in self.planes]
-        self.read = [  # index ranges that each layer reads of the previous layer
+        self.read = [  # index ranges of the previous layer's outputs that each layer reads
             input_boxes(plane, before.shape, grid)[number]
             for before, plane in pairwise(self.planes)
         ]
@@ -65,7 +65,7 @@ class GridMachine:
         ]
 
     def prepare_input(self, x: tf.Tensor) -> tf.Tensor:
-        """Return the input of a batch, (batch, rows, columns, channels), equal on all machines."""
+        """Return a batch's input (batch, rows, columns, channels), which all machines have."""
         rows, x = tf.shape(x)[0], tf.cast(tf.convert_to_tensor(x), self.dtype)
         x = shaped(x, rows, self.planes[0].shape)
         for layer in self._input.behind:

@@ -82,7 +82,7 @@ class Tiles(GridMachine):
         return x if self._scores is None else shaped(x, rows, self._scores)
 
     def bytes_per_row(self) -> int:
-        r"""Return the predicted bytes of activations per batch row that the backward pass reads.
+        r"""Return the predicted bytes of activations that the backward pass reads, per batch row.
 
         The number of stored values per batch row is \(|x| + \sum_l (|r_l| + |h_l|)\), a sum over
         the layers l. In this sum, x is the input, \(r_l\) the values that the machine reads before

@@ -20,7 +20,7 @@ Compute: TypeAlias = Callable[..., Computed]
 
 
 class Compiled:
-    """Compiled forward and backward passes of a computation; backward may run as two functions.
+    """Compiled forward and backward passes; the backward pass may run as two functions.
 
         forward             arguments    ->  results, saved
         backward            saved, seeds ->  dx, dw
@@ -71,8 +71,8 @@ class Compiled:
 
         self._graph = graph = TracedGraph(trace, specs)
         # All operations traced before the backward pass belong to the forward pass, even if no
-        # other operation reads their results. Such operations may update statistics or advance
-        # random seeds.
+        # other operation reads their results. Operations whose results no operation reads may
+        # update statistics or advance random seeds.
         forward = graph.before(forward_names)
         ends, self._outside = [*self._dx, *self._dw], {*forward, *map(operation, self._seeds)}
         self._backward = graph.before([*ends, *graph.acting], self._outside)

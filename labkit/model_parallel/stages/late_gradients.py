@@ -50,8 +50,9 @@ class Delayed:
 
         Args:
             batch: The batch, equal on all ranks of the replica.
-            update: Function that is called when the gradients of an iteration are complete; the
-                attribute `rows` is then the number of rows behind these gradients.
+            update: Function that is called when an iteration's gradients are complete; the
+                attribute `rows` is then the number of rows from which these gradients were
+                computed.
         """
         self._rows[self._iteration] = batch.rows
         weight = batch.weight

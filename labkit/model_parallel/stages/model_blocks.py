@@ -186,8 +186,8 @@ class Blocks:
             alive = {key: x for key, x in alive.items() if last_use.get(key, 0) > place}
             masks = {id(mask_of(x)) for x in alive.values()}
             live = [x for key, x in alive.items() if key not in masks]
-            # If the next nodes change nothing about the single tensor that later nodes read, no
-            # second cut is added for this tensor.
+            # If the next layer calls do not change which single tensor later calls read, no second
+            # cut is added for this tensor.
             if place in places and len(live) == 1 and live[0] is not previous:
                 (previous,) = live
                 if "float" in previous.dtype and previous is not outputs[0]:

@@ -113,7 +113,7 @@ def open_time(model: keras.Model) -> keras.Model:
             several time steps.
     """
     chain = BlockChain(model)
-    plain = chain.part(0, len(chain))  # a copy that is not compiled (`compile`)
+    plain = chain.part(0, len(chain))  # a copy of the model without the settings of `compile`
     _, steps, *rest = plain.inputs[0].shape
     opened = keras.models.clone_model(
         plain,

@@ -177,8 +177,8 @@ class OwnLosses:
     """Sum of the losses (such as regularizers) that layers of all stages add in a training step.
 
     If any layer adds losses, each training step needs one sum over the ranks, whose bytes are not
-    counted. If no layer adds losses, the ranks communicate only once, in the first training step,
-    to find this out.
+    counted. If no layer adds losses, the ranks find this out in the first training step, and
+    communicate only in this step.
 
     Args:
         communicator: Communicator of the ranks of all stages.
@@ -191,15 +191,15 @@ class OwnLosses:
         self._sum = 0.0
 
     def take(self, losses: tf.Tensor | None, weight: float = 1.0) -> None:
-        """Add the losses that a stage's layers add in a forward pass; None if there are none."""
+        """Add the losses that a stage's layers produce in a forward pass; None adds nothing."""
         if losses is not None:
             self._has_losses = True
             self._sum += float(losses) * weight
 
     def added_to(self, loss: float | None) -> float | None:
         """Return `loss` plus the layers' losses of all stages, or None if `loss` is None."""
-        # Layers add their losses only when they are called, so the ranks exchange this information
-        # after the first forward pass.
+        # Layers add their losses only when they are called, so the ranks find out after the first
+        # forward pass whether any layer adds losses.
         if self._anywhere is None:
             flags = self._communicator.allgather(self._has_losses, "whether layers add losses")
             self._anywhere = any(flags)

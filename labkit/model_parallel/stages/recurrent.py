@@ -37,7 +37,8 @@ class RecurrentStage(Stage):
     steps, so the weight of a segment is its fraction of the time steps.
 
     If a recurrent layer returns only its last output, later layers run only in the last segment.
-    In earlier segments, a stage with such a layer has no output and receives no gradient.
+    Before the last segment, a stage with a layer that returns only its last output has no output
+    and receives no gradient.
 
     TensorFlow traces segments of different lengths separately.
 

@@ -31,13 +31,14 @@ class Runner:
             `StageMessages`.
         record: Function of (action, stage, micro-batch) that returns a context manager, which is
             entered around each action of the schedule.
-        losses: `Losses` of the model. If they are given, the last stage receives pairs (sample
+        losses: `Losses` of the model. If `losses` is given, the last stage receives pairs (sample
             weights, counts) instead of sample weights. If `losses` is None, micro-batches are
             weighted by rows, and the last stage receives sample weights.
 
     Attributes:
-        rows: Number of batch rows behind the gradients at the latest `update`. In an asynchronous
-            schedule, these are the rows of one micro-batch; otherwise, those of the whole batch.
+        rows: Number of batch rows from which the gradients at the latest `update` were computed. In
+            an asynchronous schedule, `rows` is the number of rows of one micro-batch; otherwise, it
+            is that of the whole batch.
     """
 
     def __init__(

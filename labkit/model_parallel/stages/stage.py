@@ -56,8 +56,8 @@ class Stage:
         variables: Trainable weights of the stage.
         max_in_flight: Maximum number of micro-batches that were in flight at one time.
         own_loss: Losses that the stage's layers add in the latest forward pass, multiplied by the
-            micro-batch's share. This attribute is None if no layer adds losses, and at the last
-            stage, whose loss includes the layers' losses.
+            micro-batch's share. `own_loss` is None if no layer adds losses, and at the last stage,
+            whose loss includes the layers' losses.
         ledger: Counter of the bytes of saved tensors (`MemoryLedger`).
         computing: Function that returns a context manager, which is entered around each pass, see
             `labkit.communicator.computing`.
@@ -264,8 +264,7 @@ def call_with_masks(model: keras.Model, x: Sequence[tf.Tensor], training: bool) 
         attach_mask(value, places.get(id(mask_of(spec))))
     y = model(unwrap_single(x), training=training)
     for spec, value in zip(model.outputs, keras.tree.flatten(y), strict=True):
-        # If an output has no mask, a Keras model attaches the mask of its input to the output,
-        # unlike a layer.
+        # Unlike a layer, a Keras model attaches its input's mask to an output that has no mask.
         if not is_masked(spec):
             attach_mask(value, None)
     return y

@@ -93,13 +93,13 @@ class TracedGraph:
 
 
 class TracedSegment:
-    """A compiled function of tensors, which are named as in the `TracedGraph` they come from.
+    """A compiled function of tensors that have the same names as in their `TracedGraph`.
 
     Args:
         part: Operations of the function, as a `GraphDef`.
         specs: Shapes and dtypes of the input tensors, by name.
-        captured: Variables outside of the graph that it reads, by tensor name; this function may
-            read only some of them.
+        captured: Variables that the traced graph reads from outside, by tensor name; this function
+            may read only some of them.
         fetches: Names of the output tensors, which may include input tensors.
     """
 
@@ -132,8 +132,8 @@ class TracedSegment:
     def __call__(self, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Run the function on `values`, tensors by name; return the output tensors by name."""
         arguments = [values[name] for name in self.feeds]
-        # A direct call of the function would give the same result, but would take longer to inspect
-        # its arguments.
+        # A direct call of the function would give the same result, but would inspect its arguments,
+        # which takes longer.
         outputs = tf.raw_ops.StatefulPartitionedCall(
             args=arguments + self._function.captured_inputs, Tout=self._returned, f=self._function
         )

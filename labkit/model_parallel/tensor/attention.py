@@ -59,7 +59,7 @@ class Heads(LayerSlice):
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> tf.Tensor:
-        """Return vectors (…, width) for queries (…, width); equal inputs need one `spread` call.
+        """Return outputs (…, width) for queries (…, width); equal inputs share one `spread` call.
 
         `return_attention_scores` is ignored, because layers that return attention scores are never
         divided.
@@ -89,7 +89,7 @@ class Heads(LayerSlice):
 
     def _place(self, whole: tuple[int, ...], local: tuple[int, ...]) -> tuple[slice, ...]:
         axis = next(axis for axis, length in enumerate(whole) if length != local[axis])
-        # Greater than 1 only for the queries in grouped-query attention.
+        # This quotient is greater than 1 only for the queries in grouped-query attention.
         width = whole[axis] // self.heads
         return (
             *[slice(None)] * axis,

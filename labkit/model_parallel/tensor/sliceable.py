@@ -96,7 +96,7 @@ class LayerGraph:
         return node
 
     def _reader(self, layer: keras.Layer) -> keras.Layer | None:
-        """Return the only layer that reads a layer's output; None unless it is called only once."""
+        """Return the only layer that reads a layer's output; None if the reader is called twice."""
         (tensor,) = self.node(layer).outputs
         readers = self._readers(tensor)
         if id(tensor) in self._ends or len(readers) != 1 or not self._once(readers[0].operation):

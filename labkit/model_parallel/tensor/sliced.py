@@ -56,7 +56,8 @@ class Sliced(Share):
         self._algorithm = algorithm
         self.link: Link | None = None
         self._scores = 0  # number of scores in all slices; 0 if scores are gathered
-        self._slices: dict[str, tuple[keras.Layer, LayerSlice]] = {}  # by name: (layer, its slice)
+        # By layer name: pair of the whole layer and its slice.
+        self._slices: dict[str, tuple[keras.Layer, LayerSlice]] = {}
         graph = LayerGraph(functional)
         self._rows = {layer.name: (layer, "whole", "one slice") for layer in graph.layers}
         if communicator.size > 1:
@@ -87,7 +88,7 @@ class Sliced(Share):
         return (pair for layer, part in self._slices.values() for pair in part.pairs(layer))
 
     def describe(self, steps: int = 1) -> list[LayerRow]:
-        """Return one row per layer: how or why not it is divided, its weight bytes and traffic.
+        """Return one row per layer: how it is divided or why not, its weight bytes and its traffic.
 
         Args:
             steps: Number of training steps since the start, by which message bytes are divided.

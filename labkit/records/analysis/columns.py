@@ -23,7 +23,7 @@ RESULTS = (
     "train_seconds",
     "samples_per_second",
 )
-_LONG = ("source", "sha256")  # long fields of a function or of arrays, omitted in tables
+_LONG = ("source", "sha256")  # long fields of recorded functions and arrays, omitted in tables
 # If a name contains one of these strings, the measured number is a duration or a speed. Durations
 # and speeds are invalid if verification of the run failed.
 _TIMED = ("second", "_ms", "samples_per")
@@ -121,7 +121,7 @@ def plain_parameters(run: Run) -> dict[str, Value]:
 
 
 def _named_arrays(dataset: JSON) -> JSON:
-    """Return a text for a data set of arrays, such as `arrays 200 × 10, #850c` (of a checksum)."""
+    """Return a text for a data set of arrays (shape, checksum), e.g. `arrays 200 × 10, #850c`."""
     arrays = dataset if isinstance(dataset, list) else []
     if not arrays or not all(isinstance(array, dict) and "sha256" in array for array in arrays):
         return dataset
@@ -138,14 +138,14 @@ def parameters(runs: Sequence[Run]) -> dict[str, list[Value]]:
 
 
 def metric_values(runs: Sequence[Run], name: str) -> list[float | None]:
-    """Return a measured number of each run; None if missing, or an unverified run's time."""
+    """Return each run's value of a metric, or None if the value is missing or invalid."""
     return [_number(run, name) for run in runs]
 
 
 def values_of(
     runs: Sequence[Run], name: str, parameter_values: Mapping[str, list[Value]] | None = None
 ) -> list[Value]:
-    """Return the value, for each run, of a parameter that differs or of a measured number.
+    """Return each run's value of a parameter that differs between runs, or of a measured number.
 
     Args:
         runs: Runs to compare.
@@ -153,7 +153,7 @@ def values_of(
         parameter_values: Result of `parameters` for these runs; None if it is not computed yet.
 
     Raises:
-        InvalidInput: If no run has a parameter that differs, or a measured number, of this name.
+        InvalidInput: If no differing parameter and no measured number has this name.
     """
     parameter_values = parameters(runs) if parameter_values is None else parameter_values
     if name in parameter_values:

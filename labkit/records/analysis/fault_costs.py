@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def compare_faults(pairs: Mapping[str, tuple[Run, Run | None]]) -> pd.DataFrame:
     """Return one row per pair of runs, one without faults ("undisturbed") and one with faults.
 
-    Goodput is the number of samples per second of training time whose gradients changed the
-    weights. The goodput is 0 if the run failed. Recovery is the increase, due to the faults, of the
+    Goodput is the number of samples whose gradients changed the weights, per second of training
+    time. The goodput is 0 if the run failed. Recovery is the increase, due to the faults, of the
     longest time between two applied gradients. If training continued after ranks died, recovery is
     the recorded recovery time, without the time for tracing.
 
@@ -57,8 +57,8 @@ def _row(calm: Run, disturbed_run: Run | None) -> dict[str, object]:
         }
     counted_samples, disturbed_seconds, disturbed_gap = _applied_samples(disturbed_run)
     # History rows of dead ranks may be missing, so the number of samples is computed from the run
-    # without faults. The numbers of samples per step are equal, because a step was completed either
-    # by all ranks or by none.
+    # without faults. Both runs have the same number of samples per step, because a step was
+    # completed either by all ranks or by none.
     if disturbed_run.metrics["faults"]:
         counted = calm.history[calm.history["step"].isin(disturbed_run.history["step"])]
         counted_samples = int(counted["samples"].sum())

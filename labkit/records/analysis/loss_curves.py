@@ -41,7 +41,7 @@ def loss_curve(history: pd.DataFrame) -> pd.DataFrame:
     cell = seed * len(step) + column
     losses, ended, wire = (rows[name].to_numpy(float) for name in ("loss", "ended", "wire_bytes"))
     # The loss of a rank with an empty batch is NaN, so its weight is 0. If the history has no
-    # sample counts, every other rank has weight 1.
+    # sample counts, all remaining ranks have weight 1.
     weight = np.where(np.isnan(losses), 0.0, rows["samples"].fillna(1).to_numpy(float))
 
     def summed(values: np.ndarray) -> np.ndarray:
@@ -79,7 +79,8 @@ def loss_curve(history: pd.DataFrame) -> pd.DataFrame:
 def smoothed(values: np.ndarray) -> np.ndarray:
     """Return the moving mean, centred at each value, over 1/20 of all values (fewer at the ends).
 
-    A window's infinite or NaN values do not change its mean; the result at their own index is NaN.
+    Infinite and NaN values are ignored in the mean of a window; at their own indices, the result is
+    NaN.
     """
     import pandas as pd
 

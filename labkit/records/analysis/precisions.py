@@ -26,7 +26,7 @@ def precisions(runs: Mapping[str, Run], baseline: Run) -> pandas.DataFrame:
 
     Args:
         runs: Completed runs by name, which may include the baseline.
-        baseline: Run with whose accuracy the accuracies of the other runs are compared.
+        baseline: Run whose accuracy is compared with the accuracies of the other runs.
     """
     import pandas as pd
 

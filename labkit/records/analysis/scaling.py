@@ -73,7 +73,7 @@ def scalings(runs: Mapping[str, Run]) -> pd.DataFrame:
 
 
 def seed_bands(table: pd.DataFrame) -> pd.DataFrame:
-    """Return median speed-ups with ranges over seeds, for lines with several numbers of workers.
+    """Return median speed-ups with ranges over seeds, for lines with several worker counts.
 
     The columns are line, kind, workers, seeds (largest number for any worker count), runs (names),
     speedup, `speedup_low` (slowest seed), `speedup_high` (fastest seed), and efficiency.

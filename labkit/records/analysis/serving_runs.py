@@ -74,7 +74,7 @@ class ServingMeasurements:
         return self._relative_to_one_process(rates.reset_index(), name)
 
     def memory(self) -> pd.DataFrame:
-        """Return bytes of weights per way of serving and rank, and the largest rank's fraction."""
+        """Return weight bytes per way of serving and rank, and the largest fraction on one rank."""
         by_rank = self.weights.pivot(index="way", columns="rank", values="weights_bytes")
         by_rank = by_rank.reindex(dict.fromkeys(self.weights["way"]))
         whole = by_rank.loc[ONE_PROCESS].max()
@@ -83,7 +83,7 @@ class ServingMeasurements:
         return by_rank.assign(most_weights_bytes=most, share=most / whole)
 
     def answers(self) -> pd.DataFrame:
-        """Return largest and allowed differences from one process's predictions."""
+        """Return the largest and the allowed difference from the predictions of one process."""
         import pandas as pd
 
         # The numbers are formatted as text, because a table would round such small numbers to 0.
@@ -116,7 +116,7 @@ def serving_measurements(
     cores: int,
     under_way: int,
 ) -> ServingMeasurements:
-    """Return the measurements as tables; `weights` maps ways of serving to bytes for each rank."""
+    """Return the measurements as tables; each rank's `weights` map ways of serving to bytes."""
     import pandas as pd
 
     weight_rows = [

@@ -1,4 +1,4 @@
-"""Results as a function of two parameters, whose combinations of values mostly have runs."""
+"""Results as a function of two parameters, with runs for most combinations of their values."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def cross_table(
 
 
 def axes_of(runs: Sequence[Run], x: str | None = None, y: str | None = None) -> tuple[str, str]:
-    """Return the two parameters (x, y) with runs for the most combinations of their values.
+    """Return the pair of parameters (x, y) for which the most combinations of values have runs.
 
     If one parameter has numbers and the other has texts, the parameter with numbers is x.
 

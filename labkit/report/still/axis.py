@@ -118,7 +118,7 @@ def _thin_ticks(ticks: list[tuple[Any, str]]) -> list[tuple[Any, str]]:
 
 
 def values_of(values: Any) -> list[Any]:
-    """Return a trace's values as a list, which Plotly may store in a packed NumPy format."""
+    """Return a trace's values as a list; Plotly may store them in a packed NumPy format."""
     if isinstance(values, Mapping):
         flat = np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"])
         shape = [int(size) for size in str(values.get("shape") or flat.size).split(",")]

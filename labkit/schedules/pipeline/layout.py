@@ -12,8 +12,8 @@ from labkit.common.errors import InvalidInput
 from labkit.schedules.interpreter import ScheduleError
 from labkit.schedules.pipeline.schedule_table import Action, ScheduleTable
 
-Work: TypeAlias = tuple[Action, int, int]  # action, stage, micro-batch
-# Tick, phase, stage, action, micro-batch, peer.
+Work: TypeAlias = tuple[Action, int, int]  # a computation: action, stage, micro-batch
+# A row of the table: tick, phase, stage, action, micro-batch, peer.
 Row: TypeAlias = tuple[int, int, int, Action, int, int]
 
 

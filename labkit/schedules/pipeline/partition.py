@@ -28,12 +28,12 @@ def explicit_partition(blocks: Sequence[int], available: int) -> list[int]:
 
 
 def balance_parameters(parameters: Sequence[int], stages: int) -> list[int]:
-    """Return the stage edges for which the largest stage has the fewest parameters."""
+    """Return the stage edges that minimize the parameter count of the largest stage."""
     return balance_costs([float(count) for count in parameters], stages)
 
 
 def balance_costs(costs: Sequence[float], stages: int) -> list[int]:
-    """Return the edges of contiguous stages for which the most expensive stage costs least.
+    """Return the edges of contiguous stages that minimize the cost of the most expensive stage.
 
         costs 4 1 1 4 · 2 stages  ->  [0, 2, 4]: 5 and 5
         costs 1 1 8 · 2 stages    ->  [0, 2, 3]: 2 and 8

@@ -21,8 +21,8 @@ Action: TypeAlias = Literal[
 Call = ParamSpec("Call")
 Row: TypeAlias = tuple[int, int, Action, int, int]
 MESSAGES = ("send", "receive")
-# Letters of the actions in the drawing. As in Qi et al. 2024, B is only the input gradient if the
-# schedule also has W.
+# The letters that stand for the actions in the drawing of a schedule. As in Qi et al. 2024, B is
+# only the input gradient if the schedule also has W.
 LETTERS = {"forward": "F", "backward": "B", "backward_input": "B", "backward_weight": "W"}
 # The colors of the Gantt chart; transparency keeps the page's text color readable.
 COLORS = {"F": "rgba(86,180,233,.45)", "B": "rgba(230,159,0,.45)", "W": "rgba(0,158,115,.45)"}
@@ -255,8 +255,8 @@ class PipelineSchedule(DrawnFunction, Generic[Call]):
     def synchronization(self) -> str:
         """Either "synchronous" (a training step uses all earlier updates) or "stale synchronous".
 
-        "stale synchronous" means that at most as many updates are missing from the weights of a
-        training step as the pipeline has stages.
+        "stale synchronous" means that the weights of a training step lack at most as many updates
+        as the pipeline has stages.
         """
         return "stale synchronous" if self.asynchronous else "synchronous"
 

@@ -69,7 +69,7 @@ def zero_bubble_h2(stages: int, microbatches: int) -> ScheduleTable:
 
     Args, raises and source: as `zero_bubble`.
     Differs from it: ranks wait for a check of all gradients (their norm, or overflow) before the
-    optimizer step. The paper does not wait; if the check fails, it undoes the optimizer step.
+    optimizer step. The paper's ranks do not wait; if the check fails, they undo the optimizer step.
     """
 
     def order(stage: int) -> Iterator[Work]:
@@ -79,7 +79,7 @@ def zero_bubble_h2(stages: int, microbatches: int) -> ScheduleTable:
 
 
 def _order(stage: int, microbatches: int, ahead: int, late: int) -> Iterator[Work]:
-    """Yield `ahead` forwards first; a weight gradient comes `late` micro-batches after backward."""
+    """Yield `ahead` forwards first; delay each weight gradient by `late` micro-batches."""
     ahead = min(ahead, microbatches)
     for microbatch in range(ahead):
         yield "forward", stage, microbatch

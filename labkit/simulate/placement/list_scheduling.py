@@ -1,4 +1,4 @@
-"""List scheduling: tasks with a long path to the end come first, where they end earliest."""
+"""List scheduling: tasks with a long path to the end come first, each where it ends earliest."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def list_schedule(
         graph: The tasks.
         machine: The devices and links.
         name: Name of the plan.
-        allowed: For each group name, the devices that the group may use. With a single allowed
-            device per group, the placement is fixed, and only the schedule is computed. Default:
-            every group may use all devices.
+        allowed: For each group of tasks, by name, the devices that the group may use. With a single
+            allowed device per group, the placement is fixed, and only the schedule is computed.
+            Default: every group may use all devices.
 
     Raises:
         InvalidInput: If a task is bound to a missing or forbidden device, or if no device has room
@@ -136,7 +136,7 @@ class _Scheduler:
         return candidates
 
     def _ends(self, task: GraphTask, device: int) -> tuple[float, float, list[Copy]]:
-        """Return the task's stop and start on this device, and the copies that it needs there."""
+        """Return the task's stop and start times on this device, and the copies needed there."""
         copies: dict[tuple[str, int], Copy] = {}
         arrived = 0.0
         links: dict[int, Spans] = {}
@@ -155,7 +155,7 @@ class _Scheduler:
         return start + length, start, list(copies.values())
 
     def _copy(self, need: Need, sender: int, device: int, spans: Spans) -> Copy:
-        """Return the copy, in the link's first sufficient idle time after the source task ends."""
+        """Return the copy, which takes the link's first long enough gap after the source task."""
         seconds = self.machine.copy_seconds(need.bytes)
         start = first_gap(spans, self.spans[need.source][1], seconds)
         insort(spans, (start, start + seconds))

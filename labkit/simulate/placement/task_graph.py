@@ -192,7 +192,7 @@ class TaskGraph:
         return lengths
 
     def shortest(self, machine: DeviceGroup) -> float:
-        """Return a lower bound of any plan's time in s: critical path or mean device load."""
+        """Return a lower bound in s for every plan: the longer of critical path and mean load."""
         work = self.seconds + machine.dispatch * len(self.tasks)
         free = DeviceGroup(machine.devices, dispatch=machine.dispatch)
         return max(max(self.path_lengths(0.0, free).values()), work / len(machine.devices))

@@ -55,8 +55,8 @@ def _density(network: str) -> float:
     return nbytes(layers) / operations(layers)
 
 
-# Horovod's results: a training step has 64 images, and the step time of InceptionV3 on a P100 is
-# Bugliarello's.
+# Horovod's results: a worker processes 64 images per training step, and the step time of
+# InceptionV3 on a P100 GPU is Bugliarello's result.
 def _horovod_ring(network: str) -> float:
     cost = AlphaBetaCost(beta=_ring(512))
     return cost.beta * nbytes(NETWORKS[network]()) / LINK
@@ -126,7 +126,7 @@ def _vishnu(parameters: Parameters, name: str) -> float:
 
 
 def _figures(**names: str) -> Figures:
-    """Return the last speed-up of each published curve, under the names given as values."""
+    """Return each named curve's last speed-up; a keyword's value is the key in the result."""
     return {what: PUBLISHED[name.replace("_", "-")].speedup[-1] for name, what in names.items()}
 
 

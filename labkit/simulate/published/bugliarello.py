@@ -3,7 +3,7 @@
 A server shares its node with workers, and stores whole variables. In each step, a server sends its
 variables to the n - 1 other nodes, and receives equally many bytes of gradients. The busiest
 server's link carries (n - 1) times the bytes of this server: out during the forward pass, in during
-the backward pass. A training step on n nodes takes
+the backward pass. The following formula gives the time T(n) of a training step on n nodes:
 
     T(n) = max(F + σ · e(n), x) + max(B, x),    x = (n - 1) · busiest / link,
 
@@ -58,7 +58,7 @@ def greedy(sizes: Sequence[int], servers: int) -> list[int]:
 
 @cache
 def busiest(nodes: int) -> tuple[int, int]:
-    """Return the busiest server's bytes for the best server count (≤ nodes), and that count."""
+    """Return the busiest server's bytes with the best server count (≤ nodes), and this count."""
     sizes = variables()
     return min((max(greedy(sizes, servers)), servers) for servers in range(1, nodes + 1))
 
@@ -119,8 +119,8 @@ def _fit(known: Figures) -> Parameters:
     delays = np.array([largest_of(_place(name)[1]) for name in others])
     platform, gpus = _place(last)
     duration = 1 / known[last]
-    # If a step takes over twice the time of a backward pass, the link limits both the forward and
-    # the backward pass.
+    # If a step takes over twice the time of a backward pass, the link limits both passes, so x is
+    # half of the step time.
     x = duration / 2 if duration > 4 * FORWARD else duration - 2 * FORWARD
     link = link_bytes(gpus, GPUS_A_NODE[platform]) / x / STEP[platform]
     return {SPREAD: float(excess @ delays / (delays @ delays)), LINK: link / 1e6}
@@ -133,7 +133,7 @@ def _efficiency(parameters: Parameters, name: str, summed: bool = True) -> float
 
 
 def _at(name: str, figures: Figures, platform: str, at: int, summed: bool = True) -> Reproduction:
-    """Return a reproduction: fit σ to 2, 4 and 8 one-GPU nodes, and the link to `at` nodes."""
+    """Return a reproduction: σ is fitted to 2, 4 and 8 one-GPU nodes, the link to `at` nodes."""
     fitted = tuple(_name(platform, gpus) for gpus in (2, 4, 8, at))
     predict = partial(_efficiency, summed=summed)
     verdicts: dict[str, Verdict] = dict.fromkeys(_ONE_NODE, "by construction")
@@ -148,7 +148,7 @@ _ONE_NODE = [_name("DGX-1", 8), *(_name("p2.8xlarge", gpus) for gpus in (2, 4, 8
 _BEST: Figures = {_name("piz-daint", nodes): best for nodes, best in SERVERS.items()}
 _ONLY: dict[str, Verdict] = dict.fromkeys(_BEST, "reproduced")
 _ONLY[_name("piz-daint", 1)] = "by construction"
-# These published values are also in `_K80`.
+# `_K80` also contains the published values of these results; `_APART` omits them.
 _LATER = [_name("p2.xlarge", gpus) for gpus in (16, 64, 128)]
 _APART = {name: value for name, value in _K80.items() if name not in _LATER}
 

@@ -19,7 +19,7 @@ F, B, W = 1.0, 1.2, 0.8  # example times in s, for which ZB-H2's bubble is not z
 
 
 def share(schedule: str, stages: int, microbatches: int, message: float = 0.0) -> float:
-    """Return the bubble as a fraction of the total time, for F = B = W = 1 and a message time."""
+    """Return the idle fraction of a pipeline's time; F, B and W take 1 s, a message `message` s."""
     network = Network(latency=message, bandwidth=1.0) if message else None
     table = PIPELINE[schedule](stages, microbatches)
     return 1 - 3 * microbatches / simulate_pipeline(table, 1, 1, 1, network=network).seconds
@@ -52,7 +52,7 @@ def _gpipe_bubble(parameters: Parameters, name: str) -> float:
 
 
 def _bubble(parameters: Parameters, name: str) -> float:
-    """Return the longest idle time of a rank, in s."""
+    """Return the longest idle time of a rank in a pipeline with the named schedule, in s."""
     schedule = {"1F1B": "1f1b", "ZB-H1": "zero_bubble", "ZB-H2": "zero_bubble_h2"}[
         name.split(",")[0]
     ]
@@ -77,7 +77,7 @@ def _amoebanet(parameters: Parameters, name: str) -> float:
 
 
 def _delayed(parameters: Parameters, name: str) -> float:
-    """Return 3 / (1 + 2 / K): of K modules, forwards run in sequence, all backwards at once."""
+    """Return the speed-up 3 / (1 + 2 / K) of K modules whose backward passes run simultaneously."""
     return 3 / (1 + 2 / _numbers(name)[0])
 
 

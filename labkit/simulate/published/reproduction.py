@@ -39,7 +39,7 @@ class Judged:
             fit.
         published: Published value.
         points: Whether `error` is a difference; if not, it is a relative error.
-        within: Largest allowed absolute error.
+        within: Largest allowed absolute value of `error`.
         reached: The `verdict` if the error is within the limit; the verdict "bound" instead
             requires that the error is not negative.
 

@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 FLOAT = 4  # bytes
-# Output channels, kernel height and kernel width. With stride 2, also the new side length of the
-# image.
+# A convolution as a tuple: output channels, kernel height and kernel width. If the stride is 2, the
+# tuple also contains the new side length of the image.
 Step: TypeAlias = tuple[int, ...]
 
 
@@ -46,7 +46,7 @@ class LayerShape(NamedTuple):
 
     @property
     def multiplications(self) -> float:
-        """Operations by minimal filtering: 16 instead of 36 for each 3 × 3 kernel with stride 1.
+        """Multiplications by minimal filtering: 16 instead of 36 per 3 × 3 kernel with stride 1.
 
         Source: Lavin and Gray 2016, *Fast algorithms for convolutional neural networks* (arXiv
         1509.09308), F(2 × 2, 3 × 3).
@@ -90,7 +90,7 @@ def _dense(*sizes: int) -> Layers:
 def inception_v3(classes: int = 1001) -> Layers:
     """InceptionV3 (Szegedy et al. 2015, arXiv 1512.00567), 299 × 299 images, no auxiliary head."""
     net = _chain(3, 149, (32, 3, 3, 149), (32, 3, 3, 147), (64, 3, 3))
-    net[1] = net[1]._replace(stride=1)  # the image shrinks without padding; there is no stride
+    net[1] = net[1]._replace(stride=1)  # missing padding, not a stride, shrinks the image
     net += _chain(64, 73, (80, 1, 1)) + _chain(80, 71, (192, 3, 3))
     for ins, pooled in ((192, 32), (256, 64), (288, 64)):
         net += _chain(ins, 35, (64, 1, 1)) + _chain(ins, 35, (48, 1, 1), (64, 5, 5))

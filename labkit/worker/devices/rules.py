@@ -12,8 +12,8 @@ from labkit.worker.executed_step import executed_graph
 if TYPE_CHECKING:
     import tensorflow as tf
 
-# Prefix of the XLA compiler's device types. The kernel registry lists them, but operations cannot
-# be placed on them.
+# Prefix of the XLA compiler's device types. The kernel registry lists these device types, but
+# operations cannot be placed on them.
 COMPILED = "XLA"
 LETTERS = 160  # maximum number of characters of an error text
 

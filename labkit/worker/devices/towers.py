@@ -18,7 +18,7 @@ FIRST = "/CPU:0"  # requested explicitly, because TensorFlow would choose a GPU
 
 @dataclass(frozen=True)
 class TowerStep:
-    """A gradient descent step as a function that returns the loss; its variables; and a batch."""
+    """A gradient descent step (a function that returns the loss), its variables, and a batch."""
 
     run: Callable[..., tf.Tensor]
     variables: Sequence[tf.Variable]
