@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.bench.linked_processes import linked_ranks
-from labkit.bench.pair import LEAD, RankPair, connections
+from labkit.bench.linked_ranks import LEAD, RankPair, connections, linked_ranks
 from labkit.bench.timing import Row, head
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput, LabkitError

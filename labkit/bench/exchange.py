@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.bench import breakdown
-from labkit.bench.interleave import STEPS, WARM, Step, time_interleaved
 from labkit.bench.steps import CASES, WORD_CASES, Averaging, BenchModel, WordModel
-from labkit.bench.timing import Row, added, head, spread
+from labkit.bench.timing import STEPS, WARM, Row, Step, added, head, spread, time_interleaved
 from labkit.cluster import Cluster
 from labkit.common.nearest import refuse_unknown
 from labkit.communicator import Communicator
@@ -46,7 +45,7 @@ def measure(
     """Time local steps, steps with exchange and allreduces of the same bytes, in alternation.
 
     A "local" step is a training step without exchange; all ranks run local steps concurrently.
-    `labkit.bench.interleave` describes the order in which the kinds of steps run, and how their
+    `labkit.bench.timing` describes the order in which the kinds of steps run, and how their
     times are compared.
 
     Args:

@@ -14,7 +14,7 @@ import numpy as np
 
 from labkit.bench import concurrent_flows
 from labkit.bench.command import AS_JSON, format_rows, sizes, write_rows
-from labkit.bench.linked_processes import LinkedProcesses, linked_ranks
+from labkit.bench.linked_ranks import LinkedProcesses, linked_ranks
 from labkit.bench.timing import Row, head, sweep
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput
@@ -31,7 +31,7 @@ SIZES = (64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB)
 ALGORITHMS = ("ring", "master_worker")
 RATES = ("100Mb", "1Gb")
 Joined: TypeAlias = Callable[[int], AbstractContextManager[LinkedProcesses]]
-BY_TCP: Joined = partial(linked_ranks, program="labkit.bench.pair")
+BY_TCP: Joined = partial(linked_ranks, program="labkit.bench.linked_ranks")
 SLICE = 0.5  # seconds spent on one algorithm and one size in one repeat
 
 Case: TypeAlias = tuple[str, int, int]  # a case: algorithm, bytes, number of calls
@@ -59,7 +59,7 @@ def measure(
         repeats: Number of rounds over both links, all algorithms and sizes; each round gives one
             median.
         joined: Function of a rate in bits/s. It returns a context manager that starts two ranks at
-            the ends of a link with this rate; see `labkit.bench.pair`.
+            the ends of a link with this rate; see `labkit.bench.linked_ranks`.
 
     Returns:
         One row per rate, algorithm and size. It contains median, minimum and maximum of the

@@ -12,8 +12,7 @@ import click
 import numpy as np
 
 from labkit.bench.command import AS_JSON, TIMES, names, show_rows
-from labkit.bench.interleave import Step
-from labkit.bench.timing import Row, head, spread
+from labkit.bench.timing import Row, Step, head, spread
 from labkit.cluster import Cluster
 from labkit.common.nearest import refuse_unknown
 from labkit.communicator import Communicator

@@ -13,9 +13,8 @@ import numpy as np
 import psutil
 
 from labkit.bench.command import AS_JSON, TIMES, numbers, show_rows
-from labkit.bench.interleave import Step, time_interleaved
 from labkit.bench.steps import CASES
-from labkit.bench.timing import Row, added, head, spread
+from labkit.bench.timing import Row, Step, added, head, spread, time_interleaved
 from labkit.cluster import Cluster
 from labkit.communicator import Communicator
 from labkit.experiment import Experiment, VirtualClock

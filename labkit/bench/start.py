@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from labkit.bench.command import AS_JSON, TIMES, show_rows
-from labkit.bench.temporary_runs import temporary_runs
+from labkit.bench.runs import temporary_runs
 from labkit.bench.timing import Row, head, spread
 from labkit.cluster import Cluster, warm
 from labkit.cluster.start import Start

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from labkit.bench import interleave
-from labkit.bench.interleave import STEPS, WARM, InterleavedTimes, time_interleaved
 from labkit.bench.peers.meeting import Meeting, measure
+from labkit.bench.timing import STEPS, WARM, InterleavedTimes, time_interleaved
 
 
 def test_a_step_lasts_as_long_as_its_slowest_process(tmp_path: Path) -> None:

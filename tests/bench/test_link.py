@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from labkit.bench import concurrent_flows
 from labkit.bench.link import measure
-from labkit.bench.pair import RankPair
+from labkit.bench.linked_ranks import RankPair
 from labkit.bench.timing import sweep
 from labkit.cli.app import app
 from labkit.common.errors import InvalidInput, LabkitError
@@ -167,8 +167,8 @@ def test_two_flows_at_once_end_when_they_do_on_a_real_link(means):
 @pytest.mark.slow
 def test_control_c_ends_the_ranks_and_removes_the_link(means):
     code = (
-        "from labkit.bench.linked_processes import linked_ranks\n"
-        "with linked_ranks(10**8, 'labkit.bench.pair') as ranks:\n"
+        "from labkit.bench.linked_ranks import linked_ranks\n"
+        "with linked_ranks(10**8, 'labkit.bench.linked_ranks') as ranks:\n"
         "    print(ranks.answer(), flush=True)\n"
         "    ranks.answer()\n"
     )

@@ -235,7 +235,7 @@ TRAINED = (
 
 
 def _model(experiment: Experiment, threads: int, seen: dict[int, list[ModelSeen]]) -> ModelCost:
-    from labkit.bench.calibration_runs.parts import cost
+    from labkit.bench.calibration_runs.model import cost
 
     steps = []
     for rows, turns in sorted(seen.items()):

@@ -10,9 +10,8 @@ import numpy as np
 
 from labkit.bench.collectives import timed_calls
 from labkit.bench.compression import in_this_process, named, without_fields
-from labkit.bench.interleave import STEPS, Step, time_interleaved
 from labkit.bench.servers import there_and_back
-from labkit.bench.timing import Row
+from labkit.bench.timing import STEPS, Row, Step, time_interleaved
 from labkit.cluster import Cluster
 from labkit.common.canonical_json import JSON, digest
 from labkit.communicator import Communicator

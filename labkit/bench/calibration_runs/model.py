@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -14,13 +14,14 @@ from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Clock, Communicator
 from labkit.experiment import Experiment
-from labkit.forecast import CollectiveCost, LayerCost, Overhead, Spread
+from labkit.forecast import CollectiveCost, LayerCost, Overhead, Spread, StepCost
 from labkit.strategies import AllReduce
 
 if TYPE_CHECKING:
     import keras
 
     from labkit.worker.session import TrainingSession
+
 
 SMALL_SHAPES = ((64, 8), (8,), (8, 10), (10,))  # weight shapes of a small model
 SMALL_NBYTES = 4 * sum(int(np.prod(shape)) for shape in SMALL_SHAPES)
@@ -204,3 +205,34 @@ def replica_overhead(
     summed = min((e for e in sums if e.level == "memory"), key=lambda e: e.nbytes).seconds
     rest = np.array(found) - pack.median - summed.median
     return Overhead(what="replicas", workers=ranks, seconds=Spread.of(np.maximum(rest, 0).tolist()))
+
+
+KINDS = ("forward", "gradient", "updated", "fit")
+
+
+def cost(
+    rows: int, threads: int, ranks_at_once: int, seconds: Mapping[str, Sequence[float]]
+) -> StepCost:
+    """Return the cost of each part of a step: the difference of two consecutive kinds of steps.
+
+    Each kind of step does the work of the previous kind and one further part of the training step.
+    The medians of all parts add up to the median time of the whole training step. The spread of a
+    part's cost is the spread of the time differences over the rounds of measurement.
+    """
+    names = ("forward", "backward", "update", "other")
+    before, floor, found = np.zeros(len(seconds["fit"])), 0.0, {}
+    for name, kind in zip(names, KINDS, strict=True):
+        now = np.asarray(seconds[kind])
+        # A step cannot take less time than a step with less work, so a negative difference is
+        # noise.
+        median = max(floor, float(np.median(now)))
+        low, mid, high = np.quantile(now - before, (0.05, 0.5, 0.95))
+        part = median - floor
+        found[name] = Spread(
+            median=part,
+            low=max(0.0, part + float(low - mid)),
+            high=part + float(high - mid),
+            count=len(now),
+        )
+        before, floor = now, median
+    return StepCost(rows=rows, threads=threads, together=ranks_at_once, **found)

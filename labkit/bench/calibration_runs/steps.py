@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from labkit.bench.calibration_runs.parts import KINDS
+from labkit.bench.calibration_runs.model import KINDS
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Clock, Communicator
 from labkit.experiment import Experiment

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.bench.temporary_runs import temporary_runs
+from labkit.bench.runs import temporary_runs
 from labkit.cluster import Cluster, RankError
 from labkit.common.errors import InvalidInput
 from labkit.experiment import Experiment

@@ -14,7 +14,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from labkit.bench.interleave import STEPS, Step, time_interleaved
+from labkit.bench.timing import STEPS, Step, time_interleaved
 
 LIMIT = 120.0  # seconds to wait for another process at the barrier
 

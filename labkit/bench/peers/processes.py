@@ -22,7 +22,7 @@ from labkit.communicator import launcher
 from labkit.frameworks import foreign
 from labkit.frameworks.child import FOREIGN, computing, environment
 from labkit.frameworks.environments import Installation
-from labkit.frameworks.private_network import private_network
+from labkit.frameworks.namespaces import private_network
 from labkit.frameworks.tf_config import free_ports
 
 START, CASE = 120.0, 300.0  # timeouts in seconds: of the start, and of each case

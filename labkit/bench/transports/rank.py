@@ -97,7 +97,7 @@ def case(communicator: Communicator, transport: str, nbytes: int) -> ExchangeCos
 def run_task(communicator: Communicator, task: dict[str, Any]) -> object:
     """Run a requested measurement or training, and return the result of rank 0 (collective)."""
     if "training" in task:
-        from labkit.bench.transports.trained import ServerTraining, served, train_here
+        from labkit.bench.transports.measuring import ServerTraining, served, train_here
 
         training = ServerTraining(*task["training"])
         experiment = training.by(served(task["transport"]))

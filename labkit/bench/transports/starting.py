@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from labkit.bench.linked_processes import LinkedProcesses, started
+from labkit.bench.linked_ranks import LinkedProcesses, started
 from labkit.bench.transports.ways import LOOPBACK, UNATTACHED, WITHIN
 from labkit.communicator import launcher
 from labkit.frameworks.child import FOREIGN, computing
-from labkit.frameworks.namespaces import ADDRESSES, DEVICE, command_prefix
-from labkit.frameworks.private_network import isolate, private_network
+from labkit.frameworks.namespaces import ADDRESSES, DEVICE, command_prefix, isolate, private_network
 from labkit.frameworks.tf_config import LOOPBACK_ADDRESS, PORT, free_ports
 
 HOSTS = ("labkit-a", "labkit-b")  # names of two emulated hosts on this machine
