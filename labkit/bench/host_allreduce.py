@@ -1,4 +1,7 @@
-"""A benchmark of allreduces between hosts, compared with the simulator's predictions."""
+"""A benchmark of allreduces between hosts, compared with the simulator's predictions.
+
+The hosts are those of the environment, a testbed, or emulated hosts.
+"""
 
 from __future__ import annotations
 

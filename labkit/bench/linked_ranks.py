@@ -1,4 +1,8 @@
-"""Processes at the ends of a network link, which answer requests by lines of JSON."""
+"""Processes at the ends of a network link, which answer requests by lines of JSON.
+
+The module is also the program of two ranks that are connected by TCP. These ranks execute the same
+schedules as MPI ranks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A temporary folder for the runs of a benchmark."""
+"""Runs of a benchmark: in a temporary folder, and of all strategies with injected faults."""
 
 from __future__ import annotations
 

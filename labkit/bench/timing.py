@@ -1,4 +1,9 @@
-"""Verification and timing of an allreduce over any transport, and fields common to all rows."""
+"""Timing of allreduces and of interleaved kinds of steps, and fields common to all rows.
+
+Kinds of steps are interleaved, so that changes of machine speed affect all kinds. An allreduce is
+verified and timed over any transport. The module depends only on NumPy, because it also runs in
+Python environments of other frameworks.
+"""
 
 from __future__ import annotations
 

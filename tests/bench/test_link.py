@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from labkit.bench import concurrent_flows
-from labkit.bench.link import measure
+from labkit.bench.link import FLOWS, measure, measure_flows
 from labkit.bench.linked_ranks import RankPair
 from labkit.bench.timing import sweep
 from labkit.cli.app import app
@@ -155,8 +154,8 @@ def test_the_emulation_takes_as_long_as_a_real_link_of_20_megabits(means):
 @pytest.mark.slow
 @pytest.mark.alone
 def test_two_flows_at_once_end_when_they_do_on_a_real_link(means):
-    rows = concurrent_flows.measure(["100Mb"], repeats=3)
-    assert len(rows) == 2 * len(concurrent_flows.CASES)
+    rows = measure_flows(["100Mb"], repeats=3)
+    assert len(rows) == 2 * len(FLOWS)
     for first, second in zip(rows[::2], rows[1::2], strict=True):
         # Of two TCP flows now one is ahead, now the other; together they fill the link.
         last = max((first, second), key=lambda row: row["median_ms"])

@@ -1,4 +1,7 @@
-"""Measurements of a model on ranks: steps, reading of batches, layers and memory."""
+"""Measurements of a model on ranks: steps and their parts, reading of batches, layers and memory.
+
+The cost of each part of a training step is the difference of two measured step times.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Measurements of array transfers between two processes, over several transports."""
+"""Measurements of array transfers between two processes, over several transports.
+
+A further measurement shows the effect of a transport on the step time of training, and on the time
+to reach an accuracy.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +62,8 @@ def plan(
     """Return the plan with all chosen transports and places that this machine supports.
 
     Args:
-        transports: Names of transports; default: all, see `ways.chosen`.
-        places: Names of places; default: all, see `ways.chosen`.
+        transports: Names of transports; default: all, see `chosen`.
+        places: Names of places; default: all, see `chosen`.
         namespaces: Whether to measure a link between two network namespaces. If such a link is
             impossible, the plan contains the reason.
         rate: Rate of the link between network namespaces in bits/s, such as "1Gb".

@@ -20,8 +20,7 @@ from labkit.frameworks.namespaces import ADDRESSES, DEVICE, command_prefix, isol
 from labkit.frameworks.tf_config import LOOPBACK_ADDRESS, PORT, free_ports
 
 HOSTS = ("labkit-a", "labkit-b")  # names of two emulated hosts on this machine
-_RANK = "labkit.bench.transports.rank"
-_TASK = "labkit.bench.transports.task"
+_PROCESS = "labkit.bench.transports.process"
 # This variable excludes the components of Open MPI that read another process's memory.
 _UNATTACHED = {"OMPI_MCA_smsc": "^cma,knem,xpmem"}
 # Open MPI's daemons do not use loopback addresses, so their network namespace gets an additional
@@ -51,7 +50,7 @@ def ranks(place: str, namespaces: tuple[str, str] | None = None) -> Iterator[Lin
         LabkitError: The ranks ended early; the message contains their last lines of output.
     """
     # With `-m mpi4py`, all ranks abort when one rank fails.
-    rank = [sys.executable, "-P", "-m", "mpi4py", "-m", _RANK]
+    rank = [sys.executable, "-P", "-m", "mpi4py", "-m", _PROCESS]
     variables = dict(os.environ) | launcher.environment()
     if place == UNATTACHED:
         variables |= _UNATTACHED
@@ -93,7 +92,7 @@ def tasks(namespaces: tuple[str, str] | None = None) -> Iterator[LinkedProcesses
         else:
             words = [opened.enter_context(private_network("TensorFlow's tasks"))] * 2
         commands = [
-            [*each, sys.executable, "-P", "-m", _TASK, str(number), *addresses]
+            [*each, sys.executable, "-P", "-m", _PROCESS, str(number), *addresses]
             for number, each in enumerate(words)
         ]
         yield opened.enter_context(started(commands, environment))

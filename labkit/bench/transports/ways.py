@@ -1,4 +1,8 @@
-"""The benchmark's transports and places, with the memory copies that each combination makes."""
+"""The benchmark's transports and places, their memory copies, and predicted times over RDMA.
+
+The predictions need no measurements, so the machine needs no RDMA hardware. The link is the preset
+of 100 Gb/s InfiniBand, the network of the measurements in the paper that `predict` cites.
+"""
 
 from __future__ import annotations
 
