@@ -93,14 +93,11 @@ FAMILIES = frozenset(
         "compression",
         "compression_stats",
         "data_partition",
-        "ddp",
         "delayed",
         "exchange",
         "exported",
         "forecast",
         "frameworks",
-        "fsdp",
-        "horovod",
         "inference",
         "input_pipeline",
         "jax",
@@ -123,6 +120,7 @@ FAMILIES = frozenset(
         "terminal",
         "testbed",
         "tf_config",
+        "torch",
     ]
 )
 # Modules of one name that have no subject in common. None may be added.
@@ -140,8 +138,6 @@ UNRELATED = frozenset(
         "parameters",
         "pieces",
         "plan",
-        "processes",
-        "rank",
         "scatter",
         "state",
         "steps",
@@ -149,7 +145,6 @@ UNRELATED = frozenset(
         "table",
         "timing",
         "traced",
-        "ways",
     ]
 )
 FIRST_WORDS = frozenset(("labkit", "ipyparallel", "speedup", "x", "y", "a"))  # in lower case

@@ -14,7 +14,7 @@ import click
 import numpy as np
 
 from labkit.bench.command import AS_JSON, TIMES, show_rows
-from labkit.bench.servers import Counted
+from labkit.bench.servers import Counted, compute_backend
 from labkit.bench.timing import Row, added, head, spread
 from labkit.cluster import Cluster
 from labkit.communicator import Communicator
@@ -81,7 +81,7 @@ def _local(communicator: Communicator, experiment: Experiment, repeats: int) -> 
         "springs": ElasticAveraging(alpha=0.1, period=NEVER, center="allreduce"),
         "codistillation": Codistillation(period=NEVER),
     }
-    stage = _stage(communicator, experiment)
+    stage = compute_backend(communicator, experiment, ParameterAveraging(period=NEVER))
     taken: dict[str, list[float]] = {name: [] for name in ways}
     ratios: dict[str, list[float]] = {name: [] for name in ways}
     beside: dict[str, list[float]] = {name: [] for name in ways}
@@ -138,7 +138,7 @@ class _Counted(Counted):
 
 
 def _stream(communicator: Communicator, experiment: Experiment, repeats: int) -> dict[str, Row]:
-    stage = _stage(communicator, experiment)
+    stage = compute_backend(communicator, experiment, ParameterAveraging(period=NEVER))
     local = _wall(communicator, [_bare(communicator, stage, STEPS) for _ in range(3)])
     wire = min(_wire(communicator, stage) for _ in range(3))
     delay = max(1, math.ceil(COMPUTE * wire / local))
@@ -183,18 +183,6 @@ def _wall(communicator: Communicator, stretches: Sequence[Sequence[float]]) -> f
     own = float(np.median([np.mean(each) for each in stretches]))
     slowest: float = max(communicator.allgather(own))
     return slowest
-
-
-def _stage(communicator: Communicator, experiment: Experiment) -> ComputeBackend:
-    from labkit.worker.feed import read
-    from labkit.worker.played import ComputeBackend
-    from labkit.worker.session import TrainingSession
-
-    session = TrainingSession(experiment, communicator, read(experiment, communicator))
-    session.compile(session.optimizer())
-    stage = ComputeBackend(session, ParameterAveraging(period=NEVER))
-    stage.hold([communicator.rank])
-    return stage
 
 
 def _bare(communicator: Communicator, stage: ComputeBackend, steps: int) -> Sequence[float]:

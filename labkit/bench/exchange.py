@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.bench.steps import CASES, WORD_CASES, Averaging, BenchModel, WordModel
-from labkit.bench.timing import STEPS, WARM, Row, Step, added, head, spread, time_interleaved
+from labkit.bench.timing import STEPS, WARM, Row, Step, added, head, spread, time_on_ranks
 from labkit.cluster import Cluster
 from labkit.common.nearest import refuse_unknown
 from labkit.communicator import Communicator
@@ -157,13 +157,7 @@ def _measure(
     if where:
         handover_model = kind_of_model(KNOWN[name], communicator.rank)
         steps |= limit_steps(communicator, KNOWN[name].parameters, handover_model.step)
-    taken = time_interleaved(
-        steps,
-        lambda: communicator.barrier("the next step of a benchmark"),
-        lambda own: np.array(communicator.allgather(own)),
-        repeats,
-        counts,
-    )
+    taken = time_on_ranks(communicator, steps, repeats, counts)
     same = {
         kind: len(set(communicator.allgather(model.checksum()))) == 1
         for kind, model in models.items()

@@ -14,12 +14,13 @@ import psutil
 
 from labkit.bench.command import AS_JSON, TIMES, numbers, show_rows
 from labkit.bench.steps import CASES
-from labkit.bench.timing import Row, Step, added, head, spread, time_interleaved
+from labkit.bench.timing import Row, Step, added, head, spread, time_on_ranks
 from labkit.cluster import Cluster
 from labkit.communicator import Communicator
 from labkit.experiment import Experiment, VirtualClock
 from labkit.network import ComputeTime
 from labkit.strategies import ParameterServer
+from labkit.strategies.strategy import ProgramStrategy
 
 if TYPE_CHECKING:
     from labkit.communicator import AnyMailbox, Letter
@@ -93,14 +94,17 @@ def _experiment(workers: int, strategy: ParameterServer, virtual: bool = False) 
     )
 
 
-def _stage(communicator: Communicator, experiment: Experiment) -> ComputeBackend:
+def compute_backend(
+    communicator: Communicator, experiment: Experiment, strategy: ProgramStrategy
+) -> ComputeBackend:
+    """Return a compiled backend that holds the workers and servers of this rank (collective)."""
     from labkit.worker.feed import read
     from labkit.worker.played import ComputeBackend
     from labkit.worker.session import TrainingSession
 
     session = TrainingSession(experiment, communicator, read(experiment, communicator))
     session.compile(session.optimizer())
-    stage = ComputeBackend(session, ParameterServer(**experiment.strategy.model_dump()))
+    stage = ComputeBackend(session, strategy)
     stage.hold([n for n, place in enumerate(stage.roles.hosts) if place == communicator.rank])
     return stage
 
@@ -142,9 +146,9 @@ def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -
     from labkit.programs.timing import TimingModel
     from labkit.programs.virtual_runtime import VirtualRuntime
 
-    stage = _stage(communicator, experiment.replace(clock="virtual"))
-    stage.hold(stage.roles.servers)
     strategy = ParameterServer(servers=1, synchronous=False)
+    stage = compute_backend(communicator, experiment.replace(clock="virtual"), strategy)
+    stage.hold(stage.roles.servers)
     # All workers share the graphs, which are compiled before memory is measured.
     first = stage.gradient(0, stage.roles.weights)
     stage.update(stage.roles.servers[0], first.values, 0.0)
@@ -221,7 +225,13 @@ def _wall(
     from labkit.programs import EventLog
     from labkit.programs.mpi_runtime import MpiRuntime
 
-    stages = {what: _stage(communicator, each) for what, each in experiments.items()}
+    strategies = {
+        what: ParameterServer(**each.strategy.model_dump()) for what, each in experiments.items()
+    }
+    stages = {
+        what: compute_backend(communicator, each, strategies[what])
+        for what, each in experiments.items()
+    }
     stage, rank = next(iter(stages.values())), communicator.rank
     shard, weights = stage.whole_shard(), stage.roles.weights
     buffer = communicator.allocate(weights.size, weights.dtype)
@@ -240,7 +250,7 @@ def _wall(
         # Without the barrier, a fast rank could send messages to a rank that is still in the
         # previous block of steps.
         communicator.barrier("a stretch with servers")
-        own, strategy = stages[what], ParameterServer(**experiments[what].strategy.model_dump())
+        own, strategy = stages[what], strategies[what]
         here = [n for n, place in enumerate(own.roles.hosts) if place == rank]
         programs = {n: strategy.program(own.roles, n) for n in here}
         event_log = EventLog(own, own.roles.steps)
@@ -251,12 +261,7 @@ def _wall(
     if communicator.size == stage.roles.workers:
         kinds["ring"] = lambda: steps(exchange=True)
     kinds |= {what: partial(serve, what) for what in experiments}
-    taken = time_interleaved(
-        kinds,
-        lambda: communicator.barrier("the next stretch of a benchmark"),
-        lambda own: np.array(communicator.allgather(own)),
-        repeats,
-    )
+    taken = time_on_ranks(communicator, kinds, repeats, label="the next stretch of a benchmark")
     rows = {}
     _, least, *others = kinds
     for kind in kinds:

@@ -178,6 +178,23 @@ def time_interleaved(
     return taken
 
 
+def time_on_ranks(
+    ranks: TimedRanks,
+    steps: Mapping[str, Step],
+    repeats: int,
+    counts: Mapping[str, int] | None = None,
+    label: str = "the next step of a benchmark",
+) -> InterleavedTimes:
+    """Time all kinds of steps as `time_interleaved` does, with the ranks' barrier and allgather."""
+    return time_interleaved(
+        steps,
+        lambda: ranks.barrier(label),
+        lambda own: np.array(ranks.allgather(own)),
+        repeats,
+        counts,
+    )
+
+
 def _length(seconds: float) -> int:
     """Return how many steps of `seconds` run in succession: 1, 2, 5 or 10, which divide 50."""
     return max((count for count in (2, 5, 10) if count * seconds <= TURN), default=1)

@@ -17,7 +17,13 @@ import numpy as np
 
 from labkit import datasets
 from labkit.bench.calibration_runs.messages import codecs, collectives, emulated, overheads, wanted
-from labkit.bench.calibration_runs.model import SMALL_SHAPES, ModelSeen, look, replica_overhead
+from labkit.bench.calibration_runs.model import (
+    SMALL_SHAPES,
+    ModelSeen,
+    cost,
+    look,
+    replica_overhead,
+)
 from labkit.bench.runs import temporary_runs
 from labkit.cluster import Cluster, RankError
 from labkit.common.canonical_json import JSON, digest, label_of
@@ -244,8 +250,6 @@ TRAINED = (
 
 
 def _model(experiment: Experiment, threads: int, seen: dict[int, list[ModelSeen]]) -> ModelCost:
-    from labkit.bench.calibration_runs.model import cost
-
     steps = []
     for rows, turns in sorted(seen.items()):
         for together in turns[0].steps:

@@ -11,7 +11,7 @@ import numpy as np
 from labkit.bench.collectives import timed_calls
 from labkit.bench.compression import in_this_process, named, without_fields
 from labkit.bench.servers import there_and_back
-from labkit.bench.timing import STEPS, Row, Step, time_interleaved
+from labkit.bench.timing import STEPS, Row, Step, time_on_ranks
 from labkit.cluster import Cluster
 from labkit.common.canonical_json import JSON, digest
 from labkit.communicator import Communicator
@@ -127,12 +127,7 @@ def _buckets(
     for nbytes, shapes in sizes.items():
         exchange = exchanges[f"{nbytes} exchanged"] = Exchange(communicator, "shared_memory")
         steps |= {f"{nbytes}": step(shapes), f"{nbytes} exchanged": step(shapes, exchange)}
-    taken = time_interleaved(
-        steps,
-        lambda: communicator.barrier("the next step of a benchmark"),
-        lambda own: np.array(communicator.allgather(own)),
-        repeats,
-    ).added
+    taken = time_on_ranks(communicator, steps, repeats).added
     own = {
         kind: np.array(taken[kind]) - (0.0 if exchange is None else _summing(exchange, repeats))
         for kind, exchange in (dict.fromkeys(steps) | exchanges).items()

@@ -58,7 +58,7 @@ def look(
     from labkit.bench.calibration_runs.steps import measured
 
     with _new_keras(communicator):
-        found = measured(communicator, experiment, rows, seconds)
+        found = measured(communicator, experiment, rows, seconds, KINDS)
         seen = ModelSeen(found.steps, found.read)
         if is_full and communicator.rank == 0:
             model = found.session.model
@@ -75,7 +75,7 @@ def exchanged(
     from labkit.bench.calibration_runs.steps import measured
 
     with _new_keras(communicator):
-        found = measured(communicator, experiment, rows, seconds, exchanges=True)
+        found = measured(communicator, experiment, rows, seconds, KINDS[-1:], exchanges=True)
         return found.steps[communicator.size]["fit"]
 
 

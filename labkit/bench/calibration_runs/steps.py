@@ -9,7 +9,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from labkit.bench.calibration_runs.model import KINDS
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Clock, Communicator
 from labkit.experiment import Experiment
@@ -48,6 +47,7 @@ def measured(
     experiment: Experiment,
     rows: int,
     seconds: float,
+    kinds: Sequence[str],
     exchanges: bool = False,
 ) -> StepTimes:
     """Time the steps of independent ranks, with 1, 2, … ranks that compute concurrently.
@@ -61,7 +61,8 @@ def measured(
         experiment: Experiment with one worker.
         rows: Number of rows in the batch of one rank.
         seconds: Seconds after which no further round of measurement begins.
-        exchanges: Whether all ranks train jointly; if true, only steps of `fit` are timed.
+        kinds: Kinds of steps to time: those of `parts`, and "fit".
+        exchanges: Whether all ranks train jointly; then "fit" is the only kind.
     """
     size = communicator.size
     parts = [communicator.split(int(communicator.rank >= n)) for n in range(1, size + 1)]
@@ -81,7 +82,6 @@ def measured(
         session.feed.validation = None
         read_s = _read_seconds(session.feed)
         recorder = session.recorder = Recorder(own, lambda kind, records: None, lambda: False)
-        kinds = KINDS[-1:] if exchanges else KINDS
         turns = Turns(communicator, circles, session, kinds, seconds, read_s)
         session.callbacks = [turns, recorder]
         session.experiment.strategy.train(session)

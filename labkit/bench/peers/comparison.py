@@ -26,7 +26,7 @@ from labkit.bench.timing import Row, added, head, spread
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import launcher
 from labkit.frameworks import foreign
-from labkit.frameworks.child import FOREIGN, computing, environment
+from labkit.frameworks.child import computing, outside_mpi
 from labkit.frameworks.environments import Installation, find
 from labkit.frameworks.namespaces import private_network
 from labkit.frameworks.tf_config import free_ports
@@ -226,12 +226,10 @@ def _mpirun(python: str) -> str:
 def _environment(peer: Installation) -> dict[str, str]:
     # MPI variables are removed, because with them the framework's ranks would join the MPI job of
     # this process.
-    variables = environment(peer.python)
-    inherited = {k: v for k, v in variables.items() if not k.startswith(FOREIGN)}
     # As on labkit's ranks, one thread of each process computes, and one thread may wait for
     # messages.
     return (
-        inherited
+        outside_mpi(peer.python)
         | computing(1)
         | {
             # Without fusion, two copies are saved; the fastest measured setting.

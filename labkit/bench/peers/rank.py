@@ -124,18 +124,18 @@ def same(meeting: Meeting, checksum: float) -> bool:
     return bool(np.isfinite(sums).all() and (np.ptp(sums) <= 1e-6 * np.abs(sums).max()))
 
 
-def agreed(meeting: Meeting, found: Times, total: ArrayLike, checksum: float) -> Agreed:
+def agreed(meeting: Meeting, times: Times, total: ArrayLike, checksum: float) -> Agreed:
     """Return step times, and whether all processes have equal weights and sum correctly.
 
     Args:
         meeting: Barrier of all processes.
-        found: Measured step times.
+        times: Measured step times.
         total: Sum over all processes of arrays that contain a process's rank plus 1. An allreduce
             of known values is verified, because the sum of a step's gradients is unknown.
         checksum: Checksum of this process's weights after the last step.
     """
     right = np.allclose(total, meeting.size * (meeting.size + 1) / 2)
-    return Agreed(**found, same_weights=same(meeting, checksum) and bool(right))
+    return Agreed(**times, same_weights=same(meeting, checksum) and bool(right))
 
 
 def main(task: Task) -> None:

@@ -11,9 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
@@ -21,7 +19,7 @@ import psutil
 from numpy.typing import NDArray
 
 from labkit.communicator import AnyMailbox, Communicator, open_mailbox, world
-from labkit.frameworks.tcp_counters import connections, open_socket
+from labkit.frameworks.tcp_counters import connections, open_socket, socket_inodes
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -69,12 +67,7 @@ def timed(calls: int, call: Callable[[], object]) -> list[float]:
 
 def sent_by_tcp() -> int:
     """Return how many bytes are acknowledged on this process's open TCP connections."""
-    inodes = set()
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the descriptor was closed in the meantime
-            target = str(Path(f"/proc/self/fd/{name}").readlink())
-            if target.startswith("socket:["):
-                inodes.add(int(target[8:-1]))
+    inodes = set(socket_inodes(os.getpid()))
     return sum(end.sent for end in connections(open_socket()) if end.inode in inodes)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from labkit.bench.linked_ranks import LinkedProcesses, started
 from labkit.bench.transports.ways import LOOPBACK, UNATTACHED, WITHIN
 from labkit.communicator import launcher
-from labkit.frameworks.child import FOREIGN, computing
+from labkit.frameworks.child import computing, outside_mpi
 from labkit.frameworks.namespaces import ADDRESSES, DEVICE, command_prefix, isolate, private_network
 from labkit.frameworks.tf_config import LOOPBACK_ADDRESS, PORT, free_ports
 
@@ -82,9 +82,8 @@ def tasks(namespaces: tuple[str, str] | None = None) -> Iterator[LinkedProcesses
         addresses = [f"{address}:{PORT}" for address in ADDRESSES]
     else:
         addresses = [f"{LOOPBACK_ADDRESS}:{port}" for port in free_ports(2)]
-    variables = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
     unproxied = {"no_proxy": ",".join((LOOPBACK_ADDRESS, "localhost", *ADDRESSES))}
-    environment = variables | computing(1) | launcher.huge_pages() | unproxied
+    environment = outside_mpi(sys.executable) | computing(1) | launcher.huge_pages() | unproxied
     with ExitStack() as opened:
         words: list[Sequence[str]]
         if namespaces:
