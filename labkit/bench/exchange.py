@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from labkit.exchange import Exchange, Timeline
     from labkit.exchange.timeline import Event
 
-
 KNOWN = CASES | WORD_CASES
 # Number of overlapping steps timed together; the last step finishes all updates.
 USUAL = AllReduce().schedule

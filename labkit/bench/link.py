@@ -37,7 +37,6 @@ from labkit.simulate import closed_form
 if TYPE_CHECKING:
     from labkit.communicator import Communicator
 
-
 KIB = 2**10
 SIZES = (64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB)
 ALGORITHMS = ("ring", "master_worker")

@@ -28,7 +28,6 @@ from labkit.worker.executed_step import step_graph
 if TYPE_CHECKING:
     import tensorflow as tf
 
-
 PROCESS = "labkit.bench.step_process"
 KINDS = ("plain", "gated", "split")  # variants of the training step that can be traced
 WARM = 3  # number of untimed steps before the timed steps

@@ -24,7 +24,6 @@ from labkit.frameworks.child import Child, serve
 if TYPE_CHECKING:
     from labkit.communicator import Communicator
 
-
 LOOPBACK_ADDRESS = "127.0.0.1"
 PORT = 2222  # default port in the documentation of TensorFlow
 

@@ -30,7 +30,6 @@ from labkit.strategies import ParameterServer, Strategy, TFDistribute
 if TYPE_CHECKING:
     from labkit.communicator import Communicator
 
-
 Question: TypeAlias = Mapping[str, object]  # JSON-serializable
 Asking: TypeAlias = Callable[[Way, Question], Any]
 

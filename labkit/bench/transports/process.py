@@ -1,7 +1,9 @@
 """The two processes that transfer arrays on request: MPI ranks, or TensorFlow tasks with gRPC.
 
-python -m labkit.bench.transports.process                 # one of two MPI ranks
-python -m labkit.bench.transports.process NUMBER ADDRESS… # a TensorFlow task
+    python -m labkit.bench.transports.process                 # one of two MPI ranks
+    python -m labkit.bench.transports.process NUMBER ADDRESS… # a TensorFlow task
+
+Each request and each answer is a line of JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ from labkit.frameworks.tcp_counters import connections, open_socket, socket_inod
 
 if TYPE_CHECKING:
     import tensorflow as tf
-
 
 WARM, LEAST, MOST = 3, 3, 200  # numbers of warm-up, of least and of most round trips
 BUDGET = 0.3  # seconds of round trips per transport and array size
