@@ -34,6 +34,14 @@ USUAL = AllReduce().schedule
 CHAIN = 10  # number of overlapping steps timed together; the last step completes all updates
 # Suffix of a schedule's name if it averages an embedding's gradients as dense tensors.
 DENSE = ", dense"
+COPY, HANDED = (
+    "copy",
+    "handed over",
+)  # names of the steps that are timed in addition to steps with exchange
+LIMITS = {
+    "pack": COPY,
+    "sum": "raw allreduce",
+}  # by phase of the breakdown: the kind of step whose time is a lower limit of the phase's time
 
 
 def measure(
@@ -247,16 +255,6 @@ def _saved(added: dict[str, list[float]], kind: str, delay: float) -> Row:
         "saved_max_ms": float(saved.max()),
         "ideal_saving_ms": float(np.median(saved)) + 1e3 * delay,
     }
-
-
-COPY, HANDED = (
-    "copy",
-    "handed over",
-)  # names of the steps that are timed in addition to steps with exchange
-LIMITS = {
-    "pack": COPY,
-    "sum": "raw allreduce",
-}  # by phase of the breakdown: the kind of step whose time is a lower limit of the phase's time
 
 
 def limit_steps(

@@ -30,6 +30,9 @@ SLICE = 0.25  # seconds spent on one algorithm and one size in one repeat
 BASE = "ring"  # algorithm with which all other algorithms are compared
 LARGE = 2**22  # bytes of the message that measures the bandwidth
 PINGS, FEW = 200, 20  # number of round trips of a message of one byte, and of LARGE bytes
+# These presets define the emulated links: BETWEEN hosts and INSIDE a host.
+BETWEEN, INSIDE = PRESETS["1GbE"], PRESETS["100Gb-infiniband"]
+PAYLOAD = 1448  # bytes of TCP payload in a full Ethernet frame, without the TCP timestamp
 
 
 def refuse_impossible(
@@ -193,11 +196,6 @@ class Sums:
         wire_bytes = sum(traffic.wire_bytes for traffic in sent)
         # The counted traffic includes the additional call that verifies the sum.
         return float(np.median(seconds)), right, link_bytes / (calls + 1), wire_bytes / (calls + 1)
-
-
-# These presets define the emulated links: BETWEEN hosts and INSIDE a host.
-BETWEEN, INSIDE = PRESETS["1GbE"], PRESETS["100Gb-infiniband"]
-PAYLOAD = 1448  # bytes of TCP payload in a full Ethernet frame, without the TCP timestamp
 
 
 class HostSelection:

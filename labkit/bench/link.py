@@ -46,6 +46,13 @@ BY_TCP: Joined = partial(linked_ranks, program="labkit.bench.linked_ranks")
 SLICE = 0.5  # seconds spent on one algorithm and one size in one repeat
 
 SumCase: TypeAlias = tuple[str, int, int]  # a case: algorithm, bytes, number of calls
+# Each case has the bytes of both flows, and the delay of the second flow as a share of the time
+# that the first flow takes alone.
+FLOWS = ((2**22, 2**22, 0.0), (2**22, 2**20, 0.0), (2**22, 2**21, 0.5))
+# The maximum number of bytes in flight on a connection is several times the link's bandwidth-delay
+# product, but much less than a message.
+WINDOW = 2**16
+CLAMP = 10  # Linux's socket option TCP_WINDOW_CLAMP, which Python does not define
 
 
 def measure(
@@ -196,14 +203,6 @@ def command(
     say(format_rows(both, columns | {"max_min_ms": "max-min ms", "error": "error"}))
     write_rows([*rows, *both], file)
 
-
-# Each case has the bytes of both flows, and the delay of the second flow as a share of the time
-# that the first flow takes alone.
-FLOWS = ((2**22, 2**22, 0.0), (2**22, 2**20, 0.0), (2**22, 2**21, 0.5))
-# The maximum number of bytes in flight on a connection is several times the link's bandwidth-delay
-# product, but much less than a message.
-WINDOW = 2**16
-CLAMP = 10  # Linux's socket option TCP_WINDOW_CLAMP, which Python does not define
 
 # Bytes of the first and the second flow; delay of the second flow (s).
 FlowCase = tuple[int, int, float]

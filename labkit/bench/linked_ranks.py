@@ -29,6 +29,14 @@ from labkit.frameworks.namespaces import ADDRESSES, command_prefix, rate_limited
 from labkit.schedules import ALLREDUCE
 
 END = 5.0  # maximum seconds that a process may take to end before it is killed
+T = TypeVar("T")
+PORT = 20000
+LIMIT = 30.0  # seconds without a transfer after which an error is raised
+LEAD = 3e-3  # seconds from the agreement on a start time to the start
+PINGS = 300
+IDLE = Path(
+    "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
+)  # TCP setting of this process's network namespace
 
 
 class LinkedProcesses:
@@ -130,17 +138,6 @@ def started(
             opened.callback(_end, process)
             processes.append(process)
         yield LinkedProcesses(processes)
-
-
-T = TypeVar("T")
-
-PORT = 20000
-LIMIT = 30.0  # seconds without a transfer after which an error is raised
-LEAD = 3e-3  # seconds from the agreement on a start time to the start
-PINGS = 300
-IDLE = Path(
-    "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
-)  # TCP setting of this process's network namespace
 
 
 class StreamWire:

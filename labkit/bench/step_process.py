@@ -32,6 +32,9 @@ PROCESS = "labkit.bench.step_process"
 KINDS = ("plain", "gated", "split")  # variants of the training step that can be traced
 WARM = 3  # number of untimed steps before the timed steps
 FRONT, BACK = "CPU:0", "CPU:1"  # two logical devices of one process
+MOST = 64  # maximum number of threads, and also of processes
+DEVICES = 2  # number of logical devices
+DEEPEST = 4  # maximum number of hidden layers; more do not fit into the animation
 
 
 class Threads(NamedTuple):
@@ -169,13 +172,6 @@ def _on(place: str, value: tf.Tensor) -> tf.Variable:
         return tf.Variable(value)
 
 
-if __name__ == "__main__":
-    serve(start)
-
-
-MOST = 64  # maximum number of threads, and also of processes
-
-
 def time_threads(
     intra: Sequence[int] = (1, 2, 8),
     inter: Sequence[int] = (1, 2, 8),
@@ -204,14 +200,14 @@ def time_threads(
         InvalidInput: An argument is out of range.
         RankError: A process ended early.
     """
+    # Imported here, because the measuring processes import this module, too.
+    from labkit.cluster import Cluster
+
     refuse_threads(intra, inter, batches, steps, repeats)
     settings = [Threads(*pair) for pair in product(dict.fromkeys(intra), dict.fromkeys(inter))]
     cases = tuple(
         ModelCase(f"batch {batch}", tuple(widths), batch) for batch in dict.fromkeys(batches)
     )
-    # Imported here, because the measuring processes import this module, too.
-    from labkit.cluster import Cluster
-
     with Cluster(workers=1) as cluster:
         timed = cluster.call(_sweep, settings, cases, steps, repeats)[0]
     return ThreadSweep(timed, cores=len(os.sched_getaffinity(0)))
@@ -220,7 +216,7 @@ def time_threads(
 def refuse_threads(
     intra: Sequence[int], inter: Sequence[int], batches: Sequence[int], steps: int, repeats: int
 ) -> None:
-    """Raise InvalidInput for arguments that `measure` does not support."""
+    """Raise InvalidInput for arguments that `time_threads` does not support."""
     for name, values in (("intra", intra), ("inter", inter)):
         if not values or not all(1 <= value <= MOST for value in values):
             raise InvalidInput(
@@ -266,10 +262,6 @@ def _sweep(
     return timed
 
 
-DEVICES = 2  # number of logical devices
-DEEPEST = 4  # maximum number of hidden layers; more do not fit into the animation
-
-
 def trace_variants(
     widths: Sequence[int] = (256, 128),
     batch: int = 256,
@@ -293,17 +285,17 @@ def trace_variants(
     Raises:
         InvalidInput: An argument is out of range.
     """
-    refuse_variants(widths, batch, inter, repeats)
-    setting = Setting(Threads(1, inter), (ModelCase("traced", tuple(widths), batch),), DEVICES)
     # Imported here, because the measuring processes import this module, too.
     from labkit.cluster import Cluster
 
+    refuse_variants(widths, batch, inter, repeats)
+    setting = Setting(Threads(1, inter), (ModelCase("traced", tuple(widths), batch),), DEVICES)
     with Cluster(workers=1) as cluster:
         return cluster.call(_trace, setting, repeats)[0]
 
 
 def refuse_variants(widths: Sequence[int], batch: int, inter: int, repeats: int) -> None:
-    """Raise InvalidInput for arguments that `measure` does not support."""
+    """Raise InvalidInput for arguments that `trace_variants` does not support."""
     if not 1 <= len(widths) <= DEEPEST or min(widths) < 1:
         raise InvalidInput(
             f"widths={short(list(widths))}: give 1 to {DEEPEST} hidden layers of at least 1 unit"
@@ -319,3 +311,7 @@ def _trace(communicator: Communicator, setting: Setting, repeats: int) -> dict[s
     with closing(child):
         child.answer()
         return {kind: child.ask("graph", case.name, kind, repeats) for kind in KINDS}
+
+
+if __name__ == "__main__":
+    serve(start)

@@ -19,6 +19,9 @@ T = TypeVar("T")
 # A `Row` is one measurement: times are in ms, sizes in bytes, and shares are from 0 to 1; see
 # `head`.
 Row: TypeAlias = "dict[str, str | float | None]"
+WARM, STEPS = 10, 50
+# Maximum seconds of successive steps of one kind; in this time the machine's speed hardly changes.
+TURN = 0.2
 
 
 class TimedRanks(Protocol):
@@ -106,10 +109,6 @@ def added(seconds: Sequence[float]) -> Row:
         "added_max_ms": 1e3 * max(seconds),
     }
 
-
-WARM, STEPS = 10, 50
-# Maximum seconds of successive steps of one kind; in this time the machine's speed hardly changes.
-TURN = 0.2
 
 Step = Callable[[], object]
 

@@ -32,6 +32,8 @@ FRAME = MTU + 14  # bytes that a queue counts per frame: with Ethernet header, w
 QUEUE = 2**24  # bytes of a queue: more than TCP sends ahead, so no packet is dropped
 DEVICE = "veth0"
 TOOLS = ("ip", "tc")  # required commands of iproute2
+_FLAGS, _UP, _RUNNING = 0x8914, 0x1, 0x40  # SIOCSIFFLAGS, IFF_UP, IFF_RUNNING; see netdevice(7)
+READY = "ready"
 
 
 def frames(rate: int) -> int:
@@ -146,10 +148,6 @@ def _command(*words: str, check: bool = True) -> None:
             "a rate-limited link needs a Linux kernel with network namespaces, veth and "
             "sch_tbf (sch_htb for several flows), and root with CAP_SYS_ADMIN and CAP_NET_ADMIN"
         )
-
-
-_FLAGS, _UP, _RUNNING = 0x8914, 0x1, 0x40  # SIOCSIFFLAGS, IFF_UP, IFF_RUNNING; see netdevice(7)
-READY = "ready"
 
 
 @contextmanager

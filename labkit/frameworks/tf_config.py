@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 LOOPBACK_ADDRESS = "127.0.0.1"
 PORT = 2222  # default port in the documentation of TensorFlow
+MOST_RESTARTS = 5  # maximum number of restarts of one worker
 
 
 @dataclass
@@ -200,9 +201,6 @@ def export_commands(
             )
         )
     return commands
-
-
-MOST_RESTARTS = 5  # maximum number of restarts of one worker
 
 
 class ServerProcesses:

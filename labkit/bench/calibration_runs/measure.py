@@ -48,6 +48,16 @@ from labkit.records.run import Run
 from labkit.strategies import AllReduce
 
 KIB, MIB = 2**10, 2**20
+# No preset has these rates, so no forecast for a preset concerns a network that was measured.
+FAST = Network(name="700Mb", latency=70e-6, bandwidth=700e6 / 8)
+SLOW = Network(name="50Mb", latency=200e-6, bandwidth=50e6 / 8)
+WHOLE = 0.25  # duration of a training run as a share of `Effort.seconds`
+TRAINED = (
+    *("model", "model_options", "dataset", "dataset_options", "precision"),
+    *("optimizer", "optimizer_options", "loss", "metrics", "learning_rate"),
+)
+STEPS = (WARM_UP + 24, 200)  # minimum and maximum number of steps of a run
+STRETCH = 4  # number of steps timed as one block, unless the strategy has an averaging period
 
 
 class Effort(NamedTuple):
@@ -73,15 +83,11 @@ class Effort(NamedTuple):
     runs: int
 
 
-# No preset has these rates, so no forecast for a preset concerns a network that was measured.
-FAST = Network(name="700Mb", latency=70e-6, bandwidth=700e6 / 8)
-SLOW = Network(name="50Mb", latency=200e-6, bandwidth=50e6 / 8)
 FULL = Effort(
     *(3, 8.0, 5, (4 * KIB, 64 * KIB, 512 * KIB, 4 * MIB, 16 * MIB), (64 * KIB, MIB, 4 * MIB)),
     *((FAST, SLOW), 3),
 )
 QUICK = Effort(1, 3.0, 2, (4 * KIB, 256 * KIB, 4 * MIB), (64 * KIB, 2 * MIB), (FAST,), 2)
-WHOLE = 0.25  # duration of a training run as a share of `Effort.seconds`
 
 
 def calibrate(
@@ -243,12 +249,6 @@ def _fields(experiment: Experiment) -> dict[str, Any]:
     return {name: getattr(experiment, name) for name in TRAINED}
 
 
-TRAINED = (
-    *("model", "model_options", "dataset", "dataset_options", "precision"),
-    *("optimizer", "optimizer_options", "loss", "metrics", "learning_rate"),
-)
-
-
 def _model(experiment: Experiment, threads: int, seen: dict[int, list[ModelSeen]]) -> ModelCost:
     steps = []
     for rows, turns in sorted(seen.items()):
@@ -275,10 +275,6 @@ def _data(experiment: Experiment) -> str:
 
 def _name(value: object) -> str:
     return value if isinstance(value, str) else label_of(value)
-
-
-STEPS = (WARM_UP + 24, 200)  # minimum and maximum number of steps of a run
-STRETCH = 4  # number of steps timed as one block, unless the strategy has an averaging period
 
 
 def experiments_to_run(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SMALL_SHAPES = ((64, 8), (8,), (8, 10), (10,))  # weight shapes of a small model
 SMALL_NBYTES = 4 * sum(int(np.prod(shape)) for shape in SMALL_SHAPES)
 SMALL_ROWS = 16
+KINDS = ("forward", "gradient", "updated", "fit")
 
 
 @dataclass
@@ -207,9 +208,6 @@ def replica_overhead(
     summed = min((e for e in sums if e.level == "memory"), key=lambda e: e.nbytes).seconds
     rest = np.array(found) - pack.median - summed.median
     return Overhead(what="replicas", workers=ranks, seconds=Spread.of(np.maximum(rest, 0).tolist()))
-
-
-KINDS = ("forward", "gradient", "updated", "fit")
 
 
 def cost(

@@ -31,6 +31,10 @@ from labkit.frameworks.environments import Installation, find
 from labkit.frameworks.namespaces import private_network
 from labkit.frameworks.tf_config import free_ports
 
+TIMES = ("median_ms", "min_ms", "p90_ms", "added_ms", "added_min_ms", "added_max_ms")
+START, CASE = 120.0, 300.0  # timeouts in seconds: of the start, and of each case
+RANK = [foreign.__file__, "labkit.bench.peers.rank"]
+
 
 def validate_peers(names: Sequence[str], network: str | None) -> None:
     """Validate the names of the frameworks to compare, and the network.
@@ -126,9 +130,6 @@ class PeerComparison:
             yield row
 
 
-TIMES = ("median_ms", "min_ms", "p90_ms", "added_ms", "added_min_ms", "added_max_ms")
-
-
 def _ours(own: Sequence[Row], case: str) -> Row | None:
     """Return the row of labkit's step with exchange for a case, or None if the row is missing."""
     exchanged = [row for row in own if row["case"] == case and row.get("same_weights")]
@@ -148,10 +149,6 @@ def _comparison(theirs: Row, ours: Row | None) -> Row:
 
 def _added_ms(row: Row) -> float:
     return float(row["added_ms"] or 0)
-
-
-START, CASE = 120.0, 300.0  # timeouts in seconds: of the start, and of each case
-RANK = [foreign.__file__, "labkit.bench.peers.rank"]
 
 
 def run(peer: Installation, cases: Sequence[str], workers: int, repeats: int) -> list[Record]:

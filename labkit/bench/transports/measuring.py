@@ -35,6 +35,7 @@ Asking: TypeAlias = Callable[[Way, Question], Any]
 
 SIZES = (8, 512, 2**14, 2**18, 2**20, 2**22, 2**24, 2**26)  # bytes
 RATE = "1Gb"
+WARM = 10  # number of untimed steps at the start
 
 
 class Plan(NamedTuple):
@@ -240,9 +241,6 @@ def _trained(way: Way, answers: Sequence[Row], wanted: Plan, nbytes: int) -> Row
         "target": answers[0]["target"],
         "accuracy": min(float(each["accuracy"] or 0.0) for each in answers),
     }
-
-
-WARM = 10  # number of untimed steps at the start
 
 
 class ServerTraining(NamedTuple):

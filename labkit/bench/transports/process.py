@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 WARM, LEAST, MOST = 3, 3, 200  # numbers of warm-up, of least and of most round trips
 BUDGET = 0.3  # seconds of round trips per transport and array size
+LIMIT = 3600.0  # timeout in seconds; long, because other transports are measured in between
+THERE, BACK = (0, 1), (1, 0)
+SMALL_COUNT, LARGE_COUNT = 32, 2  # number of round trips per call: small, large arrays
+SMALL = 1 << 20  # maximum size of a small array in bytes
 
 
 class ExchangeCost(TypedDict):
@@ -70,10 +74,6 @@ def sent_by_tcp() -> int:
     """Return how many bytes are acknowledged on this process's open TCP connections."""
     inodes = set(socket_inodes(os.getpid()))
     return sum(end.sent for end in connections(open_socket()) if end.inode in inodes)
-
-
-LIMIT = 3600.0  # timeout in seconds; long, because other transports are measured in between
-THERE, BACK = (0, 1), (1, 0)
 
 
 class TransportPair:
@@ -180,10 +180,6 @@ def serve_ranks() -> None:
         result = run_task(communicator, json.loads(line))
         if first:
             print(json.dumps(result), flush=True)
-
-
-SMALL_COUNT, LARGE_COUNT = 32, 2  # number of round trips per call: small, large arrays
-SMALL = 1 << 20  # maximum size of a small array in bytes
 
 
 def round_trips_per_call(nbytes: int) -> int:

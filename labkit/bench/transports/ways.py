@@ -27,27 +27,6 @@ _TCP = ("from the sender into its kernel", "from the kernel to the reader")
 # With Open MPI's active messages, the receiver's MPI library makes an additional copy of each
 # fragment.
 _FRAGMENTS = (*_TCP, "from the fragment that was received into the window")
-
-
-class Way(NamedTuple):
-    """A transport, with the place where its two processes run.
-
-    Attributes:
-        transport: "grpc", or a name of `labkit.communicator.TRANSPORTS`.
-        place: Where the two processes run and communicate, one of `PLACES`.
-        copies: One description for each time that the whole array is copied.
-    """
-
-    transport: str
-    place: str
-    copies: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """Name of the transport and the place, such as `one_sided, shared memory`."""
-        return f"{self.transport}, {self.place}"
-
-
 # The lists of copies follow from the implementations. gRPC sends large tensors without a copy, and
 # the receiver copies the tensors out of gRPC's slices
 # (tensorflow/core/distributed_runtime/rpc/grpc_tensor_coding.cc and tensor_coding.cc).
@@ -75,6 +54,31 @@ _COPIES = {
     ("one_sided_dynamic", LOOPBACK): _FETCHED,
     ("one_sided_dynamic", APART): _FETCHED,
 }
+NETWORK = "100Gb-infiniband"
+TCP_LATENCY = 20e-6  # latency of a TCP message in seconds, as in the preset "10GbE"
+COPY = 10e9  # bytes/s at which a CPU core copies memory; a rounded value
+PLACE = "RDMA, predicted"
+
+
+class Way(NamedTuple):
+    """A transport, with the place where its two processes run.
+
+    Attributes:
+        transport: "grpc", or a name of `labkit.communicator.TRANSPORTS`.
+        place: Where the two processes run and communicate, one of `PLACES`.
+        copies: One description for each time that the whole array is copied.
+    """
+
+    transport: str
+    place: str
+    copies: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the transport and the place, such as `one_sided, shared memory`."""
+        return f"{self.transport}, {self.place}"
+
+
 WAYS = {way.name: way for way in (Way(*key, copies) for key, copies in _COPIES.items())}
 
 
@@ -92,12 +96,6 @@ def chosen(transports: Sequence[str], places: Sequence[str]) -> list[Way]:
         for way in WAYS.values()
         if way.transport in (transports or known) and way.place in (places or PLACES)
     ]
-
-
-NETWORK = "100Gb-infiniband"
-TCP_LATENCY = 20e-6  # latency of a TCP message in seconds, as in the preset "10GbE"
-COPY = 10e9  # bytes/s at which a CPU core copies memory; a rounded value
-PLACE = "RDMA, predicted"
 
 
 class Protocol(NamedTuple):
