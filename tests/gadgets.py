@@ -1,6 +1,6 @@
-"""What a stranger may plant in a folder of runs, each to leave a mark if anything of it is run.
+"""Attacks that a stranger may hide in a run folder; each leaves a mark file if its code runs.
 
-A gadget gets the folder of a good run, and a shell command that would leave its mark.
+A gadget is called with the folder of a valid run and a shell command that writes the mark.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Gadget = Callable[[Path, str], object]
 
 
 class Bomb:
-    """Runs a command where it is unpickled."""
+    """Run a shell command when this object is unpickled."""
 
     def __init__(self, command: str) -> None:
         self.command = command
@@ -34,7 +34,7 @@ class Bomb:
 
 
 def said(file: str, field: str, words: str) -> Gadget:
-    """A text in a record; {} in it stands for the command."""
+    """Return a gadget that writes a text into a record; {} in the text stands for the command."""
 
     def plant(run: Path, command: str) -> None:
         record = json.loads((run / file).read_text())
@@ -45,17 +45,17 @@ def said(file: str, field: str, words: str) -> Gadget:
 
 
 def named(words: str) -> Gadget:
-    """A run's folder of this name."""
+    """Return a gadget that renames the run's folder to this name."""
     return lambda run, command: run.rename(run.with_name(words.replace("{}", Path(command).name)))
 
 
 def placed(name: str, words: str) -> Gadget:
-    """A file of this text beside the records."""
+    """Return a gadget that writes a file with this text beside the run's records."""
     return lambda run, command: (run / name).write_text(words.replace("{}", command))
 
 
 def instead(name: str, make: Callable[[Path, str], object]) -> Gadget:
-    """Something else in the place of a file."""
+    """Return a gadget that replaces one of the run's files."""
 
     def plant(run: Path, command: str) -> None:
         (run / name).unlink(missing_ok=True)
@@ -65,7 +65,7 @@ def instead(name: str, make: Callable[[Path, str], object]) -> Gadget:
 
 
 def shown(**data: Any) -> Gadget:
-    """What an executed notebook displays: that of one job, for all such gadgets."""
+    """Return a gadget that adds a display output to the executed notebook of one shared job."""
 
     def plant(run: Path, command: str) -> None:
         filled = json.loads(json.dumps(data).replace("{}", command.replace("/", "\\/")))
@@ -81,7 +81,7 @@ def shown(**data: Any) -> Gadget:
 
 
 def job_with(name: str, words: str) -> Gadget:
-    """A job whose file of this name says this."""
+    """Return a gadget that moves the run into a job whose file of this name has this text."""
 
     def plant(run: Path, command: str) -> None:
         job = write_job(run.parent / "jobs")
@@ -92,7 +92,7 @@ def job_with(name: str, words: str) -> Gadget:
 
 
 def bad_extension(path: Path, command: str) -> None:
-    """A column of a type that a reader would have to unpickle."""
+    """Write a table whose column has an extension type that a reader would have to unpickle."""
     told = {"ARROW:extension:name": "arrow.py_extension_type"}
     told |= {"ARROW:extension:metadata": pickle.dumps(Bomb(command)).decode("latin1")}
     field = pa.field("step", pa.int64(), metadata=told)
@@ -100,7 +100,7 @@ def bad_extension(path: Path, command: str) -> None:
 
 
 def bad_notes(path: Path, command: str) -> None:
-    """Notes for pandas that name what is to be rebuilt."""
+    """Write a table whose pandas metadata describes an index that a reader would rebuild."""
     notes = {
         "index_columns": [{"kind": "range", "name": command, "start": 0, "stop": 2, "step": 0}]
     }
@@ -109,7 +109,7 @@ def bad_notes(path: Path, command: str) -> None:
 
 
 def lambda_model(path: Path, command: str) -> None:
-    """A Keras file with a layer that is a pickled function."""
+    """Write a Keras file with a Lambda layer that holds code."""
     layer = {
         "class_name": "Lambda",
         "config": {"function": f"__import__('os').system('{command}')"},
@@ -120,7 +120,7 @@ def lambda_model(path: Path, command: str) -> None:
 
 
 def swept(**fields: Any) -> Gadget:
-    """A record of a sweep beside the run."""
+    """Return a gadget that writes the record of a sweep beside the run."""
 
     def plant(run: Path, command: str) -> None:
         state = {"schema": 1, "state": "completed", "members": [], "notebook": command}

@@ -1,7 +1,8 @@
-"""The plan of the house in figures: `uv run python tests/house.py [ROOM …]`.
+"""The structure of labkit in figures: `uv run python tests/house.py [ROOM …]`.
 
-Rooms, floors, arrows that run up, circles; lines of code; how much is typed; what stands twice.
-`tests/test_house.py` holds the order of the rooms; this prints what a change did to all of it.
+It prints packages (rooms), levels (floors), upward imports (arrows), cycles, lines, untyped code
+and repeated names. `tests/test_house.py` fixes the order of the packages; this script shows how a
+change affects the figures.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 HOUSE = Path(__file__).parents[1] / "labkit"
 
-# The road, from the ground up: a room imports only what stands before it.
+# The order of the packages from the bottom up: a package imports only packages listed before it.
 ORDER = (
     *("common", "schedules", "network", "simulate"),
     *("communicator", "frameworks", "compression", "exchange", "datasets", "models"),
@@ -35,19 +36,19 @@ ORDER = (
     *("figures", "report", "hosts", "cluster", "jobs", "gallery", "bench", "cli"),
 )
 COLUMNS = ("modules", "lines", "code", "untyped", "ignores", "comments")
-FRAGMENT = 60  # lines below which a module with one importer belongs into what it serves
+FRAGMENT = 60  # a shorter module with one importer belongs into its importer
 
 
 @dataclass(frozen=True)
 class Arrow:
-    """One import, those inside functions and for types included."""
+    """One import of a labkit module by another, also inside a function or for types only."""
 
     importer: str
     imported: str
 
 
 def modules(house: Path = HOUSE) -> dict[str, Path]:
-    """Dotted name to file."""
+    """Return the path of each module by its dotted name."""
     found = {}
     for path in sorted(house.rglob("*.py")):
         parts = path.relative_to(house.parent).with_suffix("").parts
@@ -56,7 +57,7 @@ def modules(house: Path = HOUSE) -> dict[str, Path]:
 
 
 def arrows(house: Path = HOUSE) -> set[Arrow]:
-    """Every import between the house's own modules."""
+    """Return every import between labkit's own modules."""
     known = modules(house)
     return {
         Arrow(name, other)
@@ -82,13 +83,13 @@ def _imported(path: Path, name: str, known: dict[str, Path]) -> Iterator[str]:
 
 
 def room(module: str) -> str:
-    """The room of a module; the house's own face is in none."""
+    """Return the top-level package (room) of a module; `labkit/__init__.py` is in none."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 
 
 def between_rooms(found: Iterable[Arrow]) -> dict[tuple[str, str], list[Arrow]]:
-    """Arrows from one room to another; the face, which shows all rooms, imports lazily."""
+    """Return the imports from one package to another, without those of `labkit/__init__.py`."""
     rooms = defaultdict(list)
     for arrow in found:
         pair = room(arrow.importer), room(arrow.imported)
@@ -98,7 +99,7 @@ def between_rooms(found: Iterable[Arrow]) -> dict[tuple[str, str], list[Arrow]]:
 
 
 def upward(pairs: Iterable[tuple[str, str]], order: tuple[str, ...] = ORDER) -> list[str]:
-    """Rooms that import what stands after them, or that the order does not name."""
+    """Return pairs of packages that break the order or that the order does not name."""
     floor = {name: place for place, name in enumerate(order)}
     return sorted(
         f"{one} -> {other}"
@@ -108,7 +109,7 @@ def upward(pairs: Iterable[tuple[str, str]], order: tuple[str, ...] = ORDER) -> 
 
 
 def circles(pairs: Iterable[tuple[str, str]]) -> list[list[str]]:
-    """Sets of rooms (or modules) that reach each other; none in a house on one road."""
+    """Return sets of packages or modules that import each other in a cycle."""
     reach: dict[str, set[str]] = defaultdict(set)
     for one, other in pairs:
         reach[one].add(other)
@@ -124,7 +125,7 @@ def circles(pairs: Iterable[tuple[str, str]]) -> list[list[str]]:
 
 
 def floors(pairs: Iterable[tuple[str, str]]) -> int:
-    """Length of the longest way up through the rooms."""
+    """Return the length of the longest chain of imports through the packages."""
     below: dict[str, set[str]] = defaultdict(set)
     for one, other in pairs:
         below[one].add(other)
@@ -137,7 +138,7 @@ def floors(pairs: Iterable[tuple[str, str]]) -> int:
 
 
 def code_lines(source: str) -> int:
-    """Lines that hold code: neither blank, nor comment, nor docstring."""
+    """Count lines that hold code: neither blank, nor comment, nor docstring."""
     held: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _NO_CODE:
@@ -163,7 +164,7 @@ _NO_CODE = {
 
 
 def untyped(source: str) -> int:
-    """How often the source says `Any`, or what says as little; words in text do not count."""
+    """Count annotations of `Any` or something as imprecise; text in strings does not count."""
     return sum(map(_says_little, ast.walk(ast.parse(source))))
 
 
@@ -182,7 +183,7 @@ def _says_little(node: ast.AST) -> int:
 
 
 def _bare(annotation: ast.expr | None) -> Iterator[ast.expr]:
-    """The parts of an annotation that no brackets say more about."""
+    """Yield the members of a union annotation, or the annotation itself."""
     if isinstance(annotation, ast.BinOp):
         yield from _bare(annotation.left)
         yield from _bare(annotation.right)
@@ -191,13 +192,13 @@ def _bare(annotation: ast.expr | None) -> Iterator[ast.expr]:
 
 
 def comments(source: str) -> int:
-    """Lines that are a comment, or end in one."""
+    """Count the lines that are a comment or end in one."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     return sum(token.type == tokenize.COMMENT for token in tokens)
 
 
 def fragments(house: Path = HOUSE) -> list[str]:
-    """Small modules that one other module imports; members of a family are exempt."""
+    """Return small modules that only one other module imports."""
     importers: dict[str, set[str]] = defaultdict(set)
     for arrow in arrows(house):
         importers[arrow.imported].add(arrow.importer)
@@ -211,7 +212,7 @@ def fragments(house: Path = HOUSE) -> list[str]:
 
 
 def repeated(house: Path = HOUSE) -> dict[str, list[str]]:
-    """Basenames that stand in more than one room or folder."""
+    """Return file names that occur in more than one package or folder."""
     places = defaultdict(list)
     for name, path in modules(house).items():
         if path.name != "__init__.py":
@@ -220,7 +221,7 @@ def repeated(house: Path = HOUSE) -> dict[str, list[str]]:
 
 
 def main(rooms: list[str]) -> None:
-    """Print the figures, of all rooms or of some."""
+    """Print the figures of all packages or of the given ones."""
     every = {name: path for name, path in modules().items() if not rooms or room(name) in rooms}
     pairs = between_rooms(arrows())
     print(f"rooms {len({room(name) for name in modules()} - {''})}, floors {floors(pairs)}")

@@ -1,4 +1,4 @@
-"""Who listens where other machines reach it, among all processes that this one starts."""
+"""Find processes started by this one that listen where other machines can reach them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import psutil
 
 from labkit.cluster.listeners import exposed_listeners
 
-OWN_DEVICES = {"lo", "veth0"}  # of namespaces that labkit makes
+OWN_DEVICES = {"lo", "veth0"}  # devices in labkit's network namespaces
 LOOK_EVERY = 0.2  # seconds
 
 
 def is_enclosed(process: psutil.Process) -> bool:
-    """Whether it is in a network namespace of labkit's, which no other machine reaches."""
+    """Return whether a process is in a labkit network namespace, which no other machine reaches."""
     if os.readlink(f"/proc/{process.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
         return False
     lines = Path(f"/proc/{process.pid}/net/dev").read_text().splitlines()[2:]
@@ -25,10 +25,11 @@ def is_enclosed(process: psutil.Process) -> bool:
 
 
 def open_to_others() -> Iterator[str]:
-    """Of each such socket: where, and whose."""
-    # Not in this process: a server of TensorFlow's that another test has started here never ends.
+    """Yield the address and the command line of each exposed socket."""
+    # Skip this process itself: another test may have started a TensorFlow server here, which never
+    # ends.
     for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error, OSError):  # it has ended
+        with suppress(psutil.Error, OSError):  # the process has ended
             if not is_enclosed(process):
                 for each in exposed_listeners(process):
                     yield f"{each.address}: {' '.join(process.cmdline())}"
@@ -36,7 +37,7 @@ def open_to_others() -> Iterator[str]:
 
 @contextmanager
 def watched() -> Iterator[set[str]]:
-    """Look again and again; all that was seen."""
+    """Look for exposed sockets repeatedly, and yield the set of all that were found."""
     found: set[str] = set()
     ends = Event()
 

@@ -1,4 +1,4 @@
-"""The contract of every notebook that labkit ships or writes, as a list of what breaks it."""
+"""The rules for all notebooks that labkit ships or writes, as a list of violations."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 from labkit.jobs.parameters import UNKNOWN, parse
 
-THIN = 30  # lines of the longest cell
+THIN = 30  # lines of the longest allowed cell
 ABSOLUTE = re.compile(r"""["'(\s](/|~/|[A-Z]:\\)\w+""")
 
 
 def violations(path: Path) -> list[str]:
-    """What of the contract this notebook breaks; empty: it keeps it."""
+    """Return the rules that this notebook breaks, or an empty list."""
     notebook = json.loads(path.read_text())
     cells = notebook["cells"]
     checks = (
@@ -93,7 +93,7 @@ def _code(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _calls(source: str) -> Iterator[str]:
-    """Names of the functions that a cell calls, from above to below."""
+    """Yield the names of the functions that a cell calls, from top to bottom."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
         yield getattr(call.func, "attr", getattr(call.func, "id", ""))

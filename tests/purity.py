@@ -1,10 +1,9 @@
-"""Which tests are pure: they need neither TensorFlow nor MPI, nor a process of their own.
+"""Decide which tests are pure: they need no TensorFlow, no MPI and no child process.
 
-Nobody marks them. A test is pure unless one of three things speaks against it: its file imports
-what is heavy, it takes the fixture `cluster`, or it is marked `slow`, `alone` or `heavy` (the last
-where neither file nor fixture shows what it starts). While a pure test runs, TensorFlow, MPI and
-child processes are refused, in every run of the suite: a test that is taken for pure and is not
-fails, and says what it needs.
+No author marks pure tests by hand. A test is pure unless its file imports heavy modules, it takes
+the fixture `cluster`, or it is marked `slow`, `alone` or `heavy` (`heavy` if neither file nor
+fixture shows what it starts). In every run of the suite, TensorFlow, MPI and child processes are
+refused while a pure test runs, so a test wrongly taken for pure fails and says why.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ SHOWN = "tensorflow|keras|mpi4py|subprocess|multiprocessing|IPython|jupyter_clie
 IMPORTS = re.compile(rf"^\s*(?:import|from) (?:{SHOWN})\b", re.MULTILINE)
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 
-_running: list[pytest.Item] = []  # the pure test that runs now, if one does
+_running: list[pytest.Item] = []  # the pure test that runs now, if any
 
 
 def is_pure(item: pytest.Item) -> bool:
-    """Whether nothing speaks against it."""
+    """Return whether a test is pure: not marked, no cluster, no heavy imports."""
     marked = any(item.get_closest_marker(name) for name in ("slow", "alone", "heavy"))
     takes_cluster = "cluster" in getattr(item, "fixturenames", ())
     return not (marked or takes_cluster or _imports_what_is_heavy(item.path))
@@ -37,15 +36,15 @@ def _imports_what_is_heavy(path: Path) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where only pure tests are asked for, files that would import TensorFlow are not read."""
+    """Skip files that would import TensorFlow when only pure tests are selected."""
     asked = config.option.markexpr == "pure"
     named = collection_path.name.startswith("test_")
     return True if asked and named and _imports_what_is_heavy(collection_path) else None
 
 
-@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+@pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark those that are pure."""
+    """Mark the pure tests."""
     for item in items:
         if is_pure(item):
             item.add_marker(pytest.mark.pure)
@@ -53,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> object:
-    """Refuse what is heavy while a pure test runs."""
+    """Refuse heavy imports and child processes while a pure test runs."""
     _running[:] = [item] if item.get_closest_marker("pure") else []
     try:
         return (yield)
@@ -62,7 +61,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> object:
 
 
 def _refuse(event: str, arguments: tuple[object, ...]) -> None:
-    # Threads that another test has left, such as those of a cluster, are not this one's.
+    # Threads that an earlier test left, such as a cluster's, do not belong to this test.
     if not _running or os.getpid() != _OWN or get_ident() != _MAIN:
         return
     needed = str(arguments[0]) if event == "import" else f"a process ({event})"

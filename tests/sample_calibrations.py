@@ -1,4 +1,4 @@
-"""Calibrations made by hand, of round figures without chance."""
+"""Hand-made calibrations with round numbers and no randomness."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHAPES = ((100, 1000), (1000,)), ((1000, 500), (500,)), ((500, 10), (10,))
 
 
 def exactly(seconds: float, width: float = 0.0) -> Spread:
-    """Always as long, or within so much relatively."""
+    """Return a constant time, or one that varies by this relative width."""
     return Spread(median=seconds, low=seconds * (1 - width), high=seconds * (1 + width))
 
 
@@ -38,7 +38,7 @@ def calibration(
     collectives: tuple[CollectiveCost, ...] = (),
     read: dict[int, Spread] | None = None,
 ) -> Calibration:
-    """A row takes 1 ms forward and 2 ms back, an update 5 ms, all else 1 ms; three layers."""
+    """Return a calibration: 1 ms forward, 2 ms backward per row, 5 ms an update, 1 ms otherwise."""
     layers = tuple(
         LayerCost(
             name=f"layer {n}",

@@ -1,4 +1,4 @@
-"""Runs with and without a compressor, whose costs and accuracies a test chooses."""
+"""Runs with and without a compressor, with the costs and accuracies that a test chooses."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pandas as pd
 from sample_runs import ENVIRONMENT, experiment, metrics
 
 from labkit.records import store
-from labkit.records.measure import aggregate
 from labkit.records.run import Run
+from labkit.records.run_metrics import aggregate
 
-STEPS, EPOCHS = 20, 3  # steps an epoch
+STEPS, EPOCHS = 20, 3  # steps per epoch
 TOP_K = {"name": "TopK", "ratio": 0.01}
 
 
@@ -26,7 +26,7 @@ def strategy(compressor: dict[str, Any] | None = None, algorithm: str = "ring") 
 def columns(
     workers: int, seed: int, milliseconds: dict[str, float], counts: dict[str, int]
 ) -> dict[str, Any]:
-    """A history in which every step of every rank costs the same."""
+    """Return a history in which every step of every rank costs the same."""
     step, rank = (grid.ravel() for grid in np.mgrid[0 : EPOCHS * STEPS, 0:workers])
     ones = np.ones(step.size)
     spent = {name: ones * value / 1e3 for name, value in milliseconds.items()}
@@ -64,7 +64,7 @@ def write_method(
     measured: dict[str, Any] | None = None,
     **parameters: Any,
 ) -> Run:
-    """A completed run, with a seed a given accuracy; times in ms, bytes and messages of a rank."""
+    """Write a completed run with a seed per accuracy, and the times (ms) and bytes of each rank."""
     fields = experiment(
         strategy=strategy(compressor, algorithm), repeats=len(accuracies), epochs=EPOCHS
     )
@@ -72,7 +72,7 @@ def write_method(
     workers = fields["workers"]
     milliseconds = {"compute": compute, "wire": wire, "wait": wait}
     milliseconds |= {} if codec is None else {"codec": codec}
-    # The ring: each rank sends 2(p - 1)/p of the payload.
+    # In a ring allreduce, each rank sends 2(p - 1)/p of the payload.
     sent = 2 * (workers - 1) * payload // workers if sent is None else sent
     counts = {"payload": payload, "sent": sent, "messages": messages}
     top = store.new_run_directory(root, "run")

@@ -1,4 +1,4 @@
-"""Programs played without a model: gradients are formulas, on links whose times are known."""
+"""Simulated programs without a model: gradients are formulas, and links have known times."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import numpy as np
 from labkit.network import ComputeTime, Network, Slowdown, relative_compute_times
 from labkit.programs import EventLog, Gradient, Roles, placed, staged
 from labkit.programs.actions import Passed, Place, Vector
-from labkit.programs.timing import TimingModel
+from labkit.programs.timing_model import TimingModel
 from labkit.programs.virtual_runtime import VirtualRuntime
 from labkit.strategies.replicas import Replicas
 from labkit.strategies.servers import Servers
 
-SIZE = 1_000  # weights, of 8 bytes
-PASSED = 10  # values between the stages of a replica
-FAST = Network(latency=1e-3, bandwidth=1e6)  # 8 ms a vector, and 1 ms
+SIZE = 1_000  # number of weights, of 8 bytes each
+PASSED = 10  # values that pass between the stages of a replica
+FAST = Network(latency=1e-3, bandwidth=1e6)  # 8 ms for a vector of weights, plus 1 ms of latency
 
 
 @dataclass
 class Numbers:
-    """Gradients that say whose they are and of which weights; an update subtracts a tenth."""
+    """Gradients that depend on the worker and its weights; an update subtracts a tenth of them."""
 
     held: dict[int, Vector] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
     rows: list[dict[str, float]] = field(default_factory=list)
     epochs: list[tuple[int, int]] = field(default_factory=list)
-    # Of a worker and a stage: the step that is under way, and its weights.
+    # For each worker and stage: the current step and its weights.
     under_way: dict[tuple[int, int], tuple[int, Vector]] = field(default_factory=dict)
     kept: dict[int, list[float]] = field(default_factory=dict)
     stages: int = 1
@@ -42,28 +42,28 @@ class Numbers:
         return Gradient(0.01 * weights + (worker + 1), self.batch(worker), 0.5 / (step + 1), step)
 
     def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
-        """Whose batch it is, and at which weights; what one makes of it depends on who it is."""
+        """Return predictions that depend on the predicting worker, the batch and the weights."""
         return (number + 1) * weights[:PASSED] + 10.0 * worker + step
 
     def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
-        """The gradient, drawn to soft targets."""
+        """Return the gradient, pulled towards soft targets."""
         found = self.gradient(worker, weights)
         drawn = np.resize(soft, weights.size)
         return replace(found, values=found.values + share * (0.01 * weights - drawn))
 
     def batch(self, worker: int) -> int:
-        """The rows of its batches."""
+        """Return the number of rows in a worker's batches."""
         return 2
 
     def curved(self, worker: int, weights: Vector, ends: Sequence[int]) -> Gradient:
-        """No block depends on another one."""
+        """Return curvatures in which no block depends on another."""
         rows = [np.zeros_like(weights) for _ in ends[1:]]
         for row, (start, stop) in zip(rows, pairwise(ends), strict=True):
             row[start:stop] = 1.0
         return Gradient(np.concatenate(rows), 2, 0.0, 0)
 
     def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
-        """A stage passes on how many there are up to it."""
+        """Pass on the number of stages up to and including this one."""
         worker, stage, *_ = place
         assert [value.tolist() for value in values] == [[stage] * PASSED] * (stage > 0)
         step = self.under_way.get((worker, stage), (-1, weights))[0] + 1
@@ -72,7 +72,7 @@ class Numbers:
         return Passed((np.full(PASSED, 1.0 + stage),) * (not last), step)
 
     def backward(self, place: Place, values: tuple[Vector, ...]) -> Gradient:
-        """Of the weights that it has gone forward with."""
+        """Return the gradient at the weights that the forward pass used."""
         worker, stage, *_ = place
         assert [value.tolist() for value in values] == [[-2.0 - stage] * PASSED] * len(values)
         step, weights = self.under_way[worker, stage]
@@ -119,7 +119,7 @@ def begun(
     scenes: Numbers | None = None,
     **laws: Any,
 ) -> tuple[VirtualRuntime, Numbers, EventLog, Roles]:
-    """A world that has not been played yet."""
+    """Return a virtual runtime that has not run yet."""
     parts = strategy.parts([(SIZE,)] * 4)
     hosts = strategy.hosts(workers)
     depth: Any = strategy.replica_cut
@@ -147,7 +147,7 @@ def begun(
 def play(
     strategy: Servers | Replicas, workers: int, *given: Any, **named: Any
 ) -> tuple[VirtualRuntime, Numbers, EventLog]:
-    """A world that has been played."""
+    """Return a virtual runtime after its run, with its numbers and events."""
     world, scenes, diary, _ = begun(strategy, workers, *given, **named)
     world.play()
     return world, scenes, diary

@@ -1,4 +1,4 @@
-"""Small runs as real ones are: written through labkit.records.store, without TensorFlow."""
+"""Small runs like real ones, written by labkit.records.store without TensorFlow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENVIRONMENT = {
 
 
 def experiment(**changes: Any) -> dict[str, Any]:
-    """What Experiment.to_json gives, in small."""
+    """Return the fields of `Experiment.to_json` for a small experiment."""
     fields: dict[str, Any] = {
         "name": "",
         "model": "mlp",
@@ -44,11 +44,11 @@ def experiment(**changes: Any) -> dict[str, Any]:
 def history(
     workers: int, epochs: int, steps: int = 20, seed: int = 0, step_ms: float = 5.0
 ) -> dict[str, Any]:
-    """A falling loss on every rank, and step times with a tail."""
+    """Return a history with a falling loss on every rank and step times with a long tail."""
     random = np.random.default_rng(seed)
     step, rank = (grid.ravel() for grid in np.mgrid[0 : epochs * steps, 0:workers])
     time = random.gamma(20.0, step_ms / 20e3, epochs * steps)
-    time[0] = 0.4  # traces and compiles
+    time[0] = 0.4  # the first step traces and compiles
     loss = 0.2 + 2.1 * np.exp(-step / 25.0) + random.normal(0, 0.05, step.size)
     zeros = np.zeros(step.size)
     return {
@@ -69,7 +69,7 @@ def history(
 
 
 def metrics(workers: int, epochs: int, steps: int = 20, **changes: Any) -> dict[str, Any]:
-    """The record that belongs to such a history."""
+    """Return the metrics record that belongs to such a history."""
     step_ms = changes.pop("step_milliseconds", 5.0)
     curve = [
         {
@@ -126,7 +126,7 @@ def write_run(
     measured: dict[str, Any] | None = None,
     **parameters: Any,
 ) -> Run:
-    """A completed run under parent; parameters change the experiment, measured the metrics."""
+    """Write a completed run; `parameters` change the experiment, `measured` the metrics."""
     fields = experiment(seed=seed, **parameters)
     workers, epochs = fields["workers"], fields["epochs"]
     directory = store.new_run_directory(parent, name)
@@ -140,7 +140,7 @@ def write_run(
 
 
 def write_job(root: Path, outputs: list[dict[str, Any]] | None = None, **parameters: Any) -> Path:
-    """A notebook's job with an executed notebook that holds these outputs, but no runs yet."""
+    """Write a job whose executed notebook holds these outputs, but no runs yet."""
     import nbformat
     from nbformat import v4
 
@@ -157,7 +157,7 @@ def write_job(root: Path, outputs: list[dict[str, Any]] | None = None, **paramet
 
 
 def output(**data: Any) -> dict[str, Any]:
-    """A message with which a kernel displays data, by type (`text_html` for text/html)."""
+    """Return a kernel's display message; an argument `text_html` is the data of type text/html."""
     bundle = {kind.replace("_", "/", 1): value for kind, value in data.items()}
     return {
         "header": {"msg_type": "display_data"},

@@ -1,4 +1,4 @@
-"""Print random sentences of labkit by kind, for a reader who rates how clear they are.
+"""Print random sentences of labkit by kind, for a reader who rates their clarity.
 
 uv run python tests/sample_sentences.py --seed 1
 """
@@ -19,13 +19,15 @@ import click
 ROOT = Path(__file__).parent.parent
 PACKAGE, NOTEBOOKS = ROOT / "labkit", ROOT / "notebooks"
 PAGES = ("README.md", "CONTRIBUTING.md", "labkit/README.md", "docs/glossary.md")
-SHORTEST = 3  # words of a sentence
+SHORTEST = 3  # fewest words of a sentence
+_DIAGRAM = re.compile(r"(?m)^ +\S.*(?:\S {2,}\S| -> .* -> ).*$|^ +->.*$")  # also aligned columns
 _END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`\"(])")
 
 
 def sentences(text: str) -> list[str]:
-    """Split a text into sentences; an entry of a list, such as an argument, is one of its own."""
+    """Split a text into sentences; each entry of a list is a separate sentence."""
     lines = re.sub(r"(?m)^\s*(?:>>>|\.\.\.).*$", "", text)
+    lines = _DIAGRAM.sub("", lines)
     lines = re.sub(r"\n\s*\n|\n(?=\s*(?:[-*|#]|\w+(?:, \w+)*: ))", "\f", lines)
     parts = [" ".join(part.split()) for part in lines.split("\f")]
     found = [sentence for part in parts for sentence in _END.split(part)]
@@ -33,7 +35,7 @@ def sentences(text: str) -> list[str]:
 
 
 def documented(tree: ast.AST) -> Iterator[str]:
-    """Yield the docstrings of a module and of all that it defines."""
+    """Yield the docstrings of a module and of its classes and functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
@@ -42,14 +44,14 @@ def documented(tree: ast.AST) -> Iterator[str]:
 
 
 def comments(source: str) -> Iterator[str]:
-    """Yield comments; those of lines that follow each other are one text."""
+    """Yield comments; comments on consecutive lines form one text."""
     block: list[str] = []
     last = -1
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT:
             continue
         text, row = token.string.lstrip("#").strip(), token.start[0]
-        if token.line[: token.start[1]].strip():  # beside code: a text of its own
+        if token.line[: token.start[1]].strip():  # a comment beside code is a separate text
             yield text
             continue
         if block and row != last + 1:
@@ -62,7 +64,7 @@ def comments(source: str) -> Iterator[str]:
 
 
 def strings(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield the texts of errors, and other texts of several words, each with its kind."""
+    """Yield the texts of errors and other strings of several words, each with its kind."""
     errors = {
         id(part)
         for node in ast.walk(tree)
@@ -99,7 +101,7 @@ def _text(node: ast.AST) -> str:
 
 
 def collect() -> dict[str, list[str]]:
-    """Return all sentences, by kind, each with the file that it is from."""
+    """Return all sentences by kind, each with its file."""
     found: dict[str, list[str]] = {}
 
     def add(kind: str, path: Path, text: str) -> None:
@@ -135,7 +137,7 @@ def prose() -> Iterator[tuple[Path, str]]:
 @click.option("--seed", default=0, show_default=True)
 @click.option("--count", default=100, show_default=True, help="Sentences, in all.")
 def main(seed: int, count: int) -> None:
-    """Draw sentences of each kind in proportion to how many there are."""
+    """Print a random sample of all sentences, so that frequent kinds occur more often."""
     rows = [(kind, text) for kind, texts in collect().items() for text in texts]
     chosen = random.Random(seed).sample(rows, min(count, len(rows)))
     for number, (kind, text) in enumerate(sorted(chosen), 1):

@@ -1,4 +1,4 @@
-"""What a stranger puts in place of a file or folder: links, pipes, sockets, devices."""
+"""Special files that a stranger puts in place of others: links, pipes, sockets, devices."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ Kind = Callable[[Path, Path], None]
 
 
 def link(place: Path, original: Path) -> None:
-    """A link to the same content, outside of the folder."""
+    """Make a link to the same content outside of the folder."""
     place.symlink_to(original)
 
 
 def dangling(place: Path, original: Path) -> None:
-    """A link to what whoever opens it for writing would make."""
+    """Make a link to a missing file, which opening for writing would create."""
     place.symlink_to(original.with_name("made"))
 
 
 def device(place: Path, original: Path) -> None:
-    """A link to a device."""
+    """Make a link to a device."""
     place.symlink_to("/dev/null")
 
 
 def pipe(place: Path, original: Path) -> None:
-    """A pipe, for which whoever opens it waits."""
+    """Make a pipe, on which a process that opens it would wait."""
     os.mkfifo(place)
 
 
 def unix_socket(place: Path, original: Path) -> None:
     """A socket."""
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(os.path.relpath(place))  # its path has at most 107 bytes
+        listener.bind(os.path.relpath(place))  # a socket's path has at most 107 bytes
 
 
 KINDS: dict[str, Kind] = {
@@ -42,7 +42,7 @@ KINDS: dict[str, Kind] = {
 
 
 def put(kind: Kind, place: Path) -> Path:
-    """Put a kind of file in a place; where what was there is now, outside of its folder."""
+    """Put a special file in a place; return where the original file is now, outside the folder."""
     original = Path("outside").resolve() / place.name
     original.parent.mkdir(exist_ok=True)
     place.rename(original)
@@ -51,7 +51,7 @@ def put(kind: Kind, place: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes | str]:
-    """Everything below a folder: what files hold, where links lead, of others their kind."""
+    """Return what is below a folder: contents of files, targets of links, modes of others."""
     found: dict[str, bytes | str] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():

@@ -1,4 +1,4 @@
-"""All notebooks keep one contract, and so does the one that `labkit new` writes."""
+"""Test that all notebooks keep one contract, also the one that `labkit new` writes."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_what_is_there_is_not_overwritten() -> None:
         result = new(name)
         assert (result.exit_code, result.stderr) == (
             2,
-            "labkit: mine.ipynb already exists: give another name\n",
+            "labkit: mine.ipynb already exists; give another name\n",
         )
     assert Path("mine.ipynb").read_text() == "mine"
 

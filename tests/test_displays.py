@@ -1,4 +1,4 @@
-"""What objects show in a notebook: the right words, and nothing that anybody smuggled in."""
+"""Test what objects display in a notebook: the right words, and no injected HTML."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from labkit import AllReduce, Cluster, Experiment, TopK
 from labkit.cluster.launch import card_of
 from labkit.cluster.start import Start
 from labkit.common.html import curve
-from labkit.experiment.summary import brief
+from labkit.experiment.display import brief
 from labkit.network import Network
-from labkit.network.model import rate_text
+from labkit.network.network import rate_text
 from labkit.records import store
 from labkit.schedules import ALLREDUCE, PIPELINE, get_collective
 
@@ -25,7 +25,7 @@ EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>"
 
 
 class Tags(HTMLParser):
-    """All tags with their attributes; unclosed ones fail."""
+    """An HTML parser that collects tags and fails on unclosed tags and event handlers."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Tags(HTMLParser):
 
 
 def text(shown: Any) -> str:
-    """The words of an object's HTML, which holds only what it may."""
+    """Return the words of an object's HTML, which may hold only permitted tags."""
     html = shown if isinstance(shown, str) else shown._repr_html_()
     assert not {"script", "img", "style", "iframe", "a"} & set(Tags(html).names)
     return " ".join(re.sub(r"<[^>]*>", " ", html).split())
@@ -143,13 +143,14 @@ def test_a_pipeline_shows_its_ticks() -> None:
 
 
 def test_a_cluster_shows_who_holds_it(cluster: Cluster) -> None:
-    cluster.call(lambda communicator: None)  # engines that a test has ended start at the next use
+    cluster.call(lambda communicator: None)  # engines that a test has ended restart at the next use
     shown = text(cluster)
     for part in (f"Cluster {cluster.name}", "engines up", "ranks 4 of 1 threads", "(this one)"):
         assert part in shown, part
     assert "cores" in shown
     one_line(cluster)
-    assert len(cluster.call(lambda communicator: communicator.rank)) == 4  # the lease still holds
+    # The cluster's lease is still valid.
+    assert len(cluster.call(lambda communicator: communicator.rank)) == 4
 
 
 def test_names_that_come_from_anywhere_are_text(tmp_path: Path) -> None:

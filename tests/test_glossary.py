@@ -1,4 +1,4 @@
-"""docs/glossary.md defines each term in one sentence with a source."""
+"""Test that docs/glossary.md defines each term in one sentence with a source."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_definition_is_one_short_sentence_with_a_source(line: str) -> None:
 
 @pytest.mark.parametrize("name", [*STRATEGIES, *COMPRESSORS, *PIPELINE])
 def test_every_strategy_compressor_and_pipeline_schedule_has_a_term(name: str) -> None:
-    assert name in TERMS or name == "layerwise"  # the strategy Layerwise has the term
+    assert name in TERMS or name == "layerwise"  # the glossary has the strategy Layerwise instead
 
 
 @pytest.mark.parametrize("name", [*ALLREDUCE])

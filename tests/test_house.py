@@ -1,4 +1,4 @@
-"""The plan of the house: one road through the rooms, no circle, and nobody imports upwards."""
+"""Test the structure of labkit: packages in one order, no cycle, and no import upwards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_rooms_are_few_and_only_faces_stand_beside_them() -> None:
 
 
 def test_no_two_files_of_tests_have_one_name() -> None:
-    """As modules of no package they would be one to pytest, which refuses the second."""
+    """Test file names: pytest refuses two test modules of one name outside of packages."""
     named = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
     assert [name for name, count in named.items() if count > 1] == []
 
@@ -66,7 +66,7 @@ def test_an_import_that_runs_up_is_found_wherever_it_stands(tmp_path: Path, line
 
 
 def unsafe_commands(source: str) -> list[int]:
-    """Lines where this Python is started without the option by which no current folder is code."""
+    """Return lines that start this Python without an option that ignores the current folder."""
     found = []
     for node in ast.walk(ast.parse(source)):
         words = node.elts if isinstance(node, ast.List | ast.Tuple) else []
@@ -78,7 +78,7 @@ def unsafe_commands(source: str) -> list[int]:
     return found
 
 
-CAMPAIGNS = Path(__file__).with_name("acceptance")  # outside of the house, on top of it
+CAMPAIGNS = Path(__file__).with_name("acceptance")  # campaigns are outside of labkit and import it
 
 
 def test_the_package_imports_no_campaign() -> None:
@@ -102,16 +102,16 @@ def test_every_python_that_labkit_starts_imports_nothing_from_the_current_folder
     assert unsafe_commands("run([*words, *(sys.executable, *more)])") == [1]
 
 
-# Rooms whose code runs on a rank.
+# Packages whose code runs on a rank.
 ON_RANKS = (
     *("communicator", "compression", "exchange", "model_parallel"),
     *("programs", "keras", "strategies", "worker"),
 )
-CLOCKS = {"time", "datetime", "asyncio", "sched"}  # modules by which time could be told
+CLOCKS = {"time", "datetime", "asyncio", "sched"}  # modules that give the time
 
 
 def readers_of_time(root: Path) -> list[str]:
-    """Modules of these rooms that import what tells the time, inside functions too."""
+    """Return modules of these packages that import a clock, also inside functions."""
     return [
         name
         for name, path in house.modules(root).items()

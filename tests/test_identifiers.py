@@ -1,4 +1,4 @@
-"""Names and docstrings: terms of the field, each for one thing, that say more than themselves."""
+"""Test names and docstrings: terms of the field, one per thing, and informative."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "labkit"
 
-# Participles, adverbs and pronouns. A name must not be made of these alone.
+# These words are participles, adverbs and pronouns. A name must not consist of these words only.
 VAGUE = frozenset(
     [
         "afar",
@@ -81,7 +81,8 @@ VAGUE = frozenset(
         "why",
     ]
 )
-# Subjects that have a module in several rooms: a strategy, its forecast, its figure, its benchmark.
+# These subjects have a module in several packages: a strategy, its forecast, its figure, its
+# benchmark.
 FAMILIES = frozenset(
     [
         "allreduce",
@@ -123,31 +124,16 @@ FAMILIES = frozenset(
         "torch",
     ]
 )
-# Modules of one name that have no subject in common. None may be added.
+# These modules share a name but no subject. No name may be added to this list.
 UNRELATED = frozenset(
     [
         "command",
-        "comparison",
-        "lockstep",
-        "losses",
-        "measure",
         "messages",
-        "model",
-        "notebook",
-        "pace",
-        "parameters",
-        "pieces",
-        "plan",
-        "scatter",
-        "state",
         "steps",
-        "summary",
-        "table",
-        "timing",
-        "traced",
     ]
 )
-FIRST_WORDS = frozenset(("labkit", "ipyparallel", "speedup", "x", "y", "a"))  # in lower case
+# A docstring may begin with these names in lower case.
+FIRST_WORDS = frozenset(("labkit", "ipyparallel", "speedup", "x", "y", "a"))
 
 
 @cache
@@ -169,7 +155,7 @@ def is_vague(name: str) -> bool:
 
 
 def _definitions(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield public classes and functions; those inside a function are its own affair."""
+    """Yield public classes and functions, but none that are defined inside a function."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef) and not child.name.startswith("_"):
             yield child
@@ -201,7 +187,7 @@ def test_no_two_public_classes_have_one_name() -> None:
     for path, tree in trees().items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                # Modules of one folder may implement one interface, a framework each.
+                # Modules of one folder may implement the same interface, each for one framework.
                 places[node.name].add(str(path.parent.relative_to(PACKAGE)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
@@ -213,11 +199,11 @@ def test_modules_have_one_name_but_in_families() -> None:
             places[path.stem].append(str(path.relative_to(PACKAGE)))
     repeated = {stem for stem, found in places.items() if len(found) > 1}
     assert repeated - FAMILIES - UNRELATED == set()
-    assert (FAMILIES | UNRELATED) - repeated == set()  # lists name what there is
+    assert (FAMILIES | UNRELATED) - repeated == set()  # both lists contain only names that exist
 
 
 def docstrings() -> Iterator[tuple[str, str, str]]:
-    """Yield the place, the name and the docstring of all that has one."""
+    """Yield the place, the name and the docstring of everything that has a docstring."""
     for path, tree in trees().items():
         place = str(path.relative_to(PACKAGE))
         for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""The notebooks keep their contract, and run from end to end with small values."""
+"""Test that notebooks keep their contract, and run from end to end with small values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SMALL = {
 
 @pytest.fixture(scope="module", autouse=True)
 def engines_stay_up() -> Iterator[None]:
-    """Notebooks of one shape share their engines, as the members of a sweep do."""
+    """Let notebooks with equal clusters share engines, as the members of a sweep do."""
     held = Hold()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(HOLD, str(held.path))
@@ -54,7 +54,7 @@ def outputs(path: Path) -> list[dict[str, Any]]:
 
 
 def said(path: Path) -> str:
-    """All that the cells have printed."""
+    """Return all text that the cells have printed."""
     cells = json.loads((path / "output.ipynb").read_text())["cells"]
     printed = [output.get("text", "") for cell in cells for output in cell.get("outputs", [])]
     return "".join("".join(each) for each in printed)
@@ -89,14 +89,14 @@ def test_collectives_measures_what_it_predicts(tmp_path: Path) -> None:
         "Predicted and measured",
         "Predicted and measured",
     ]
-    assert len(figures[0]["frames"]) == 1 + 3  # 3 ranks: fold, swap, unfold
+    assert len(figures[0]["frames"]) == 1 + 3  # 3 ranks need the rounds fold, swap and unfold
     assert all("simulation" in title for title in titles[:4])
     assert all("wall clock" in title for title in titles[4:])
     readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
     assert "22 of 22 rows equal the formula" in readings[0]
-    # Which of them is slower, this machine says.
-    assert re.search(r"At 16 MiB \w+ takes [\d.]+ times as long as \w+ \(measured", readings[-1])
-    assert "wrong results" not in "".join(readings)
+    # The measurement on this machine decides which of the two is slower.
+    assert re.search(r"At 16 MiB, \w+ takes [\d.]+ times as long as \w+ \(measured", readings[-1])
+    assert "wrong sums" not in "".join(readings)
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_data_parallel_runs_from_the_command_line_as_readme_says(
     given = ["-p", "workers", "2", "-p", "epochs", "3", "-p", "scaling", "weak"]
     labkit = Path(sys.executable).with_name("labkit")
     command = [labkit, "run", NOTEBOOKS / "data_parallel.ipynb", *given]
-    monkeypatch.delenv(HOLD)  # and with engines of its own
+    monkeypatch.delenv(HOLD)  # without the shared engines
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert "result: runs/data_parallel/001_" in done.stdout
@@ -119,7 +119,7 @@ def test_data_parallel_runs_from_the_command_line_as_readme_says(
         kept = json.loads((run.path / "metrics.json").read_text())
         assert kept["test_accuracy"] > 0.7
         assert kept["samples_per_second"] > 0
-        steps = 3 * -(-1437 // (128 * workers))  # a row a step and rank
+        steps = 3 * -(-1437 // (128 * workers))  # one row per step and rank
         assert len(run.history) == workers * steps
 
 
@@ -167,7 +167,7 @@ def test_the_parameters_of_placement_can_be_asked() -> None:
     }
     assert len(shared) == 8
     DeviceRequest(**{name: tuple(v) if isinstance(v, list) else v for name, v in shared.items()})
-    assert not set(parameters) & {"workers", "strategy"}  # nothing of it is an experiment
+    assert not set(parameters) & {"workers", "strategy"}  # no parameter belongs to an experiment
     assert all(parameter.help for parameter in parameters.values())
 
 
@@ -181,15 +181,18 @@ def test_placement_draws_what_ran_and_holds_plans_against_it(tmp_path: Path) -> 
     assert titles[:3] == [
         "The step with a device scope a tower · wall clock · network not emulated",
         "Step time by placement, 2 devices · simulation and wall clock · network by panel",
-        "Plans of a step · simulation · network in each title",
+        "Planned placements of a step's operations · simulation · network in each title",
     ]
     readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
-    assert "MatMul of int32: the registry has a kernel for CPU, and none for GPU" in readings[0]
+    assert (
+        "MatMul of int32: TensorFlow's registry has a kernel for CPU, but none for GPU"
+        in readings[0]
+    )
     assert "placement log of this step names" in readings[0]
     assert "losses are bitwise equal" in readings[-1]
     assert (
-        "The number of tensors and signals that TensorFlow sent equals that of each plan"
-        in readings[-1]
+        "The number of tensors and control signals that TensorFlow sent between devices equals "
+        "the number in each plan" in readings[-1]
     )
     assert "memory exceeded: all on one" in readings[-1]
 
@@ -226,7 +229,7 @@ def test_compression_says_who_wins_where_and_what_error_feedback_does(tmp_path: 
     assert all("wall clock · network" in title for title in titles)
     readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
     assert "**Int8** against no compression" in readings[1]
-    assert "the fastest is" in readings[1]
+    assert "the fastest method is" in readings[1]
     assert "On digits, after 40 steps on 2 workers" in readings[2]
     assert "of 2 seeds**" in readings[2]
     assert "The question is about MNIST; these figures are of digits" in said(job.path)
@@ -265,7 +268,7 @@ def test_mixed_precision_tells_the_computation_from_the_wire(tmp_path: Path) -> 
     runs = load_runs(job.path)
     payloads = [run.metrics["payload_bytes_per_step"] for run in runs]
     assert [each / payloads[0] for each in payloads] == [1, 1, 1, 2, 0.5, 0.5]
-    policies = runs[:4]  # without a compressor: exact, whatever they compute in
+    policies = runs[:4]  # runs without a compressor are exact in every precision
     assert [run.metrics["equivalence"]["verdict"] for run in policies] == ["passed"] * 4
 
 
@@ -318,9 +321,9 @@ def test_pipeline_sets_the_measured_beside_the_predicted(tmp_path: Path) -> None
     given = {"model_options": {"widths": [64, 64, 64]}, "batch_size": 64, "microbatches": [1, 4]}
     given |= {"schedules": ["1f1b", "interleaved"], "network": "1GbE", "partition": "parameters"}
     job = execute(NOTEBOOKS / "pipeline.ipynb", given | {"microbatches": [1, 5]}, tmp_path)
-    assert job.state == "failed"  # refused with a sentence: two groups of equal size
-    assert "5 make 2 unequal groups: give 4 or 6 micro-batches" in str(job.cause)
-    (lost,) = load_runs(job.path)  # before any rank has started
+    assert job.state == "failed"  # refused in one sentence: the two groups are unequal
+    assert "5 make 2 unequal groups; give 4 or 6 micro-batches" in str(job.cause)
+    (lost,) = load_runs(job.path)  # the run failed before any rank started
     assert "schedules" in lost.experiment
     job = execute(NOTEBOOKS / "pipeline.ipynb", given | {"schedules": ["1f1b", "gpipe"]}, tmp_path)
     assert job.state == "completed", job.cause
@@ -333,7 +336,7 @@ def test_pipeline_sets_the_measured_beside_the_predicted(tmp_path: Path) -> None
         "Pipeline speed-up · wall clock · network 1GbE, none (by run)",
     ]
     readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
-    assert readings[0].count("simulated bubble with the times of these stages") == 4
+    assert readings[0].count("bubble simulated with the measured times of these stages") == 4
     assert (
         "**1f1b** on 2 ranks: from 1 to 4 micro-batches, the speed-up changes from" in readings[0]
     )
@@ -372,7 +375,7 @@ def test_model_parallel_compares_all_cuts_of_one_model(tmp_path: Path) -> None:
     assert "Least memory on a rank: **" in readings[0]
     verdicts = [run.metrics["equivalence"]["verdict"] for run in load_runs(job.path)]
     assert verdicts.count("passed") == 4
-    assert verdicts.count("not applicable") == 2  # one process, and what is late by intent
+    assert verdicts.count("not applicable") == 2  # one process, and the intentionally stale run
 
 
 @pytest.mark.parametrize("name", ["parameter_servers", "replay"])
@@ -406,7 +409,11 @@ def test_parameter_servers_says_where_the_cliff_is_and_which_shapes_came(tmp_pat
     ]
     (reading,) = [text(data, "text/markdown") for data in found if "text/markdown" in data]
     assert "On 4 workers: **AllReduce**" in reading
-    for shape in ("More servers move the cliff", "Co-located servers", "A backup worker shortens"):
+    for shape in (
+        "More servers give a higher throughput",
+        "Co-located servers",
+        "A backup worker shortens",
+    ):
         assert shape in reading
     held = [run for run in load_runs(job.path) if run.experiment["verify"]]
     assert [run.metrics["equivalence"]["verdict"] for run in held] == ["passed"] * 3
@@ -421,12 +428,12 @@ def test_transport_tells_memory_from_tcp_and_measured_from_predicted(tmp_path: P
     found = outputs(job.path)
     titles = [data[PLOTLY]["layout"]["title"]["text"] for data in found if PLOTLY in data]
     assert [title.split(" · ")[0] for title in titles] == [
-        "One exchange by transport",
+        "Time to transfer an array, by transport",
         "Training step by transport",
     ]
     (reading,) = [text(data, "text/markdown") for data in found if "text/markdown" in data]
     assert "64 KiB, RDMA, predicted and not measured: **one_sided**" in reading
-    assert "Ratio of two-sided to one-sided time by shared memory, 64 KiB" in reading
+    assert "Ratio of the two-sided to the one-sided time by shared memory, 64 KiB" in reading
     assert reading.count("Training step, ") >= 2
 
 
@@ -448,10 +455,11 @@ def test_hosts_measures_sums_over_a_link_beside_what_is_predicted(tmp_path: Path
     assert "Training step, speed-up of **two_level** over ring: " in reading
     ring, levels = load_runs(job.path)
     assert [run.metrics["equivalence"]["verdict"] for run in (ring, levels)] == ["passed"] * 2
-    if ring.experiment["network"] is None:  # a testbed could be made
-        assert "3 ranks on 2 hosts of a testbed" in said(job.path)
+    if ring.experiment["network"] is None:  # a testbed was available
+        assert "3 ranks on 2 hosts of an emulated testbed" in said(job.path)
         sent = [run.metrics["link_bytes_per_step"] for run in (ring, levels)]
-        assert sent[0] == pytest.approx(4 / 3 * sent[1], rel=0.05)  # two thirds of 2n, for n
+        # The ring sends two thirds of 2n bytes, and two_level sends n bytes.
+        assert sent[0] == pytest.approx(4 / 3 * sent[1], rel=0.05)
 
 
 @pytest.mark.slow
@@ -470,7 +478,7 @@ def test_faults_have_a_league_of_who_goes_on(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_scaling_is_forecast_and_what_can_be_run_stands_on_the_curve(tmp_path: Path) -> None:
     given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["scaling"][0]
-    calibration().save(tmp_path / "machine.json")  # break_even measures one by itself, below
+    calibration().save(tmp_path / "machine.json")  # break_even measures its own calibration, below
     given |= {"model_options": {}, "calibration": str(tmp_path / "machine.json")}
     job = execute(NOTEBOOKS / "scaling.ipynb", given, tmp_path)
     assert job.state == "completed", job.cause
@@ -479,9 +487,9 @@ def test_scaling_is_forecast_and_what_can_be_run_stands_on_the_curve(tmp_path: P
     assert len(titles) == 3
     assert all(title.startswith("Scaling · forecast · 1GbE") for title in titles)
     readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
-    assert "1 run of several ranks here, median error of their forecasts" in readings[0]
+    assert "1 run with several ranks, median error of the forecasts" in readings[0]
     assert re.search(r"\*\*ring\*\* keeps an efficiency of 70%: up to \d+ worker", readings[-1])
-    assert "Price to the target with 2 workers: " in readings[-1]
+    assert "Price to reach the target with 2 workers: " in readings[-1]
 
 
 @pytest.mark.slow
@@ -493,7 +501,9 @@ def test_break_even_begins_with_the_null_hypothesis_and_runs_what_it_says(tmp_pa
     titles = [data[PLOTLY]["layout"]["title"]["text"] for data in found if PLOTLY in data]
     assert titles[0].startswith("Fastest way · forecast · mlp")
     reading = [text(data, "text/markdown") for data in found if "text/markdown" in data][-1]
-    assert re.match(r"- From 10 Gb/s on, settings with compression that .*: \d of 2\.", reading)
+    assert re.match(
+        r"- Settings with compression on links of at least 10 Gb/s that .*: \d of 2\.", reading
+    )
     assert re.search(r"Run: \*\*float16, 1GbE\*\*: predicted .* measured .* error", reading)
 
 
@@ -524,7 +534,10 @@ def test_a_run_that_is_played_again_comes_out_the_same(tmp_path: Path) -> None:
             (
                 *("**every step**, ", "**averaging, every 8**, ", "Nesterov, every 2"),
                 *("Elastic averaging tolerates long periods", "without delayed Nesterov"),
-                *("**codistilled by weights**, ", "An ensemble with as many gradients"),
+                *(
+                    "**codistilled by weights**, ",
+                    "Accuracy of an ensemble trained on as many gradients",
+                ),
             ),
         ),
         (
@@ -568,14 +581,14 @@ def test_gossip_runs_on_ranks(tmp_path: Path) -> None:
     runs = load_runs(job.path)
     assert [run.experiment["clock"] for run in runs] == ["wall"] * 5
     sent = [run.metrics["wire_bytes_per_step"] for run in runs]
-    assert sent[1] == pytest.approx(sent[0], rel=0.01)  # a pair's allreduce sends as much
+    assert sent[1] == pytest.approx(sent[0], rel=0.01)  # a pair's allreduce sends as many bytes
 
 
 @pytest.mark.slow
 def test_tf_distribute_holds_tensorflows_strategy_and_runs_a_script_on_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(HOLD)  # the script wants ranks on which TensorFlow has not started
+    monkeypatch.delenv(HOLD)  # the script needs ranks on which TensorFlow has not started
     given = yaml.safe_load((NOTEBOOKS / "check.yaml").read_text())["tf_distribute"][0]
     job = execute(NOTEBOOKS / "tf_distribute.ipynb", given | {"kinds": ["mirrored"]}, tmp_path)
     assert job.state == "completed", job.cause
@@ -586,7 +599,7 @@ def test_tf_distribute_holds_tensorflows_strategy_and_runs_a_script_on_ranks(
     assert sorted(rank for rank, _, _ in trained) == ["0", "1"]
     losses = [[float(each) for each in told.split()] for _, told, _ in trained]
     assert all(first > last > 0 for first, _, last in losses)
-    assert losses[0] != losses[1]  # of samples of their own
+    assert losses[0] != losses[1]  # each rank has its own samples
     assert len({weights for _, _, weights in trained}) == 1
     readings = [text(data, "text/markdown") for data in outputs(job.path)]
     assert any("final accuracy" in reading for reading in readings)
@@ -601,8 +614,8 @@ def test_dataflow_traces_a_step_sweeps_threads_and_feeds_it_in_every_way(tmp_pat
     figures = [data[PLOTLY] for data in found if PLOTLY in data]
     assert [figure["layout"]["title"]["text"].split(" · ")[0] for figure in figures] == [
         "Training step",
-        "Ready queue of one step",
-        "Control dependencies in one step",
+        "Ready queue of operations in one training step",
+        "Control dependencies in one training step",
         "Training step on two devices",
         "Threads of a training step, 1 process",
         "Input of a training step, 1 process",
@@ -610,14 +623,16 @@ def test_dataflow_traces_a_step_sweeps_threads_and_feeds_it_in_every_way(tmp_pat
     ]
     assert len(figures[1]["frames"]) > 20
     told = "\n".join(text(data, "text/markdown") for data in found if "text/markdown" in data)
-    # What holds of every trace, whatever this machine's times are.
+    # These sentences hold for every trace, whatever the times on this machine.
     assert re.search(r"- 0 of \d+ operations started before all their dependencies ended", told)
     gated = (
         r"updates wait for all gradients\*\*: 0 of 6 updates started "
-        r".*early updates are not allowed, and none occurred"
+        r".*updates before the last gradient are not allowed, and none occurred"
     )
     assert re.search(gated, told)
-    assert re.search(r"[4-9] pairs of send and receive, one per edge between devices", told)
+    assert re.search(
+        "[4-9] pairs of send and receive operations, one for each edge between devices", told
+    )
     ways = ("in the step", "map", "parallel calls", "prefetch", "cache")
     assert all(f"- **{way}**: a step takes" in told for way in ways)
     assert len(re.findall(r"I/O overhead -?\d+% \(repeats ", told)) == 5
@@ -639,7 +654,7 @@ def test_inference_shows_latency_throughput_and_memory_of_three_ways(tmp_path: P
     for words in (
         "Lowest latency with batches of 1, 1GbE: **",
         "Slices, 1GbE: at best",
-        "Weights on",
+        "Bytes of weights on",
     ):
         assert words in reading[-1]
-    assert "All ways give the same predictions as one process" in reading[-1]
+    assert "All strategies return the same predictions as one process" in reading[-1]

@@ -1,4 +1,4 @@
-"""The package itself: light to import, its names the functions, and it travels to ranks."""
+"""Test the package: a fast import, names of its functions, and use on ranks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_function_that_names_it_travels() -> None:
 
 
 def declared() -> dict[str, str]:
-    """The one list of dependencies: version by name, as package indices write names."""
+    """Return the version of each dependency by name, as package indices write names."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pinned = dict(line.split("==") for line in project["dependencies"])
     assert list(pinned) == sorted(pinned, key=lambda name: normalized(name)), "out of order"
@@ -69,13 +69,14 @@ def declared() -> dict[str, str]:
 
 
 def extras() -> dict[str, str]:
-    """What only some need, likewise."""
+    """Return the versions of optional dependencies by name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [line for some in project["optional-dependencies"].values() for line in some]
     return {normalized(name): number for name, number in (line.split("==") for line in lines)}
 
 
-# Debian has it for its own Python, others are in environments of `labkit peers setup`.
+# Debian packages simgrid for its own Python, and the others are in environments of `labkit
+# frameworks setup`.
 ELSEWHERE = {"simgrid", "torch", "horovod", "jax"}
 
 
@@ -84,7 +85,7 @@ def normalized(name: str) -> str:
 
 
 def imported(path: Path) -> Iterator[str]:
-    """The packages that a file imports, those inside functions too, without labkit's own."""
+    """Yield the packages that a file imports, also inside functions, without labkit's own."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

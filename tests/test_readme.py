@@ -1,4 +1,4 @@
-"""What README says in code works as it stands there."""
+"""Test that the code in README works as written."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from labkit.records.run import load_runs
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-# What a reader is sent to; the files that one who adds a member is to write are not there yet.
+# The pattern finds files that README refers to, except files that a contributor will write.
 SENT_TO = re.compile(r"`((?:labkit|tests|notebooks|data)/[\w./]+)`")
 YET_TO_WRITE = re.compile(r"NAME|schedules/chain\.py")
 
 
 def own_model_and_arrays() -> str:
-    """The cell that brings a user's own model and arrays."""
+    """Return the README cell that uses a user's own model and arrays."""
     [found] = [code for code in re.findall(r"```python\n(.*?)```", README, re.S) if "ask =" in code]
     return found
 
@@ -46,7 +46,7 @@ def test_the_map_of_the_house_names_every_room_and_only_files_that_are_there() -
         assert (ROOT / path).exists() or (ROOT / "labkit" / path).exists(), path
 
 
-# Of W&B what the README calls, offline: it writes down what it is told, and where.
+# This offline stand-in has the W&B functions that README calls, and records the calls.
 WANDB = """
 import json
 import os
@@ -122,7 +122,7 @@ def test_own_model_and_arrays_become_a_comparison_of_four_strategies_and_a_repor
     for run in runs:
         loss = run.history.groupby("step")["loss"].mean()
         assert loss.iloc[-1] < loss.iloc[0]
-        assert run.metrics["test_accuracy"] > 0.2  # of ten digits, twice what guessing gets
+        assert run.metrics["test_accuracy"] > 0.2  # twice the accuracy of guessing among ten digits
     report = Path("report.html").read_text()
     assert all(run.name in report for run in runs)
     output = json.loads((job.path / "output.ipynb").read_text())["cells"][0]["outputs"][-1]

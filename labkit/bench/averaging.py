@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from labkit.worker.played import ComputeBackend
 
 STEPS = 6  # number of steps in a timed block
-TURNS = 8  # timed blocks per kind of step in a repeat
-NEVER = 1_000_000  # averaging period in steps, so long that all timed steps are local
+TURNS = 8  # number of timed blocks for each kind of step in one repeat
+NEVER = 1_000_000  # averaging period in steps: so long that no timed step averages weights
 FRAGMENTS = 4
 COMPUTE = 1.5  # compute time of the overlapped steps as a multiple of a fragment's transfer time
 
@@ -36,7 +36,7 @@ COMPUTE = 1.5  # compute time of the overlapped steps as a multiple of a fragmen
 def measure(
     ranks: int = 2, repeats: int = 5, network: str = "100Mb", width: int = 1024
 ) -> list[Row]:
-    """Time the local steps of strategies, and compare blocking with overlapped averaging.
+    """Measure the local steps of strategies, and compare blocking with overlapped averaging.
 
     Args:
         ranks: Number of ranks, with one worker each.
@@ -46,13 +46,14 @@ def measure(
 
     Returns:
         One row per strategy for its local steps, and rows for streamed (overlapped) averaging. The
-        row of a strategy contains the time of a step without exchange. It also contains the time
-        that the strategy adds to a step of only gradient and update. The row of a strategy also
-        contains the ratio of these two step times. `own_ms` is the time per step that is spent
-        neither on the gradient nor on the update. Streamed averaging has rows with the step times
-        of blocking averaging and of averaging that overlaps with the next `delay` steps. The row of
-        streamed averaging also contains the transfer time of a fragment of the weights. It also
-        contains the share of the time added by blocking averaging that the overlap hides.
+        row of a strategy contains the time of a step in which the strategy exchanges nothing. The
+        strategy's row also contains the time that the strategy adds to a step of only gradient and
+        update. Its field `ratio` is the time of the strategy's step divided by the time of a step
+        of only gradient and update. `own_ms` is the time per step that is spent neither on the
+        gradient nor on the update. The rows of streamed averaging contain the step times of
+        blocking averaging and of averaging that overlaps with the next `delay` steps. The row of
+        streamed averaging also contains the time to transfer one fragment of the weights. Its field
+        `hidden` is the share of blocking averaging's added time that overlapped averaging avoids.
     """
     experiment = Experiment(
         model="mlp",
@@ -111,7 +112,7 @@ def _local(communicator: Communicator, experiment: Experiment, repeats: int) -> 
 def _stretch(
     communicator: Communicator, stage: ComputeBackend, way: Replicas | None
 ) -> tuple[Sequence[float], list[float]]:
-    """Return, for each step of a block, its seconds, and its seconds outside gradient and update.
+    """Return the seconds of each step of a block, and the part outside gradient and update.
 
     The block's first step and last step are omitted; the last step also averages the weights.
     """
@@ -171,7 +172,7 @@ def _stream(communicator: Communicator, experiment: Experiment, repeats: int) ->
 def _wire(communicator: Communicator, stage: ComputeBackend) -> float:
     """Return the seconds that the slowest rank needs for the allreduce of one fragment."""
     fragment = np.zeros(stage.roles.weights.size // FRAGMENTS, stage.roles.weights.dtype)
-    communicator.barrier("the next stretch of a benchmark")
+    communicator.barrier("the barrier before the next timed part of a benchmark")
     start = time.perf_counter()
     communicator.mean(fragment, 1.0, "ring", total=float(communicator.size))
     slowest: float = max(communicator.allgather(time.perf_counter() - start))
@@ -188,7 +189,7 @@ def _wall(communicator: Communicator, stretches: Sequence[Sequence[float]]) -> f
 def _bare(communicator: Communicator, stage: ComputeBackend, steps: int) -> Sequence[float]:
     """Return the seconds of each step (gradient and update); all ranks compute concurrently."""
     own, rank, moments = stage.roles.weights, communicator.rank, []
-    communicator.barrier("the next stretch of a benchmark")
+    communicator.barrier("the barrier before the next timed part of a benchmark")
     for _ in range(steps):
         moments.append(time.perf_counter())
         own = stage.update(rank, stage.gradient(rank, own).values)
@@ -210,7 +211,7 @@ def _played(
     program = {rank: strategy.program(roles, rank)}
     scenes = counted or stage
     arguments = communicator, scenes, EventLog(scenes, steps), roles.weights.dtype
-    communicator.barrier("the next stretch of a benchmark")
+    communicator.barrier("the barrier before the next timed part of a benchmark")
     MpiRuntime(program, roles.hosts, *arguments, meanwhile=False).play()
     return [row["seconds"] for row in stage.rows[before:]]
 
@@ -221,7 +222,7 @@ def _played(
     "--network",
     default="100Mb",
     show_default=True,
-    help="Emulated network of the streamed averaging.",
+    help="Emulated network on which streamed weight averaging is timed.",
 )
 @click.option("--repeats", default=5, show_default=True, help="Interleaved repeats.")
 @AS_JSON

@@ -48,7 +48,7 @@ def measure(
     sizes: Sequence[int] = SIZES,
     repeats: int = 5,
 ) -> list[Row]:
-    """Time float32 allreduces of all algorithms and sizes, interleaved, and verify the sums.
+    """Measure float32 allreduces of all algorithms and sizes in turn, and verify the sums.
 
     The time of an allreduce is the time of its slowest rank, measured from a common start.
     The algorithm "shared_memory" sums buffers from `Communicator.allocate`, and the other
@@ -66,8 +66,8 @@ def measure(
         One row per algorithm and size: median, minimum and 90th percentile of the repeats' medians
         (ms), p50 and p99 of all single calls (ms), algbw and busbw (bytes/s, defined as in
         nccl-tests), and `correct`. With an emulated network, a row also contains the closed-form
-        time and the measured time's relative error against it. Without an emulated network, a row
-        contains the ratio to the time of "mpi".
+        time, and the relative error of the measured time against this closed-form time. Without an
+        emulated network, a row contains the ratio of the algorithm's time to the time of "mpi".
     """
     chosen = list(algorithms or (ALLREDUCE if network is not None else ALGORITHMS))
     refuse_impossible(network, chosen, sizes, repeats)
@@ -101,7 +101,7 @@ def refuse_impossible(
 def timed_calls(
     communicator: Communicator, algorithms: list[str], sizes: list[int], repeats: int
 ) -> list[CollectiveTiming]:
-    """Time each call of each algorithm at each size on the slowest rank (runs on ranks)."""
+    """Measure the slowest rank's time for each algorithm, size and call (runs on ranks)."""
     cases: dict[tuple[str, int], list[np.ndarray]] = {}
     correct: dict[tuple[str, int], bool] = {}
     # Buffers are allocated before the timed calls, so that memory allocation is not timed.
@@ -165,7 +165,9 @@ def _with_ratios(rows: list[Row]) -> list[Row]:
 @click.command("collectives")
 @click.option("--workers", default=2, show_default=True, help="Number of MPI ranks.")
 @NETWORK
-@click.option("--algorithms", default=None, help="Algorithms, separated by commas.  [default: all]")
+@click.option(
+    "--algorithms", default=None, help="Allreduce algorithms, separated by commas.  [default: all]"
+)
 @click.option("--bytes", "sizes", default="1MiB,4MiB,16MiB", callback=sizes, help="Buffer sizes.")
 @click.option("--repeats", default=5, show_default=True, help="Interleaved repeats.")
 @AS_JSON
@@ -177,8 +179,8 @@ def command(
     repeats: int,
     file: Path | None,
 ) -> None:
-    """Time allreduce algorithms against the MPI library, or against their closed forms."""
-    # With None, `measure` chooses the algorithms that support the network.
+    """Compare allreduce times with those of the MPI library or with closed-form times."""
+    # If `algorithms` is None, `measure` chooses the algorithms that support the network.
     names = algorithms.split(",") if algorithms else None
     rows = measure(workers, network, names, sizes, repeats)
     columns = {"algorithm": "algorithm", "bytes": "bytes"} | TIMES

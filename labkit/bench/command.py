@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from labkit.bench.timing import Row
     from labkit.compression import Compressor
 
-AS_JSON = output_option("--json", "file", help="Also write the rows to a file of JSON lines.")
+AS_JSON = output_option(
+    "--json", "file", help="File to which the rows are also written, as JSON lines."
+)
 NETWORK = click.option(
     "--network", default=None, help="Network to emulate.  [default: the machine's network]"
 )
@@ -87,7 +89,8 @@ bench = CommandTable(
         "averaging": "labkit.bench.averaging",
         "start": "labkit.bench.start",
     },
-    "Run benchmarks on this machine. Results are medians of interleaved repeats, with spread.",
+    "Run benchmarks on this machine. Results are medians of interleaved repeats, with minimum "
+    "and 90th percentile.",
 )
 
 

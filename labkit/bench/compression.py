@@ -32,7 +32,7 @@ from labkit.compression import (
     parse,
 )
 from labkit.compression.compressor import compiled
-from labkit.compression.lockstep import reduce_all, reply_to
+from labkit.compression.simulated_reduction import reduce_all, reply_to
 
 CALLS = 5  # number of calls of each operation in a repeat
 Work: TypeAlias = "Callable[[], Tensor | None]"
@@ -43,7 +43,7 @@ def measure(
     elements: int = 5_800_000,
     repeats: int = 5,
 ) -> list[Row]:
-    """Time compressors on a standard normal float32 vector, in a new process with one thread.
+    """Measure compressors on a standard normal float32 vector, in a new process with one thread.
 
     In each repeat, 5 calls of the compressor alternate with 5 copies of the vector. A first,
     untimed call of each operation compiles its functions. For a compressor without `encode`, the
@@ -53,16 +53,16 @@ def measure(
     Args:
         compressors: Names from `COMPRESSORS`, compressor objects, or mappings with a name and
             fields; None: all compressors without required fields.
-        elements: Number of elements of the vector. For a compressor that works layer by layer,
-            approximate total number of elements of the layers.
+        elements: Number of elements of the vector. For a compressor that works layer by layer, this
+            is the approximate total number of elements of the layers.
         repeats: Number of rounds over all compressors.
 
     Returns:
-        One row per compressor and operation ("encode" and "decode", or "reduce"). It contains
+        One row per compressor and operation ("encode" and "decode", or "reduce"). Each row contains
         median, minimum and 90th percentile of the repeats' medians (ms), `bytes` of the payload,
-        and `ratio` of raw bytes to payload bytes. `to_copy` is the median ratio of the time to the
-        time of a copy. `error` is the relative L2 error of the decoded vector, or None for
-        compressors that vote.
+        and `ratio` of raw bytes to payload bytes. `to_copy` is the median ratio of the operation's
+        time to the time of a memory copy. `error` is the relative L2 error of the decoded vector,
+        or None for compressors that vote.
 
     Raises:
         InvalidInput: A compressor is unknown, or elements or repeats is below 1.
@@ -74,7 +74,8 @@ def measure(
     described = [each.to_json() for each in chosen]
     task = {"compressors": described, "elements": elements, "repeats": repeats}
     one = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    # A new process measures, because TensorFlow fixes the number of threads when it is imported.
+    # The measurement runs in a new process, because TensorFlow fixes the number of threads when it
+    # is imported.
     done = subprocess.run(
         [sys.executable, "-P", "-m", "labkit.bench.compression", json.dumps(task)],
         env={
@@ -149,7 +150,7 @@ class _Case:
         return {"encode": lambda: encode(tensor, key), "decode": lambda: decode(payload)}
 
     def _reduction(self) -> dict[str, Work]:
-        """Return the reduction as an operation; store bytes and error of a first reduction."""
+        """Return the reduction as a function to time; store the bytes and error of a first call."""
         self.bytes = 0
         sent = []
         for index, tensor in enumerate(self.tensors):
@@ -230,7 +231,7 @@ def _seconds(work: Work) -> float:
 def in_this_process(
     compressors: Sequence[Mapping[str, JSON]], elements: int, repeats: int
 ) -> list[Row]:
-    """Return the rows of `measure`, with this process's number of threads."""
+    """Run the measurement in this process with its number of threads; return one row per result."""
     cases = [_Case(parse(each), elements) for each in compressors]
     for case in cases:
         for work in case.works.values():
@@ -251,16 +252,19 @@ def main() -> None:
     "--compressors",
     "chosen",
     callback=compressors,
-    help="Compressors, e.g. QSGD,'{name: TopK, threshold: exact}'.  [default: all without required "
-    "fields]",
+    help="Gradient compressors, e.g. QSGD,'{name: TopK, threshold: exact}'.  [default: all "
+    "that have no required fields]",
 )
 @click.option(
-    "--elements", default=5_800_000, show_default=True, help="Elements of the float32 vector."
+    "--elements",
+    default=5_800_000,
+    show_default=True,
+    help="Number of elements of the float32 vector that is compressed.",
 )
 @click.option("--repeats", default=5, show_default=True, help="Interleaved repeats.")
 @AS_JSON
 def command(chosen: list[Compressor], elements: int, repeats: int, file: Path | None) -> None:
-    """Time compressors on one thread, relative to a copy of the same bytes."""
+    """Measure compressor times on one thread, relative to a copy of the same bytes."""
     rows = measure(chosen or None, elements, repeats)
     errors = ["" if row["error"] is None else f"{row['error']:.2%}" for row in rows]
     columns = {"case": "compressor", "what": "what"} | TIMES

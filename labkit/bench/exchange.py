@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     from labkit.exchange.timeline import Event
 
 KNOWN = CASES | WORD_CASES
-# Number of overlapping steps timed together; the last step finishes all updates.
+# This is the default schedule of the gradient exchange, with which the other schedules are
+# compared.
 USUAL = AllReduce().schedule
 CHAIN = 10  # number of overlapping steps timed together; the last step completes all updates
-# Suffix of a schedule's name if it averages an embedding's gradients as dense tensors.
+# This suffix of a schedule's name means that the gradients of an embedding are averaged as dense
+# tensors.
 DENSE = ", dense"
 COPY, HANDED = (
     "copy",
@@ -41,7 +43,7 @@ COPY, HANDED = (
 LIMITS = {
     "pack": COPY,
     "sum": "raw allreduce",
-}  # by phase of the breakdown: the kind of step whose time is a lower limit of the phase's time
+}  # maps each phase to the kind of step whose time is the phase's lower limit
 
 
 def measure(
@@ -55,7 +57,7 @@ def measure(
     measure_others: Callable[[], None] | None = None,
     with_breakdown: bool = False,
 ) -> list[Row]:
-    """Time local steps, steps with exchange and allreduces of the same bytes, in alternation.
+    """Measure in turn local steps, steps with exchange, and allreduces of the same bytes.
 
     A "local" step is a training step without exchange; all ranks run local steps concurrently.
     `labkit.bench.timing` describes the order in which the kinds of steps run, and how their
@@ -77,12 +79,12 @@ def measure(
     Returns:
         One row per case and kind of step ("local", "raw allreduce", or a schedule): median, minimum
         and 90th percentile of the repeats' medians (ms). The row of a schedule also contains the
-        time that it adds to the local step, and whether all ranks have the same weights at the end.
-        The row of any schedule except "sequential" contains the time that it saves compared with
-        "sequential". Such a row also contains the saving of an ideal link that sends the same
-        buckets in the best order (`labkit.records.overlap.Overlap`). For word models, each schedule
-        has two
-        rows: one with sparse gradients (embedding rows), one with dense gradients.
+        time that the schedule adds to the local step, and whether all ranks have the same weights
+        at the end. The row of any schedule except "sequential" contains the time that it saves
+        compared with "sequential". Such a row also contains the saving of an ideal link that sends
+        the same buckets in the best order (`labkit.records.overlap.Overlap`). For word models, each
+        schedule has one row with sparse gradients (embedding rows).
+        Another row has dense gradients.
     """
     refuse_unknown("case", cases, KNOWN)
     network = Network.parse(network)
@@ -114,7 +116,7 @@ def measure(
 
 
 def _joined(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Join the results of several measurements: concatenate repeats, and reduce other values."""
+    """Join the results of several measurements: concatenate repeats, and combine other values."""
 
     def each(what: str, join: Callable[[list[Any]], Any]) -> dict[str, Any]:
         return {kind: join([turn[what][kind] for turn in turns]) for kind in turns[0][what]}
@@ -156,7 +158,7 @@ def _measure(
     buffer[...] = 0.0  # repeated sums of nonzero values would overflow
 
     def sum_raw() -> None:
-        # Waiting may poll on the cores, because no computation runs.
+        # Ranks may poll while they wait, because no computation needs the cores.
         communicator.wait_policy.polite = False
         communicator.allreduce(buffer, exchanges[schedules[0]].choice.algorithm)
 
@@ -215,7 +217,7 @@ def _events(exchange: Exchange, steps: int) -> dict[str, float]:
 
 
 def _delay(communicator: Communicator, timeline: Timeline, steps: int) -> float:
-    """Return the median seconds per step of exposed communication beyond that of an ideal link."""
+    """Return the median exposed communication per step (s) in excess of that on an ideal link."""
     import pandas as pd
 
     from labkit.exchange import timeline_rows
@@ -292,8 +294,8 @@ def phase_medians(events: Sequence[Sequence[Event]], steps: int) -> dict[str, fl
 
     The timelines of all ranks use one clock. "pack" is the packing time of the rank that finishes
     packing last. "sum" is the time from the end of the last rank's packing until all ranks have the
-    mean. "wait" is the time that a rank waits for the last rank, averaged over the ranks; this time
-    is not added to the slowest rank's step.
+    mean. "wait" is the time that a rank waits for the last rank, averaged over the ranks. The
+    slowest rank does not wait, so its step is not longer by this time.
     """
     packs = np.array(
         [_last("pack", rank_events, steps) for rank_events in events]
@@ -322,9 +324,9 @@ def breakdown_rows(
 ) -> Iterator[tuple[str, Row]]:
     """Yield the name and the row of each phase of the breakdown: its time and lower limit in ms.
 
-    The lower limit of a phase is the time of a simple copy or of an allreduce of all bytes. Packing
-    may take less time than its lower limit, because a rank does not pack the elements that it sums
-    itself.
+    The lower limit of a phase is the time that a simple copy, or an allreduce of all bytes, would
+    take. Packing may take less time than its lower limit, because a rank does not pack the elements
+    that it sums itself.
 
     Args:
         medians: Seconds of the phases, as `phase_medians` returns them.
@@ -334,11 +336,15 @@ def breakdown_rows(
     """
     whole = float(np.median(added[schedule]))
     handover = float(np.median(added[HANDED]))
-    lines = {"pack": medians["pack"], "sum": medians["sum"], "hand over and back": handover}
+    lines = {
+        "pack": medians["pack"],
+        "sum": medians["sum"],
+        "pass gradients from TensorFlow and back": handover,
+    }
     lines["other"] = whole - sum(
         lines.values()
     )  # the rest is mostly the update, which reads memory that other ranks have written
-    lines |= {"wait, within others": medians["wait"], "all": whole}
+    lines |= {"wait for other ranks (contained in the other lines)": medians["wait"], "all": whole}
     for line, line_seconds in lines.items():
         limit = float(np.median(seconds[LIMITS[line]])) if line in LIMITS else None
         row: Row = {

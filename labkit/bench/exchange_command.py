@@ -9,7 +9,7 @@ import click
 
 from labkit.bench import exchange
 from labkit.bench.command import AS_JSON, NETWORK, TIMES, format_rows, names, write_rows
-from labkit.bench.peers.comparison import PeerComparison, validate_peers
+from labkit.bench.peers.peer_comparison import PeerComparison, validate_peers
 from labkit.bench.steps import WORD_CASES
 from labkit.bench.timing import Row
 from labkit.common.errors import InvalidInput
@@ -22,11 +22,11 @@ EXCHANGE = {
     "what": "what",
     **TIMES,
     "limit_ms": "limit ms",
-    "added": "added ms (min to max)",
+    "added": "added ms per step (min to max)",
     "same_weights": "same weights",
 }
-BESIDE = {"ours_to_theirs": "added by labkit / by peer", "version": ""}
-OVERLAP = {"saved": "ms saved (min to max) of ideal", "recording": "recording"}
+BESIDE = {"ours_to_theirs": "time added by labkit / by peer", "version": ""}
+OVERLAP = {"saved": "saved ms (min to max) of ideal saving", "recording": "recording"}
 
 
 @click.command("exchange")
@@ -38,21 +38,27 @@ OVERLAP = {"saved": "ms saved (min to max) of ideal", "recording": "recording"}
     default="mlp-1024,mlp-2048,cnn",
     show_default=True,
     callback=names,
-    help="Models, separated by commas; also available: deep-mlp, embedding.",
+    help="Models, separated by commas; deep-mlp and embedding may also be given.",
 )
 @click.option(
     "--schedules",
     default="sequential,overlap",
     show_default=True,
     callback=names,
-    help="Schedules of the exchange, separated by commas.",
+    help="Schedules of the gradient exchange, separated by commas.",
 )
 @click.option(
-    "--algorithm", default="auto", show_default=True, help="Allreduce algorithm of the buckets."
+    "--algorithm",
+    default="auto",
+    show_default=True,
+    help="Allreduce algorithm that sums the gradient buckets.",
 )
 @NETWORK
 @click.option(
-    "--repeats", default=5, show_default=True, help="Rounds over all cases and kinds of steps."
+    "--repeats",
+    default=5,
+    show_default=True,
+    help="Number of times that each kind of step of each model is timed.",
 )
 @click.option(
     "--bucket-bytes",
@@ -69,7 +75,9 @@ OVERLAP = {"saved": "ms saved (min to max) of ideal", "recording": "recording"}
     help="Other frameworks to compare: multi_worker_mirrored,ddp,fsdp,horovod,jax.",
 )
 @click.option(
-    "--breakdown", is_flag=True, help="Also break down the time that schedule sequential adds."
+    "--breakdown",
+    is_flag=True,
+    help="Also break down the time that the exchange with schedule sequential adds to a step.",
 )
 @AS_JSON
 def command(
@@ -84,7 +92,7 @@ def command(
     breakdown: bool,
     file: Path | None,
 ) -> None:
-    """Time what the gradient exchange adds to a step, optionally also in other frameworks."""
+    """Measure what the gradient exchange adds to a step, optionally also in other frameworks."""
     # Options are validated before the engines start, because a start takes seconds.
     _validate_options(workers, cases, schedules, algorithm, network, repeats, breakdown)
     validate_peers(peers, network)
@@ -132,7 +140,7 @@ def _validate_options(
 ) -> None:
     if workers < 2 or repeats < 1:
         raise InvalidInput(
-            f"workers={workers}, repeats={repeats} is not enough to time an exchange; give 2 or "
+            f"workers={workers}, repeats={repeats} are too few to time an exchange; give 2 or "
             "more workers and 1 or more repeats"
         )
     for field, values, allowed in (
@@ -147,13 +155,16 @@ def _validate_options(
     own = [name for name in schedules if SCHEDULES[name].into_next]
     if words and own:
         raise InvalidInput(
-            f"schedule={own[0]!r} updates dense layers one by one, but {words[0]!r} has gradients "
-            "as rows; remove one of them"
+            f"schedule={own[0]!r} updates dense layers one by one, but the gradient of "
+            f"{words[0]!r} is sparse (rows of an embedding); remove one of the two"
         )
     if breakdown and "sequential" not in schedules:
-        raise InvalidInput("--breakdown needs schedule sequential; add it to --schedules")
+        raise InvalidInput(
+            "--breakdown requires the schedule sequential; add sequential to --schedules"
+        )
     if breakdown and words:
         raise InvalidInput(
-            f"--breakdown needs dense gradients, but {words[0]!r} has rows; remove it from --cases"
+            f"--breakdown requires dense gradients, but the gradient of {words[0]!r} is sparse; "
+            f"remove {words[0]!r} from --cases"
         )
     refuse_unmetered(algorithm, network)

@@ -96,7 +96,7 @@ def experiments(
 def measure(
     cluster: Cluster, experiments: Sequence[Experiment]
 ) -> Iterator[tuple[Row, dict[str, JSON]]]:
-    """Yield a row of times and weight differences, and `exchanged`, for each experiment."""
+    """For each experiment, yield a row of times and weight differences, and `exchanged`."""
     for experiment in experiments:
         assert isinstance(experiment.strategy, TFDistribute)  # tells the type checker the type
         result = cluster.call(compare_with_one_process, experiment, ranks=experiment.ranks)[0]
@@ -149,7 +149,9 @@ def compare_with_one_process(communicator: Communicator, experiment: Experiment)
     "--optimizers", default="sgd,adam", show_default=True, callback=names, help="Optimizers."
 )
 @click.option(
-    "--network", default=None, help="Network preset whose rate a real link gets (Linux, root)."
+    "--network",
+    default=None,
+    help="Network preset that sets the rate of a real link between the processes (Linux, root).",
 )
 @AS_JSON
 def command(
@@ -166,7 +168,7 @@ def command(
     # Options are validated before engines start.
     tasks = experiments(kinds, cases, optimizers, network)
     if omitted := [] if kinds else [kind for kind in TF_KINDS if kind not in kinds_on(network)]:
-        say(f"left out: {', '.join(omitted)}, because one process uses no network")
+        say(f"not measured: {', '.join(omitted)}, because strategies of one process use no network")
     with Cluster(workers=max(task.ranks for task in tasks), timeout=300) as cluster:
         rows = [row for row, _ in measure(cluster, tasks)]
     shown = [row | {"apart": f"{row['max_abs_difference']:.1e}"} for row in rows]
@@ -176,5 +178,6 @@ def command(
     write_rows(rows, file)
     if failed := [f"{row['what']} on {row['case']}" for row in rows if not row["correct"]]:
         raise LabkitError(
-            f"weights differ by more than {MOST_APART:g} from one process: {', '.join(failed)}"
+            f"after training, weights differ by more than {MOST_APART:g} from those of training "
+            f"in one process: {', '.join(failed)}"
         )

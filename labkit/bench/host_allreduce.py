@@ -29,8 +29,9 @@ from labkit.simulate import Simulation, simulate
 SLICE = 0.25  # seconds spent on one algorithm and one size in one repeat
 BASE = "ring"  # algorithm with which all other algorithms are compared
 LARGE = 2**22  # bytes of the message that measures the bandwidth
-PINGS, FEW = 200, 20  # number of round trips of a message of one byte, and of LARGE bytes
-# These presets define the emulated links: BETWEEN hosts and INSIDE a host.
+PINGS, FEW = 200, 20  # number of round trips: with one byte, and with LARGE bytes
+# BETWEEN is the preset of the emulated links between hosts, and INSIDE is the preset of the links
+# inside a host.
 BETWEEN, INSIDE = PRESETS["1GbE"], PRESETS["100Gb-infiniband"]
 PAYLOAD = 1448  # bytes of TCP payload in a full Ethernet frame, without the TCP timestamp
 
@@ -44,10 +45,14 @@ def refuse_impossible(
             validate_algorithm(name)
         if BASE not in names or "shared_memory" in names:
             raise InvalidInput(
-                f"{short(list(names))} between hosts: include {BASE!r}, omit 'shared_memory'"
+                f"algorithms={short(list(names))} between hosts: include {BASE!r}, which is the "
+                "baseline, and omit 'shared_memory', which sums within one host"
             )
     if min(sizes, default=0) < 4 or repeats < 1:
-        raise InvalidInput(f"sizes={short(list(sizes))}, repeats={repeats}: give 4 bytes, 1 repeat")
+        raise InvalidInput(
+            f"sizes={short(list(sizes))}, repeats={repeats}: give sizes of at least 4 bytes, "
+            "and at least 1 repeat"
+        )
 
 
 def measure(
@@ -57,17 +62,17 @@ def measure(
     sizes: Sequence[int],
     repeats: int = 5,
 ) -> tuple[list[Row], Network]:
-    """Time float32 allreduces of all algorithms and sizes, interleaved, and verify the sums.
+    """Measure float32 allreduces of all algorithms and sizes in turn, and verify the sums.
 
     Returns:
         The rows, and the network that the predictions assume: the emulated network, or a network
         whose latency and bandwidth were measured by ping-pong. The row of an algorithm and size
-        contains the spread over repeats of the median call (ms), `correct`, and `ratio`, the ring's
-        time divided by the algorithm's time. `link_bytes` is the number of bytes per call that left
-        the host of rank 0 (for "mpi" a lower bound). `wire_bytes` is the number of bytes per call
-        that all ranks sent. If an algorithm has a schedule, its row also contains the simulated
-        `predicted_ms`, `predicted_ratio` and `predicted_link_bytes`. `other_mapping_ms` is the
-        simulated time with the other mapping of ranks to hosts.
+        contains the spread of the repeats' median call times (ms), `correct`, and `ratio`: the
+        ring's time divided by the algorithm's time. `link_bytes` is the number of bytes per call
+        that left the host of rank 0 (for "mpi" a lower bound). `wire_bytes` is the number of bytes
+        per call that all ranks sent. If an algorithm has a schedule, its row also contains the
+        simulated `predicted_ms`, `predicted_ratio` and `predicted_link_bytes`. `other_mapping_ms`
+        is the simulated time if ranks are assigned to hosts by the other value of `map_by`.
 
     Raises:
         InvalidInput: All ranks are on one host.
@@ -144,7 +149,7 @@ def _out(found: Simulation, network: Network) -> float:
 
 
 def ways(communicator: Communicator) -> dict[str, float]:
-    """Measure latency and bandwidth from rank 0 to another host and in its host (collective)."""
+    """Measure latency and bandwidth of rank 0 to another host and within its host (collective)."""
     here = communicator.broadcast_object(communicator.board.ranks)
     apart = [rank for rank in range(communicator.size) if rank not in here]
     found = {"payload": float(PAYLOAD)}
@@ -180,10 +185,10 @@ class Sums:
         self._buffers: dict[int, np.ndarray] = {}
 
     def case(self, algorithm: str, nbytes: int, calls: int) -> tuple[float, bool, float, float]:
-        """Return the median seconds of a call, whether the sums are right, and two byte counts.
+        """Return the median seconds per call, whether the sums are right, and two numbers of bytes.
 
-        The byte counts are the bytes per call that left the host of rank 0, and the bytes per call
-        sent by all ranks.
+        The two numbers of bytes are the bytes per call that left the host of rank 0, and the bytes
+        per call sent by all ranks.
         """
         ranks = self._communicator
         if nbytes not in self._buffers:
@@ -203,8 +208,8 @@ class HostSelection:
 
     Args:
         workers: Number of ranks.
-        nodes: Number of hosts, 2 or more. With Slurm this is the minimum, because `--nodes` may
-            request more hosts.
+        nodes: Number of hosts, 2 or more. With Slurm, `nodes` is only a minimum, because `--nodes`
+            may request more hosts.
         bandwidth: Bandwidth of each host's link in a testbed or an emulated network.
         map_by: "slot" fills one host after another; "node" assigns ranks to hosts round-robin.
 
@@ -224,7 +229,8 @@ class HostSelection:
         refuse_unknown("map_by", [map_by], MAPPINGS)
         if not 2 <= nodes <= workers:
             raise InvalidInput(
-                f"nodes={nodes} for workers={workers}: give from 2 nodes to one per worker"
+                f"nodes={nodes} for workers={workers}: give at least 2 nodes, and at most one "
+                "per worker"
             )
         self.network: Network | None = None
         self.link = f"{bandwidth} between {nodes} hosts"
@@ -233,7 +239,7 @@ class HostSelection:
         if options := _named(nodes):
             self._cluster_options |= options
             self.link = "of the hosts"
-            self.description = f"{workers} ranks on the hosts that the environment names"
+            self.description = f"{workers} ranks on the hosts that environment variables name"
             return
         try:
             bed = self._testbed.enter_context(testbed(nodes, bandwidth=bandwidth, slurm=False))
@@ -243,14 +249,15 @@ class HostSelection:
             self._cluster_options = {"workers": workers, "launcher": "local"}
             self.description = (
                 f"{workers} ranks of this machine on an emulated network of {nodes} hosts: the "
-                f"environment names no hosts, and {error}"
+                f"environment variables name no hosts, and {error}"
             )
         else:
             self._cluster_options["hosts"] = [
                 f"{host}:{-(-workers // nodes)}" for host in bed.hosts
             ]
             self.description = (
-                f"{workers} ranks on {nodes} hosts of a testbed: the environment names no hosts"
+                f"{workers} ranks on {nodes} hosts of an emulated testbed, because environment "
+                "variables name no hosts"
             )
 
     @contextmanager

@@ -21,14 +21,15 @@ from labkit.records.input_wait import INSIDE, SYNTHETIC, WAYS, FedStep, InputTra
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    # The items are an image (or a batch of images), the classes, and the times at which their
-    # preparation starts and ends (s).
+    # A `Made` tuple contains an image (or a batch of images), the classes, and the start and end of
+    # their preparation (s).
     Made: TypeAlias = "tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]"
     Records: TypeAlias = "tf.data.Dataset"
 
 SIDE = 28  # width and height of a training image in pixels
 MOST = 1024  # maximum of each numeric option
-# Untimed steps of each pipeline in a repeat, besides the steps that consume prefetched batches.
+# Each pipeline runs this number of untimed steps in a repeat, in addition to the steps that consume
+# prefetched batches.
 WARM = 4
 
 
@@ -66,17 +67,20 @@ class Feeding:
             )
         if not 1 <= self.batch <= self.rows:
             raise InvalidInput(
-                f"batch={short(self.batch)}, rows={short(self.rows)}: give 1 to the number of rows"
+                f"batch={short(self.batch)}, rows={short(self.rows)}: give a batch of 1 sample "
+                "to the number of rows"
             )
         if not SIDE <= self.enlarged <= MOST:
-            raise InvalidInput(f"enlarged={short(self.enlarged)}: give {SIDE} to {MOST:,} pixels")
+            raise InvalidInput(
+                f"enlarged={short(self.enlarged)}: give an edge of {SIDE} to {MOST:,} pixels"
+            )
         for name, value in (("calls", self.calls), ("ahead", self.ahead)):
             if not 1 <= value <= MOST:
                 raise InvalidInput(f"{name}={short(value)}: give a whole number from 1 to {MOST:,}")
 
 
 def measure(feeding: Feeding, steps: int = 20, repeats: int = 5) -> InputTrace:
-    r"""Time training steps with each input pipeline of `WAYS`, interleaved.
+    r"""Measure training steps with each input pipeline of `WAYS`, in turn.
 
     Images are read from a file, decoded (PNG), enlarged, cropped and standardised. In every repeat,
     each pipeline feeds `steps` successive steps; every other repeat reverses the order of the
@@ -109,7 +113,7 @@ def _on_rank(communicator: Communicator, feeding: Feeding, steps: int, repeats: 
 
 
 def take_turns(feeding: Feeding, steps: int, repeats: int) -> InputTrace:
-    """Time steps as `measure` does, but in this process, with its number of threads."""
+    """Run the measurement of `measure` in this process, with its number of threads."""
     model = BenchModel(ModelCase("fed", feeding.widths, feeding.batch), rank=0)
     taken: list[FedStep] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -157,7 +161,7 @@ def _ways(feeding: Feeding, file: Path, model: BenchModel) -> dict[str, Way]:
 
 
 def _own_threads(records: Records, feeding: Feeding) -> Records:
-    """Give the pipeline one private thread per call, and disable autotuning."""
+    """Give the pipeline one private thread per concurrent `map` call, and disable autotuning."""
     import tensorflow as tf
 
     options = tf.data.Options()
@@ -210,8 +214,8 @@ def _one(record: tf.Tensor, enlarged: int) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.reshape(image, (SIDE * SIDE,)), tf.cast(label, tf.int32)
 
 
-# A `Trains` function runs a training step on a batch. It returns the times at which the preparation
-# of the batch starts and ends (s).
+# A `Trains` function runs a training step on a batch. The function returns the times at which the
+# preparation of the batch starts and ends (s).
 Trains = Callable[..., tuple[float, float]]
 
 
@@ -263,7 +267,7 @@ def _lead(feeding: Feeding) -> int:
 def _turn(
     way: Way, train: Trains, steps: int, lead: int
 ) -> list[tuple[float, float, float, float, float]]:
-    """Return per step when its batch is requested and arrives, the step ends, the batch is made."""
+    """Return each step's times: batch requested, received, step end, preparation start and end."""
     batches, began = way(), time.time()
     times = []
     for _ in range(lead + steps):

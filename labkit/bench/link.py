@@ -46,8 +46,8 @@ BY_TCP: Joined = partial(linked_ranks, program="labkit.bench.linked_ranks")
 SLICE = 0.5  # seconds spent on one algorithm and one size in one repeat
 
 SumCase: TypeAlias = tuple[str, int, int]  # a case: algorithm, bytes, number of calls
-# Each case has the bytes of both flows, and the delay of the second flow as a share of the time
-# that the first flow takes alone.
+# Each case contains the bytes of the first and the second flow, and the delay of the second flow.
+# The delay is a share of the time that the first flow takes alone.
 FLOWS = ((2**22, 2**22, 0.0), (2**22, 2**20, 0.0), (2**22, 2**21, 0.5))
 # The maximum number of bytes in flight on a connection is several times the link's bandwidth-delay
 # product, but much less than a message.
@@ -62,13 +62,13 @@ def measure(
     repeats: int = 5,
     joined: Joined = BY_TCP,
 ) -> list[Row]:
-    """Time float32 allreduces of two ranks on a real link and on its emulation, interleaved.
+    """Measure float32 allreduces of two ranks in turn on a real link and on its emulation.
 
     The real link connects two network namespaces of this machine through `tbf` queues. Two
     processes at its ends execute the same schedules over TCP. The latency of the emulated network
     is half the median round-trip time of one byte, measured on the real link. The emulated network
-    also has the payload rate of the real link: 1448 of the 1514 bytes of a full Ethernet frame are
-    TCP payload.
+    also has the payload rate of the real link: of a full Ethernet frame of 1514 bytes, 1448 bytes
+    are TCP payload.
 
     Args:
         rates: Rates of the link in bits/s per direction, such as "100Mb" or "1Gb".
@@ -76,14 +76,16 @@ def measure(
         algorithms: Names of allreduce algorithms in `labkit.schedules.ALLREDUCE`.
         repeats: Number of rounds over both links, all algorithms and sizes; each round gives one
             median.
-        joined: Function of a rate in bits/s. It returns a context manager that starts two ranks at
-            the ends of a link with this rate; see `labkit.bench.linked_ranks`.
+        joined: Function that takes the rate of a link in bits/s. The function returns a context
+            manager that starts two ranks at the ends of a link with this rate; see
+            `labkit.bench.linked_ranks`.
 
     Returns:
-        One row per rate, algorithm and size. It contains median, minimum and maximum of the
+        One row per rate, algorithm and size. A row contains median, minimum and maximum of the
         repeats' medians on the real link (`median_ms` …) and on the emulated link (`emulated_ms`
-        …), and the closed-form time. `error` = emulated / real - 1 has a minimum and a maximum over
-        repeats. The row also contains `correct` and the properties of the link.
+        …), and the closed-form time. The row also contains `error` = emulated / real - 1, with its
+        minimum and maximum over repeats. The row also contains `correct` and the properties of the
+        link.
 
     Raises:
         InvalidInput: A rate, size or algorithm is invalid.
@@ -93,7 +95,8 @@ def measure(
     refuse_unknown("algorithm", algorithms, ALLREDUCE)
     if min(sizes, default=0) < 4 or repeats < 1:
         raise InvalidInput(
-            f"bytes={sizes}, repeats={repeats}: give sizes of 4 or more, and 1 or more repeats"
+            f"bytes={sizes}, repeats={repeats}: give sizes of at least 4 bytes, and at least 1 "
+            "repeat"
         )
     wanted = [(algorithm, nbytes) for nbytes in sizes for algorithm in algorithms]
     require_tools()
@@ -131,7 +134,7 @@ def _sums_at(
             emulated.append(cluster.call(sweep, cases, network=network)[0])
     free = burst(bits)
     facts: Row = {"rate": rate, "burst": free, "burst_ms": 8e3 * free / bits, **link}
-    times = np.array([real, emulated])  # axes: link, repeat, case, (seconds, correct)
+    times = np.array([real, emulated])  # array axes: link, repeat, case, (seconds, correct)
     return [
         _row(case, form, times[:, :, number], rate, facts)
         for number, (case, form) in enumerate(zip(cases, forms, strict=True))
@@ -165,7 +168,10 @@ def _row(case: SumCase, form: float, times: np.ndarray, rate: str, facts: Row) -
 
 @click.command("link")
 @click.option(
-    "--rate", default="100Mb,1Gb", show_default=True, help="Rates in bits/s, separated by commas."
+    "--rate",
+    default="100Mb,1Gb",
+    show_default=True,
+    help="Rates of the link in bits/s, separated by commas.",
 )
 @click.option(
     "--algorithms", default="ring,master_worker", show_default=True, help="Allreduce algorithms."
@@ -187,9 +193,10 @@ def command(
     # One line is printed per rate, because all rows of a rate share one link.
     for facts in {row["rate"]: row for row in rows}.values():
         say(
-            f"{facts['rate']}: latency {1e6 * float(facts['latency'] or 0):.0f} us, measured; "
-            f"payload {facts['payload']} of {FRAME} bytes of a frame; after a pause, the first "
-            f"{facts['burst']} bytes pass at line speed, which saves {facts['burst_ms']:.2g} ms"
+            f"{facts['rate']}: latency {1e6 * float(facts['latency'] or 0):.0f} us (measured); "
+            f"each frame of {FRAME} bytes carries {facts['payload']} bytes of payload; after a "
+            f"pause, the first {facts['burst']} bytes pass without rate limit, which saves "
+            f"{facts['burst_ms']:.2g} ms"
         )
     columns = {name: name for name in ("rate", "algorithm", "bytes")}
     for kind, words in (("", "real ms"), ("emulated_", "emulated ms")):
@@ -204,15 +211,16 @@ def command(
     write_rows([*rows, *both], file)
 
 
-# Bytes of the first and the second flow; delay of the second flow (s).
+# A case consists of the bytes of the first flow, the bytes of the second flow, and the delay of the
+# second flow in seconds.
 FlowCase = tuple[int, int, float]
 
 
 def measure_flows(rates: Sequence[str], repeats: int = 5) -> list[Row]:
-    """Time two concurrent messages between two ranks, on a real link and on its emulation.
+    """Measure two concurrent messages between two ranks, on a real link and on its emulation.
 
-    The two flows use two TCP connections over the real link, whose queue serves both connections in
-    turn (see `rate_limited_link`).
+    The two flows use two TCP connections over the real link, whose queue sends packets of both
+    connections in turn (see `rate_limited_link`).
 
     Args:
         rates: Rates of the link in bits/s, such as "100Mb".
@@ -228,7 +236,7 @@ def measure_flows(rates: Sequence[str], repeats: int = 5) -> list[Row]:
     """
     bits = {rate: bits_of(rate) for rate in rates}
     if repeats < 1:
-        raise InvalidInput(f"repeats={repeats}: give 1 or more")
+        raise InvalidInput(f"repeats={repeats} is too small; give 1 or more")
     require_tools()
     with Cluster(workers=2) as cluster:
         return [row for rate in rates for row in _flows_at(rate, bits[rate], cluster, repeats)]
@@ -246,14 +254,17 @@ def _flows_at(rate: str, bits: int, cluster: Cluster, repeats: int) -> list[Row]
             ranks.ask(cases)
             real.append(json.loads(ranks.answer()))
             emulated.append(cluster.call(both, cases, network=network)[1])
-    times = 1e3 * np.array([real, emulated])  # unit: ms; axes: link, repeat, case, flow
+    times = 1e3 * np.array([real, emulated])  # times in ms; array axes: link, repeat, case, flow
     rows = []
     for number, case in enumerate(cases):
         *sizes, later = case
         by_hand = finish_times([[0], [0]], sizes, [0.0, later], [speed]) + link["latency"]
         for flow in (0, 1):
             one, other = times[:, :, number, flow]
-            name = f"flow {flow + 1} of {sizes[0]} and {sizes[1]} bytes, {1e3 * later:.0f} ms later"
+            name = (
+                f"flow {flow + 1} of two ({sizes[0]} and {sizes[1]} bytes, the second "
+                f"{1e3 * later:.0f} ms later)"
+            )
             row = head("link", f"{name} at {rate}", "two flows", 2, rate, repeats=repeats)
             rows.append(
                 row
@@ -301,7 +312,7 @@ def both(communicator: Communicator, cases: Sequence[FlowCase]) -> list[list[flo
 
 
 def _case(rank: RankPair, flows: list[socket.socket], case: FlowCase) -> list[float]:
-    """Return the seconds until each flow of a case, from rank 1 on the real link, ends."""
+    """Send a case's flows from rank 1 to rank 0; return the seconds until each flow ends."""
     first, second, later = case
     start = max(rank.allgather(WALL.now())) + LEAD
 
@@ -337,7 +348,7 @@ def _ends(flows: list[socket.socket], remaining: list[int], start: float) -> lis
 
 
 def main() -> None:
-    """Time the cases of each stdin line: `python -m labkit.bench.link RANK ADDRESS`."""
+    """Run the cases of each stdin line: `python -m labkit.bench.link RANK ADDRESS`."""
     rank, address = int(sys.argv[1]), sys.argv[2]
     control, *flows = connections(rank, address, 3)
     control.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -36,7 +36,7 @@ LEAD = 3e-3  # seconds from the agreement on a start time to the start
 PINGS = 300
 IDLE = Path(
     "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
-)  # TCP setting of this process's network namespace
+)  # path of a TCP setting of this process's network namespace
 
 
 class LinkedProcesses:
@@ -84,7 +84,10 @@ class LinkedProcesses:
             lines.append(process.stdout.readline())
             if not lines[-1]:
                 errors = "; ".join(f"rank {k}: {text}" for k, text in enumerate(self.end()))
-                raise LabkitError(f"the ranks of a benchmark ended early; {errors}")
+                raise LabkitError(
+                    "the processes of a benchmark ended before the measurement was complete; "
+                    f"{errors}"
+                )
         return lines
 
 
@@ -171,7 +174,7 @@ class StreamWire:
                 wire if self._receives else [], wire if self._sends else [], [], LIMIT
             )
             if not (readable or writable):
-                raise LabkitError(f"no byte passed the link for {LIMIT:.0f} s")
+                raise LabkitError(f"no byte was sent or received over the link for {LIMIT:.0f} s")
             if readable:
                 received = self._connection.recv_into(self._receives[0])
                 if received == 0:
@@ -271,7 +274,7 @@ def connections(rank: int, address: str, number: int = 1) -> list[socket.socket]
 
 
 def main() -> None:
-    """Time the cases of each stdin line: `python -m labkit.bench.linked_ranks RANK ADDRESS`."""
+    """Run the cases of each stdin line: `python -m labkit.bench.linked_ranks RANK ADDRESS`."""
     rank, address = int(sys.argv[1]), sys.argv[2]
     with connections(rank, address)[0] as connection:
         # Nagle's algorithm would delay the last bytes of each message until an acknowledgement.

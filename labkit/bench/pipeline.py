@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 WARM = 3
 DELAYED = "delayed"
-ITERATIONS = 6  # number of overlapping steps of delayed gradients that are timed together
+ITERATIONS = 6  # number of overlapping steps timed together, for delayed gradients
 
 
 def measure(
@@ -39,7 +39,7 @@ def measure(
     rows: int = 256,
     repeats: int = 5,
 ) -> list[Row]:
-    r"""Time steps of one process, of concurrent independent processes, and of a pipeline.
+    r"""Measure steps of one process, of concurrent independent processes, and of a pipeline.
 
     Let T₁ be the step time of one process, and Tₙ the step time of n independent processes that run
     concurrently. The speed-up of n stages with m micro-batches is at most \(\frac{n m}{m + n - 1}
@@ -85,7 +85,7 @@ def _row(name: str, count: int, workers: int, seconds: np.ndarray) -> Row:
     else:
         table = PIPELINE[name](workers, count)
         idle = table.bubble_share(1.0, 1.0, 1.0)
-        if idle is None:  # the formula needs more micro-batches, so simulate
+        if idle is None:  # the formula does not apply to few micro-batches, so simulate
             idle = simulate_pipeline(table, 1.0, 1.0, 1.0).bubble_share
         case, most = f"{name}, m = {count}", workers * (1 - idle)
     # Ratios are computed from times of the same repeat, because the machine's speed varies.
@@ -116,7 +116,7 @@ def _measure(
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(width, "relu") for _ in range(depth)]
     model = keras.Sequential([keras.Input((width,)), *layers])
-    # With a communicator of one rank, a single process runs the same code as a pipeline.
+    # With a communicator of one rank, one process runs the same code as the pipeline.
     solo = communicator.split(communicator.rank)
     shape = (rows * microbatches, width)
     alone: Step
@@ -220,7 +220,7 @@ def _repeated(step: Step) -> Callable[[], None]:
 
 
 def _slowest(communicator: Communicator, step: Step) -> float:
-    communicator.barrier("the next step of a benchmark")
+    communicator.barrier("the barrier before the next timed step")
     start = time.perf_counter()
     step()
     # The time of a step is the time of its slowest rank.
@@ -230,7 +230,10 @@ def _slowest(communicator: Communicator, step: Step) -> float:
 
 @click.command("pipeline")
 @click.option(
-    "--workers", default=2, show_default=True, help="Number of stages, each a rank with one thread."
+    "--workers",
+    default=2,
+    show_default=True,
+    help="Number of pipeline stages; each stage is a rank with one thread.",
 )
 @click.option(
     "--schedules",
@@ -242,7 +245,7 @@ def _slowest(communicator: Communicator, step: Step) -> float:
 @click.option("--repeats", default=5, show_default=True, help="Interleaved repeats.")
 @AS_JSON
 def command(workers: int, schedules: list[str], repeats: int, file: Path | None) -> None:
-    """Time pipelines against one process with the same micro-batches."""
+    """Compare step times of pipelines with those of one process on the same micro-batches."""
     rows = measure(workers, schedules, repeats=repeats)
     columns = {"case": "case"} | TIMES | {"one_ms": "one process ms"}
     columns |= {"stage_ms": "ms per stage and micro-batch", "speedup": "speed-up"}

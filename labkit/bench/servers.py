@@ -33,7 +33,7 @@ EPOCH = 4  # number of steps of each worker while memory is measured
 
 
 def measure(workers: Sequence[int] = (16, 64), ranks: int = 2, repeats: int = 5) -> list[Row]:
-    """Time the virtual clock's event loop, and compare parameter servers with an allreduce.
+    """Measure the virtual clock's event loop, and compare parameter servers with an allreduce.
 
     The model is `mlp` in float32 with the layer widths of the benchmark case mlp-1024, and 64 rows
     per worker.
@@ -47,11 +47,11 @@ def measure(workers: Sequence[int] = (16, 64), ranks: int = 2, repeats: int = 5)
 
     Returns:
         Rows of the virtual clock contain the time of the event loop divided by the time of
-        gradients and updates, and the largest number of gradients in flight. They also contain the
-        peak growth of memory after compilation, as a multiple of the weights' bytes. Rows of the
-        wall clock contain the time that servers add to a local step. They also contain the time
-        that a ring allreduce of the same bytes adds, and the ratio of these two times. Rows of a
-        dedicated server compare asynchronous with synchronous steps.
+        gradients and updates, and the largest number of gradients in flight. These rows also
+        contain the peak growth of memory after compilation, as a multiple of the weights' bytes.
+        Rows of the wall clock contain the time that servers add to a local step. These rows also
+        contain the time that a ring allreduce of the same bytes adds, and the ratio of these two
+        times. Rows of a dedicated server compare asynchronous with synchronous steps.
     """
     rows = []
     alone = ParameterServer(servers=1, synchronous=False)
@@ -143,7 +143,7 @@ class Counted:
 
 def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -> Row:
     from labkit.programs import EventLog
-    from labkit.programs.timing import TimingModel
+    from labkit.programs.timing_model import TimingModel
     from labkit.programs.virtual_runtime import VirtualRuntime
 
     strategy = ParameterServer(servers=1, synchronous=False)
@@ -164,7 +164,7 @@ def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -
         VirtualRuntime(programs, hosts, counted, event_log, timing_model).play()
         seconds = time.perf_counter() - start
         grown = max(grown, (counted.peak - before) / stage.roles.weights.nbytes)
-        # The first repeat touches new memory pages, so it is not counted, so it is not counted.
+        # The first repeat touches new memory pages, so it is not counted.
         if number:
             loops.append(seconds)
             ratios.append(seconds / counted.seconds)
@@ -174,7 +174,7 @@ def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -
 
 
 def _carry(communicator: Communicator, repeats: int) -> dict[str, Row]:
-    """Time a push and a fetch of 4 MiB, alternately with two-sided and with one-sided messages."""
+    """Measure a push and a fetch of 4 MiB, in turn with two-sided and with one-sided messages."""
     values = np.ones(2**20, np.float32)
     two, one = "two-sided push and fetch", "one-sided push and fetch"
     carriers: dict[str, AnyMailbox] = {
@@ -198,7 +198,7 @@ def there_and_back(communicator: Communicator, mailbox: AnyMailbox, values: Vect
     """Return the seconds of a message from rank 0 to rank 1 and a reply of equal size."""
     letters: list[Letter] = []
     patience = communicator.wait_policy
-    communicator.barrier("the next message of a benchmark")
+    communicator.barrier("the barrier before the next timed message")
     start = time.perf_counter()
     for sends in (0, 1):
         patience.start_wait()
@@ -212,7 +212,7 @@ def there_and_back(communicator: Communicator, mailbox: AnyMailbox, values: Vect
     while not mailbox.idle:
         patience.pause(0)
     seconds = time.perf_counter() - start
-    communicator.barrier("the end of a message of a benchmark")
+    communicator.barrier("the barrier after a timed message")
     for letter in letters:
         mailbox.free(letter.route)
     return seconds
@@ -221,7 +221,7 @@ def there_and_back(communicator: Communicator, mailbox: AnyMailbox, values: Vect
 def _wall(
     communicator: Communicator, experiments: Mapping[str, Experiment], repeats: int
 ) -> dict[str, Row]:
-    """Time steps with servers, local steps and, if every rank has a worker, a ring allreduce."""
+    """Measure steps with servers, local steps and, if all ranks have workers, a ring allreduce."""
     from labkit.programs import EventLog
     from labkit.programs.mpi_runtime import MpiRuntime
 
@@ -261,7 +261,8 @@ def _wall(
     if communicator.size == stage.roles.workers:
         kinds["ring"] = lambda: steps(exchange=True)
     kinds |= {what: partial(serve, what) for what in experiments}
-    taken = time_on_ranks(communicator, kinds, repeats, label="the next stretch of a benchmark")
+    label = "the barrier before the next timed part of a benchmark"
+    taken = time_on_ranks(communicator, kinds, repeats, label=label)
     rows = {}
     _, least, *others = kinds
     for kind in kinds:
@@ -281,13 +282,18 @@ def _wall(
     default="16,64",
     show_default=True,
     callback=numbers,
-    help="Workers on the virtual clock.",
+    help="Numbers of workers that are simulated on the virtual clock.",
 )
-@click.option("--ranks", default=2, show_default=True, help="Ranks of the wall-clock measurements.")
+@click.option(
+    "--ranks",
+    default=2,
+    show_default=True,
+    help="Number of ranks of the measurements on the wall clock.",
+)
 @click.option("--repeats", default=5, show_default=True, help="Interleaved repeats.")
 @AS_JSON
 def command(workers: list[int], ranks: int, repeats: int, file: Path | None) -> None:
-    """Time parameter servers: the virtual clock's event loop, and the time added on ranks."""
+    """Measure the overhead of parameter servers: on the virtual clock, and in steps on ranks."""
     columns = {"what": "what", "workers": "workers", "clock": "clock"} | TIMES
     columns |= {"added_ms": "added ms", "ratio": "ratio", "copies": "copies of the weights"}
     columns |= {"in_flight": "gradients in flight"}

@@ -33,7 +33,7 @@ MEMBERS = 5  # number of runs in a sweep; the first run starts the engines and i
 def measure(
     notebook: Path, repeats: int = 5, report: Callable[[str, list[float]], None] = lambda *_: None
 ) -> list[Row]:
-    """Time how long a user waits in four situations, which are measured in turn.
+    """Measure how long a user waits in four situations, which are repeated in turn.
 
     Args:
         notebook: Notebook with the parameters `workers`, `epochs` and `seed`, such as
@@ -46,8 +46,8 @@ def measure(
         One row per situation, with the waiting times in ms. "run" is the time of `labkit run`
         without warm engines; "run, warm" is the time of the same command after `labkit prestart`.
         "second cell" is the time of `Cluster.run` on a cluster that has trained before, without the
-        training time. "member" is the time of one notebook run in a sweep, without the time of the
-        notebook's cells.
+        training time. "member" is the time of one notebook run in a sweep, excluding the time in
+        the notebook's cells.
 
     Raises:
         InvalidInput: The notebook does not exist.
@@ -55,7 +55,7 @@ def measure(
     """
     if not notebook.is_file():
         raise InvalidInput(
-            f"notebook {notebook} does not exist; give the path of the tour notebook"
+            f"notebook {notebook} does not exist; give the path of notebooks/tour.ipynb"
         )
     notebook = notebook.resolve()
     ways: Mapping[str, Callable[[Path], list[float]]] = {
@@ -100,7 +100,7 @@ def _second_cell(_: Path) -> list[float]:
 
 
 def _members(notebook: Path) -> list[float]:
-    """Return the seconds between successive starts of a sweep's runs, without time in cells."""
+    """Return the seconds between successive starts of a sweep's runs, excluding time in cells."""
     with TemporaryDirectory(prefix="labkit-start-") as folder:
         seeds = ",".join(str(seed) for seed in range(MEMBERS))
         _command(["sweep", str(notebook), f"seed={seeds}", "--jobs", "1"], folder)
@@ -138,14 +138,14 @@ def _in_cells(job: Path) -> float:
     default="notebooks/tour.ipynb",
     show_default=True,
     type=click.Path(path_type=Path),
-    help="Notebook with parameters workers, epochs and seed.",
+    help="Notebook whose start is timed; it has the parameters workers, epochs and seed.",
 )
 @click.option(
     "--repeats", default=5, show_default=True, type=click.IntRange(1), help="Interleaved repeats."
 )
 @AS_JSON
 def command(notebook: Path, repeats: int, file: Path | None) -> None:
-    """Time starts: of a notebook (cold, and with warm engines), of a cell, and of a sweep's run.
+    """Measure start times: of a notebook (cold, or with warm engines), a cell, and a sweep's run.
 
     The benchmark first ends warm engines with two ranks that `labkit prestart` has started.
     """

@@ -74,7 +74,7 @@ def start(setting: Setting) -> Mapping[str, Callable[..., object]]:
     steps = {name: model.step(_unchanged) for name, model in models.items()}
 
     def take(name: str, count: int) -> list[float]:
-        """Return the seconds of each of `count` steps of a benchmark case, after warm-up steps."""
+        """Return the seconds of each timed step of a benchmark case, after warm-up steps."""
         for _ in range(WARM):
             steps[name]()
         return [_seconds(steps[name]) for _ in range(count)]
@@ -113,7 +113,8 @@ class SplitModel(BenchModel):
         import tensorflow as tf
 
         super().__init__(case, rank)
-        # An even number, so that a weight and its bias are not separated.
+        # The first device gets an even number of variables, so that a weight and its bias are not
+        # separated.
         self.cut = len(self.weights) // 4 * 2
         places = [FRONT] * self.cut + [BACK] * (len(self.weights) - self.cut)
         self.weights = [_on(place, each) for place, each in zip(places, self.weights, strict=True)]
@@ -142,7 +143,7 @@ class SplitModel(BenchModel):
 
 
 def gated(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Return gradients with control dependencies: all of them are available only together.
+    """Return gradients with control dependencies, so that none is available before all of them.
 
     The option `gate_gradients=GATE_GRAPH` of TensorFlow 1's optimizers has the same effect.
     """
@@ -180,7 +181,7 @@ def time_threads(
     steps: int = 20,
     repeats: int = 5,
 ) -> ThreadSweep:
-    """Time an MLP's training step with every pair of thread counts; repeats are interleaved.
+    """Measure an MLP's training step with every pair of thread counts, in turn in each repeat.
 
     Each pair of thread counts (intra-op, inter-op) has its own process. In every repeat, the
     processes run one after another at each batch size, and all other processes sleep. Every other
@@ -224,7 +225,8 @@ def refuse_threads(
             )
     if (pairs := len(set(intra)) * len(set(inter))) > MOST:
         raise InvalidInput(
-            f"{pairs} pairs of intra and inter need one process each; give at most {MOST} pairs"
+            f"the {pairs} combinations of intra and inter are too many, because each needs a "
+            f"process; give at most {MOST} combinations"
         )
     if not batches or min(batches) < 1:
         raise InvalidInput(f"batches={short(list(batches))}: give batch sizes of 1 or more")
@@ -240,12 +242,12 @@ def _sweep(
     steps: int,
     repeats: int,
 ) -> list[StepTime]:
-    """Start one process for each pair of thread counts, and time their steps one after another."""
+    """Start one process per pair of thread counts, and measure the processes one at a time."""
     timed = []
     with ExitStack() as opened:
         children = {}
         for threads in settings:
-            name = f"the process of {threads.intra} intra-op and {threads.inter} inter-op threads"
+            name = f"the process with {threads.intra} intra-op and {threads.inter} inter-op threads"
             setting = Setting(threads, cases)
             child = Child(PROCESS, name, setting, communicator, threads.intra)
             children[threads] = opened.enter_context(closing(child))
@@ -276,7 +278,7 @@ def trace_variants(
     one thread.
 
     Args:
-        widths: Number of units of each of the 1 to 4 hidden layers.
+        widths: Number of units of each hidden layer; there are 1 to 4 hidden layers.
         batch: Batch size in samples.
         inter: Number of threads that run operations concurrently.
         repeats: Number of traced steps of each variant; the trace with the median duration is
@@ -298,11 +300,12 @@ def refuse_variants(widths: Sequence[int], batch: int, inter: int, repeats: int)
     """Raise InvalidInput for arguments that `trace_variants` does not support."""
     if not 1 <= len(widths) <= DEEPEST or min(widths) < 1:
         raise InvalidInput(
-            f"widths={short(list(widths))}: give 1 to {DEEPEST} hidden layers of at least 1 unit"
+            f"widths={short(list(widths))}: give the widths of 1 to {DEEPEST} hidden layers, "
+            "each of at least 1 unit"
         )
     for name, value in (("batch", batch), ("inter", inter), ("repeats", repeats)):
         if value < 1:
-            raise InvalidInput(f"{name}={short(value)}: give a whole number from 1")
+            raise InvalidInput(f"{name}={short(value)}: give a whole number of at least 1")
 
 
 def _trace(communicator: Communicator, setting: Setting, repeats: int) -> dict[str, StepGraph]:

@@ -169,7 +169,7 @@ class BenchModel:
         return loss
 
     def step_into_next(self, exchange: Exchange, count: int) -> Callable[[], np.ndarray]:
-        """Return a call of `count` steps, each of which updates a layer just before its next use.
+        """Return a function that runs `count` steps; a layer is updated just before its next use.
 
         The steps use the priority schedule of the gradient exchange in `labkit.exchange.priority`.
         All weights are up to date after the call.
@@ -210,7 +210,7 @@ class BenchModel:
                 value = self.forward(layer, value)
             loss = cross_entropy(y, value)
         gradients = tape.gradient(loss, self.weights)
-        # Issue exchanges only after all waits for the previous exchanges.
+        # New exchanges start only after the waits for all previous exchanges have ended.
         with tf.control_dependencies([value]):
             issued = exchange.issue(gradients, tf.constant(1, tf.int64))
         with tf.control_dependencies(issued):
@@ -268,7 +268,7 @@ class WordModel(BenchModel):
         return tf.gather(table, x) @ layer
 
     def update(self, gradients: list[tf.Tensor], indices: Iterable[int] | None = None) -> None:
-        """Update weights by plain SGD; of the embedding, update only the rows in the gradient."""
+        """Update weights by plain SGD; change only those embedding rows that have a gradient."""
         import tensorflow as tf
 
         for weight, gradient in zip(self.weights, gradients, strict=True):

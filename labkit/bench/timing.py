@@ -20,7 +20,8 @@ T = TypeVar("T")
 # `head`.
 Row: TypeAlias = "dict[str, str | float | None]"
 WARM, STEPS = 10, 50
-# Maximum seconds of successive steps of one kind; in this time the machine's speed hardly changes.
+# Successive steps of one kind take at most this many seconds, in which the machine's speed hardly
+# changes.
 TURN = 0.2
 
 
@@ -55,7 +56,7 @@ def timed(ranks: TimedRanks, algorithm: str, buffer: np.ndarray, calls: int) -> 
     buffer[...] = 0.0  # repeated sums of nonzero values would overflow
     seconds = []
     for _ in range(calls):
-        ranks.barrier("the next call of a benchmark")
+        ranks.barrier("the barrier before the next timed call")
         # The clock starts after the barrier, because the time of waiting for other ranks does not
         # count.
         start = time.perf_counter()
@@ -66,7 +67,7 @@ def timed(ranks: TimedRanks, algorithm: str, buffer: np.ndarray, calls: int) -> 
 
 
 def sweep(ranks: TimedRanks, cases: list[tuple[str, int, int]]) -> list[tuple[float, bool]]:
-    """Time cases (algorithm, bytes, calls); return median seconds and correctness of each case."""
+    """Measure cases (algorithm, bytes, calls); return their median seconds and correctness."""
     results = []
     for algorithm, nbytes, calls in cases:
         buffer = np.zeros(nbytes // 4, np.float32)
@@ -93,7 +94,7 @@ def head(
 
 
 def spread(seconds: Sequence[float]) -> Row:
-    """Return fields with median, minimum and 90th percentile (ms) of one time per repeat."""
+    """Return fields with median, minimum and 90th percentile (ms) of the repeats' times."""
     return {
         "median_ms": 1e3 * float(np.median(seconds)),
         "min_ms": 1e3 * min(seconds),
@@ -102,7 +103,7 @@ def spread(seconds: Sequence[float]) -> Row:
 
 
 def added(seconds: Sequence[float]) -> Row:
-    """Return the fields with median, minimum and maximum (ms) of the time added to a local step."""
+    """Return fields with median, minimum and maximum (ms) of the time added to a local step."""
     return {
         "added_ms": 1e3 * float(np.median(seconds)),
         "added_min_ms": 1e3 * min(seconds),
@@ -121,8 +122,8 @@ class InterleavedTimes:
         seconds: Median time of a step of this kind.
         added: Median time that this kind of step adds to the "local" step. The time differences of
             two successive rounds, one forward and one backward, are averaged. This average cancels
-            a linear drift of the machine's speed. A difference of the medians over all rounds would
-            include the drift of the machine's speed.
+            the effect of a linear drift of the machine's speed. A difference of the medians over
+            all rounds would include the drift of the machine's speed.
     """
 
     seconds: dict[str, list[float]]
@@ -136,7 +137,7 @@ def time_interleaved(
     repeats: int,
     counts: Mapping[str, int] | None = None,
 ) -> InterleavedTimes:
-    """Time all kinds of steps in rounds; each round runs some successive steps of every kind.
+    """Measure all kinds of steps in rounds; each round runs some successive steps of every kind.
 
     The time of a step is the time of the slowest rank, measured from a common start. Each kind of
     step has 10 warm-up steps, then 50 timed steps per repeat. All ranks wait at an untimed barrier
@@ -150,8 +151,8 @@ def time_interleaved(
         meet: Function that waits until all ranks have called it (a barrier).
         gather: Function that gathers at most 50 numbers per rank into shape (ranks, numbers).
         repeats: Number of repeats; each repeat gives one value per kind of step.
-        counts: Number of overlapping steps in one call, by kind of step; the time of a call is
-            divided by this number.
+        counts: For each kind of step, the number of overlapping steps in one call; the time of a
+            call is divided by this number.
     """
     for step in steps.values():
         for _ in range(WARM):
@@ -182,7 +183,7 @@ def time_on_ranks(
     steps: Mapping[str, Step],
     repeats: int,
     counts: Mapping[str, int] | None = None,
-    label: str = "the next step of a benchmark",
+    label: str = "the barrier before the next timed step",
 ) -> InterleavedTimes:
     """Time all kinds of steps as `time_interleaved` does, with the ranks' barrier and allgather."""
     return time_interleaved(
@@ -200,7 +201,7 @@ def _length(seconds: float) -> int:
 
 
 def _turn(meet: Callable[[], None], step: Step, count: int) -> list[float]:
-    """Time `count` steps on this rank, each after a barrier; return the seconds of each step."""
+    """Run `count` steps on this rank, each after a barrier; return the seconds of each step."""
     own = []
     for _ in range(count):
         meet()

@@ -93,7 +93,7 @@ def _parameters(ctx: click.Context | None) -> list[click.Parameter]:
 def app() -> None:
     """Run and compare distributed deep learning experiments on MPI ranks."""
     restart_in_utf8()
-    # The processes that a command starts (jobs, cluster keepers, engines) inherit the bytecode
+    # The processes that a command starts (jobs, cluster processes, engines) inherit the bytecode
     # setting.
     keep_bytecode()
 
@@ -115,14 +115,20 @@ app.add_command(prestart)
 @app.command(cls=OfNotebook)
 @click.argument("target", type=Target())
 @PARAMETER
-@click.option("-f", "files", multiple=True, type=FOLDER, help="Read parameters from a YAML file.")
-@click.option("-y", "texts", multiple=True, help="Read parameters from YAML text.")
-@click.option("--runs", "root", default="runs", type=FOLDER, help="Folder of all runs.")
+@click.option(
+    "-f",
+    "files",
+    multiple=True,
+    type=FOLDER,
+    help="Read the notebook's parameters from a YAML file.",
+)
+@click.option("-y", "texts", multiple=True, help="Read the notebook's parameters from YAML text.")
+@click.option("--runs", "root", default="runs", type=FOLDER, help="Folder that contains all runs.")
 @click.option("--mlflow", metavar="ADDRESS", help=MLFLOW)
 @click.option("--tensorboard", metavar="FOLDER", type=FOLDER, help=TENSORBOARD)
-@click.option("--check", is_flag=True, help="Check the parameters and start nothing.")
+@click.option("--check", is_flag=True, help="Only check the parameters; start no run.")
 @click.option("--force", is_flag=True, help=FORCE)
-@click.option("--resume", is_flag=True, help="Resume the newest interrupted run.")
+@click.option("--resume", is_flag=True, help="Resume the newest interrupted run of the notebook.")
 @placed
 def run(
     target: Path,
@@ -140,8 +146,9 @@ def run(
     """Run a notebook or an experiment's YAML file.
 
     TARGET is the path of the notebook or the YAML file. Values of -p override those of -y, and
-    values of -y override those of -f. If TARGET is a notebook, --help also lists the notebook's
-    parameters: labkit run notebooks/tour.ipynb --help
+    values of -y override those of -f. If TARGET is a notebook, --help also lists the parameters of
+    the notebook.
+    Example: labkit run notebooks/tour.ipynb --help
     """
     from labkit.jobs.following import following
     from labkit.jobs.parameters import read_text, read_yaml
@@ -241,7 +248,9 @@ def compare(
 @RUNS
 @output_option("-o", "output", default="report.html", show_default=True, help="HTML file.")
 @click.option(
-    "--notebook", type=FOLDER, help="Executed notebook to include.  [default: the job's notebook]"
+    "--notebook",
+    type=FOLDER,
+    help="Executed notebook that the report includes.  [default: the job's notebook]",
 )
 def report(paths: tuple[Path, ...], output: Path, notebook: Path | None) -> None:
     """Write a report of runs as one HTML file that opens offline."""
@@ -249,7 +258,7 @@ def report(paths: tuple[Path, ...], output: Path, notebook: Path | None) -> None
     from labkit.records.run import load_runs
     from labkit.report import report as write_report
 
-    # If the paths contain no runs, they name a notebook, which is reported.
+    # Paths without runs name a notebook, and the report then describes this notebook.
     write_report(load_runs(paths) or paths, _ready(output), notebook)
     say(f"report: {displayed_path(output)}")
 
@@ -270,14 +279,17 @@ def trace(path: Path, output: Path) -> None:
 
     runs = _load((path,))
     if len(runs) > 1:
-        raise InvalidInput(f"{path} holds {len(runs)} runs; give the folder of one run")
+        raise InvalidInput(f"{path} contains {len(runs)} runs; give the folder of a single run")
     run = runs[0]
     predictions = predicted_rows(run)
     say(f"trace: {displayed_path(run.export_trace(_ready(output), predictions))}")
     if worst := max((clock["within_s"] for clock in run.metrics.get("clocks") or []), default=0.0):
-        say(f"clocks of all ranks agree with rank 0's within {seconds_text(worst)}")
+        say(
+            "the clocks of all ranks differ from the clock of rank 0 by at most "
+            f"{seconds_text(worst)}"
+        )
     if predictions:
-        say("the trace includes the simulator's prediction of each step")
+        say("the trace includes the simulator's prediction of each training step")
 
 
 @app.command()
@@ -286,12 +298,13 @@ def trace(path: Path, output: Path) -> None:
     type=click.Choice(["local", "hosts", "slurm"]),
     default="local",
     show_default=True,
-    help="Launcher whose requirements are checked.",
+    help="Launcher of ranks whose requirements are checked.",
 )
 @click.option(
     "--hosts",
     default="",
-    help="Hosts with their ranks, a:2,b:2, or a host file; needs --launcher hosts.",
+    help="Hosts with their numbers of ranks, such as a:2,b:2, or a host file; requires "
+    "--launcher hosts.",
 )
 def doctor(launcher: str, hosts: str) -> None:
     """Check this machine, and print a fix for each problem.
@@ -311,13 +324,16 @@ def doctor(launcher: str, hosts: str) -> None:
 @app.command()
 @click.argument("name")
 @click.option(
-    "--model", default="mlp", show_default=True, help="Model, by its name in labkit.models.MODELS."
+    "--model",
+    default="mlp",
+    show_default=True,
+    help="Name of the model, from labkit.models.MODELS.",
 )
 @click.option(
     "--dataset",
     default="digits",
     show_default=True,
-    help="Data set, by its name in labkit.datasets.DATASETS.",
+    help="Name of the data set, from labkit.datasets.DATASETS.",
 )
 @click.option(
     "--strategies",
@@ -333,14 +349,14 @@ def new(name: str, model: str, dataset: str, strategies: str) -> None:
 
 
 @app.command()
-@output_option("-o", "output", help="Markdown file to write instead of printing.")
-@output_option("--map", "grid", help="HTML file for a map of all strategies.")
+@output_option("-o", "output", help="Markdown file to write instead of printing the list.")
+@output_option("--map", "grid", help="HTML file to write with a map of all strategies.")
 def methods(output: Path | None, grid: Path | None) -> None:
     """List all training methods with papers, parameters and notebooks.
 
     The option --map writes an HTML page that opens offline. The grid of this page classifies the
-    strategies by architecture, synchronization, parallelism, compression and scheduling. It also
-    shows combinations without a strategy.
+    strategies by architecture, synchronization, parallelism, compression and scheduling. The page
+    also shows combinations without a strategy.
     """
     from labkit.cli.methods import map_page, page
     from labkit.records.store import write_atomically
@@ -477,5 +493,7 @@ def _load(paths: tuple[Path, ...]) -> list[Run]:
     runs = load_runs(paths)
     if not runs:
         places = ", ".join(map(str, paths))
-        raise LabkitError(f"no runs in {places}; give run folders, or a folder that contains runs")
+        raise LabkitError(
+            f"no runs were found in {places}; give run folders, or a folder that contains runs"
+        )
     return runs

@@ -24,32 +24,36 @@ if TYPE_CHECKING:
     metavar="NAME VALUE",
     nargs=2,
     multiple=True,
-    help="Set a field of all experiments.",
+    help="Set a field of all experiments that the calibration runs.",
 )
-@output_option("-o", "output", help="Calibration file.  [default: this machine's file]")
+@output_option("-o", "output", help="Calibration file to write.  [default: this machine's file]")
 @click.option(
     "--threads",
     default="1",
     show_default=True,
     callback=numbers,
-    help="Numbers of threads in a rank.",
+    help="Numbers of TensorFlow threads per rank, separated by commas.",
 )
 @click.option(
     "--batches", default="16,64,256", show_default=True, callback=numbers, help="Batch sizes."
 )
-@click.option("--workers", default=2, show_default=True, help="Largest number of ranks.")
+@click.option(
+    "--workers", default=2, show_default=True, help="Largest number of ranks that is measured."
+)
 @click.option(
     "--compressors",
     "further",
     callback=compressors,
-    help="More compressors, e.g. '{name: TopK, ratio: 0.001}'; compressors without required "
-    "fields are always measured.",
+    help="Further gradient compressors to measure, e.g. '{name: TopK, ratio: 0.001}'; "
+    "compressors without required fields are always measured.",
 )
-@click.option("--quick", is_flag=True, help="Use fewer repeats and sizes; takes a few minutes.")
+@click.option(
+    "--quick", is_flag=True, help="Measure fewer repeats and sizes, which takes a few minutes."
+)
 @click.option(
     "--show",
     is_flag=True,
-    help="Show the calibration of this machine, or of -o FILE, and measure nothing.",
+    help="Only show the calibration of this machine, or of -o FILE; measure nothing.",
 )
 def calibrate(
     models: tuple[str, ...],
@@ -64,9 +68,10 @@ def calibrate(
 ) -> None:
     """Measure this machine for `labkit forecast`.
 
-    The command times training steps, messages and compressors. MODEL is a model's name or an
-    experiment's YAML file, from which the calibration takes model, data set, precision and
-    optimizer. -p sets fields of all these experiments: labkit calibrate mlp cnn -p dataset mnist
+    The command measures the times of training steps, messages and compressors. MODEL is a model's
+    name or an experiment's YAML file, from which the calibration takes model, data set, precision
+    and optimizer. -p sets fields of all these experiments: labkit calibrate mlp cnn -p dataset
+    mnist
 
     If an experiment has several workers, whole steps of its strategy are measured as well. The
     results are added to the stored calibration of this machine and its software versions.
@@ -100,7 +105,7 @@ def calibrate(
 
 
 def _show(calibration: Calibration) -> None:
-    """Print each quantity's source, and the latency and costs per byte of each network level."""
+    """Print the source of each quantity, then latency and costs per byte of each network level."""
     from labkit.common.units import seconds_text
     from labkit.forecast.provenance import fits, sources
     from labkit.jobs.listing import table

@@ -24,14 +24,17 @@ def experiment_of(path: Path, overrides: Mapping[str, JSON]) -> Experiment:
     # The file may be the experiment.json of a run, which contains a schema version.
     schema = fields.pop("schema", SCHEMA)
     if not isinstance(schema, int) or not 1 <= schema <= SCHEMA:
-        raise InvalidInput(f"{path} has schema {short(schema)}; allowed: 1 to {SCHEMA}")
+        raise InvalidInput(
+            f"{path} has the schema version {short(schema)}; this labkit reads versions 1 to "
+            f"{SCHEMA}"
+        )
     if schema < SCHEMA:
         fields = rename_experiment(fields)
     return Experiment(**fields | {name: value_of(value) for name, value in overrides.items()})
 
 
 def experiment_named(model: str, overrides: Mapping[str, JSON]) -> Experiment:
-    """Return the experiment in a file, or the one for a model's name, with some fields replaced."""
+    """Return the experiment of a file or of a model's name, with some fields replaced."""
     from labkit.experiment import Experiment
     from labkit.jobs.parameters import value_of
 

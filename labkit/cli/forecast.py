@@ -33,31 +33,40 @@ def _numbers(ctx: click.Context, option: click.Parameter, text: str | None) -> l
     metavar="NAME VALUE",
     nargs=2,
     multiple=True,
-    help="Set a field of the experiment.",
+    help="Set a field of the experiment whose steps are forecast.",
 )
 @click.option(
     "--workers",
     callback=_numbers,
-    help="Numbers of workers, e.g. 1,2,4.  [default: with --network 1 to 64, else 1 and the "
-    "experiment's]",
+    help="Numbers of workers, e.g. 1,2,4.  [default: 1 to 64 with --network; without it, 1 "
+    "and the experiment's workers]",
 )
 @click.option(
     "--network",
-    help="Network between machines like the measured one: a name, or a .yaml or .json file with "
-    "the fields of labkit.Network.  [default: the network of the experiment, or none]",
+    help="Network that connects machines like the calibrated one: a preset's name, or a .yaml "
+    "or .json file with the fields of labkit.Network.  [default: the experiment's "
+    "network, if it has one]",
 )
 @click.option(
-    "--calibration", type=click.Path(path_type=Path), help="Calibration file of another machine."
+    "--calibration",
+    type=click.Path(path_type=Path),
+    help="Calibration file of a different machine, for which to forecast.",
 )
 @click.option("--price-per-node-hour", type=float, help="Price of one node for one hour.")
-@click.option("--price-per-gb", type=float, help="Price of 10⁹ bytes sent by a rank.")
+@click.option("--price-per-gb", type=float, help="Price of sending 10⁹ bytes from a rank.")
 @click.option("--node-watts", type=float, help="Electric power of one node in watts.")
-@click.option("--ranks-per-node", type=int, help="Ranks on each node.")
+@click.option("--ranks-per-node", type=int, help="Number of ranks on each node.")
 @click.option(
-    "--target-steps", type=int, help="Training steps.  [default: all epochs of the experiment]"
+    "--target-steps",
+    type=int,
+    help="Number of training steps whose time and cost are forecast.  [default: all epochs of "
+    "the experiment]",
 )
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print all quantities and their sources as JSON."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print all forecast quantities, and where each is from, as JSON.",
 )
 def forecast(
     experiment: str,

@@ -42,4 +42,4 @@ def setup(name: str) -> None:
     """
     found = set_up(name, say)
     say(f"{name}: {found.version} {found.python}")
-    say(f'use it by lk.ExternalFramework("{name}") or labkit bench exchange --peer {name}')
+    say(f'to use {name}: lk.ExternalFramework("{name}"), or labkit bench exchange --peer {name}')

@@ -17,7 +17,12 @@ FOLDER = click.Path(path_type=Path)
 @click.command()
 @click.argument("folder", metavar="[NOTEBOOKS]", default="notebooks", type=FOLDER)
 @click.option(
-    "-o", "site", default="site", show_default=True, type=FOLDER, help="Folder of the site."
+    "-o",
+    "site",
+    default="site",
+    show_default=True,
+    type=FOLDER,
+    help="Folder to which the web site is written.",
 )
 @click.option(
     "--only",
@@ -31,20 +36,25 @@ FOLDER = click.Path(path_type=Path)
     default=1,
     show_default=True,
     type=click.IntRange(1),
-    help="Notebooks to execute at a time.",
+    help="Number of notebooks that are executed at the same time.",
 )
 @click.option(
-    "--check", is_flag=True, help="Check claims against numbers, with small parameter values."
+    "--check",
+    is_flag=True,
+    help="Run notebooks with the parameter values of check.yaml, and compare the claims of "
+    "their text with measured numbers.",
 )
-@click.option("--force", is_flag=True, help="Overwrite pages that labkit did not write.")
+@click.option(
+    "--force", is_flag=True, help="Overwrite existing pages even if labkit did not write them."
+)
 def gallery(folder: Path, site: Path, only: str, jobs: int, check: bool, force: bool) -> None:
     """Execute notebooks, and write a web site that opens offline.
 
-    The site has one page per notebook. Its index shows a question, an answer and a picture for each
-    notebook. After an interruption, the same command skips the notebooks that are already
-    completed. With --check, each notebook runs with each set of values in the file check.yaml of
-    its folder. The command then compares the claims in the notebook's text with the tables, figures
-    and records of the run.
+    The site has one page per notebook. The site's index page shows a question, an answer and a
+    picture for each notebook. After an interruption, the same command skips the notebooks that are
+    already completed. With --check, each notebook runs with each set of values in the file
+    check.yaml of its folder. The command then compares the claims in the notebook's text with the
+    tables, figures and records of the run.
     """
     from labkit.gallery import gallery as write_gallery
     from labkit.gallery import select_notebooks

@@ -17,10 +17,16 @@ from labkit.common.terminal import say
 @PARAMETER
 @output_option("-o", "output", default="job.yaml", show_default=True, help="File to write.")
 @click.option(
-    "--workers", type=click.IntRange(1), help="Number of ranks.  [default: the notebook's]"
+    "--workers",
+    type=click.IntRange(1),
+    help="Number of ranks.  [default: the notebook's parameter workers]",
 )
 @click.option(
-    "--slots", type=click.IntRange(1), default=1, show_default=True, help="Ranks in each pod."
+    "--slots",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Number of ranks in each pod.",
 )
 @click.option(
     "--image", default="", help="Container image.  [default: the image of `labkit container`]"

@@ -28,7 +28,7 @@ class Target(click.Path):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return the notebooks, experiment files and folders whose paths start as typed."""
+        """Return notebooks, experiment files and folders whose paths begin with the typed text."""
         here = sorted(glob(f"{escape(incomplete)}*"))
         folders = [f"{path}/" for path in here if Path(path).is_dir()]
         files = [path for path in here if path.endswith(SUFFIXES)]

@@ -15,10 +15,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 LAUNCHER = click.option(
     "--launcher",
     type=click.Choice(["local", "hosts", "slurm"]),
-    help="Launcher of the ranks.  [default: follows from --hosts, --nodes and --slurm, else local]",
+    help="Launcher that starts the ranks.  [default: hosts with --hosts; slurm with --nodes "
+    "or --slurm; without these, local]",
 )
 HOSTS = click.option(
-    "--hosts", metavar="a:2,b:2", help="Hosts with their numbers of ranks, or a host file."
+    "--hosts",
+    metavar="a:2,b:2",
+    help="Hosts with their numbers of ranks, such as a:2,b:2, or a host file.",
 )
 NODES = click.option(
     "--nodes", type=click.IntRange(1), help="Number of nodes to request from Slurm."
@@ -27,12 +30,14 @@ AGENT = click.option(
     "--agent", metavar="COMMAND", help="Remote shell command to use instead of ssh."
 )
 SLURM = click.option(
-    "--slurm", metavar="OPTIONS", help="Options for salloc: '--partition=short --time=10'."
+    "--slurm",
+    metavar="OPTIONS",
+    help="Options that are passed to salloc, such as '--partition=short --time=10'.",
 )
 FAULT_TOLERANT = click.option(
     "--fault-tolerant",
     is_flag=True,
-    help="Runs survive the failure of ranks, as with Cluster(fault_tolerant=True).",
+    help="Let runs continue when ranks fail, as with Cluster(fault_tolerant=True).",
 )
 
 

@@ -22,12 +22,13 @@ COUNT = click.IntRange(1)
     type=click.FloatRange(0, min_open=True),
     default=60.0,
     show_default=True,
-    help="Minutes without use after which the engines end.",
+    help="Number of minutes without use after which the engines end.",
 )
 @click.option(
     "--stop",
     is_flag=True,
-    help="End the engines of these --workers and --threads; without both, end all.",
+    help="End the warm engines that have the given --workers and --threads; without these "
+    "options, end all warm engines.",
 )
 @click.option("--force", is_flag=True, help=FORCE)
 def prestart(
@@ -36,9 +37,9 @@ def prestart(
     """Start engines (rank processes) in advance for the next cluster.
 
     The engines import TensorFlow, and then wait for a notebook, script or run that uses them. One
-    cluster claims the warm engines. They end with this cluster, so that no two clusters share
-    state. When the claimed engines have ended, the command starts new engines. A cluster claims
-    warm engines only if their number of ranks and threads, Python, labkit, TensorFlow and
+    cluster claims the warm engines. The warm engines end with this cluster, so that no two clusters
+    share state. When the claimed engines have ended, the command starts new engines. A cluster
+    claims warm engines only if their number of ranks and threads, Python, labkit, TensorFlow and
     environment equal those of the cluster.
     """
     from labkit.cluster import warm as pool
@@ -49,20 +50,23 @@ def prestart(
         for engines in ended:
             say(f"ended: {_shape(engines['workers'], engines['threads'])}")
         if not ended:
-            say("no warm engines match")
+            say("no warm engines have these --workers and --threads")
         return
     how = Start.from_options(workers, threads or 1, launcher="local")
     if force:
         os.environ[OVERSUBSCRIBE] = "1"
     status, already = pool.start(how, 60 * minutes)
     shape, end = _shape(how.workers, how.threads), "labkit prestart --stop"
-    idle = f"{status['idle'] / 60:g} minutes without use, or by: {end}"
+    idle = f"{status['idle'] / 60:g} minutes without use, or when you run {end}"
     if status["state"] != "warm":
-        say(f"{shape}: in use or starting; new engines are warmed afterwards, until {end}")
+        say(
+            f"{shape}: the engines are in use or starting; new engines start after each use, "
+            f"until you run {end}"
+        )
     elif already:
         say(
-            f"already warm: {shape}, {bytes_text(status['bytes'])} of memory; "
-            f"the engines end after {idle}"
+            f"engines are already warm: {shape}, {bytes_text(status['bytes'])} of memory; they "
+            f"end after {idle}"
         )
     else:
         took = f"warm after {status['seconds']:.1f} s: {shape}"

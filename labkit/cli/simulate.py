@@ -24,20 +24,31 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("algorithm", required=False)
 @click.option("--workers", default=8, show_default=True, help="Number of ranks, up to 10,000.")
-@click.option("--bytes", "nbytes", default="1e8", show_default=True, help="Size of the buffer.")
+@click.option(
+    "--bytes",
+    "nbytes",
+    default="1e8",
+    show_default=True,
+    help="Size of the buffer that each rank contributes, in bytes.",
+)
 @click.option(
     "--network",
     default="1GbE",
     show_default=True,
-    help="Network: a name, or a .yaml or .json file with the fields of labkit.Network.",
+    help="Network that is simulated: a preset's name, or a .yaml or .json file with the "
+    "fields of labkit.Network.",
 )
-@click.option("--gamma", default=0.0, show_default=True, help="Seconds to add one byte.")
+@click.option(
+    "--gamma", default=0.0, show_default=True, help="Seconds that a rank needs to sum one byte."
+)
 @click.option(
     "--published",
     is_flag=True,
-    help="Compare published measurements with the simulator's predictions.",
+    help="Compare measurements of published papers with the simulator's predictions.",
 )
-@output_option("--json", "file", help="Write the rows of --published to a file of JSON lines.")
+@output_option(
+    "--json", "file", help="File to which the rows of --published are written, as JSON lines."
+)
 def simulate(
     algorithm: str | None,
     workers: int,
@@ -54,8 +65,8 @@ def simulate(
     """
     if published == (algorithm is not None) or (file and not published):
         raise InvalidInput(
-            f"algorithm={algorithm}, published={published}, json={file}; give an algorithm, or "
-            f"--published, optionally with --json FILE"
+            f"algorithm={algorithm}, published={published}, json={file}: give either an "
+            "algorithm, or --published with or without --json FILE"
         )
     if algorithm is None:
         _published(file)
@@ -104,8 +115,8 @@ def _allreduce(algorithm: str, workers: int, nbytes: float, network: str, gamma:
     result = predict(algorithm, workers, nbytes, world, gamma=gamma)
     say(
         f"{algorithm}, {workers} ranks, {nbytes:,.0f} bytes, {world}, simulated: "
-        f"{1e3 * result.seconds:,.3f} ms; most messages of a rank {result.messages.max():,.0f}, "
-        f"most bytes sent by a rank {result.sent.max():,.0f}"
+        f"{1e3 * result.seconds:,.3f} ms; a rank sends at most {result.messages.max():,.0f} "
+        f"messages and {result.sent.max():,.0f} bytes"
     )
     known = algorithm in ALLREDUCE | IN_NETWORK
     if known and not (world.hosts or world.links or world.stragglers or world.jitter):

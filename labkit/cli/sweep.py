@@ -15,14 +15,20 @@ from labkit.common.quantities import parse_limit
 from labkit.common.terminal import say
 
 if TYPE_CHECKING:
-    from labkit.jobs.sweep.plan import SweepPlan
+    from labkit.jobs.sweep.sweep_plan import SweepPlan
     from labkit.records.store import Record
 
 FOLDER = click.Path(path_type=Path)
-MLFLOW = "Log runs live to MLflow, by its address or a file."
-TENSORBOARD = "Log runs live to TensorBoard, into this folder."
-LAUNCHER = "slurm runs each member as an element of a job array.  [default: local]"
-FORCE = "Allow more ranks than cores and free memory suffice for; total memory stays the limit."
+MLFLOW = "Log runs to MLflow while they run, at the address of a server or in a file."
+TENSORBOARD = "Write TensorBoard logs to this folder while runs train."
+LAUNCHER = (
+    "Launcher of the sweep; slurm submits each notebook run as an element of a job array.  "
+    "[default: local]"
+)
+FORCE = (
+    "Allow more ranks than the cores and the free memory suffice for; the total memory "
+    "remains the limit."
+)
 # These samplers and pruners of Optuna need no further package. Without --search, a sweep runs all
 # combinations of the values, or random combinations.
 SAMPLERS, PRUNERS = ("tpe", "random", "qmc"), ("median", "halving", "hyperband")
@@ -38,7 +44,7 @@ INTERRUPTED = 130  # exit code of shells after Ctrl-C
     "-f",
     "file",
     type=FOLDER,
-    help="YAML file with lists, ranges or random distributions of values.",
+    help="YAML file with lists, ranges or random distributions of parameter values.",
 )
 @click.option(
     "-p",
@@ -46,16 +52,18 @@ INTERRUPTED = 130  # exit code of shells after Ctrl-C
     metavar="NAME VALUE",
     nargs=2,
     multiple=True,
-    help="Set one parameter of all members.",
+    help="Set one parameter to the same value in all notebook runs.",
     shell_complete=complete_parameter,
 )
-@click.option("--random", "samples", metavar="N", type=int, help="Run N random combinations.")
+@click.option(
+    "--random", "samples", metavar="N", type=int, help="Run N random combinations of the values."
+)
 @click.option("--seed", type=int, default=None, help="Seed of --random and --search.  [default: 0]")
 @click.option(
     "--search",
     "how",
     type=click.Choice(["random", "optuna"]),
-    help="Search the values with --trials N.",
+    help="Search the best parameter values in N trials; requires --trials N.",
 )
 @click.option("--trials", metavar="N", type=int, help="Number of trials of --search.")
 @click.option(
@@ -64,7 +72,7 @@ INTERRUPTED = 130  # exit code of shells after Ctrl-C
 @click.option(
     "--minimize", metavar="NAME", help="Metric of the runs that Optuna minimizes, e.g. test_loss."
 )
-@click.option("--prune", is_flag=True, help="Stop unpromising members early.")
+@click.option("--prune", is_flag=True, help="Stop unpromising trials early, by Optuna's pruner.")
 @click.option("--pruner", type=click.Choice(PRUNERS), help="Optuna's pruner.  [default: median]")
 @click.option(
     "--sampler",
@@ -73,22 +81,35 @@ INTERRUPTED = 130  # exit code of shells after Ctrl-C
     help="Optuna's sampler.  [default: tpe]",
 )
 @click.option(
-    "--repeats", type=int, default=None, help="Runs per combination, with consecutive seeds."
+    "--repeats",
+    type=int,
+    default=None,
+    help="Number of runs of each combination of values, with consecutive seeds.",
 )
 @click.option(
-    "--jobs", default=None, help="Members to run at a time; auto: as many as the cores allow."
+    "--jobs",
+    default=None,
+    help="Number of notebook runs at the same time; auto means as many as the cores allow.",
 )
 @click.option("--launcher", type=click.Choice(["local", "slurm"]), help=LAUNCHER)
-@click.option("--slurm", metavar="WORDS", help="sbatch options of each member: '-N2 -t 10'.")
-@click.option("--limit", default=None, help="Time limit of a member, in seconds or e.g. 10min.")
 @click.option(
-    "--resume", is_flag=True, help="Run the members that an earlier sweep has not completed."
+    "--slurm", metavar="WORDS", help="sbatch options of each notebook run, such as '-N2 -t 10'."
+)
+@click.option(
+    "--limit",
+    default=None,
+    help="Time limit of each notebook run, in seconds or as text such as 10min.",
+)
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Continue an earlier sweep with the notebook runs that are not completed.",
 )
 @click.option("--name", default=None, help="Name of the sweep's folder.")
-@click.option("--runs", "root", default="runs", type=FOLDER, help="Folder of all runs.")
+@click.option("--runs", "root", default="runs", type=FOLDER, help="Folder that contains all runs.")
 @click.option("--mlflow", metavar="ADDRESS", help=MLFLOW)
 @click.option("--tensorboard", metavar="FOLDER", type=FOLDER, help=TENSORBOARD)
-@click.option("--check", is_flag=True, help="Check the values and start nothing.")
+@click.option("--check", is_flag=True, help="Only check the values; start no run.")
 @click.option("--force", is_flag=True, help=FORCE)
 def sweep(
     target: Path,
@@ -119,7 +140,10 @@ def sweep(
         # parameter values would define another sweep, so they are rejected.
         if not resume or any(values.values()):
             again = shlex.join(["labkit", "sweep", str(target), "--resume"])
-            raise InvalidInput(f"{target} is a sweep; resume it: `{again}`")
+            raise InvalidInput(
+                f"{target} is the folder of a sweep, whose values are fixed; to resume it, "
+                f"run `{again}`"
+            )
         folder: Path | None = target
         plan = _recorded(target)
         most = max((member.workers for member in plan.members), default=1)
@@ -134,8 +158,8 @@ def sweep(
         estimate.refuse(max(most, _concurrent_ranks(plan, options.get("jobs") or 1)), force)
     elif plan.search:
         raise InvalidInput(
-            "--launcher slurm submits all members at once, but --search chooses members one after "
-            "another; remove --search or --launcher"
+            "--launcher slurm submits all notebook runs at once, but --search chooses each trial "
+            "from earlier results; remove --search or --launcher"
         )
     if check:
         say(f"{total} members")
@@ -148,7 +172,7 @@ def sweep(
 
 
 def _concurrent_ranks(plan: SweepPlan, jobs: int) -> int:
-    """Return the maximum number of ranks of `jobs` concurrent notebook runs, where known."""
+    """Return the maximum number of ranks of `jobs` concurrent notebook runs, as far as known."""
     return sum(sorted(member.workers for member in plan.members if member.known)[-jobs:])
 
 
@@ -157,7 +181,7 @@ def _slurm_options(launcher: str | None, options: str | None) -> Record:
     if launcher is None and options is None:
         return {}
     if launcher != "slurm" and options is not None:
-        raise InvalidInput("--slurm needs --launcher slurm; give both")
+        raise InvalidInput("--slurm has no effect without --launcher slurm; give both options")
     return {"slurm": None if launcher == "local" else options or ""}
 
 
@@ -166,7 +190,9 @@ def _options(jobs: str | None, limit: str | None) -> Record:
     options: Record = {}
     if jobs is not None:
         if jobs != "auto" and not (jobs.isdecimal() and int(jobs) > 0):
-            raise InvalidInput(f"--jobs {jobs} is impossible; give auto, or a whole number from 1")
+            raise InvalidInput(
+                f"--jobs {jobs} is impossible; give auto, or a whole number of at least 1"
+            )
         options["jobs"] = None if jobs == "auto" else int(jobs)
     if limit is not None:
         options["limit"] = parse_limit(limit, "--limit")
@@ -191,26 +217,29 @@ def _plan(
 ) -> tuple[SweepPlan, int]:
     """Return the sweep's plan, and the maximum number of ranks of any of its notebook runs."""
     from labkit.jobs.parameters import read_text
-    from labkit.jobs.sweep import plan
+    from labkit.jobs.sweep import sweep_plan
     from labkit.jobs.sweep.search import Search
 
-    axes, drawn = plan.read_file(read_text(file), str(file)) if file else ({}, {})
+    axes, drawn = sweep_plan.read_file(read_text(file), str(file)) if file else ({}, {})
     values = dict(fixed)
     # A value that -p sets replaces the list of values in the file.
     axes = {name: axis for name, axis in axes.items() if name not in values}
-    axes |= plan.read_assignments(assignments)
+    axes |= sweep_plan.read_assignments(assignments)
     if not axes and repeats is None:
         raise InvalidInput(
-            "no values to sweep over; give name=a,b,c, a file with -f, or --repeats N"
+            "the sweep has no parameter values; give name=a,b,c, a file with -f, or --repeats N"
         )
     samples = drawn.get("samples") if samples is None else samples
     seed = drawn.get("seed", 0) if seed is None else seed
     if (how is None) != (trials is None):
-        raise InvalidInput("--search and --trials go together: --search optuna --trials 40")
+        raise InvalidInput(
+            "--search and --trials must be given together, such as --search optuna --trials 40"
+        )
     if how == "optuna":
         if (maximize is None) == (minimize is None):
             raise InvalidInput(
-                "--search optuna requires --maximize NAME or --minimize NAME, e.g. accuracy"
+                "--search optuna requires either --maximize NAME or --minimize NAME, such as "
+                "--maximize accuracy"
             )
         if samples is not None or repeats is not None:
             raise InvalidInput("--search optuna allows neither --random nor --repeats; remove them")
@@ -218,31 +247,37 @@ def _plan(
         how_to_prune = pruner or ("median" if prune else None)
         trials, large = trials or 0, maximize is not None
         search = Search(metric, large, trials, how_to_prune, sampler, seed, {}, values)
-        return plan.make_search(notebook, axes, search)
+        return sweep_plan.make_search(notebook, axes, search)
     if maximize or minimize or prune or pruner:
-        raise InvalidInput("--maximize, --minimize, --prune and --pruner need --search optuna")
+        raise InvalidInput(
+            "--maximize, --minimize, --prune and --pruner have no effect without --search "
+            "optuna; add it, or remove them"
+        )
     if how == "random" and samples is not None:
-        raise InvalidInput("--search random --trials N equals --random N; give one of them")
+        raise InvalidInput(
+            "--search random --trials N and --random N mean the same; give only one of them"
+        )
     samples = trials if how == "random" else samples
-    spec = plan.SweepSpec(axes, values, samples, seed, 1 if repeats is None else repeats)
-    made = plan.make(notebook, spec)
+    spec = sweep_plan.SweepSpec(axes, values, samples, seed, 1 if repeats is None else repeats)
+    made = sweep_plan.make(notebook, spec)
     return made, max(member.workers for member in made.members)
 
 
 def _recorded(folder: Path, notebook: Path | None = None) -> SweepPlan:
     """Return the plan recorded in a sweep's folder, for `notebook` or for the recorded notebook."""
-    from labkit.jobs.sweep import manifest, plan
+    from labkit.jobs.sweep import manifest, sweep_plan
     from labkit.jobs.sweep.search import of_record
 
     record = manifest.read(folder)
     notebook = notebook or Path(str(record.get("notebook")))
     if not notebook.is_file():
         raise InvalidInput(
-            f"{folder.name} needs {notebook}, which does not exist here; go to the folder where "
-            "the sweep was started, or repeat its command with --resume"
+            f"the sweep {folder.name} needs the notebook {notebook}, which does not exist here; "
+            "change to the folder where the sweep was started, or repeat the sweep's command "
+            "with --resume"
         )
     search = of_record(record["search"]) if record["search"] else None
-    return plan.again(notebook, record["members"], search)
+    return sweep_plan.again(notebook, record["members"], search)
 
 
 def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
@@ -269,14 +304,15 @@ def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
         say(f"{displayed_path(folder)}: {total} members" + (f", {done} done" if done else ""))
         options = {name: record[name] for name in ("jobs", "limit", "slurm")}
         words = options["slurm"]
-        # If an earlier command submitted this sweep to Slurm, elements of the sweep's job array may
+        # If an earlier command submitted this sweep to Slurm, tasks of the sweep's job array may
         # still be queued.
         unended = open_elements(folder / member.folder for member in todo) if words is None else {}
         check_ended(unended, (query_elements(arrays(unended)) if unended else None) or {})
         alone = words is None and options["jobs"] is None
         if alone and any(member.cores is None for member in todo):
             say(
-                "without a parameter `workers`, members run one at a time; --jobs N runs N",
+                "the notebook has no parameter `workers`, so notebook runs are executed one "
+                "after another; give --jobs N to execute N at the same time",
                 err=True,
             )
         manifest.update(folder, state="running", started=store.now(), ended=None, **options)
@@ -301,5 +337,8 @@ def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
         place = shlex.quote(str(displayed_path(folder)))
         there = plan.notebook.is_absolute()  # the sweep's record contains no absolute notebook path
         how = "the same command with --resume" if there else f"labkit sweep {place} --resume"
-        say(f"to list uncompleted members: labkit ls {place}; to run them: {how}", err=True)
+        say(
+            f"to list the uncompleted notebook runs: labkit ls {place}; to execute them: {how}",
+            err=True,
+        )
         sys.exit(1 if finished else INTERRUPTED)

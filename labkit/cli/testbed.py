@@ -18,33 +18,43 @@ def testbed() -> None:
 
 @testbed.command()
 @click.option(
-    "--nodes", default=2, show_default=True, help="Number of hosts, 2 to 8, named a, b, c, …"
+    "--nodes",
+    default=2,
+    show_default=True,
+    help="Number of emulated hosts, from 2 to 8; their names are a, b, c, …",
 )
-@click.option("--cores", default=2, show_default=True, help="CPUs of each host in Slurm.")
+@click.option(
+    "--cores",
+    default=2,
+    show_default=True,
+    help="Number of CPUs of each host that Slurm allocates.",
+)
 @click.option(
     "--bandwidth", default="1Gb/s", show_default=True, help="Bandwidth of each host's link."
 )
-@click.option("--slurm/--no-slurm", default=True, show_default=True, help="Run Slurm on the hosts.")
+@click.option(
+    "--slurm/--no-slurm", default=True, show_default=True, help="Run Slurm on the emulated hosts."
+)
 def up(nodes: int, cores: int, bandwidth: str, slurm: bool) -> None:
     """Start emulated hosts, which run until the command `labkit testbed down`."""
-    from labkit.hosts import state
-    from labkit.hosts.plan import TestbedPlan
+    from labkit.hosts import testbed_state
+    from labkit.hosts.testbed_plan import TestbedPlan
 
     plan = TestbedPlan(nodes, cores, bandwidth, slurm)
-    folder = state.folder_of(state.UP)
-    if state.read_state(folder) is not None:
+    folder = testbed_state.folder_of(testbed_state.UP)
+    if testbed_state.read_state(folder) is not None:
         raise LabkitError("a testbed is already running; stop it first: labkit testbed down")
-    state.remove_stale(folder)  # a testbed that was killed may have left files
-    state.start(state.folder_of(state.UP), plan, parent=False)
+    testbed_state.remove_stale(folder)  # a testbed that was killed may have left files
+    testbed_state.start(testbed_state.folder_of(testbed_state.UP), plan, parent=False)
     _show()
 
 
 @testbed.command()
 def down() -> None:
     """Stop the emulated hosts, and remove their processes, network links, namespaces and files."""
-    from labkit.hosts import state
+    from labkit.hosts import testbed_state
 
-    ended = state.end(state.folder_of(state.UP))
+    ended = testbed_state.end(testbed_state.folder_of(testbed_state.UP))
     say("the testbed has stopped" if ended else "no testbed is running")
 
 
@@ -55,19 +65,19 @@ def status() -> None:
 
 
 def _show() -> None:
-    from labkit.hosts import state
-    from labkit.hosts.plan import TestbedPlan
+    from labkit.hosts import testbed_state
+    from labkit.hosts.testbed_plan import TestbedPlan
 
-    folder = state.folder_of(state.UP)
-    record = state.read_state(folder)
+    folder = testbed_state.folder_of(testbed_state.UP)
+    record = testbed_state.read_state(folder)
     if record is None:
-        state.remove_stale(folder)
+        testbed_state.remove_stale(folder)
         say("no testbed is running; start one: labkit testbed up")
         return
     plan = TestbedPlan(**record["plan"])
-    slurm = f", Slurm with {plan.cores} CPUs on each" if plan.slurm else ""
+    slurm = f", Slurm with {plan.cores} CPUs on each host" if plan.slurm else ""
     say(f"{plan.nodes} hosts at {plan.bandwidth}{slurm}")
     for name in plan.hosts:
-        say(f"{name} {record['addresses'][name]}: {folder / state.AGENT} {name} hostname")
+        say(f"{name} {record['addresses'][name]}: {folder / testbed_state.AGENT} {name} hostname")
     tried = "srun, sbatch, salloc, " if plan.slurm else ""
-    say(f"login: {folder / state.LOGIN_COMMAND} bash   # for {tried}mpiexec --host a:2,b:2")
+    say(f"login: {folder / testbed_state.LOGIN_COMMAND} bash   # for {tried}mpiexec --host a:2,b:2")

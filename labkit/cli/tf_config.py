@@ -20,18 +20,23 @@ from labkit.frameworks.tf_config import (
 @click.option(
     "--slurm",
     is_flag=True,
-    help="Use the hosts of the current Slurm job; inside an srun task, print the line of that task "
-    "only.",
+    help="Use the hosts of the current Slurm job; inside an srun task, print only the line of "
+    "that task.",
 )
 @click.option(
-    "--workers", default=1, show_default=True, type=click.IntRange(1), help="Workers on each host."
+    "--workers",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Number of workers on each host.",
 )
 @click.option(
     "--servers",
     default=0,
     show_default=True,
     type=click.IntRange(0),
-    help="Parameter servers on each host; with servers, the first host also runs the chief.",
+    help="Number of parameter servers on each host; with servers, the first host also runs "
+    "the chief.",
 )
 @click.option(
     "--server-inside-worker",
@@ -61,7 +66,10 @@ def tf_config(
     Each line is a shell command that exports TF_CONFIG for a process on its host.
     """
     if slurm == bool(hosts):
-        raise InvalidInput("give either hosts or --slurm: labkit tf-config HOST...")
+        raise InvalidInput(
+            "give either host names (labkit tf-config HOST...) or --slurm (labkit tf-config "
+            "--slurm)"
+        )
     names = slurm_hosts() if slurm else hosts
     spec = on_hosts(names, workers, servers, inside, evaluator, port)
     for process, line in export_commands(

@@ -42,8 +42,9 @@ def backing_variables(ranks: int, places: Sequence[Path], shared: Path = SHARED)
     if path is None:
         sizes = ", ".join(f"{place} has {size >> 20} MiB free" for place, size in free.items())
         raise InvalidInput(
-            f"{ranks} ranks share {required >> 20} MiB of memory through files, but {sizes}; give "
-            f"more: mount -o remount,size=2G {shared}  # docker run --shm-size=2g"
+            f"{ranks} ranks share {required >> 20} MiB of memory through files, but {sizes}; "
+            f"make the file system larger: mount -o remount,size=2G {shared}  # docker run "
+            "--shm-size=2g"
         )
     if path == shared:
         return {}

@@ -63,7 +63,7 @@ class ClusterProtocol(Protocol):
         """Ids of the engines in rank order."""
 
     def state(self) -> ClusterState:
-        """Return the state that the cluster's keeper process has last written."""
+        """Return the cluster state that the cluster's supervising process has last written."""
 
     def rebuild(self, stuck: list[int]) -> None:
         """End all engines, because the ranks in `stuck` hang; engines restart at the next use."""
@@ -144,11 +144,11 @@ class PendingCalls:
 
     @property
     def grace(self) -> float:
-        """Seconds that ranks have to return after a failure or an interrupt."""
+        """Time limit in seconds for ranks to return after a failure or an interrupt."""
         return Limits.of(self._cluster.timeout).grace
 
     def first_failure(self) -> int | None:
-        """Return the rank that failed first, or None; ranks that report another's failure are last.
+        """Return the rank that failed first, or None; ranks that only report a failure are last.
 
         In a fault-tolerant cluster, a dead rank does not count as failed, because the surviving
         ranks may continue without it.
@@ -175,7 +175,7 @@ class PendingCalls:
         """Return how the engines have ended, or None while they are running."""
         how = self._cluster.how_ended()
         if how is None and not self._has_engines():
-            return End("another process, thread or cell has restarted them")
+            return End("another process, thread or cell has restarted the engines")
         return how
 
     def _has_engines(self) -> bool:
@@ -183,8 +183,9 @@ class PendingCalls:
         return self._cluster.state()["pid"] == self._keeper
 
     def _failure_order(self, rank: int) -> tuple[bool, str]:
-        # Receive times are compared as text, because the result of a lost engine has no receive
-        # time. Ranks that only report the failure of another rank come last.
+        # Receive times are compared as text, because a result from a lost engine has no receive
+        # time to compare. The ranks that only report the failure of another rank are sorted to the
+        # end.
         is_echo = self.failure(rank).name in (RankFailed.__name__, RankDied.__name__)
         return is_echo, str(self._calls[rank].metadata["received"])
 
@@ -246,7 +247,8 @@ class Calls(PendingCalls, Generic[T]):
         try:
             if dead := cluster.state()["dead"]:  # these ranks died between two calls
                 cluster.rebuild(dead)
-            # Read after waiting for the turn, because the engines may restart during the wait.
+            # The client is read only after the wait for the turn, because the engines may restart
+            # during the wait.
             client = cluster.client
             engines = cluster.state()["engines"][: ranks + spares]
             super().__init__(cluster, [client[e].apply_async(main, task) for e in engines])
@@ -268,7 +270,8 @@ class Calls(PendingCalls, Generic[T]):
             if (failed := self.first_failure()) is not None:
                 # The other ranks notice the failure themselves, and their own tracebacks explain
                 # more than a kill would. If a host is lost, it sends no traceback, so the wait for
-                # other ranks is shorter. This wait yields, so that a user can still stop the run.
+                # other ranks is shorter. This wait yields control repeatedly, so that a user can
+                # still stop the run.
                 yield from self.wait_polling(
                     HOST_LOST_GRACE if reports_lost_host(self.failure(failed)) else self.grace
                 )
@@ -360,7 +363,7 @@ class Calls(PendingCalls, Generic[T]):
             self._turn.release()
 
     def _why_ended(self, failed: int | None) -> End | None:
-        """Return how the engines have ended, or None; wait, as the keeper may report it late."""
+        """Return how the engines have ended, or None; wait, because the report may come late."""
         end = time.monotonic() + self.grace
         all_lost = all(self._is_lost(rank) for rank in range(len(self._calls)))
         while (how := self.why_ended()) is None and time.monotonic() < end:
@@ -378,7 +381,7 @@ class Calls(PendingCalls, Generic[T]):
             return
         name, value, remote = self.failure(rank)
         stuck = ", ".join(map(str, self.running()))
-        note = f"; rank {stuck} did not end: the engines restart" if stuck else ""
+        note = f"; rank {stuck} did not end the call, so the engines restart" if stuck else ""
         # Exceptions are compared by name, because exceptions of an engine arrive as text.
         if name == InvalidInput.__name__:
             raise Refused(f"{' '.join(value.split())}{note}", rank, remote)
@@ -386,21 +389,25 @@ class Calls(PendingCalls, Generic[T]):
             # The error names the rank for which others waited, not the rank that waited.
             rank = int(late[1])
             raise RankError(
-                f"rank {rank} did not arrive: {name}: {gist(value)}{note}", rank, remote
+                f"rank {rank} did not reach the call in which other ranks wait: {name}: "
+                f"{gist(value)}{note}",
+                rank,
+                remote,
             )
         if name == HostSilent.__name__ and (lost := _LOST_HOST.search(value)):
             alive = self._still_alive(int(lost[1]))
             raise RankError(f"{gist(value)}{alive}{note}", int(lost[1]), remote)
         if name == RankDied.__name__ and (match := _DIED.search(value)):
             raise RankError(
-                f"{gist(value)}, and this call cannot continue without it; the engines restart",
+                f"{gist(value)}, and the call cannot continue without this rank; the engines "
+                "restart",
                 int(match[1].split(",")[0]),
             )
         cause = f"{gist(value)}{out_of_memory_hint(f'{name}: {value}')}"
         raise RankError(f"rank {rank} failed: {name}: {cause}{note}", rank, remote)
 
     def _still_alive(self, rank: int) -> str:
-        """Return an error clause if a silent rank's nanny reports that it is alive; else ""."""
+        """Return a clause for an error message if the rank's nanny reports it alive; else ""."""
         # ipyparallel's nanny is a process on the engine's host, which can send signal 0 to the
         # engine to test it.
         engine, client = self._cluster.engines[rank], self._cluster.client
@@ -411,7 +418,7 @@ class Calls(PendingCalls, Generic[T]):
         if not future.done() or future.result()[0]["content"]["status"] != "ok":
             return ""
         return (
-            f"; but its host answers, and the process of rank {rank} is alive: it is blocked "
+            f"; but the host answers, and the process of rank {rank} is alive and blocked "
             "(stopped by a signal, or in code that holds the GIL)"
         )
 

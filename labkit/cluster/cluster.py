@@ -59,7 +59,7 @@ Ts = TypeVarTuple("Ts")
 
 @refuse_former_attributes
 class Cluster:
-    """MPI ranks in ipyparallel engines, which live as long as a process holds a lease on them.
+    """MPI ranks that run experiments and calls; each rank is an ipyparallel engine, a process.
 
     The object attaches to a running cluster of the same name, or starts a new cluster. A cluster
     ends when the last process that uses it closes it or exits, even by a crash.
@@ -100,8 +100,8 @@ class Cluster:
             replicas then stays the same. A model that is split over ranks continues from copies of
             its weights in the memory of neighbouring ranks.
         trusted_network: Whether mpiexec may listen on every interface of this machine, unencrypted
-            and without a key. Every user of the network could then start programs as you. Needed
-            where labkit cannot bind mpiexec to loopback: on macOS, and in containers without
+            and without a key. Every user of the network could then start programs as you. This is
+            needed where labkit cannot bind mpiexec to loopback: on macOS, and in containers without
             pidfd_getfd. LABKIT_TRUSTED_NETWORK=1 has the same effect.
         oversubscribe: Whether to start more than 8 ranks per core of this machine, or more ranks
             than fit into its free memory at 0.7 GiB each. More ranks than fit into the machine's
@@ -155,7 +155,7 @@ class Cluster:
 
     def _open(self, engines: LocalEngines | RemoteEngines) -> None:
         self._engines, self.folder = engines, engines.folder
-        self._lock = RLock()  # because both the thread of a run and a cell may start engines
+        self._lock = RLock()  # the thread of a run and a cell may both start engines
         self._client: ipyparallel.Client | None = None
         self._submitted: WeakSet[SubmittedRun] = WeakSet()
         self._saved: CellVariables | None = None  # variables saved from engines before a restart
@@ -275,11 +275,12 @@ class Cluster:
             show: Whether to show progress: a line in a terminal, a panel with a stop button in
                 JupyterLab.
             checkpoint: Interval between checkpoints: a `Checkpoint`, a number of steps, or a text
-                such as "30s".
+                such as "30s"; None: no checkpoints.
             resume: True: continue the newest interrupted or failed run of the same experiment from
-                its checkpoint, in the same record and with the same bits; without such a run, start
-                a new one. A run, or its folder: start a new run with that run's weights, optimizer
-                state and data position, on any number of workers and with any split of the model.
+                its checkpoint, in the same record and with bit-identical results. If there is no
+                such run, start a new one. A run, or its folder: start a new run with that run's
+                weights, optimizer state and data position, on any number of workers and with any
+                split of the model.
 
         Raises:
             InvalidInput: The experiment does not fit the cluster, or its model does not fit its
@@ -319,7 +320,8 @@ class Cluster:
         """
         if experiment.repeats > 1:
             raise InvalidInput(
-                f"repeats={experiment.repeats} needs run(), which waits for all repeats"
+                f"repeats={experiment.repeats} cannot be submitted; use run(), which waits for "
+                "all repeats, or give repeats=1"
             )
         experiment = fault_magic.with_injected_faults(experiment)
         settings, previous = (
@@ -360,7 +362,7 @@ class Cluster:
         return live
 
     def last_submitted(self, show: bool = False) -> RunHandle:
-        """Return the handle of the run that any process submitted last, running or ended.
+        """Return the handle of the last submitted run of any process, whether running or ended.
 
         A run of another process can be watched and stopped from here, and `result()` waits for it.
         The process that submitted the run writes its record. If that process ends before the ranks
@@ -381,14 +383,15 @@ class Cluster:
         """Call `function(communicator, *arguments)` on every rank, and return a list in rank order.
 
         Args:
-            function: Function to call; a notebook cell may define it. It must import the modules
-                that it needs.
+            function: Function to call; a notebook cell may define it. The function must import the
+                modules that it needs.
             arguments: Arguments after the communicator, the same on every rank.
             ranks: Number of ranks to call, from rank 0; default: all.
             network: Network that the communicator emulates.
 
         Raises:
-            RankError: A rank failed. The call on ranks that waited for it has ended, too.
+            RankError: A rank failed. The call has then also ended on the ranks that waited for the
+                failed rank.
         """
         # A call may use fewer ranks, so that one cluster serves experiments of several sizes.
         count = self.workers if ranks is None else ranks
@@ -459,7 +462,9 @@ class Cluster:
 
     def __repr__(self) -> str:
         state = "up" if self.connected else "closed"
-        return f"<Cluster {self.name}: {self.workers} ranks of {self.threads} threads, {state}>"
+        return (
+            f"<Cluster {self.name}: {self.workers} ranks with {self.threads} threads each, {state}>"
+        )
 
     def _repr_html_(self) -> str:
         return launch.card_of(self.name, self.folder, self.how, connected=self.connected)
@@ -467,7 +472,7 @@ class Cluster:
     # --- starting ----------------------------------------------------------------------------
 
     def state(self) -> launch.ClusterState:
-        """Return the cluster's state as its keeper process has written it."""
+        """Return the cluster's state as its supervising process has written it."""
         return self._engines.state()
 
     def how_ended(self) -> End | None:
@@ -485,7 +490,9 @@ class Cluster:
         try:
             self._client = ipp.Client(connection)
         except TimeoutError:
-            raise LabkitError(f"the controller of cluster {self.name} does not answer") from None
+            raise LabkitError(
+                f"the ipyparallel controller of cluster {self.name} does not answer"
+            ) from None
         finally:
             log.removeFilter(unsigned)
         self._client.wait_for_engines(self.how.ranks, interactive=False, timeout=120)
@@ -516,14 +523,15 @@ class Cluster:
             "fault_tolerant",
             "spares",
         ]
-        if not self.how.trusted_network:  # a trusted network allows both kinds of cluster
+        # With a trusted network, clusters of both kinds are accepted.
+        if not self.how.trusted_network:
             fields.append("trusted_network")
         for field in fields:
             actual, requested = getattr(running, field), getattr(self.how, field)
             if actual != requested:
                 raise InvalidInput(
-                    f"cluster {self.name!r} is up with {field}={actual!r}, not {requested!r}; "
-                    "give another name, or close that one"
+                    f"cluster {self.name!r} is running with {field}={actual!r}, not "
+                    f"{requested!r}; give the new cluster another name, or close the running one"
                 )
         for field, up, requested, fits in (
             ("workers", state["workers"], self.workers, state["workers"] >= self.workers),
@@ -531,8 +539,8 @@ class Cluster:
         ):
             if not fits:
                 raise InvalidInput(
-                    f"cluster {self.name!r} is up with {field}={up}, not {requested}; "
-                    "give another name, or close that one"
+                    f"cluster {self.name!r} is running with {field}={up}, not {requested}; give "
+                    "the new cluster another name, or close the running one"
                 )
 
     def _validate(self, experiment: Experiment) -> None:
@@ -541,13 +549,14 @@ class Cluster:
             extra = experiment.ranks - experiment.workers
             beside = f" and {plural(extra, 'further rank')}" if extra > 0 else ""
             raise InvalidInput(
-                f"workers={experiment.workers}{beside} on a cluster of {self.workers}; "
-                f"use Cluster(workers={experiment.ranks})"
+                f"workers={experiment.workers}{beside} are more than the {self.workers} ranks of "
+                f"the cluster; use Cluster(workers={experiment.ranks})"
             )
         if experiment.threads != self.threads:
             raise InvalidInput(
                 f"threads={experiment.threads} on a cluster whose engines have {self.threads}; "
-                f"TensorFlow fixes threads at its start: use Cluster(threads={experiment.threads})"
+                "TensorFlow cannot change the number of threads after its start: use "
+                f"Cluster(threads={experiment.threads})"
             )
         if isinstance(experiment.dataset, str):
             from labkit import datasets

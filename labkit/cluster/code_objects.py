@@ -2,9 +2,9 @@
 
 TensorFlow stores the call stack of each graph operation until the process ends, and stores equal
 stacks only once. A call stack consists of Python code objects. Without interning, each call would
-create new code
-objects: one for the line with which ipyparallel calls a function, and others for functions that are
-pickled by value.
+create new code objects.
+One object is for the line with which ipyparallel calls a function, and others are for functions
+that are pickled by value.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from labkit.cluster.warm import inherited
 from labkit.common.capacity import check_ranks
 from labkit.common.errors import LabkitError
 
-UNCLAIMED = 60.0  # seconds after which engines end that no notebook has claimed
+UNCLAIMED = 60.0  # seconds after which unclaimed engines end
 
 
 @contextmanager

@@ -5,8 +5,8 @@
 
 A guest is an engine on another host, where the lock file of the keeper process cannot be seen. A
 guest exits when it cannot reach the controller, because the controller ends when the keeper process
-ends. The role `command` is a process on the keeper's host, which starts the guests through ssh or
-Slurm.
+ends. The role `command` is a process on the host of the keeper process; it starts the guests
+through ssh or Slurm.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from labkit.worker.source_bundle import FOLDER
 POLL_INTERVAL = 1.0  # seconds
 CONNECTION = "IPP_CONNECTION_INFO"  # ipyparallel's variable with the controller's address and keys
 ENDS = 30.0  # seconds in which mpiexec or srun must end its guests
-# Seconds without the controller after which a guest exits; a link may recover earlier.
+# A guest exits after this many seconds without the controller, because a network link may recover
+# earlier.
 UNREACHED = 30.0
 PROFILE = "IPP_PROFILE_DIR"
 ENGINE_COMMAND = [sys.executable, "-P", "-m", "labkit.cluster.engine"]
@@ -56,7 +57,7 @@ class SafePath(list[str]):
             super().insert(index, place)
 
     def __reduce__(self) -> tuple[type[list[str]], tuple[list[str]]]:
-        """Pickle as a plain list, because other processes cannot import it from `__main__`."""
+        """Pickle as a plain list, because other processes cannot import the class `SafePath`."""
         return list, ([*self],)
 
 
@@ -64,18 +65,18 @@ def command(words: Sequence[str], is_local: bool) -> tuple[list[str], list[str]]
     """Return the command line that starts the ranks, and the command line of each rank."""
     if is_local:
         return [*words], [*THROTTLED_COMMAND, "engine"]
-    # The variable KEEPER is unset for guests, because with it the keeper finds the processes on its
-    # own host.
+    # Guests do not get the variable KEEPER, because the keeper process uses it to find the
+    # processes on its own host.
     return [*ENGINE_COMMAND, "command", *words], ["env", "-u", KEEPER, *ENGINE_COMMAND, "guest"]
 
 
 def watch(lock_path: Path, with_group: bool) -> None:
-    """Kill this process (and its group) as soon as the lock of the cluster's keeper is free."""
+    """Kill this process (and its group) when the cluster's keeper process releases its lock."""
 
     def poll() -> None:
         lock = Lock(lock_path)
-        # The lock is more reliable than messages, because the keeper process holds it until the
-        # keeper ends.
+        # The lock is more reliable than messages, because the operating system releases it when the
+        # keeper process ends.
         while lock.is_held():
             time.sleep(POLL_INTERVAL)
         if with_group:
@@ -134,7 +135,7 @@ class ImportsInWaves(MetaPathFinder):
 
 
 def run_command(words: Sequence[str], keeper: Path) -> int:
-    """Run the command that starts guests; end it when the keeper ends; return its exit code."""
+    """Run the command that starts guests; end it with the keeper process; return its exit code."""
     child = subprocess.Popen(words)
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -158,7 +159,7 @@ if __name__ == "__main__":
     role = sys.argv.pop(1)
     if role == "command":
         code = run_command(sys.argv[1:], Path(os.environ[KEEPER]))
-        # This process ends by the same signal, so that the keeper can report the signal.
+        # This process ends by the same signal, so that the keeper process can report the signal.
         if code < 0:
             signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
@@ -194,7 +195,7 @@ if __name__ == "__main__":
                 signal.signal(signal.SIGINT, self._signal_sigint)
 
             def start(self) -> None:
-                """Release the start slot after all slow imports, and register the engine."""
+                """After all slow imports, release the slot for starts, and register the engine."""
                 release_start_slot()
                 super().start()
 

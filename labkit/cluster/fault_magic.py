@@ -36,7 +36,8 @@ def parse_fault(line: str) -> Fault:
     words = [word.partition("=") for word in line.split()]
     if not words or not all(value for _, _, value in words):
         raise InvalidInput(
-            f"%%fault {line.strip()}: give options as in %%fault rank=2 step=10 kind=kill"
+            f"%%fault {line.strip()}: give options as name=value, as in %%fault rank=2 step=10 "
+            "kind=kill"
         )
     return Fault(**{name: value for name, _, value in words})
 

@@ -2,10 +2,10 @@
 
     python -m labkit.cluster.keeper FOLDER START [warm]
 
-The keeper ends the cluster when no process holds a lease on the cluster. The keeper is the parent
-of all processes of the cluster, so no process is left when the keeper has ended. Engines and
-controller also exit by themselves when the keeper process is killed. The keeper records which
-process has ended and why, so that calls on the ranks can report it.
+The keeper process ends the cluster when no process holds a lease on the cluster. The keeper process
+is the parent of all processes of the cluster, so no process is left when the keeper process has
+ended. Engines and controller also exit by themselves when the keeper process is killed. The keeper
+process records which process has ended and why, so that calls on the ranks can report the cause.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ T = TypeVar("T")
 
 POLL_INTERVAL = 0.5  # seconds
 CONTROLLER_LOG = "controller.log"
-BEAT = 0.5  # seconds between heartbeats; an engine registers with its second one
+BEAT = 0.5  # seconds between heartbeats; an engine registers at its second heartbeat
 GIVEN_UP = 60.0  # seconds without a heartbeat after which an engine counts as lost
 TRIES = 5  # attempts to start; a start fails if another program has meanwhile taken a free port
 # mpiexec prints this message if an earlier mpiexec with the same pid was killed and has left its
 # session files.
 DEAF = "listener thread failed to start"
 NOTHING = "no output"
-GIVEN_UP_START = "no process waits for the engines any more"
+GIVEN_UP_START = "the start was abandoned, because no process waits for the engines"
 DONE = 10.0  # seconds until Slurm must have finished or cancelled a job
 OPEN = (
-    "mpiexec listens on every interface, without encryption or a key, and whoever reaches this "
-    "machine may start programs as you: on a network that you trust, give "
-    "Cluster(trusted_network=True) or set LABKIT_TRUSTED_NETWORK=1; in a container, let it use "
+    "mpiexec listens on every network interface without encryption or a key, so anyone who "
+    "reaches this machine may start programs as you; on a network that you trust, give "
+    "Cluster(trusted_network=True) or set LABKIT_TRUSTED_NETWORK=1; in a container, allow "
     "pidfd_getfd (docker run --cap-add SYS_PTRACE)"
 )
 LISTENS = 1.0  # seconds to wait for mpiexec's listening socket; it may open none
@@ -68,12 +68,12 @@ UNHEARD = f"mpiexec ended with code 213: {NOTHING}"
 
 
 class _Child:
-    """Base of both launchers: only the keeper reaps the child, so it learns how the child ended."""
+    """Base class of launchers; the keeper process itself reaps the child, to learn how it ended."""
 
     _popen_process: subprocess.Popen[bytes]
 
     def _start_waiting(self) -> None:
-        # ipyparallel's version reaps the child in a thread, and loses the signal that ended the
+        # The method of ipyparallel reaps the child in a thread, and loses the signal that ended the
         # child.
         pass
 
@@ -83,14 +83,14 @@ class _Child:
 
 
 class Controller(_Child, LocalControllerLauncher):
-    """The controller process of ipyparallel, which watches the lock of its cluster's keeper."""
+    """The controller process of ipyparallel; it watches the lock of the cluster's keeper."""
 
     # The values are lists, because they replace ipyparallel's traits of type list.
     controller_cmd = [sys.executable, "-P", "-m", "labkit.cluster.engine", "controller"]  # noqa: RUF012
 
     def _output_file_default(self) -> str:
-        # The controller's log is in the same folder as the keeper's log; each attempt to start
-        # replaces the controller's log.
+        # The controller's log is in the same folder as the log of the keeper process; each attempt
+        # to start replaces the controller's log.
         return str(Path(self.profile_dir).parent / CONTROLLER_LOG)
 
     def get_output(self, remove: bool = False) -> str:
@@ -99,7 +99,7 @@ class Controller(_Child, LocalControllerLauncher):
 
 
 class Engines(_Child, MPIEngineSetLauncher):
-    """The engines of all ranks, started by one mpiexec or srun; each watches the keeper's lock."""
+    """The engines of all ranks, started by mpiexec or srun; each watches the keeper's lock."""
 
     engine_args = [f"--IPEngine.max_heartbeat_misses={round(GIVEN_UP / BEAT)}"]  # noqa: RUF012
 
@@ -119,7 +119,7 @@ class ClusterKeeper:
 
     def __init__(self, folder: Path, how: Start, warms: bool = False) -> None:
         self.folder, self.how, self.warms = folder, how, warms
-        # Folder of session files, which remain if mpiexec is killed.
+        # This folder contains mpiexec's session files, which remain if mpiexec is killed.
         self.sessions = folder / "mpiexec"
         self.warm: float | None = None  # seconds that a warm start took, see `launch.ClusterState`
         self.ranks = how.ranks
@@ -128,18 +128,19 @@ class ClusterKeeper:
         self.hosts: list[str] = []  # host names of the ranks
         self.dead: list[int] = []  # dead ranks of this machine, see `launch.ClusterState`
         self._watch: ProcessWatch | None = None
-        # Ranks that were seen as children of mpiexec during the start.
+        # This set contains the processes that were seen as children of mpiexec during the start.
         self._starting: set[psutil.Process] = set()
         self._counted = 0.0  # time of the last update of `_starting`
-        # The keeper finds its Slurm job by the name in this file. The number of the Slurm job may
-        # be unknown, because the command or an earlier keeper was killed.
+        # The keeper process finds its Slurm job by the name in this file. The number of the Slurm
+        # job may be unknown, because the Slurm command or an earlier keeper process was killed.
         name = folder / "job"
         if not name.exists():
-            # Slurm splits lists of job names at commas.
+            # Other characters are replaced, because Slurm splits lists of job names at commas.
             label = re.sub("[^A-Za-z0-9_.-]", "_", folder.name)
             name.write_text(f"labkit-{label}-{secrets.token_hex(4)}")
         self._job = name.read_text()
-        # Whether no process waits for the start, or the start took too long.
+        # The flag is set if no process waits for the start any longer, or if the start takes too
+        # long.
         self.is_given_up = False
         self.waits = False  # whether the Slurm job is still queued
         self._queried_at = time.monotonic()  # time of the last query to Slurm
@@ -173,7 +174,7 @@ class ClusterKeeper:
                         raise LabkitError(f"{problem} ({error})") from error
                     raise
                 if not remaining:
-                    raise _TransientError(f"{why}, in each of {TRIES} attempts") from error
+                    raise _TransientError(f"{why}, in each of {TRIES} attempts to start") from error
                 self.stop()
 
     def _start(self) -> None:
@@ -204,7 +205,7 @@ class ClusterKeeper:
             ],
             delay=0,
             load_profile=False,
-            shutdown_atexit=False,  # the keeper itself ends its child processes
+            shutdown_atexit=False,  # the keeper process itself ends its child processes
             log_level=logging.WARNING,
         )
         started_at = time.monotonic()
@@ -220,7 +221,7 @@ class ClusterKeeper:
         # The ranks report now, because they may be busy when a client connects later.
         replies = self._call_all(client, _collect_rank_info, not self.how.is_local)
         if self.warms:
-            # Pickled by name, so that the engines import its module.
+            # The function is pickled by name, so that the engines import its module.
             from labkit.worker.work import prepare
 
             self._call_all(client, prepare)
@@ -251,7 +252,7 @@ class ClusterKeeper:
         return list(call.get())
 
     def _mpiexec(self) -> psutil.Process:
-        """Return the mpiexec or srun process; for other hosts, a child of the role `command`."""
+        """Return the mpiexec or srun process; with other hosts, the child of a helper process."""
         process = psutil.Process(self.cluster.engine_set.pid)
         return process if self.how.is_local else process.children()[0]
 
@@ -284,17 +285,18 @@ class ClusterKeeper:
 
     def _check_start(self) -> None:
         """Raise an error if the start has failed; record why a queued Slurm job is waiting."""
-        # The signal handler's exception is lost if it is raised in a finalizer.
+        # The flag is also tested here, because an exception that the signal handler raises in a
+        # finalizer is lost.
         if self.is_given_up:
             raise SystemExit(GIVEN_UP_START)
         if (end := self.end()) is not None:
             raise LabkitError(f"{end.message}: {self._output()}")
         if self._has_lost_rank():
-            raise LabkitError(f"a rank has died before all were ready: {self._output()}")
-        # The log also shows failures of controller processes, such as schedulers, with which no
-        # engine registers.
+            raise LabkitError(f"a rank died before all ranks were ready: {self._output()}")
+        # The log also shows failures of the controller's processes, after which no engine can
+        # register.
         if self._port_taken():
-            raise _TransientError("a port of the controller is taken")
+            raise _TransientError("another program uses a port of the ipyparallel controller")
         if self.how.queues and time.monotonic() - self._queried_at > (
             ASK_EVERY if self.waits else 1
         ):
@@ -344,7 +346,7 @@ class ClusterKeeper:
             # The cluster ends only if no lease exists for two polls. A cell that recreates its
             # cluster releases one lease before it acquires the next.
             elif time.monotonic() - last_wanted > 2 * POLL_INTERVAL:
-                return End("no process holds a lease")
+                return End("no process uses the cluster")
 
     def end(self) -> End | None:
         """Return which process has ended the cluster and how, or None while all are running."""
@@ -378,11 +380,13 @@ class ClusterKeeper:
             job = self._ended_job()
             if job is None or not job.cause:
                 return None
-            # The listed nodes may have failed, and thereby have ended the job or prevented its
-            # start.
+            # These nodes may have failed, which would have ended the job or prevented its start.
             nodes = self._unavailable_nodes() if self.waits or job.state == "NODE_FAIL" else []
         except LabkitError as error:
-            return End(f"the job of the ranks has ended, but Slurm does not say why: {error}")
+            return End(
+                "the Slurm job of the ranks has ended, but Slurm does not report the cause: "
+                f"{error}"
+            )
         return End("; ".join([job.cause, *nodes]))
 
     def _ended_job(self) -> SlurmJob | None:
@@ -398,7 +402,7 @@ class ClusterKeeper:
     def _transient_cause(self, error: Exception) -> str | None:
         """Return the transient cause of a failed start, or None if another attempt would fail."""
         if self._port_taken():
-            return "a port of the controller is taken"
+            return "another program uses a port of the ipyparallel controller"
         if DEAF in str(error):
             return f"mpiexec's {DEAF}"
         return UNHEARD if UNHEARD in str(error) else None
@@ -450,7 +454,7 @@ class ClusterKeeper:
             self.how.queue().cancel(name=self._job)
         # Engines cancel their job themselves when they lose the controller.
         except LabkitError as error:
-            print(f"the job of the ranks could not be cancelled: {error}", file=sys.stderr)
+            print(f"the Slurm job of the ranks could not be cancelled: {error}", file=sys.stderr)
 
 
 def _is_rank(child: psutil.Process) -> bool:
@@ -477,7 +481,7 @@ def _collect_rank_info(is_guest: bool) -> tuple[int, int, int, str]:
     from mpi4py import MPI
 
     MPI.COMM_WORLD.Barrier()
-    # Exists on Linux; on other systems, mpiexec removes shared memory.
+    # This file exists only on Linux; on other systems, mpiexec removes shared memory.
     maps = Path("/proc/self/maps")
     for line in maps.read_text().splitlines() if maps.exists() else []:
         if "/sm_segment." in line:
@@ -509,17 +513,17 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
 def main(folder: Path, launch_options: Start, warms: bool) -> None:
     """Run the keeper process of a cluster until no process needs the cluster."""
     lock = Lock(folder / "keeper.lock")
-    # Another process that tests the lock holds the lock for a moment, so the keeper tries again.
+    # Another process that tests the lock holds it for a moment, so the keeper process tries again.
     tries = 0
     while not lock.acquire():
         tries += 1
-        if tries > 400:  # 20 s, which suffice on a busy machine
-            raise SystemExit("this cluster already has a keeper")
+        if tries > 400:  # 400 attempts take 20 s, enough on a busy machine
+            raise SystemExit("this cluster already has a running parent process (keeper)")
         time.sleep(0.05)
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _terminated)
     keeper = ClusterKeeper(folder, launch_options, warms)
-    keeper.stop()  # end processes and remove files that a killed keeper has left
+    keeper.stop()  # end processes and remove files that a killed keeper process has left
 
     def end(how: End) -> None:
         # From here on, signals are ignored, because a further signal must not interrupt the
@@ -543,9 +547,9 @@ def main(folder: Path, launch_options: Start, warms: bool) -> None:
     try:
         while True:
             ended = keeper.wait()
-            # If a process has acquired a lease before the keeper has the start lock, the cluster
-            # continues. A process that comes later waits for the start lock, and then starts a new
-            # cluster.
+            # If a process has acquired a lease before the keeper process has the start lock, the
+            # cluster continues. A process that comes later waits for the start lock, and then
+            # starts a new cluster.
             with locked(folder / "start.lock"):
                 if keeper.end() is not None or not is_wanted(folder):
                     end(ended)
@@ -560,7 +564,7 @@ def main(folder: Path, launch_options: Start, warms: bool) -> None:
 
 def _end_of(error: BaseException) -> End:
     if isinstance(error, Terminated):
-        return End(f"the keeper of the engines was ended by {error}", signal=str(error))
+        return End(f"the parent process of the engines was ended by {error}", signal=str(error))
     if isinstance(error, InvalidInput):
         return End(REFUSED + str(error))
     return End(str(error) if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}")

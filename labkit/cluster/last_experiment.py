@@ -22,7 +22,7 @@ from labkit.records.run import Run
 from labkit.records.stream import FOLDER
 
 LAST = "last-run"  # file in a cluster's folder; contains the directory of the last submitted run
-# Handles of runs that this process has submitted.
+# This mapping contains the handles of runs that this process has submitted.
 _handles: WeakValueDictionary[Path, RunHandle] = WeakValueDictionary()
 
 
@@ -47,8 +47,8 @@ class AttachedRun(RunHandle):
 
     def _finish(self) -> Run:
         run = Run(self.directory)
-        # Rows that this process has not read before the message stream was removed are read from
-        # the record.
+        # The record supplies the rows that this process had not read when the message stream was
+        # removed.
         counts = {rank: state.steps for rank, state in self.progress.ranks.items()}
         history = run.history.to_dict("records")
         rows = [row for row in history if row["step"] >= counts.get(int(row["rank"]), 0)]
@@ -81,7 +81,7 @@ def last_submitted(folder: Path, show: bool = False) -> RunHandle:
         directory = Path((folder / LAST).read_text())
     except FileNotFoundError:
         raise LabkitError(
-            f"nothing was submitted to cluster {folder.name!r} yet: use submit(experiment)"
+            f"no experiment was submitted to cluster {folder.name!r} yet: use submit(experiment)"
         ) from None
     # If this process has submitted the run, the existing handle is returned, so that `stop` and
     # `result` act on the same object.

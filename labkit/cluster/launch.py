@@ -1,4 +1,4 @@
-"""The start of a cluster's keeper process and engines, and the cluster state that it writes."""
+"""The start of a cluster's keeper process and engines, and the state that the keeper writes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from labkit.records.endings import End, describe_exit
 
 QUIET = 60.0  # minimum seconds between two lines about the same wait in a log
 START_LIMIT = 300.0  # maximum seconds of a start, enough for a busy machine
-# Files in a cluster's folder that remain after the cluster's end.
+# These files remain in a cluster's folder after the cluster's end.
 OUTLIVE = ("last-run", "warm.log")
 UNSETTLED = "unsettled"  # file in a cluster's folder that marks warm engines as not yet claimed
-# Prefix of a keeper's message which means that another attempt would fail, too.
+# A keeper's message with this prefix means that another attempt to start would fail, too.
 REFUSED = "refused: "
 
 
@@ -39,7 +39,7 @@ class NotStarted(LabkitError):
 
 
 class ClusterState(TypedDict):
-    """The state of a cluster, as its keeper writes it to cluster.json."""
+    """The state of a cluster, as its keeper process writes it to cluster.json."""
 
     state: str  # "starting", "ready" or "ended"
     message: str
@@ -51,13 +51,13 @@ class ClusterState(TypedDict):
     hosts: list[str]  # host names of the ranks
     dead: list[int]  # dead ranks of this machine in a fault-tolerant cluster
     how: str  # the launch options (`Start`) in JSON
-    pid: int | None  # process id of the keeper
+    pid: int | None  # process id of the keeper process
     # Seconds that the start of warm engines took; None if the engines are not warm.
     warm: float | None
 
 
 def state(folder: Path) -> ClusterState:
-    """Return the state that the keeper process of the cluster in this folder has last written."""
+    """Return the state of the cluster in this folder that its keeper process has last written."""
     try:
         # No schema version is checked. The folder's name contains a hash of labkit's source, so the
         # same labkit has written the file.
@@ -89,15 +89,17 @@ def end(folder: Path) -> End | None:
     """Return how the cluster in this folder has ended, or None while it is running.
 
     The keeper process writes how its cluster has ended into the cluster's state. If the lock of the
-    keeper is free, but the state does not contain the end of the cluster, the keeper was killed.
+    keeper process is free, but the state does not tell how the cluster ended, the keeper process
+    was killed.
     """
     has_keeper = is_held(folder / "keeper.lock")
-    # Read after the lock test, because a keeper writes the state before it releases the lock.
+    # The state is read after the lock test, because a keeper writes the state before it releases
+    # the lock.
     record = state(folder)
     if record["state"] == "ended":
         return End(record["message"], record["rank"], record["signal"])
     if not has_keeper:
-        return describe_exit("the keeper of the engines", -signal.SIGKILL)
+        return describe_exit("the parent process of the engines", -signal.SIGKILL)
     return None if record["state"] == "ready" else End("the engines are starting")
 
 
@@ -118,13 +120,16 @@ def launch(folder: Path, launch_options: Start, warm: bool = False) -> None:
         require_loopback()
     path = folder / "keeper.lock"
     if is_held(path):
-        # If another process has begun a start and no longer waits for it, this process uses the
-        # continuing start. If the keeper is ending its cluster, this process waits until the keeper
-        # has ended.
+        # If another process has begun to start the cluster and no longer waits for it, this process
+        # continues to wait for the same start. If the keeper process is ending its cluster, this
+        # process waits until the keeper process has ended.
         if _wait(folder, launch_options, lambda: is_held(path)):
             return
         if is_held(path):
-            raise LabkitError(f"cluster {folder.name!r} is ending but does not end")
+            raise LabkitError(
+                f"cluster {folder.name!r} was told to end, but it is still running; end its "
+                "processes, or give another name"
+            )
     # Files of an earlier cluster are removed, because they may contain the state "ready".
     for earlier in ("cluster.json", UNSETTLED):
         (folder / earlier).unlink(missing_ok=True)
@@ -141,8 +146,8 @@ def launch(folder: Path, launch_options: Start, warm: bool = False) -> None:
             | {imports.VARIABLE: imports.extra_folders()},
             start_new_session=True,  # Ctrl-C in a terminal then does not end the engines
         )
-    # This keeper may exit, because another keeper, whose start was abandoned by its process, has
-    # acquired the lock.
+    # This keeper process may exit, because another keeper process, which an earlier start has left,
+    # has acquired the lock.
     if not _wait(folder, launch_options, lambda: keeper.poll() is None or is_held(path)):
         reason = state(folder)["message"] or last_line(folder / "keeper.log")
         failure = InvalidInput if reason.startswith(REFUSED) else NotStarted
@@ -150,15 +155,15 @@ def launch(folder: Path, launch_options: Start, warm: bool = False) -> None:
 
 
 def _wait(folder: Path, how: Start, continues: Callable[[], bool]) -> bool:
-    """Wait for engines while `continues()`, up to START_LIMIT; return whether they are ready."""
+    """Wait for engines while `continues()` is true, up to START_LIMIT; return whether they run."""
     begin, ticker = time.monotonic(), _Ticker(f"starting {plural(how.ranks, 'MPI engine')}")
     while (record := state(folder))["state"] != "ready":
         waits_for = record["message"] if record["state"] == "starting" else ""
         if waits_for:  # START_LIMIT does not include the time in Slurm's queue
             begin = time.monotonic()
         ticker.tick(waits_for)
-        # If the keeper process has ended, `continues` returns False, so that this process does not
-        # wait for START_LIMIT.
+        # If the keeper process has ended, `continues` returns False, so that this process stops
+        # waiting before START_LIMIT.
         if not continues() or time.monotonic() - begin > START_LIMIT:
             return False
         time.sleep(0.05)
@@ -200,11 +205,11 @@ def card_of(name: str, folder: Path, launch_options: Start, connected: bool) -> 
     up = record["state"] == "ready"
     ended = f"{record['state']}{': ' if record['message'] else ''}{scrub(record['message'])}"
     crowded = (
-        ", more than there are cores"
+        ", more threads than cores"
         if launch_options.workers * launch_options.threads > cores
         else ""
     )
-    ranks = f"{launch_options.workers} of {launch_options.threads} threads"
+    ranks = f"{launch_options.workers} with {launch_options.threads} threads each"
     here = f"this machine: {cores} cores, {free:.1f} GiB of memory free"
     hosts = plural(len(set(record["hosts"])), "host") if up else launch_options.launcher
     return card(
@@ -225,11 +230,11 @@ def card_of(name: str, folder: Path, launch_options: Start, connected: bool) -> 
 
 def _holders(processes: list[int]) -> str:
     names = [f"process {pid}" + (" (this one)" if pid == os.getpid() else "") for pid in processes]
-    return f"{', '.join(names) or 'a sweep'}; it ends with the last one"
+    return f"{', '.join(names) or 'a sweep'}; the cluster ends with the last of these processes"
 
 
 def leases(folder: Path) -> list[int]:
-    """Return the pids of the processes that hold leases on this folder's cluster, without sweeps.
+    """Return the pids of the processes that hold leases on this folder's cluster; omit sweeps.
 
     The pids are read from file names, because opening and closing a lock file would release this
     process's own lock.

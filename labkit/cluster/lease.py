@@ -1,8 +1,8 @@
 """Leases of clusters: a cluster runs as long as a process holds a lease on it.
 
 A lease is a lock on a file. The operating system releases the lock when the process that holds it
-exits, even by a crash. It keeps the lock while that process is busy, stopped or asleep. Leases are
-therefore more reliable than timeouts and heartbeats.
+exits, even by a crash. The operating system keeps the lock while that process is busy, stopped or
+asleep. Leases are therefore more reliable than timeouts and heartbeats.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Lease(Lock):
         name = f"{who or os.getpid()}-{secrets.token_hex(4)}"
         super().__init__(folder / f"lease-{name}")
         self.acquire()
-        # The file is moved to the folder of leases after it is locked, because the keeper removes
-        # lease files without a lock.
+        # The file is moved to the folder of leases after it is locked, because the cluster's keeper
+        # process removes lease files that nobody locks.
         (folder / "leases").mkdir(exist_ok=True)
         self.path = self.path.rename(folder / "leases" / name)
 
@@ -51,7 +51,7 @@ class Lease(Lock):
 
 
 class Hold(Lock):
-    """A sweep's lease on all clusters that its notebook runs start with `HOLD=<its path>`.
+    """A sweep's lease on all clusters of its notebook runs; the variable `HOLD` contains its path.
 
     The folder of each cluster contains a hard link to the sweep's `Hold` file. All hard links share
     one lock, because a lock belongs to the file.
@@ -105,7 +105,9 @@ class Turn:
         # cluster.
         self._thread_lock = self._thread_locks.setdefault(folder, threading.Lock())
         if not self._thread_lock.acquire(blocking=False):
-            print("waiting for the ranks, which serve another call", file=sys.stderr, flush=True)
+            print(
+                "waiting until the ranks have completed another call", file=sys.stderr, flush=True
+            )
             self._thread_lock.acquire()
         self._lock = Lock(folder / "run.lock")
         try:

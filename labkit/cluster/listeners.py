@@ -93,7 +93,8 @@ def confine(process: psutil.Process, patience: float = 0.0, drop_packets: bool =
     # On systems other than Linux, `pidfd_open` does not exist.
     except (AttributeError, OSError) as error:
         raise LabkitError(
-            f"the sockets of process {process.pid} cannot be bound: {error}"
+            f"the listening sockets of process {process.pid} cannot be restricted to loopback: "
+            f"{error}"
         ) from None
 
 
@@ -120,9 +121,9 @@ def _is_still(pid: int) -> bool:
 def _rebind(handle: int, listener: Listener, drop_packets: bool) -> None:
     """Shut down a listening socket, and let it listen again on loopback.
 
-    On Linux, `shutdown` unbinds a listening socket. It also affects the process that owns the
-    socket, because this process shares the socket with it. The socket is not closed, because a
-    closed socket would wake its owner repeatedly.
+    On Linux, `shutdown` unbinds a listening socket. This call also affects the process that owns
+    the socket, because both processes share the socket. The socket is not closed, because a closed
+    socket would wake its owner repeatedly.
     """
     descriptor = ctypes.CDLL(None, use_errno=True).syscall(
         _PIDFD_GETFD, handle, listener.descriptor, 0

@@ -45,9 +45,11 @@ class LocalEngines:
         """
         self.folder.mkdir(exist_ok=True, mode=0o700)
         # Without the start lock, two processes that find no engines would both start engines.
-        with locked(self.folder / "start.lock", f"cluster {self.name} is being started or ended"):
-            # The lease is acquired before the check, so that a keeper that is about to end the
-            # cluster sees the lease.
+        with locked(
+            self.folder / "start.lock", f"another process is starting or ending cluster {self.name}"
+        ):
+            # The lease is acquired before the check, so that a keeper process that is about to end
+            # the cluster sees the lease.
             self._lease = Lease(self.folder)
             link_hold(self.folder)
             release_warm_lease(self.folder)
@@ -72,11 +74,12 @@ class LocalEngines:
         pid = self.state()["pid"]
         if pid is not None and self.how_ended() is None:
             os.kill(pid, signal.SIGTERM)
-            # The keeper releases its lock last, and a new keeper needs this lock to start.
+            # The old keeper process releases its lock last, and a new keeper process needs this
+            # lock to start.
             wait_until_free(self.folder / "keeper.lock", 90)
 
     def state(self) -> launch.ClusterState:
-        """Return the cluster's state that its keeper process has last written."""
+        """Return the cluster state that the cluster's keeper process has last written."""
         return launch.state(self.folder)
 
     def how_ended(self) -> End | None:
@@ -91,8 +94,8 @@ class LocalEngines:
         """
         if self.how.is_local:
             raise LabkitError(
-                "a cluster of this machine listens on loopback, so no other machine reaches it; "
-                "start one on hosts: Cluster(hosts=[…]) or Cluster(nodes=…)"
+                "this cluster listens on loopback only, so no other machine reaches it; start a "
+                "cluster on hosts: Cluster(hosts=[…]) or Cluster(nodes=…)"
             )
         record = {
             "name": self.name,

@@ -63,8 +63,8 @@ def retries_of(line: str) -> int:
     name, _, number = line.strip().partition("=")
     if name != "retries" or not number.isdecimal():
         raise InvalidInput(
-            f"%%ranks {line.strip()}: the only option is retries=2 or another number: "
-            "how often the cell may run again after the death of a rank"
+            f"%%ranks {line.strip()} is not allowed; the only option is retries=N, such as "
+            "retries=2: how often the cell may run again after the death of a rank"
         )
     return int(number)
 
@@ -99,7 +99,7 @@ def run_cell(cluster: ClusterProtocol, source: str, retries: int = 0) -> None:
             except DeathInCell as error:
                 if not remaining:
                     raise
-                _print(f"rank {error.rank} died: the cell runs again")
+                _print(f"rank {error.rank} died, so the cell runs again")
     finally:
         turn.release()
 
@@ -111,7 +111,7 @@ class _Cell(PendingCalls):
         self._processes = _processes(cluster)
         client, engines = cluster.client, cluster.engines
         super().__init__(cluster, [client[e].execute(source, silent=False) for e in engines])
-        # By rank: the call, and when it began.
+        # This mapping contains the current call of each rank, and the time at which the call began.
         self._locations: dict[int, tuple[str | None, float]] = {}
         self._started_at = self._asked_at = time.monotonic()
         self._warned = False
@@ -186,7 +186,7 @@ class _Cell(PendingCalls):
             _print(_LOST.format(ranks=", ".join(map(str, lost)), seconds=self.grace))
         if lost := [*lost, *dead]:
             self._cluster.rebuild(lost)
-            # Restarts the engines at once, because %%px would not restart them.
+            # This access restarts the engines at once, because %%px would not restart them.
             _ = self._cluster.client
         return locations
 
@@ -204,10 +204,10 @@ class _Cell(PendingCalls):
         call, since = self._locations[rank]
         if not self._cluster.how.is_local:
             host = self._cluster.state()["hosts"][rank]
-            return f"rank {rank} on host {host} is still in the cell"
+            return f"rank {rank} on host {host} is still executing the cell"
         if call is None:
             (process_snapshot,) = inspect_processes([self._processes[rank]], WALL)
-            return f"rank {rank} holds the GIL, and is {process_snapshot}"
+            return f"rank {rank} holds Python's GIL, and is {process_snapshot}"
         seconds = time.monotonic() - since
         return f"rank {rank} waits in {call}" + (f" since {seconds:.0f} s" if seconds > 1 else "")
 
@@ -245,12 +245,14 @@ def _processes(cluster: ClusterProtocol) -> list[int]:
             last = how
         else:
             return [call.get() for call in calls]
-    raise CellFailed(f"{last.message}, before the cell began, {TRIES} times in a row", last.rank)
+    raise CellFailed(
+        f"{last.message}; this happened before the cell began, {TRIES} times in a row", last.rank
+    )
 
 
 _LOST = (
-    "rank {ranks} did not return within {seconds:.0f} s: a call that blocks inside MPI cannot "
-    "be interrupted. The engines restart."
+    "rank {ranks} did not end the cell within {seconds:.0f} s, because a call that blocks inside "
+    "MPI cannot be interrupted. The engines of all ranks restart."
 )
 
 

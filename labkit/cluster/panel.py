@@ -14,7 +14,7 @@ from labkit.common.widgets import button, meter, status
 from labkit.figures.runs.interactive import LiveFigure
 from labkit.records.run import Run, key_metrics, metric_text, verdict
 
-WHAT_STOP_DOES = "End training after the same step on all ranks; the run is kept as interrupted"
+WHAT_STOP_DOES = "End training after the same step on all ranks; the run is recorded as interrupted"
 
 
 class LivePanel:
@@ -73,7 +73,7 @@ def _progress(live: ProgressView) -> str:
         for number, rank in sorted(progress.ranks.items())
     ]
     head = ["", "samples/s", "sent", *PARTS]
-    bar = meter(progress.share, "share of the training steps that are done")
+    bar = meter(progress.share, "share of the training steps that are completed")
     return f"{bar}<div>{escape(' · '.join(parts))}</div>{table(rows, head) if rows else ''}"
 
 
@@ -85,6 +85,6 @@ def _end(run: Run) -> str:
         rank = "" if state.get("rank") is None else f"rank {state['rank']}: "
         parts.append(f"{rank}{scrub(str(state['cause']))}")
     if run.metrics:
-        parts.append(f"gate: {verdict(run)}")
+        parts.append(f"equivalence: {verdict(run)}")
         parts += [f"{name} {metric_text(value)}" for name, value in key_metrics(run).items()]
     return " · ".join(parts)

@@ -69,25 +69,27 @@ def plan_prediction(
     trained = run.experiment if isinstance(run, Run) else {}
     file = run.model_file if isinstance(run, Run) else Path(run)
     if not file.is_file():
-        raise InvalidInput(f"{str(run)!r} is no file: give a completed run, or a .keras file")
+        raise InvalidInput(
+            f"{str(run)!r} has no model file: give a completed run, or an existing .keras file"
+        )
     if workers is None:
         workers = trained.get("workers", available) if strategy is None else available
     if not isinstance(workers, int) or not 1 <= workers <= available:
         raise InvalidInput(
-            f"workers={workers} on a cluster of {available}; give workers=1 to {available}, or use "
-            f"Cluster(workers={workers})"
+            f"workers={workers} on a cluster of {available} ranks; give workers=1 to "
+            f"{available}, or use Cluster(workers={workers})"
         )
     chosen = parse_strategy(strategy or trained.get("strategy") or AllReduce())
     if not isinstance(chosen, Strategy):
         raise InvalidInput(
-            f"strategy={chosen!r} is invalid: give an object, such as lk.AllReduce()"
+            f"strategy={chosen!r} is no strategy: give an object, such as lk.AllReduce()"
         )
     named = isinstance(trained.get("model"), str)
     blocks = models.blocks(trained["model"], trained["model_options"]) if named else None
     fields = ("precision", "optimizer", "optimizer_options") if strategy is None and trained else ()
-    values = {name: trained[name] for name in fields}  # with the settings of the run's training
+    values = {name: trained[name] for name in fields}  # use the settings of the run's training
     prediction = PredictionSpec(str(file.resolve()), chosen, workers, blocks, **values)
-    # In a program, each worker has the complete model, so no check is needed.
+    # A strategy with programs has the complete model on each worker, so no check is needed.
     if not chosen.uses_programs:
         chosen.check(prediction)
     return prediction
@@ -100,16 +102,21 @@ def validate_rows(x: Batch, batch_size: int) -> None:
         InvalidInput: `x` is no array, its arrays differ in length, or the batch size is below 1.
     """
     if not isinstance(batch_size, int) or batch_size < 1:
-        raise InvalidInput(f"batch_size={batch_size!r} is impossible; give a whole number from 1")
+        raise InvalidInput(
+            f"batch_size={batch_size!r} is impossible; give a whole number of at least 1"
+        )
     for leaf in leaves(x):
         if not getattr(leaf, "shape", ()):
             raise InvalidInput(
-                f"x must be an array, or a nest of arrays, with one row for each sample; "
-                f"got {type(leaf).__name__}: use numpy.asarray"
+                f"x contains a {type(leaf).__name__}; give an array, or nested structures of "
+                "arrays, with one row per sample: use numpy.asarray"
             )
     rows = {len(leaf) for leaf in leaves(x)}
     if len(rows) != 1:
-        raise InvalidInput(f"the arrays of x must have the same number of rows; got {sorted(rows)}")
+        raise InvalidInput(
+            f"the arrays of x have different numbers of rows, {sorted(rows)}; give arrays "
+            "with equal numbers of rows"
+        )
 
 
 def join_parts(parts: Sequence[Batch | None]) -> Batch:

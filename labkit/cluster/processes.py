@@ -1,4 +1,4 @@
-"""Detection of dead and stopped processes of a cluster, and a function that ends all of them."""
+"""Detection of dead and suspended processes of a cluster, and a function that ends all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from labkit.cluster.lease import KEEPER
 from labkit.records.endings import End, describe_exit
 
 EXITED = (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-# Mpiexec's variable for the parent of its session folders.
+# This variable sets the parent folder of mpiexec's session folders.
 SESSIONS = "PRTE_MCA_prte_local_tmpdir_base"
 SEGMENT = "/sm_segment."  # part of the file names of Open MPI's shared-memory files
 STOPPED = 30.0  # seconds that a process may be suspended by a signal before the cluster ends
@@ -33,7 +33,7 @@ class ProcessWatch:
     def __init__(self, named: Mapping[str, int]) -> None:
         self._watched = {name: psutil.Process(pid) for name, pid in named.items()}
         parts = self._watched["the controller"].children()
-        self._parts = {f"part {n} of the controller": part for n, part in enumerate(parts)}
+        self._parts = {f"child process {n} of the controller": part for n, part in enumerate(parts)}
         # Number of seconds for which each process has been suspended.
         self._still: dict[str, float] = {}
 
@@ -68,7 +68,7 @@ def has_exited(process: psutil.Process) -> bool:
 
 
 def end_all(lock: Path) -> None:
-    """End all processes that this keeper, or an earlier keeper with the same lock, has started.
+    """End all processes that this keeper process, or an earlier one with this lock, has started.
 
     Open MPI's files are also removed, because mpiexec does not remove its files when SIGKILL ends
     it.
@@ -109,7 +109,7 @@ def _files(process: psutil.Process) -> set[Path]:
 def _started(lock: Path) -> list[psutil.Process]:
     processes = set(psutil.Process().children(recursive=True))
     # The variable KEEPER in a process's environment also identifies orphans, which are no longer
-    # descendants of the keeper.
+    # descendants of the keeper process.
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # the process has ended, or another user owns it
             if process.environ().get(KEEPER) == str(lock):

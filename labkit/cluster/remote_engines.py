@@ -47,26 +47,32 @@ class RemoteEngines:
             self._connection: Connection = record["connection"]
             made_by = record["fingerprint"]
         except FileNotFoundError:
-            raise InvalidInput(f"there is no {file.name}; give cluster.attach_file") from None
+            raise InvalidInput(
+                f"the file {file.name} does not exist; give the path that "
+                "cluster.attach_file returns, or a copy of that file"
+            ) from None
         except (ValueError, KeyError, TypeError):
             raise InvalidInput(
-                f"{file.name} is not an attach file; give cluster.attach_file, or its copy"
+                f"{file.name} is not an attach file; give the path that cluster.attach_file "
+                "returns, or a copy of that file"
             ) from None
         # Engines reply with pickles, which can execute code. An attacker who can modify this file
         # could therefore run code here.
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise InvalidInput(
-                f"{file.name} may be written by other users, who could redirect you to their "
-                f"engines; give a file that only you can write: chmod 600 {file.name}"
+                f"other users may write {file.name}, and could redirect you to their engines; "
+                f"give a file that only you can write: chmod 600 {file.name}"
             )
         if made_by != fingerprint():
             raise InvalidInput(
-                f"{file.name} is of another version of labkit; install the same on both machines"
+                f"{file.name} was written by another version of labkit; install the same version "
+                "on both machines"
             )
         if self.how.is_local:  # the pids of the other machine would be mistaken for local pids
             raise InvalidInput(
-                f"{file.name} is of a cluster that listens on loopback only; start one on "
-                "hosts: Cluster(hosts=[…]) or Cluster(nodes=…)"
+                f"{file.name} describes a cluster that listens on loopback only, so this machine "
+                "cannot reach it; start a cluster on hosts: Cluster(hosts=[…]) or "
+                "Cluster(nodes=…)"
             )
         key = digest([self.name, self._connection["curve_serverkey"]])[:8]
         self.folder = runtime_folder("visited") / key
@@ -80,7 +86,7 @@ class RemoteEngines:
         """
         self.folder.mkdir(exist_ok=True, mode=0o700)
         if (how := self.how_ended()) is not None:
-            raise LabkitError(f"cluster {self.name} cannot be attached to: {how.message}")
+            raise LabkitError(f"this process cannot attach to cluster {self.name}: {how.message}")
         return self._connection
 
     def release(self) -> None:
@@ -88,15 +94,18 @@ class RemoteEngines:
 
     def end(self) -> None:
         """Print that only the machine that started the engines can restart them."""
-        message = f"cluster {self.name} is another machine's: restart it there, then attach again"
+        message = (
+            f"cluster {self.name} runs on another machine: restart the cluster on that "
+            "machine, then attach again"
+        )
         print(message, file=sys.stderr, flush=True)
 
     def state(self) -> ClusterState:
-        """Return the cluster's state when the attach file was written; it is not updated."""
+        """Return the cluster's state at the time when the attach file was written."""
         return self._state
 
     def how_ended(self) -> End | None:
-        """Return why the engines count as ended if the controller does not answer, or None."""
+        """If the controller does not answer, return why the engines count as ended; else None."""
         now = time.monotonic()
         if now - self._queried_at > ASK_EVERY:
             address = self._connection["location"], int(self._connection["registration"])
@@ -104,8 +113,14 @@ class RemoteEngines:
             self._answered = now if is_reachable(address, REACHED) else self._answered
         if now - self._answered < UNREACHED:  # a network link may recover
             return None
-        return End("its controller does not answer: it has ended, or there is no route to it")
+        return End(
+            "the cluster's controller does not answer: it has ended, or this machine has no "
+            "route to its host"
+        )
 
     def attach_file(self) -> Path:
         """Raise LabkitError, because only the machine that started the cluster has the file."""
-        raise LabkitError(f"cluster {self.name} is another machine's: copy the file from there")
+        raise LabkitError(
+            f"cluster {self.name} was started on another machine: copy the attach file from "
+            "that machine"
+        )

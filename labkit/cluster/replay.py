@@ -16,8 +16,8 @@ def replay(run: Run, show: bool = True, **changes: Any) -> Run:
 
     Without changes, the servers apply the gradients in the recorded order. The final weights are
     therefore the same, even if the run used the wall clock. With changes, the order of the updates
-    follows from the compute times. These are the recorded compute times, unless a change replaces
-    them.
+    follows from the compute times. The compute times are the recorded ones, unless a change
+    replaces them.
 
     Args:
         run: A completed run of a strategy with servers.
@@ -36,14 +36,14 @@ def replay_experiment(run: Run, **changes: Any) -> Experiment:
     """Return the experiment that `replay` runs; it uses the virtual clock."""
     if run.update_log.empty:
         raise InvalidInput(
-            f"{run.name} has no update log (state: {run.status['state']}); a completed run with "
-            "servers has one: strategy=ParameterServer(…)"
+            f"{run.name} has no update log (state: {run.status['state']}); give a completed run "
+            "with parameter servers: strategy=ParameterServer(…)"
         )
     record = run.experiment
     if not isinstance(record["model"], str) or not isinstance(record["dataset"], str):
         raise InvalidInput(
-            f"{run.name} uses objects of your own, which its record cannot restore; "
-            "model and dataset must be names"
+            f"{run.name} trained a model or data set that was given as an object, which its "
+            "record cannot restore; replay a run whose model and dataset are names"
         )
     base = Experiment(**record).replace(repeats=1)
     base = base.replace(clock="virtual", **_times(run, base))

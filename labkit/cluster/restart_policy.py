@@ -42,7 +42,7 @@ def ranks_to_blame(
     culprit = {error.rank} if all_ended and error.rank is not None else set()
     unsurvived = [rank for rank in sorted(dead) if rank not in outlived]
     ranks = {*unsurvived[: max(0, len(dead) - len(outlived))], *culprit}
-    # If the error reports a death, the call did not survive at least one of the deaths.
+    # If the error reports a death, at least one of the deaths has ended the call.
     return sorted(ranks or (dead if ENDED in str(error) else ()))
 
 
@@ -63,12 +63,12 @@ class RestartPolicy:
     Attributes:
         experiment: The experiment without the injected kills that have already happened.
         restarts: Entries for the run's record, one per restart. An entry contains the dead ranks,
-            the step of the restart, the number of repeated steps, and the source (a checkpoint or
-            the begin). It also contains the seconds of four successive phases. The phase `detect`
-            lasts from the last message of the dead rank until all other ranks have ended. The phase
-            `rebuild` lasts until the engines run again, and the phase `prepare` until the ranks
-            have loaded data and model. The phase `repeat` lasts until the ranks have again reached
-            the step at which the rank died.
+            the step of the restart, the number of repeated steps, and the source (a checkpoint, or
+            the start of training). An entry also contains the seconds of four successive phases.
+            The phase `detect` lasts from the last message of the dead rank until all other ranks
+            have ended. The phase `rebuild` lasts until the engines run again, and the phase
+            `prepare` until the ranks have loaded data and model. The phase `repeat` lasts until the
+            ranks have again reached the step at which the rank died.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class RestartPolicy:
         self._begin = context.resume.step if context is not None and context.resume else 0
         self._back = self._reached = self._begin
         self._steps: dict[int, int] = {}  # steps that each rank has completed since the restart
-        # Furthest step before a death; number of calls without progress.
+        # These are the furthest step before a death, and the number of calls without progress.
         self._furthest, self._tries = -1, 0
         self.restarts: list[dict[str, Any]] = []
         self._outlived: list[dict[str, Any]] = []  # deaths that the current call has survived
@@ -91,8 +91,8 @@ class RestartPolicy:
                 self._outlived.append(record)
             if kind == "step":
                 self._steps[int(record["rank"])] = int(record["step"]) + 1
-                # In a checkpoint of programs, the step number is the sum of the steps of all
-                # workers.
+                # In a checkpoint of a strategy with programs, the step number is the sum of the
+                # steps of all workers.
                 total = sum if self.experiment.uses_programs else max
                 self._reached = max(self._reached, total(self._steps.values()))
             seconds = self.restarts[-1]["seconds"] if self.restarts else {}
@@ -139,15 +139,15 @@ class RestartPolicy:
         self._tries = 1 if has_progressed else self._tries + 1
         if self._tries >= TRIES:
             raise RankError(
-                f"{error}; ranks had died at step {self._furthest} before, and {TRIES} calls from "
-                f"step {back} have come no further: the run ends here, because another restart "
-                "would fail, too",
+                f"{error}; ranks had also died at step {self._furthest} before, and {TRIES} "
+                f"calls that began at step {back} reached no later step; the run ends, because "
+                "another restart would probably fail, too",
                 error.rank,
             )
         if resume is not None:
             checkpoints.remove_after(folder, back)
         elif damage:  # the damage may be temporary, so the checkpoints are preserved
-            damage = f"{damage}; the checkpoints are now in {_put_aside(folder).name}"
+            damage = f"{damage}; the damaged checkpoints were moved to {_put_aside(folder).name}"
         else:
             shutil.rmtree(folder, ignore_errors=True)  # all checkpoints are incomplete
         faults = remaining_faults(remaining_faults(self.experiment.faults, self.outlived), ranks)
@@ -177,7 +177,7 @@ class RestartPolicy:
                 self._directory.resolve(), is_compatible(self.experiment)
             ), ""
         except LabkitError as error:
-            # The call had resumed from a checkpoint.
+            # The ended call had itself resumed from a checkpoint.
             if self._context is not None and self._context.goes_on:
                 self._context, self._begin = self._context._replace(resume=None, goes_on=False), 0
             return None, str(error)
@@ -187,7 +187,9 @@ class RestartPolicy:
         """One line that names the ranks that died last, and the step at which training resumes."""
         last = self.restarts[-1]
         ranks, step = ", ".join(map(str, last["ranks"])), last["step"]
-        follows = f"training continues from step {step}" if step else "the run starts again"
+        follows = (
+            f"training continues from step {step}" if step else "the run starts again from step 0"
+        )
         return f"rank {ranks} died: {follows}"
 
     def note_restart(self) -> None:

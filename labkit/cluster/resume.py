@@ -45,18 +45,18 @@ def validate_checkpoint(
         resumable = kind.resumable
     if not resumable:
         text = " and ".join(f"{name}={value!r}" for name, value in given.items())
-        why = "in processes of other frameworks, or with messages in flight"
+        why = "in processes of other frameworks, or with messages in flight between ranks"
         allowed = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.resumable)
         raise InvalidInput(
             f"{text}: {kind.__name__} on clock={experiment.clock!r} trains "
             f"{'by programs with a split model or injected faults' if uses_programs else why}, "
-            f"whose state cannot be saved; allowed on clock='wall': {allowed}; on both clocks all "
-            "programs with whole replicas and without faults"
+            f"whose state cannot be saved; allowed on clock='wall': {allowed}; also allowed, on "
+            "both clocks: strategies that run as programs, with unsplit models and without faults"
         )
     if experiment.repeats > 1 and resume not in (None, False, True):
         raise InvalidInput(
-            f"resume={str(resume)!r}: repeats={experiment.repeats} means several trainings, but "
-            "this names one run; give resume=True, or repeats=1"
+            f"resume={str(resume)!r} names one run, but repeats={experiment.repeats} trains "
+            "several; give resume=True, or repeats=1"
         )
     if checkpoint is None or isinstance(checkpoint, Checkpoint):
         return checkpoint
@@ -123,11 +123,11 @@ def checkpoint_context(
     )
     if state is None and run is not None and not goes_on:
         raise InvalidInput(
-            f"resume={run.name!r}: that run has no checkpoint; give checkpoint=… to the run that "
-            "is to be resumed"
+            f"resume={run.name!r}: this run has no checkpoint; give checkpoint=… when you start "
+            "a run that you want to resume later"
         )
     if state is not None and run is not None and not goes_on:
-        with decoding(f"the manifest of resume={run.name!r}"):
+        with decoding(f"the checkpoint manifest of resume={run.name!r}"):
             _require_fit(experiment, state, run.name)
     return CheckpointContext(checkpoint, state, goes_on) if checkpoint or state else None
 
@@ -148,8 +148,8 @@ def is_compatible(experiment: Experiment) -> checkpoints.Same:
 def _require_fit(experiment: Experiment, state: Resume, name: str) -> None:
     if (clock := state.manifest["experiment"]["clock"]) != experiment.clock:
         raise InvalidInput(
-            f"resume={name!r} is of clock={clock!r}, whose state differs from that of "
-            f"clock={experiment.clock!r}; resume on the same clock"
+            f"resume={name!r} was trained on clock={clock!r}, whose checkpoints do not fit "
+            f"clock={experiment.clock!r}; resume the run on the same clock"
         )
     if experiment.uses_programs:
         _require_same_experiment(experiment, state)
@@ -160,9 +160,9 @@ def _require_fit(experiment: Experiment, state: Resume, name: str) -> None:
 def _require_same_experiment(experiment: Experiment, state: Resume) -> None:
     if state.manifest["experiment"] != json.loads(json.dumps(experiment.to_json())):
         raise InvalidInput(
-            f"a checkpoint of programs contains all workers, servers and messages of one "
-            f"experiment on ranks={state.manifest['ranks']}, and this is another experiment; give "
-            "the same, or start anew"
+            "the checkpoint contains all workers, servers and messages of one experiment on "
+            f"ranks={state.manifest['ranks']}, and this experiment differs from it; give the "
+            "same experiment, or start without resume"
         )
 
 
@@ -171,7 +171,8 @@ def _require_remaining_epochs(experiment: Experiment, state: Resume) -> None:
     completed = epoch + (step == state.manifest["steps"])
     if completed >= experiment.epochs:
         raise InvalidInput(
-            f"epochs={experiment.epochs}: the checkpoint already has {completed}; give more"
+            f"epochs={experiment.epochs}: the checkpoint has already completed {completed} "
+            "epochs; give a larger number of epochs"
         )
 
 
@@ -180,14 +181,14 @@ def begin_record(
 ) -> None:
     """Write to the run's record that the run starts, and from which checkpoint it resumes."""
     if context is None or (resume := context.resume) is None:
-        # The checkpoints in this folder are incomplete.
+        # The checkpoints in this folder are incomplete, so the folder is removed.
         shutil.rmtree(directory / checkpoints.FOLDER, ignore_errors=True)
         store.start(directory, experiment.to_json())
         return
     before: list[JSON] = []
     if context.goes_on:
         before = store.read_json(directory / "status.json").get("resumed") or []
-        # Removes the message stream of ranks that were killed.
+        # The message stream of ranks that were killed is removed.
         shutil.rmtree(directory / FOLDER, ignore_errors=True)
         checkpoints.remove_after(directory / checkpoints.FOLDER, resume.step)
     else:
@@ -207,6 +208,9 @@ def find_run(run_or_folder: Run | Path | str) -> Run:
     """
     run = run_or_folder if isinstance(run_or_folder, Run) else Run(Path(run_or_folder))
     if not (run.path / "experiment.json").exists():
-        raise LabkitError(f"resume={str(run.path)!r} is no run: give its folder, or True")
+        raise LabkitError(
+            f"resume={str(run.path)!r} is not the folder of a run: give a run, a run's "
+            "folder, or True"
+        )
     check_folder(run.path)
     return run

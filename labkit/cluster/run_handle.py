@@ -51,7 +51,7 @@ class RunHandle:
         self.epochs: list[Row] = []
         self.progress = RunProgress(experiment.epochs)
         self._stream = StreamReader(directory / FOLDER)
-        # Last step of each rank; the key -1 stands for the last epoch.
+        # This mapping contains the last step of each rank; the key -1 stands for the last epoch.
         self._newest: dict[float, float] = {}
         self._panel: LivePanel | None = None
         self._displays: list[Display] = []
@@ -205,4 +205,7 @@ class RunHandle:
                     display.close(self) if last else display.draw(self)
                 except Exception as error:  # an error in a display must not end the run
                     self._displays.remove(display)
-                    warnings.warn(f"{self!r} is no longer shown: {error!r}", stacklevel=2)
+                    warnings.warn(
+                        f"{self!r} is no longer displayed, because its display failed: {error!r}",
+                        stacklevel=2,
+                    )

@@ -134,7 +134,7 @@ class RunProgress:
 
     @property
     def _mean_steps(self) -> float:
-        """Mean steps per rank, as asynchronous ranks together complete a given total of steps."""
+        """Mean number of completed steps per rank; asynchronous ranks share a total of steps."""
         return sum(rank.steps for rank in self.ranks.values()) / max(1, len(self.ranks))
 
     @property

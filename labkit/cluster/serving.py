@@ -70,10 +70,12 @@ def serve(
     numbers = {"repeats": repeats, "streams": streams, "under_way": under_way}
     for name, value in numbers.items():
         if value < 1:
-            raise InvalidInput(f"{name}={value} is impossible; give a whole number from 1")
+            raise InvalidInput(f"{name}={value} is impossible; give a whole number of at least 1")
     count = cluster.workers if workers is None else workers
     if count < 2:
-        raise InvalidInput("one rank cannot share its work; use Cluster(workers=2) or more")
+        raise InvalidInput(
+            "parallel inference requires at least two ranks; use Cluster(workers=2) or more"
+        )
     for size in batch_sizes:
         validate_rows(x, size)
     known = {
@@ -81,7 +83,10 @@ def serve(
         for network in networks
     }
     if not batch_sizes or not known or not ways:
-        raise InvalidInput("nothing to measure: give batch_sizes, networks and ways")
+        raise InvalidInput(
+            "no measurement was requested: give at least one of each of batch_sizes, "
+            "networks and ways"
+        )
     # All strategies are validated before any rank loads the model.
     first, *_ = [
         plan_prediction(run, strategy, count, cluster.workers) for strategy in ways.values()
@@ -96,8 +101,9 @@ def serve(
     for way, difference in result.differences.items():
         if not difference <= allowed:
             raise LabkitError(
-                f"{way} answer differently than one process: by {difference:.3g}, where rounding "
-                f"explains at most {allowed:.3g}; times of wrong answers are not shown"
+                f"the predictions of {way} differ from those of one process by {difference:.3g}, "
+                f"but rounding explains at most {allowed:.3g}; times of wrong predictions are "
+                "not shown"
             )
     return serving_measurements(
         result.times,

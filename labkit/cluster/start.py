@@ -47,25 +47,27 @@ VARIABLES = {
     "agent": "LABKIT_AGENT",
     "options": "LABKIT_SLURM",
 }
-# With the value "1", it has the effect of `labkit run --fault-tolerant`.
+# This environment variable with the value "1" has the effect of `labkit run --fault-tolerant`.
 TOLERANT = "LABKIT_FAULT_TOLERANT"
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 # Each of these variables contains the command that replaces ssh: the first for Open MPI 5, the
 # second for earlier versions.
 AGENTS = (AGENT_VARIABLE, "OMPI_MCA_plm_rsh_agent")
-# Start ranks over ssh, even inside a Slurm job.
+# With these variables, Open MPI starts ranks over ssh, even inside a Slurm job.
 BY_AGENT = {"PRTE_MCA_plm": "ssh", "OMPI_MCA_plm": "rsh"}
 JOB = "LABKIT_QUEUED"  # environment variable with the name of the ranks' own Slurm job
 LOOPBACK = "127.0.0.1"
 SOME = 50  # approximate number of nodes to which routes are compared
-# Slurm's names for the mappings of ranks to nodes.
+# This mapping contains Slurm's names for the ways of assigning ranks to nodes.
 DISTRIBUTIONS = {"slot": "block", "node": "cyclic"}
 
 
 def _validate_counts(**counts: object) -> None:
     for field, value in counts.items():
         if not isinstance(value, int) or value < 1:
-            raise InvalidInput(f"{field}={value!r} is impossible; give a whole number from 1")
+            raise InvalidInput(
+                f"{field}={value!r} is impossible; give a whole number of at least 1"
+            )
 
 
 def _names() -> tuple[str, ...]:
@@ -128,29 +130,34 @@ class Start:
             refuse_unknown(field, [getattr(self, field)], allowed)
         _validate_counts(workers=self.workers, threads=self.threads, nodes=self.nodes)
         if self.launcher == "hosts" and not self.hosts:
-            raise InvalidInput("launcher='hosts' needs hosts=['a:2', 'b:2'], or a host file")
+            raise InvalidInput(
+                "launcher='hosts' requires hosts, such as hosts=['a:2', 'b:2'] or the path "
+                "of a host file"
+            )
         if self.fault_tolerant and self.starter == "srun":
             raise InvalidInput(
-                "fault_tolerant=True with launch_command='srun': Slurm ends a step with its "
-                "first dead rank; "
-                "use launch_command='mpiexec'"
+                "fault_tolerant=True with launch_command='srun': Slurm ends all ranks of a job "
+                "step when one rank dies; use launch_command='mpiexec'"
             )
         if self.spares and not self.fault_tolerant:
             raise InvalidInput(
-                f"spares={self.spares} replace dead ranks, which other ranks must survive: "
-                "also give fault_tolerant=True"
+                f"spares={self.spares} has no effect unless other ranks survive the death of a "
+                "rank: also give fault_tolerant=True"
             )
         if self.spares < 0:
-            raise InvalidInput(f"spares={self.spares} is impossible; give a whole number from 0")
+            raise InvalidInput(
+                f"spares={self.spares} is impossible; give a whole number of at least 0"
+            )
         slots = sum(host.slots for host in self.hosts)
         if self.hosts and self.ranks > slots:
             raise InvalidInput(
-                f"workers={self.workers}{self._beside} on hosts with {plural(slots, 'slot')}; "
-                "give more slots: hosts=['a:4', …]"
+                f"workers={self.workers}{self._beside} are too many for hosts with "
+                f"{plural(slots, 'slot')}; give more slots: hosts=['a:4', …]"
             )
         if self.nodes > self.workers:
             raise InvalidInput(
-                f"nodes={self.nodes} for workers={self.workers}: each node needs a worker"
+                f"nodes={self.nodes} for workers={self.workers}: give at most as many nodes as "
+                "workers, because each node needs a worker"
             )
         try:
             shlex.split(self.options)
@@ -189,7 +196,10 @@ class Start:
         if launcher == "hosts":
             listed = tuple(hosts_of(hosts or defaults["hosts"] or ()))
         elif hosts:
-            raise InvalidInput(f"hosts= needs launcher='hosts', not {launcher!r}")
+            raise InvalidInput(
+                f"hosts= has no effect with launcher={launcher!r}; give launcher='hosts', or "
+                "remove hosts="
+            )
         if nodes is None:
             number = defaults["nodes"] or os.environ.get("SLURM_JOB_NUM_NODES", "1")
             nodes = int(number) if launcher == "slurm" else 1
@@ -215,7 +225,7 @@ class Start:
         )
 
     def to_json(self) -> str:
-        """Return the options as JSON text, for the command line of the keeper process."""
+        """Return the options as JSON text, for the command line of the cluster's keeper process."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -248,9 +258,9 @@ class Start:
             return
         if {host.name for host in self.hosts} <= {*_names()}:
             raise InvalidInput(
-                "hosts= names only this machine, and mpiexec over hosts listens on every interface "
-                "without a key: remove hosts=, or give trusted_network=True if you trust the "
-                "network"
+                "hosts= names only this machine, and mpiexec over hosts listens on every network "
+                "interface without a key: remove hosts=, or give trusted_network=True if you "
+                "trust the network"
             )
 
     @property
@@ -280,7 +290,7 @@ class Start:
 
     @property
     def queues(self) -> bool:
-        """Whether the ranks need their own Slurm job, which may have to wait in Slurm's queue."""
+        """Whether the ranks need their own Slurm job, which may wait in Slurm's queue."""
         return self.launcher == "slurm" and not self.in_allocation
 
     @property
@@ -392,26 +402,30 @@ class Start:
         sizes = Counter(info.size for info in infos)
         if set(sizes) != {self.ranks}:
             worlds = ", ".join(f"{plural(n, 'world')} of {size}" for size, n in sizes.items())
-            raise InvalidInput(f"{self.ranks} ranks form {worlds}, not one: {self._why_apart()}")
+            raise InvalidInput(
+                f"{self.ranks} ranks form {worlds} (MPI_COMM_WORLD) instead of one: "
+                f"{self._why_apart()}"
+            )
         hosts = list(dict.fromkeys(info.host for info in infos))
         # A Slurm job may have more nodes than the ranks need, so any number of its nodes is
         # accepted.
         if self.is_local or self.in_allocation or len(hosts) == self._hosts_wanted():
             return
         raise InvalidInput(
-            f"the ranks are on {plural(len(hosts), 'host')} ({', '.join(hosts)}), "
-            f"but {self._hosts_wanted()} were requested"
+            f"the ranks are on {plural(len(hosts), 'host')} ({', '.join(hosts)}), but the number "
+            f"of requested hosts is {self._hosts_wanted()}"
         )
 
     def _why_apart(self) -> str:
         if self.starter == "srun":
             return (
-                "the step ran without PMIx (--mpi=none, or Slurm has no plugin for PMIx); "
-                "`srun --mpi=list` shows the plugins, and launch_command='mpiexec' needs none"
+                "srun started the ranks without PMIx (--mpi=none, or Slurm has no plugin for "
+                "PMIx); `srun --mpi=list` shows Slurm's plugins; launch_command='mpiexec' needs "
+                "no plugin"
             )
         return (
-            "mpiexec and the MPI library of mpi4py do not match; "
-            "`labkit doctor` shows both, and says how to choose"
+            "mpiexec and the MPI library of mpi4py do not match; `labkit doctor` shows both, and "
+            "says how to make them match"
         )
 
     def _hosts_wanted(self) -> int:

@@ -29,14 +29,14 @@ from labkit.network import Network
 from labkit.records import checkpoints, store
 from labkit.records.checkpoints import CheckpointContext
 from labkit.records.endings import STOP_SIGNALS, interruption_text, raise_on_signals
-from labkit.records.measure import aggregate
 from labkit.records.result import RankResult, Row
 from labkit.records.run import Run
+from labkit.records.run_metrics import aggregate
 from labkit.records.stream import FOLDER, Message, StreamReader, make_stream
 from labkit.records.write import write, write_logs
 from labkit.worker.work import work
 
-PATIENCE = 20.0  # seconds that ranks have to end after a stop request, even under load
+PATIENCE = 20.0  # time limit in seconds for ranks to end after a stop request
 WRITING = 35.0  # replaces PATIENCE if the ranks write a last checkpoint; a job waits even longer
 
 
@@ -61,14 +61,14 @@ class SubmittedRun(RunHandle):
         context = context and context._replace(folder=checkpoint_folder, owner=self._submitter)
         self._restarts = RestartPolicy(directory, experiment, context)
         make_stream(directory / FOLDER, self._submitter)
-        # Reads the history rows that dead ranks have written.
+        # This reader returns the history rows that dead ranks have written.
         self._reader = StreamReader(directory / FOLDER)
         self._read_rows: list[Row] = []  # rows read so far, without rows of rolled-back steps
         try:
             self._calls = self._send(experiment, context)
         except BaseException as error:
             shutil.rmtree(directory / FOLDER, ignore_errors=True)
-            # Ctrl-C while the call was waiting for the ranks.
+            # The user has pressed Ctrl-C while the call was waiting for the ranks.
             if isinstance(error, KeyboardInterrupt):
                 store.interrupt(directory, _why(error))
             else:  # for example, a callable that cannot be pickled
@@ -85,7 +85,7 @@ class SubmittedRun(RunHandle):
             except NotStarted as error:  # such as the death of a rank during the start
                 if not tries or self._wants_end():
                     raise
-                print(f"{error}; the engines start again", file=sys.stderr, flush=True)
+                print(f"{error}; labkit starts the engines again", file=sys.stderr, flush=True)
 
     def _call(self, experiment: Experiment, context: CheckpointContext | None) -> Calls[RankResult]:
         return Calls(
@@ -161,7 +161,7 @@ class SubmittedRun(RunHandle):
         if not (dead := sorted(self._calls.dead())):
             return None
         ranks = ", ".join(map(str, dead))
-        return RankError(f"rank {ranks} failed: {ENDED}, and the result with it", dead[0])
+        return RankError(f"rank {ranks} failed: {ENDED}, so its result is lost", dead[0])
 
     def _ranks_to_blame(self, error: RankError) -> list[int]:
         """Return the ranks whose death has ended the call; none if a program error ended it."""

@@ -2,12 +2,12 @@
 
     python -m labkit.cluster.warm FOLDER START SECONDS
 
-This process holds a lease on the cluster that has the default name for the given launch options.
-The first `Cluster` with the same launch options claims the warm engines. It ends the lease of this
-process under the start lock, and acquires its own lease. The claimed cluster then belongs to the
-process that has claimed it, and ends with that process. No process therefore sees the state of
-another. After that cluster and its users have ended, this process warms the next cluster, so that
-the start does not disturb the users' measurements.
+This process holds a lease on a cluster; the cluster has the default name for the given launch
+options. The first `Cluster` with the same launch options claims the warm engines. While it holds
+the start lock, this `Cluster` ends the lease of the prestart process and acquires its own lease.
+The claimed cluster then belongs to the process that has claimed it, and ends with that process. No
+process therefore sees the state of another. After that cluster and its users have ended, this
+process warms the next cluster, so that the start does not disturb the users' measurements.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ class WarmPool(NamedTuple):
             claimed = not lease.path.exists()
             lease.release()
         end = time.monotonic() + ENDS
-        # The cluster's keeper is a child of this process, and ends only after the engines.
+        # The cluster's supervising process is a child of this process, and ends only after the
+        # engines.
         while not claimed and _wait_for_children() and time.monotonic() < end:
             claimed = bool(launch.leases(self.folder))
 
@@ -211,7 +212,9 @@ def stop(workers: int | None = None, threads: int | None = None) -> list[WarmSta
         with suppress(ProcessLookupError):  # the process has ended in the meantime
             os.kill(status["pid"], signal.SIGTERM)
         if not wait_until_free(folder / LOCK, ENDS):
-            raise LabkitError(f"process {status['pid']}, which keeps engines warm, does not end")
+            raise LabkitError(
+                f"process {status['pid']}, which keeps engines warm, did not end after SIGTERM"
+            )
         ended.append(status)
     return ended
 
@@ -268,7 +271,7 @@ def _wait_for_children() -> list[psutil.Process]:
 
 
 def memory(keeper: int) -> int:
-    """Return the unique memory in bytes of this process, a keeper and its descendants."""
+    """Return the unique memory in bytes of this process, a keeper process and its descendants."""
     total = psutil.Process().memory_full_info().uss
     with suppress(psutil.NoSuchProcess):  # the engines may have ended after they were claimed
         started = psutil.Process(keeper)
@@ -282,7 +285,9 @@ def main(folder: Path, launch_options: Start, idle: float) -> None:
     lock, end = Lock(folder / LOCK), time.monotonic() + 2
     while not lock.acquire():  # a process that only tests the lock holds it for a short time
         if time.monotonic() > end:
-            raise SystemExit("engines of this shape are already kept warm")
+            raise SystemExit(
+                "another process already keeps engines with these numbers of ranks and threads warm"
+            )
         time.sleep(0.05)
     signal.signal(signal.SIGTERM, terminate)
     try:

@@ -133,7 +133,7 @@ def _short(value: Any) -> JSON:
 
 def _is_plain(value: Any) -> bool:
     if hasattr(value, "__array__") and hasattr(value, "dtype"):
-        # An array of Python objects contains only memory addresses.
+        # An array of Python objects is not accepted, because its bytes are only memory addresses.
         return not getattr(value.dtype, "hasobject", False)
     try:
         json.dumps(value)

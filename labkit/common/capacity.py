@@ -11,10 +11,10 @@ from labkit.common.paths import usable_cores
 from labkit.common.units import plural
 
 # This is the resident memory, in GiB, of a rank that has imported TensorFlow and built a small
-# model. It was measured with TensorFlow 2.21, Keras 3, Linux and one thread.
+# model. This value was measured with TensorFlow 2.21, Keras 3, Linux and one thread.
 RANK_GIB = 0.7
 RANKS_PER_CORE = 8
-# Environment variable that the option --force of a command sets.
+# The option --force of a command sets this environment variable.
 OVERSUBSCRIBE = "LABKIT_OVERSUBSCRIBE"
 # These files contain the memory limit of a container: the first in version 2 of cgroups, the second
 # in version 1.
@@ -73,17 +73,20 @@ def check_ranks(ranks: int, oversubscribe: bool = False, machine: Capacity | Non
     need = f"{plural(ranks, 'rank')} need at least {ranks * RANK_GIB:.1f} GiB of memory"
     if ranks > machine.max_ranks:
         raise InvalidInput(
-            f"{need}, but this machine has {machine.total:.1f} GiB; allowed are "
-            f"{machine.max_ranks}: use fewer workers (neither oversubscribe=True nor --force lifts "
-            "this limit)"
+            f"{need}, but this machine has {machine.total:.1f} GiB; allowed are at most "
+            f"{machine.max_ranks} ranks: use fewer workers (neither oversubscribe=True nor "
+            "--force lifts this limit)"
         )
     if oversubscribe or os.environ.get(OVERSUBSCRIBE):
         return
-    insist = "use fewer workers, or force it with oversubscribe=True (--force on the command line)"
+    insist = (
+        "use fewer workers, or allow more ranks with oversubscribe=True (--force on the "
+        "command line)"
+    )
     if ranks * RANK_GIB > machine.free:
-        raise InvalidInput(f"{need}, but only {machine.free:.1f} GiB are free; {insist}")
+        raise InvalidInput(f"{need}, but only {machine.free:.1f} GiB of memory are free; {insist}")
     if ranks > RANKS_PER_CORE * machine.cores:
         raise InvalidInput(
-            f"{plural(ranks, 'rank')} on {plural(machine.cores, 'core')}: allowed are "
-            f"{RANKS_PER_CORE * machine.cores}, {RANKS_PER_CORE} for each core; {insist}"
+            f"{plural(ranks, 'rank')} on {plural(machine.cores, 'core')}: allowed are at most "
+            f"{RANKS_PER_CORE * machine.cores} ranks ({RANKS_PER_CORE} per core); {insist}"
         )

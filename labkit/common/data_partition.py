@@ -32,8 +32,8 @@ def concentration(shards: str) -> float | None:
     if not 1e-6 <= alpha < math.inf:
         raise ValueError(
             f"data_partition={shards!r} is not known{hint(shards, (IID, 'by_label'))}; allowed: "
-            "'iid', "
-            "'by_label', or 'dirichlet(α)' with a number from 1e-6 on, such as 'dirichlet(0.3)'"
+            "'iid', 'by_label', or 'dirichlet(α)' with a number α of at least 1e-6, such as "
+            "'dirichlet(0.3)'"
         )
     return alpha
 

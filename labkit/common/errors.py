@@ -63,7 +63,7 @@ def cannot_write(path: object, error: OSError) -> LabkitError:
 
     Returns:
         A LabkitError if the disk is full or read-only, or if permission is denied. For all other
-        errors, an InvalidInput.
+        errors, the function returns an InvalidInput.
     """
     error_class = LabkitError if error.errno in DISK else InvalidInput
     return error_class(f"{path} cannot be written: {error.strerror}")

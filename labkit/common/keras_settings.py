@@ -44,20 +44,31 @@ def backend() -> str:
 def refuse_other_backend() -> None:
     """Raise InvalidInput unless the Keras backend of this process is TensorFlow."""
     if (chosen := backend()) != BACKEND:
-        raise InvalidInput(f"{_named(chosen)}: labkit trains with TensorFlow; {_ADVICE}")
+        raise InvalidInput(
+            f"{_named(chosen)}: labkit trains with Keras's TensorFlow backend only; {_ADVICE}"
+        )
 
 
 def notes() -> Iterator[tuple[str, str]]:
     """Yield each Keras setting of the user that runs ignore, with advice what to do instead."""
     values = changed()
     if (chosen := backend()) != BACKEND:
-        yield f"{_named(chosen)}: ranks compute with TensorFlow all the same", _ADVICE
+        yield f"{_named(chosen)}: ranks ignore this setting and compute with TensorFlow", _ADVICE
     if floatx := values.get("floatx"):
-        note = f"keras.json: experiments ignore floatx={floatx!r}"
+        note = f"keras.json: experiments ignore your setting floatx={floatx!r}"
         yield note, f"give precision={floatx!r}"
     if channels := values.get("image_data_format"):
-        note = f"keras.json: named models ignore image_data_format={channels!r}"
-        yield note, "their channels are last, and so are those of named data sets"
+        note = (
+            "keras.json: models that are given by name ignore your setting "
+            f"image_data_format={channels!r}"
+        )
+        yield (
+            note,
+            (
+                "in models and data sets that are given by name, the channel axis of images is "
+                "the last"
+            ),
+        )
 
 
 _ADVICE = f"export KERAS_BACKEND={BACKEND}"

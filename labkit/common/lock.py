@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-# Environment variable with the path of the lock file of a cluster's keeper.
+# This environment variable contains the path of the lock file of a cluster's keeper process.
 KEEPER = "LABKIT_KEEPER"
 POLL_INTERVAL = 0.05  # seconds
 
@@ -24,9 +24,9 @@ class Lock:
         """Acquire the lock and return True; without `wait`, return False if it is taken."""
         while True:
             try:
-                # This call never blocks; `acquire` polls instead. The kernel assigns locks to
-                # processes, not to threads. It would report a deadlock if two processes blocked
-                # whose threads wait for each other's locks.
+                # This call never blocks; instead, the method `acquire` polls. The kernel assigns
+                # locks to processes, not to threads. The kernel would report a deadlock if the
+                # threads of two blocked processes waited for each other's locks.
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):  # another process owns the lock
                 if not wait:

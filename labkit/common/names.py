@@ -35,8 +35,8 @@ class Format(NamedTuple):
         """
         if not isinstance(name, str) or len(name) > self.longest or not self.fits(name):
             raise InvalidInput(
-                f"{text and f'{text}: '}{short(name)} is no {self.what}; "
-                f"allowed: {self.allowed}, at most {self.longest} letters"
+                f"{text and f'{text}: '}{short(name)} is not a valid {self.what}; allowed: "
+                f"{self.allowed}, at most {self.longest} characters"
             )
         return name
 
@@ -55,17 +55,23 @@ HOST = Format(
     253,
     "letters, digits, '.', '_' and '-', or [an IPv6 address]",
 )
-LABEL = Format("name in Kubernetes", _LABEL, 63, "lowercase letters, digits and '-'")
+LABEL = Format("name of a Kubernetes object", _LABEL, 63, "lowercase letters, digits and '-'")
 SUBDOMAIN = Format(
-    "name in Kubernetes", rf"{_LABEL}(?:\.{_LABEL})*", 253, "lowercase letters, digits, '-' and '.'"
+    "name of a Kubernetes object",
+    rf"{_LABEL}(?:\.{_LABEL})*",
+    253,
+    "lowercase letters, digits, '-' and '.'",
 )
 KEY = Format(
-    "file in a ConfigMap", r"[A-Za-z0-9._-]*[A-Za-z0-9_]", 253, "letters, digits, '-', '_' and '.'"
+    "file name in a Kubernetes ConfigMap",
+    r"[A-Za-z0-9._-]*[A-Za-z0-9_]",
+    253,
+    "letters, digits, '-', '_' and '.'",
 )
 IMAGE = Format(
     "image",
     rf"(?:{_DOMAIN})?{_COMPONENT}(?:/{_COMPONENT})*"
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@[a-z0-9+._-]+:[0-9a-fA-F]{32,})?",
     1024,
-    "such as registry.example:5000/team/labkit:1.0",
+    "a container image reference such as registry.example:5000/team/labkit:1.0",
 )

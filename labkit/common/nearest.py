@@ -35,9 +35,9 @@ def nearest(name: object, allowed: Iterable[str]) -> list[str]:
     """Return the allowed names that the user probably means, the likeliest first.
 
     If `name` is a former name, its current name is returned. If `name` is no former name, a name
-    with the same letters (in any order) or with these initials is returned. If no such name exists,
-    the name with the closest spelling is returned. If no spelling is close, up to three names that
-    contain `name` are returned.
+    with the same letters (in any order), or with `name` as its initials, is returned. If no such
+    name exists, the name with the closest spelling is returned. If no spelling is close, up to
+    three names that contain `name` are returned.
 
     >>> nearest("lr", ["epochs", "learning_rate"])
     ['learning_rate']

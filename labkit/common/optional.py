@@ -23,6 +23,6 @@ def optional(module: str, extra: str) -> Any:
         return import_module(module)
     except ModuleNotFoundError as error:
         raise LabkitError(
-            f"{extra} is not installed; paste: uv sync --inexact --extra {extra}   "
-            f'(with pip or conda: pip install --editable ".[{extra}]")'
+            f"the package {extra} is not installed; install it: uv sync --inexact --extra "
+            f'{extra}   (with pip or conda: pip install --editable ".[{extra}]")'
         ) from error

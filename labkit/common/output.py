@@ -1,4 +1,4 @@
-"""Output files of commands: paths are validated before the work; foreign files are not replaced."""
+"""Output files of commands: paths are validated first, and other programs' files are kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MARKS = re.compile(
     rb"|^(?:#[^\n]*\n)+# Written by `labkit |^# [^\n]*\n\nMade from the docstrings by `labkit "
     rb"|^(?:[^\n]*,)?run,state,started[,\r\n]",
 )
-# Column names by which labkit's Parquet tables are recognized.
+# labkit's Parquet tables are recognized by these column names.
 _COLUMNS = (b"run", b"state", b"started")
 
 
@@ -76,7 +76,7 @@ _FORCE_OPTION = click.option(
     is_eager=True,  # click parses --force before the paths, because it affects them
     expose_value=False,
     callback=_store_force,
-    help="Replace files that labkit has not written.",
+    help="Replace existing files even if labkit did not write them.",
 )
 
 
@@ -100,22 +100,23 @@ def check_output(path: Path, replace: bool = False) -> None:
         if not folder.is_dir():
             raise _refusal(path, f"{folder.name} is no folder")
         if len(os.fsencode(path.name)) > _longest_name(folder):
-            raise _refusal(path, "its name is too long")
+            raise _refusal(path, "the file name is too long for this file system")
     elif not stat.S_ISREG(status.st_mode):
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no file"
         raise _refusal(path, f"it is {kind}")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise _refusal(path, f"nothing can be written in {folder}")
+        raise _refusal(path, f"you have no permission to write to the folder {folder}")
     if status is not None and not replace and not _is_from_labkit(path, status.st_size):
         raise InvalidInput(
-            f"{path} was not written by labkit: name another file, or give --force to replace it"
+            f"{path} was not written by labkit: give the name of another file, or replace this "
+            "file with --force"
         )
 
 
 def _refusal(path: Path, reason: str) -> InvalidInput:
     text = str(path)
     shown = text if len(text) <= 200 else f"…{text[-200:]}"
-    return InvalidInput(f"{shown} cannot be written: {reason}; name another file")
+    return InvalidInput(f"{shown} cannot be written: {reason}; give the name of another file")
 
 
 def _longest_name(folder: Path) -> int:

@@ -35,7 +35,7 @@ def cache_folder(name: str) -> Path:
     except LabkitError as error:
         # In a container, the home folder may belong to another user, or may be a file.
         root = runtime_folder("cache")
-        _warn_once(f"{error}; until then caches are kept in {root}")
+        _warn_once(f"{error}; for now, labkit stores its caches in {root}")
     return _usable(root / name, "LABKIT_CACHE")
 
 
@@ -54,7 +54,7 @@ def state_folder(name: str) -> Path:
         return _private(platformdirs.user_state_path(), "LABKIT_STATE", name)
     except LabkitError as error:
         root = runtime_folder(name)
-        _warn_once(f"{error}; until then labkit records its running processes in {root}")
+        _warn_once(f"{error}; for now, labkit records its running processes in {root}")
         return root
 
 
@@ -136,10 +136,15 @@ def _private(place: Path, variable: str, name: str) -> Path:
     elif status.st_uid != os.getuid():
         wrong = "belongs to another user"
     elif stat.S_IMODE(status.st_mode) & 0o077:
-        wrong = f"is open to other users (mode {stat.S_IMODE(status.st_mode):o}, allowed is 700)"
+        wrong = (
+            f"is accessible to other users (its mode is {stat.S_IMODE(status.st_mode):o}; "
+            "only mode 700 is allowed)"
+        )
     else:
         return _usable(root / name, variable)
-    raise LabkitError(f"{root} {wrong}; remove it, or set {variable} to a folder of yours")
+    raise LabkitError(
+        f"{root} {wrong}; remove {root}, or set {variable} to a folder that belongs to you"
+    )
 
 
 def _usable(folder: Path, variable: str) -> Path:
@@ -156,7 +161,7 @@ def _usable(folder: Path, variable: str) -> Path:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         problem = f"{folder} cannot be used: {error.strerror}"
-        raise LabkitError(f"{problem}; set {variable} to a folder of yours") from error
+        raise LabkitError(f"{problem}; set {variable} to a folder that you can write to") from error
     return folder
 
 

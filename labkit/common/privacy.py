@@ -23,7 +23,7 @@ _ANSI = re.compile(r"\x1b\[[\d;]*m")
 _OPEN = {"root", "localhost"}  # user and host names that identify nobody
 _QUOTE = r"""(?:["'`]|\\["']|&(?:quot|apos|\#39|\#x27);)"""
 _SET = rf"{_QUOTE}*\s*(?:=>?|:)\s*{_QUOTE}*"
-# The start of a line that `ls -l` prints.
+# This pattern matches the start of a line that `ls -l` prints.
 _MODE = r"(?<![\w-])[-dlbcps](?:[r-][w-][xsStT-]){3}[.+@]?\s+\d+\s+"
 _ANYWHERE = r"(?P<keep>(?<![\w-]))NAME(?![\w-])"
 # In these contexts, NAME is a user name. The text that matches the group `keep` is not replaced.

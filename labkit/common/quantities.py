@@ -28,7 +28,7 @@ _BITS = 1e6  # minimum rate of a testbed's link in bits/s
 
 
 class _Kind(NamedTuple):
-    """A physical quantity: the function that converts units to the base unit, and error text."""
+    """A physical quantity: a function that converts its units to the base unit, and error text."""
 
     size: Callable[[str], float | None]
     allowed: str
@@ -46,13 +46,15 @@ def _data(unit: str, rate: bool) -> float | None:
     return (1024.0 if prefix[1:] else 1000.0) ** _POWERS[prefix[:1]] / (8 if bits else 1)
 
 
-_SECONDS = _Kind(_TIMES.get, "seconds, or a time such as '5ms', '0.1s', '2min' or '1h'")
+_SECONDS = _Kind(_TIMES.get, "a number of seconds, or a time such as '5ms', '0.1s', '2min' or '1h'")
 _BYTES = _Kind(
-    lambda unit: _data(unit, rate=False), "bytes, or a size such as '64KiB' or '4MB' (B is a byte)"
+    lambda unit: _data(unit, rate=False),
+    "a number of bytes, or a size such as '64KiB' or '4MB' (B means byte)",
 )
 _RATE = _Kind(
     lambda unit: _data(unit, rate=True),
-    "bytes/s, or a rate such as '1Gb/s', '100Mbit/s' or '10GB/s' (b is a bit, B a byte)",
+    "a number of bytes/s, or a rate such as '1Gb/s', '100Mbit/s' or '10GB/s' (b means bit, B "
+    "means byte)",
 )
 
 
@@ -100,7 +102,7 @@ def bits_of(rate: str, field: str = "rate") -> int:
         InvalidInput: The value is not a rate of at least 1 Mb/s; the message names the option
             `field`.
     """
-    allowed = "bits a second from 1Mb up, such as 100Mb or 1Gb/s"
+    allowed = "a rate of at least 1Mb per second, such as 100Mb or 1Gb/s (b means bit)"
     known = _RATE._replace(allowed=allowed)
     if not isinstance(rate, str) or (bits := 8 * _parse(rate, field, known)) < _BITS:
         raise _refusal(field, rate, allowed)

@@ -1,4 +1,4 @@
-"""Pydantic field types for times, sizes and rates, given as numbers or as texts with a unit."""
+"""Pydantic field types for times, sizes and rates that are numbers, or texts with a unit."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def name_today(name: object, allowed: Collection[str]) -> str | None:
 
 
 def refuse_former_attributes(kind: Class) -> Class:
-    """Make reading an attribute by its former name raise AttributeError with the current name."""
+    """Make a class raise AttributeError with the current name if a former name is read."""
 
     def refuse(self: object, name: str) -> NoReturn:
         raise missing_attribute(type(self).__name__, name, dir(kind))

@@ -34,7 +34,7 @@ class BatchPlan:
     with different numbers of ranks train on the same global batches, so their loss curves are
     comparable. With `owned=True`, each rank owns a fixed set of rows and shuffles only these rows.
     In Vishnu et al. 2016, arXiv 1603.02339, rank 0 reads the samples and scatters them. With
-    `owned=True`, a global batch consists of rows that each rank has drawn from its own rows.
+    `owned=True`, a global batch consists of the rows that all ranks have drawn from their own rows.
 
     Args:
         rows: Number of rows of the data set.
@@ -46,8 +46,8 @@ class BatchPlan:
         owned: Whether each rank uses the same set of rows during the whole run.
         shards: How rows are assigned to ranks with `owned=True`, see
             `labkit.common.data_partition`.
-        labels: Labels of the rows, needed for a partition by label. With None, a rank can only
-            compute the sizes of the shards.
+        labels: Labels of the rows, needed for a partition by label. If the labels are None, a rank
+            can only compute the sizes of the shards.
     """
 
     rows: int
@@ -66,7 +66,7 @@ class BatchPlan:
         return full if self.steps is None else min(full, self.steps)
 
     def sizes(self, step: int) -> list[int]:
-        """Return the number of rows of each rank in the batch of this step."""
+        """Return how many rows of this step's batch each rank gets."""
         batch = min(self.batch_size, self.rows - step * self.batch_size)
         return np.diff(cut(batch, self.capacities)).tolist()
 
@@ -101,7 +101,7 @@ class BatchPlan:
         return result
 
     def places(self, rank: int, epoch: int) -> list[np.ndarray]:
-        """Return, for each step, the positions of this rank's batch in its own rows (`owned`)."""
+        """Return, for each step, the positions of the batch's rows among this rank's own rows."""
         # The seed includes the rank, because with the same seed all ranks would draw the same
         # permutation.
         rng = np.random.default_rng([self.seed, epoch, rank])

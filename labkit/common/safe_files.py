@@ -61,7 +61,9 @@ def open_folder(path: Path | str, root: Path | str | None = None) -> Iterator[in
     path = Path(path)
     root = path if root is None else Path(root)
     if not path.is_relative_to(root) or ".." in (parts := path.relative_to(root).parts):
-        raise UnsafeFile(errno.EINVAL, "leads out of its folder: name a path inside it", str(path))
+        raise UnsafeFile(
+            errno.EINVAL, "leads out of its folder: give a path inside the folder", str(path)
+        )
     descriptor, place = os.open(root, _FOLDER), root
     try:
         for part in parts:
@@ -123,7 +125,8 @@ def read_file(
     Args:
         path: Path of the file.
         limit: Maximum size of the file in bytes; None: no limit.
-        last: Number of bytes to return from the end of the file, whose size is then not checked;
+        last: Number of bytes to return from the end of the file; the size of the file is then not
+            checked.
             None: return all bytes.
         root: Folder that the user of labkit names, see `open_file`.
 
@@ -136,7 +139,7 @@ def read_file(
         if last is not None:
             return os.pread(file.fileno(), last, max(0, size - last))
         if limit is not None and size > limit:
-            reason = f"has {size:,} bytes; at most {limit:,} are read here"
+            reason = f"has {size:,} bytes; labkit reads at most {limit:,} bytes of such a file"
             raise UnsafeFile(errno.EFBIG, reason, str(path))
         return file.read(size)
 
@@ -196,7 +199,7 @@ def check_folder(path: Path | str, root: Path | str | None = None) -> None:
     with open_folder(path, root) as folder:
         for place, inside, files, descriptor in os.fwalk(".", onerror=_raise, dir_fd=folder):
             if place.count("/") > LEVELS:
-                reason = f"has more than {LEVELS} levels of folders: remove them"
+                reason = f"has more than {LEVELS} levels of subfolders: remove the deeper levels"
                 raise UnsafeFile(errno.ELOOP, reason, str(path))
             for name in sorted((*inside, *files)):
                 try:
@@ -212,15 +215,15 @@ def _require_regular_file(path: Path, status: os.stat_result, single_link: bool)
         raise _refusal(path, status, "a file")
     if single_link and status.st_nlink > 1:
         reason = (
-            f"has {status.st_nlink} names (hard links); labkit writes only files with one name: "
-            "copy it"
+            f"has {status.st_nlink} hard links; labkit writes only to files with a single hard "
+            "link: replace the file by a copy"
         )
         raise UnsafeFile(errno.EMLINK, reason, str(path))
 
 
 def _refusal(path: Path, status: os.stat_result, allowed: str) -> UnsafeFile:
-    kind = _KINDS.get(stat.S_IFMT(status.st_mode), "of an unknown kind")
-    reason = f"is {kind}, not {allowed}: put a copy in its place, or remove it"
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), "a file of an unknown type")
+    reason = f"is {kind}, not {allowed}: replace it by a copy, or remove it"
     return UnsafeFile(errno.ELOOP, reason, str(path))
 
 

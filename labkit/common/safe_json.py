@@ -43,12 +43,12 @@ def read_plain_json(content: bytes, strict: bool = True) -> JSON:
     # text.
     values = sum(map(content.count, (b",", b"[", b"{")))
     if values > MOST_VALUES:
-        raise NotPlain(f"has about {values:,} values; allowed are {MOST_VALUES:,}")
+        raise NotPlain(f"has about {values:,} JSON values; allowed are at most {MOST_VALUES:,}")
     try:
         constant = _refuse if strict else None
         value: JSON = json.loads(content.decode(), parse_constant=constant)
     except UnicodeDecodeError:
-        raise NotPlain("cannot be read: it is not UTF-8 text") from None
+        raise NotPlain("cannot be read as JSON, because it is not UTF-8 text") from None
     except RecursionError:
         raise NotPlain(_TOO_DEEP) from None
     except NotPlain:
@@ -60,11 +60,11 @@ def read_plain_json(content: bytes, strict: bool = True) -> JSON:
     return value
 
 
-_TOO_DEEP = f"has more than {DEEPEST} nested brackets"
+_TOO_DEEP = f"has more than {DEEPEST} levels of nested brackets"
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise NotPlain(f"holds {constant}, which is no number in JSON")
+    raise NotPlain(f"contains {constant}, which JSON does not allow as a number")
 
 
 def _unlike_plain(value: JSON, strict: bool) -> str | None:
@@ -97,26 +97,35 @@ def _odd(value: Any) -> str | None:
     if isinstance(value, str):
         return _odd_text(value)
     if isinstance(value, float) and not math.isfinite(value):
-        return "holds a number that does not fit into 64 bits"
+        return "contains a number that exceeds the range of 64-bit floats"
     if isinstance(value, int) and not -LARGEST < value < LARGEST:
-        return f"holds a whole number of {len(str(abs(value)))} digits; allowed are 18"
+        return (
+            f"contains a whole number of {len(str(abs(value)))} digits; allowed are at most "
+            "18 digits"
+        )
     return None
 
 
 def _odd_text(text: str) -> str | None:
     if len(text) > LONGEST_TEXT:
-        return f"holds a text of {len(text):,} letters; allowed are {LONGEST_TEXT:,}"
-    return None if is_text(text) else f"holds {text[:60]!r}, which contains a lone surrogate"
+        return f"contains a text of {len(text):,} characters; allowed are at most {LONGEST_TEXT:,}"
+    return (
+        None
+        if is_text(text)
+        else f"contains the text {text[:60]!r}, which has an unpaired Unicode surrogate"
+    )
 
 
 def _odd_names(record: dict[str, Any]) -> str | None:
     if len(record) > MOST_NAMES:
-        return f"has a record of {len(record):,} names; allowed are {MOST_NAMES:,}"
+        return f"contains an object of {len(record):,} names; allowed are at most {MOST_NAMES:,}"
     for name in record:
         if len(name) > LONGEST_NAME:
-            return f"has a name of {len(name):,} letters; allowed are {LONGEST_NAME:,}"
+            return (
+                f"contains a name of {len(name):,} characters; allowed are at most {LONGEST_NAME:,}"
+            )
         if not is_text(name):
-            return f"has the name {short(name)}, which contains a lone surrogate"
+            return f"contains the name {short(name)}, which has an unpaired Unicode surrogate"
     return None
 
 

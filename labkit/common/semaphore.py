@@ -36,7 +36,7 @@ class Semaphore:
         self._slot: Lock | None = None
 
     def acquire(self, is_wanted: Callable[[], bool] = lambda: True) -> bool:
-        """Wait for a free slot and return True; return False when `is_wanted` returns False."""
+        """Wait for a free slot and return True; return False once `is_wanted` returns False."""
         while is_wanted():
             for number in range(self.count):
                 slot = Lock(self.folder / str(number))
@@ -69,7 +69,7 @@ def start_semaphore(keeper: Path) -> Semaphore:
 
 
 def release_start_slot() -> None:
-    """Release the start slot, which this process has held since it began to start."""
+    """Release the slot that this process has acquired in order to start."""
     while _starts:
         _starts.pop().release()
 
@@ -86,7 +86,8 @@ def main() -> None:
 
 if __name__ == "__main__":
     # Other modules read `_starts` from the module `labkit.common.semaphore`, but this process runs
-    # the module under the name `__main__`. The imported copy is therefore used.
+    # the module under the name `__main__`. This process therefore imports the module under its
+    # usual name, and uses the imported copy.
     from labkit.common import semaphore
 
     semaphore.main()

@@ -42,8 +42,8 @@ def decoding(label: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
         raise LabkitError(
-            f"{label} is damaged or forged ({short(error)}); resume another checkpoint, or start "
-            "again"
+            f"{label} is damaged or was changed ({short(error)}); resume from another "
+            "checkpoint, or start without resume"
         ) from error
 
 
@@ -88,8 +88,8 @@ class StateRecord:
         wanted = set(self.names)
         if odd := (wanted - self._lazy - set(names)) | (set(names) - wanted):
             raise LabkitError(
-                f"{self.kind.__name__} in a state has the fields "
-                f"{', '.join(self.names)}; missing or unknown: {', '.join(sorted(odd))}"
+                f"the saved state of {self.kind.__name__} must have the fields "
+                f"{', '.join(self.names)}; missing or unknown are {', '.join(sorted(odd))}"
             )
 
 
@@ -106,7 +106,10 @@ def record(*names: str) -> Callable[[type[T]], type[T]]:
 
     def declare(kind: type[T]) -> type[T]:
         if kind.__name__ in _RECORDS:
-            raise TypeError(f"two classes of states are called {kind.__name__}: rename one")
+            raise TypeError(
+                f"two classes whose state is saved have the name {kind.__name__}: rename one "
+                "of them"
+            )
         _RECORDS[kind.__name__] = StateRecord(kind, names or _names(kind))
         return kind
 
@@ -127,8 +130,8 @@ def record_named(name: str) -> StateRecord:
     """
     if name not in _RECORDS:
         raise LabkitError(
-            f"a state contains the unknown class {name!r:.80}; "
-            f"allowed: {', '.join(sorted(_RECORDS))}"
+            f"the saved state contains the unknown class {name!r:.80}; allowed: "
+            f"{', '.join(sorted(_RECORDS))}"
         )
     return _RECORDS[name]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-GRACE = 30.0  # maximum seconds of grace; even a loaded machine needs no more
-LEAST = 5.0  # minimum seconds of grace, because a process needs time to exit
+GRACE = 30.0  # maximum grace period in seconds, enough on a loaded machine
+LEAST = 5.0  # minimum grace period in seconds, because a process needs time to exit
 
 
 class Limits(NamedTuple):
@@ -49,5 +49,5 @@ class Limits(NamedTuple):
 
     @property
     def grace(self) -> float:
-        """Seconds that the other ranks have to return after one rank has failed."""
+        """Time limit in seconds for the other ranks to return after one rank has failed."""
         return self.end - self.wait

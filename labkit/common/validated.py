@@ -106,14 +106,14 @@ def _named(kind: type[BaseModel], given: tuple[Any, ...], fields: dict[str, Any]
     if name is None:
         names = ", ".join(f"{name}=…" for name in kind.model_fields)
         raise InvalidInput(
-            f"{called}({short(given[0])}) does not say which field is meant: "
-            f"give fields by name, {called}({names})"
+            f"{called}({short(given[0])}) does not name the field of this value: give fields by "
+            f"name, as in {called}({names})"
         )
     if len(given) > 1:
         others = ", ".join(f"{other}=…" for other in kind.model_fields if other != name)
         raise InvalidInput(
             f"{called}({', '.join(map(short, given))}): only {name} may be given without its "
-            f"name; give the others by name{f', {called}(…, {others})' if others else ''}"
+            f"name; give all other fields by name{f', {called}(…, {others})' if others else ''}"
         )
     if name in fields:
         raise InvalidInput(

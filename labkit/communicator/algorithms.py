@@ -10,11 +10,11 @@ from labkit.common.nearest import refuse_unknown
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, IN_NETWORK, Schedule
 
-# These algorithms transfer data without labkit's own messages, so an emulated network cannot delay
-# them. An emulated network can delay only messages that labkit itself sends.
+# These algorithms transfer data without messages of labkit, so an emulated network cannot delay the
+# data. An emulated network can delay only messages that labkit itself sends.
 UNMETERED = {
-    "mpi": "the MPI library sends its messages itself",
-    "shared_memory": "ranks read each other's memory and send no messages",
+    "mpi": "the MPI library sends the messages, so labkit cannot delay them",
+    "shared_memory": "ranks read each other's memory and send no messages that labkit could delay",
 }
 ALGORITHMS = (*UNMETERED, *ALLREDUCE)
 
@@ -23,8 +23,8 @@ def validate_algorithm(algorithm: str) -> None:
     """Raise InvalidInput if the algorithm is unknown; the message lists all allowed names."""
     if algorithm in IN_NETWORK:
         raise InvalidInput(
-            f"algorithm={algorithm!r} adds in network switches and runs only in the simulator "
-            f"(labkit simulate {algorithm}); allowed on ranks: {', '.join(ALGORITHMS)}"
+            f"algorithm={algorithm!r} sums inside network switches and runs only in the "
+            f"simulator (labkit simulate {algorithm}); allowed on ranks: {', '.join(ALGORITHMS)}"
         )
     refuse_unknown("algorithm", [algorithm], ALGORITHMS)
 
@@ -41,7 +41,8 @@ def refuse_unmetered(algorithm: str, network: object) -> None:
     if network is not None and algorithm in UNMETERED:
         raise InvalidInput(
             f"algorithm={algorithm!r} cannot run on the emulated network {str(network)!r}: "
-            f"{UNMETERED[algorithm]}; choose one of {', '.join(ALLREDUCE)}, or network=None"
+            f"{UNMETERED[algorithm]}; give one of the algorithms {', '.join(ALLREDUCE)}, or "
+            "network=None"
         )
 
 
@@ -53,8 +54,8 @@ def validate_one_host(algorithm: str, on_one_host: bool) -> None:
     """
     if algorithm == "shared_memory" and not on_one_host:
         raise InvalidInput(
-            "shared_memory requires all ranks on one host; use 'two_level', which sums in shared "
-            "memory inside each host, or 'auto'"
+            "algorithm='shared_memory' requires all ranks on one host; use 'two_level', which "
+            "sums in shared memory inside each host, or 'auto'"
         )
 
 

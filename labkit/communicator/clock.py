@@ -73,8 +73,8 @@ def offset(clock: Clock, allgather: Callable[[Any], list[Any]]) -> Offset:
 
     No rank can leave an allgather before all ranks have entered the allgather. The time at which a
     rank leaves an allgather is therefore later than the time at which rank 0 enters it, and vice
-    versa. Each allgather thus gives a lower and an upper bound of the clock offset; the fastest
-    allgather gives the tightest bounds.
+    versa. Each allgather therefore gives a lower and an upper bound of the clock offset; the
+    fastest allgather gives the tightest bounds.
     """
     spans = []
     for _ in range(ROUNDS):

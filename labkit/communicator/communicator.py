@@ -124,7 +124,7 @@ class Communicator:
         self.rank: int = self._comm.rank
         self.size: int = self._comm.size
         self.board = StatusBoard(self._comm, clock, Limits.of(timeout), self.numbers)
-        # Number of this rank among the ranks of its host.
+        # `local_rank` is the number of this rank among the ranks of its host.
         self.local_rank: int = self.board.local_rank
         wait_policy = WaitPolicy(self._comm, self.board, self.traffic, clock, timeout, outer)
         self.wait_policy, self.barrier, self.on_one_host = (
@@ -153,13 +153,13 @@ class Communicator:
     def allreduce(
         self, buffer: np.ndarray, algorithm: str = "mpi", label: str = "allreduce"
     ) -> None:
-        r"""Sum the ranks' buffers in place, \(b_r \leftarrow \sum_s b_s\), to equal bits on all.
+        r"""Sum the ranks' buffers in place, \(b_r \leftarrow \sum_s b_s\), with equal bits on all.
 
         Args:
             buffer: A contiguous array with the same dtype and length on every rank. The dtype is
                 float16, bfloat16, float32, float64 or an integer type.
             algorithm: A name in `labkit.schedules.ALLREDUCE`, whose rounds run exactly as planned;
-                "mpi", for which the MPI library chooses the algorithm; or "shared_memory", for
+                or "mpi", for which the MPI library chooses the algorithm; or "shared_memory", for
                 ranks on one host. With the algorithm "mpi", 16-bit floats are summed in float32 and
                 rounded once, because MPI cannot add 16-bit floats. On several real hosts, two-level
                 algorithms use shared memory for the sums inside each host.
@@ -222,7 +222,7 @@ class Communicator:
             try:
                 self._initialize(whole, limit, None, None)
                 succeeded = True
-            # Also catches errors from a message that a dying rank sent only in part.
+            # This clause also catches errors from a message that a dying rank sent only in part.
             except Exception:
                 whole.Revoke()
                 succeeded = False
@@ -234,7 +234,9 @@ class Communicator:
                 )
                 return found
             self.board.abandon()
-        raise LabkitError("the surviving ranks cannot form a new communicator")
+        raise LabkitError(
+            "the surviving ranks cannot form a new communicator after the death of a rank"
+        )
 
     def restart(self, comm: MPI.Intracomm) -> None:
         """Rebuild this communicator after a call has failed on some ranks (collective).
@@ -251,7 +253,7 @@ class Communicator:
 
     @property
     def spares(self) -> int:
-        """The number of spare ranks that still wait to replace a dead rank, as known here."""
+        """The number of spare ranks that, as far as known, still wait to replace a dead rank."""
         return 0 if self.membership is None else self.membership.numbers.count(SPARE)
 
     def replace(self) -> list[int]:
@@ -311,8 +313,8 @@ class Communicator:
             separate: Memory outside `buffer` for the inputs or the result; only for the algorithm
                 "shared_memory".
         """
-        # With "shared_memory", ranks read each other's weights from shared memory together with
-        # flags, so no additional call and no scaled copy are needed.
+        # With "shared_memory", each rank reads the weights of other ranks from shared memory, so
+        # the mean needs no additional call and no scaled copy.
         if algorithm == "shared_memory" and self.size > 1:
             self._reductions.allreduce(buffer, algorithm, label, weight, separate)
             return
@@ -389,7 +391,9 @@ class Communicator:
         """
         if self.rank == root and (parts is None or len(parts) != self.size):
             count = "None" if parts is None else f"{len(parts)}"
-            raise InvalidInput(f"scatter of {count} parts: give one for each of {self.size} ranks")
+            raise InvalidInput(
+                f"scatter received {count} parts; give one part for each of the {self.size} ranks"
+            )
         self.barrier(f"{label} (scatter from rank {root})")
         with self.wait_policy.failure_guard:
             return self._comm.scatter(parts, root)
@@ -430,7 +434,7 @@ class Communicator:
 
         The new Communicator has its own traffic meter, which starts at 0.
         """
-        self.barrier("the way to another network")
+        self.barrier("the barrier before the change to another network")
         limit = self.wait_policy.timeout
         with self.wait_policy.failure_guard:
             return Communicator(
@@ -439,7 +443,7 @@ class Communicator:
 
     def window(self, nbytes: int) -> Window:
         """Allocate memory on this rank for one-sided access by other ranks (collective)."""
-        self.barrier("the making of a window")
+        self.barrier("the barrier before the allocation of an MPI window")
         with self.wait_policy.failure_guard:
             return Window(nbytes, self.wait_policy, self._emulation)
 
@@ -514,8 +518,8 @@ class Communicator:
             self.board.close()
             self._comm.Free()
             raise InvalidInput(
-                f"network={self.network} is emulated among ranks of one host, but these ranks run "
-                "on several hosts; remove network, or use one host"
+                f"network={self.network} can only be emulated between ranks of one host, but "
+                "these ranks run on several hosts; remove network, or use one host"
             )
 
     def release_spares(self) -> None:

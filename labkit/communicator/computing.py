@@ -14,8 +14,8 @@ def computing(communicator: Communicator) -> Callable[[], AbstractContextManager
     The slowdown ignores the time that the context spends on waits for other ranks and on transfers.
 
     Args:
-        communicator: The communicator of all ranks. This rank's number in the communicator selects
-            its slowdown and its stream of random factors.
+        communicator: The communicator of all ranks. The rank number in this communicator selects
+            the slowdown and the sequence of random slowdown factors.
     """
     clock = communicator.clock
     if communicator.slowness is None:

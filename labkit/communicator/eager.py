@@ -16,7 +16,7 @@ from labkit.communicator.wait_policy import WaitPolicy
 from labkit.communicator.window import Window
 
 LINE = 64  # bytes of a cache line
-HEAD = 2 * LINE  # bytes at the start of a slot, for message number and header
+HEAD = 2 * LINE  # bytes at the start of a slot: message number and header
 
 Posted: TypeAlias = tuple[Route, NDArray[np.float64], NDArray[np.uint8]]
 
@@ -59,7 +59,8 @@ class EagerMailbox:
         self._wait_policy, self._emulation, self._hosts = wait_policy, emulation, hosts
         self._capacities = routes
         self._slots: dict[Route, int] = {}  # offset of each slot in the receiver's memory, in bytes
-        # Offset of each read count in the sender's memory, in bytes.
+        # This mapping contains the offset of each route's read count in the sender's memory, in
+        # bytes.
         self._reads: dict[Route, int] = {}
         sizes = [0] * wait_policy.size
         for route, capacity in routes.items():
@@ -79,16 +80,16 @@ class EagerMailbox:
         self._unfreed: set[Route] = set()  # routes with a slot that the receiver has not yet freed
 
     def post(self, route: Route, words: NDArray[np.float64], values: NDArray[np.uint8]) -> None:
-        """Send a message, and free the slot of the opposite route.
+        """Send a message, and free the receive slot of the route in the opposite direction.
 
         Args:
             route: The endpoint numbers of sender and receiver.
             words: Header words that the caller may use, at most `WORDS` of them.
-            values: The bytes of the message, flat. They must not change while the message waits for
-                a free slot.
+            values: The bytes of the message, flat. The bytes must not change while the message
+                waits for a free slot.
 
         Raises:
-            LabkitError: The message has more bytes than the slot of the message's route.
+            LabkitError: The message has more bytes than its route's slot can hold.
         """
         self._validate_size(route, values.nbytes)
         self.free((route[1], route[0]))
@@ -108,7 +109,8 @@ class EagerMailbox:
         self._deliver()
         for route, head in self._heads.items():
             if head[0] > self._received[route]:
-                # Makes the values visible that the sender wrote before the number.
+                # This call makes the values visible that the sender wrote before the message
+                # number.
                 self._window.sync()
                 self._received[route] += 1
                 if (letter := self._receive(route)) is not None:
@@ -138,29 +140,30 @@ class EagerMailbox:
 
     def close(self) -> None:
         """Wait at a barrier, then free the window memory of all ranks (collective)."""
-        self._wait_policy.barrier("the end of one-sided messages")
+        self._wait_policy.barrier("the barrier after the last one-sided message")
         self._read, self._heads = {}, {}
         self._window.close()
 
     # --- memory layout and transfer, which `RendezvousMailbox` overrides ------------------------
 
     def _slot_bytes(self, capacity: int) -> int:
-        """Return the size of a slot without its header, in bytes of the receiver's memory."""
+        """Return the size in bytes of a slot at the receiver, without the slot's header."""
         return lines(capacity)
 
     def _send_bytes(self, capacity: int) -> int:
-        """Return the size of the send buffer without the read count, in bytes at the sender."""
+        """Return the size in bytes of the send buffer at the sender, without the read count."""
         return 0
 
     def _validate_size(self, route: Route, nbytes: int) -> None:
         if nbytes > self._capacities[route]:
             raise LabkitError(
-                f"{nbytes} bytes for a slot of {self._capacities[route]}; use "
-                "transport='two_sided' or 'one_sided_dynamic', whose messages may have any length"
+                f"a message of {nbytes} bytes exceeds its receive slot of "
+                f"{self._capacities[route]} bytes; use transport='two_sided' or "
+                "'one_sided_dynamic', whose messages may have any length"
             )
 
     def _receive(self, route: Route) -> Letter | None:
-        """Return the message in a slot; None if further parts of the message must arrive first."""
+        """Return the message in a slot, or None if further parts of it have yet to arrive."""
         head = self._heads[route][1:]
         values = self._window.memory[self._slots[route] + HEAD :][: int(head[0])]
         return open_letter(head, values, self._emulation, self._hosts[route[0]])

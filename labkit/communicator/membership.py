@@ -14,7 +14,7 @@ from labkit.communicator.ulfm import agree_all
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-SPARE = -1  # marks a spare rank, which has no working number yet
+SPARE = -1  # marks a spare rank, which is not one of the working ranks
 POLL_INTERVAL = 5e-3  # seconds between two checks of a spare rank that waits
 _END = 1  # MPI tag of the message that releases a spare rank
 
@@ -31,7 +31,7 @@ class Membership:
         comm: The communicator of the surviving ranks.
         numbers: For each rank of `comm`, its number among the working ranks; `SPARE` for a spare
             rank.
-        members: For each rank of `comm`, the rank that this process had at the start of the call.
+        members: For each rank of `comm`, the rank of the same process at the start of the call.
         has_joined: Whether this rank was a spare rank and has joined the working ranks.
     """
 
@@ -57,7 +57,7 @@ class Membership:
         return sorted(set(range(self._called)) - set(self.members))
 
     def member(self, number: int) -> int:
-        """Return the rank that the process with a working number had at the start of the call."""
+        """Return the initial MPI rank of the process that now has this working-rank number."""
         return self.members[self.numbers.index(number)]
 
     def working(self) -> MPI.Intracomm:
@@ -69,7 +69,7 @@ class Membership:
 
         colour = MPI.UNDEFINED if self.number == SPARE else 0
         comm = self.comm.Split(colour, self.number)
-        assert isinstance(comm, MPI.Intracomm)  # tells the type checker the type
+        assert isinstance(comm, MPI.Intracomm)  # tells the type checker the class of `comm`
         return comm
 
     def wait_as_spare(self) -> bool:
@@ -117,7 +117,7 @@ class Membership:
 
         Args:
             begin: A function that builds the state of a working rank from a communicator of the
-                working ranks. Spare ranks do not call it.
+                working ranks. Spare ranks do not call `begin`.
             abandon: A function that discards the state that `begin` has built, if another rank
                 dies.
         """
@@ -127,7 +127,8 @@ class Membership:
             broken = self.comm
             broken.Revoke()
             survivors = broken.Shrink()
-            assert isinstance(survivors, MPI.Intracomm)  # tells the type checker the type
+            # Tells the type checker the class of `survivors`.
+            assert isinstance(survivors, MPI.Intracomm)
             old_ranks = MPI.Group.Translate_ranks(survivors.group, None, broken.group)
             self.comm = survivors
             self.numbers = _filled([self.numbers[rank] for rank in old_ranks], self.size)
@@ -137,7 +138,7 @@ class Membership:
                 part = self.working()
                 if self.number != SPARE:
                     begin(part)
-            # Also catches errors from a message that a dying rank sent only in part.
+            # This clause also catches errors from a message of which a dying rank sent only a part.
             except Exception:
                 succeeded = False
                 survivors.Revoke()
@@ -147,11 +148,13 @@ class Membership:
                 return
             if self.number != SPARE:
                 abandon()
-        raise LabkitError("the surviving ranks cannot form a new communicator")
+        raise LabkitError(
+            "the surviving ranks cannot form a new communicator after the death of a rank"
+        )
 
 
 def _filled(numbers: list[int], size: int) -> list[int]:
-    """Return the numbers after spare ranks have taken the missing numbers, lowest number first.
+    """Return all ranks' numbers after spare ranks have taken the missing ones in ascending order.
 
     >>> _filled([0, 2, SPARE, SPARE], 3)
     [0, 2, 1, -1]

@@ -51,7 +51,9 @@ class Messages:
         self._wait_policy.count_to(destination, data.nbytes)
         return requests
 
-    def finish(self, posted: list[MPI.Request], label: str = "the end of a message") -> None:
+    def finish(
+        self, posted: list[MPI.Request], label: str = "the completion of a sent message"
+    ) -> None:
         """Wait until the posted sends are complete; their arrays may change afterwards."""
         self._wait_policy.name_call(label, collective=False)
         self._wait_policy.wait_all(posted)

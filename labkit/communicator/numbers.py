@@ -23,12 +23,15 @@ def validate_summable(dtype: np.dtype[Any], mean: bool = False) -> None:
         allowed, advice = f"averaged; allowed: {floats}", "give buffer.astype(np.float64)"
     else:
         allowed = f"summed; allowed: {floats} and integers"
-        advice = "for flags, sum buffer.astype(np.int32), which is above 0 where a flag is set"
-    raise InvalidInput(f"a buffer of {dtype.name} cannot be {allowed}; {advice}")
+        advice = (
+            "to combine flags, sum buffer.astype(np.int32): the sum is above 0 where any "
+            "rank has set the flag"
+        )
+    raise InvalidInput(f"a buffer of dtype {dtype.name} cannot be {allowed}; {advice}")
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Return whether a dtype is a float type, also for bfloat16, which NumPy does not count."""
+    """Return whether a dtype is a float type, including bfloat16, unlike NumPy's own test."""
     return dtype.kind == "f" or dtype.name == "bfloat16"
 
 

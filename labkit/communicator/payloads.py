@@ -1,4 +1,4 @@
-"""Collectives over values of different sizes per rank: gathered payloads, sparse and row sums."""
+"""Collectives for values whose sizes differ between ranks: byte gathers, sparse sums, row sums."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ ENTRY = np.dtype([("rank", "<i4"), ("nbytes", "<i4")])
 
 
 class Payloads:
-    """Collectives over values whose sizes differ between ranks, as called on one rank.
+    """One rank's collectives for values whose sizes differ between ranks.
 
     An allreduce schedule works for values of any type that defines an addition. If the values are
     sets of payloads, and the addition is the union of sets, every allreduce algorithm gathers the
-    payloads of all ranks. If an allreduce algorithm ends with an allgather, only this allgather
-    runs to gather payloads.
+    payloads of all ranks. If an allreduce algorithm ends with an allgather, gathering payloads runs
+    only this last phase.
 
     Args:
         wait_policy: The wait policy of this rank, which detects missing ranks before a collective
             of the MPI library.
         emulation: The emulated network; None: the real network.
-        reductions: The reductions of this rank; the collectives use their schedules and their
-            metering.
+        reductions: The `Reductions` of this rank, which supply the schedules and the metering of
+            the collectives.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Payloads:
             data: The bytes of this rank, as a uint8 array of shape (n,), where n may differ between
                 ranks.
             algorithm: Name of an algorithm, as in `Communicator.allreduce`. The messages of a
-                schedule contain sets of payloads. Of the ring algorithm, only the second half runs,
+                schedule contain sets of payloads. The ring algorithm runs only its second half,
                 which is an allgather. The algorithms "mpi" and "shared_memory" use the allgather of
                 the MPI library.
             label: The name of the call in error messages.
@@ -105,7 +105,7 @@ class Payloads:
         algorithm: str = "mpi",
         label: str = "sum_rows",
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Sum the ranks' tables, which have a few rows per rank, to equal bits on all ranks.
+        """Sum sparse tables of all ranks, each given by a few rows; all ranks get the same bits.
 
         Args:
             indices, length, algorithm, label: As in `sparse_sum`, where the elements are rows of
@@ -123,7 +123,7 @@ class Payloads:
     def _sum(
         self, indices: np.ndarray, values: np.ndarray, length: int, algorithm: str, what: str
     ) -> tuple[list[SparseVector], list[int]]:
-        """Return the chunks of the sum, and their boundaries as element indices."""
+        """Return the sum as a list of chunks, and the element indices of the chunk boundaries."""
         validate_summable(values.dtype)
         row = values.shape[1:]
         name = f"{what} ({algorithm} of sparse {values.dtype.name}{[length, *row]})"
@@ -153,7 +153,7 @@ class Payloads:
         return join_payloads(self._executor.run(rounds, chunks, PayloadUnion()), self._size)
 
     def _library_sum(self, indices: np.ndarray, values: np.ndarray, length: int) -> SparseVector:
-        """Sum with the MPI library, either by gathering the sparse vectors or by a dense sum.
+        """Sum with the MPI library: either gather the sparse vectors, or sum dense vectors.
 
         The sum is dense if gathering would need at least twice the bytes of a dense vector.
         """
@@ -178,19 +178,19 @@ class Payloads:
         return np.split(whole, np.cumsum(lengths)[:-1])
 
     def _count(self, nbytes: int) -> None:
-        """Meter an allgather of the MPI library: size - 1 copies, of which one leaves the host."""
+        """Count the bytes of an MPI allgather: size - 1 copies, one of them to another host."""
         self._wait_policy.count((self._size - 1) * nbytes, nbytes)
 
 
 class PayloadUnion:
-    """The union of payload sets; as the addition of an allreduce, it gathers the payloads."""
+    """The union of payload sets; an allreduce that uses it as addition gathers all payloads."""
 
     def add(self, values: Sequence[Pieces]) -> Pieces:
         """Return the union of several payload sets."""
         return {rank: data for value in values for rank, data in value.items()}
 
     def to_bytes(self, values: Sequence[Pieces]) -> np.ndarray:
-        """Serialize each chunk: the number of pieces, their ranks and lengths, and the pieces."""
+        """Serialize, per chunk, the number of payload pieces and their ranks, lengths and bytes."""
         parts: list[np.ndarray] = []
         for value in values:
             table = np.array([(rank, data.nbytes) for rank, data in value.items()], ENTRY)
@@ -199,7 +199,7 @@ class PayloadUnion:
         return np.concatenate(parts)
 
     def from_bytes(self, data: np.ndarray, first: int, count: int) -> list[Pieces]:
-        """Return, for each chunk in a message, its pieces of payloads by rank."""
+        """Return, for each chunk in a message, a dictionary from rank to piece of its payload."""
         values: list[Pieces] = []
         start = 0
         for _ in range(count):
@@ -216,13 +216,13 @@ class PayloadUnion:
 
 
 def cut_payload(data: np.ndarray, rank: int, chunks: int) -> list[Pieces]:
-    """Cut a rank's payload into one piece per chunk; each piece is a dictionary {rank: bytes}."""
+    """Cut a rank's payload into byte ranges, one dictionary {rank: bytes} per chunk."""
     edges = boundaries(len(data), chunks)
     return [{rank: data[edges[c] : edges[c + 1]]} for c in range(chunks)]
 
 
 def join_payloads(chunks: Sequence[Pieces], size: int) -> list[np.ndarray]:
-    """Join the pieces of all chunks into the payload of each rank."""
+    """Join each rank's bytes from all chunks into the payload of that rank."""
     return [np.concatenate([chunk[rank] for chunk in chunks]) for rank in range(size)]
 
 

@@ -16,8 +16,9 @@ class PlannedMessage:
         peer: The rank that receives or sends the message.
         first, last: The index of the message's first element, and the index after its last element.
         offset: The offset, in elements, at which the received message starts in the scratch buffer;
-            -1: the rank receives the message directly into the buffer. A rank can receive a message
-            directly into its buffer if it does not send the replaced elements in the same round.
+            the offset -1 means that the rank receives the message directly into its buffer. A rank
+            can receive a message directly into its buffer if it does not send the replaced elements
+            in the same round.
     """
 
     peer: int
@@ -32,8 +33,8 @@ class Sum:
 
     Attributes:
         first, last: The index of the sum's first element, and the index after its last element.
-        terms: For each term, in the order of the addition, its offset in the scratch buffer, in
-            elements; -1: the term is in the rank's own buffer.
+        terms: The scratch-buffer offset of each term, in elements and in the order of addition; -1
+            means that the term is in the rank's own buffer.
     """
 
     first: int
@@ -96,7 +97,7 @@ def _step(number: int, one_round: Round, rank: int, edges: list[int]) -> Planned
         if edges[chunk + span] > edges[chunk]
     )
     receives, copies, offset = [], [], 0
-    # Chunk -> (rank, offset in the scratch buffer).
+    # This dictionary maps each chunk to its contributions: (rank, offset in the scratch buffer).
     contributions: dict[int, list[tuple[int, int]]] = {}
     for source, _, chunk, span, reduce in one_round.received_by(rank).rows():
         first, last = edges[chunk], edges[chunk + span]

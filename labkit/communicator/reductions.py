@@ -26,12 +26,12 @@ from labkit.communicator.wait_policy import WaitPolicy
 from labkit.communicator.wire import MessageRules, MpiWire
 from labkit.schedules import ALLREDUCE, Round, boundaries
 
-Reduce: TypeAlias = Callable[..., None]  # arguments: flat buffer (changed in place), weights
-Key: TypeAlias = tuple[str, str, int]  # algorithm, dtype and buffer length
+Reduce: TypeAlias = Callable[..., None]  # a function of a flat buffer, summed in place, and weights
+Key: TypeAlias = tuple[str, str, int]  # key of a reduction: algorithm, dtype and buffer length
 
 
 def library_sum(wait_policy: WaitPolicy, flat: np.ndarray, share: float = 1.0) -> None:
-    """Sum in place with the MPI library's algorithm; 16-bit floats are summed in float32.
+    """Sum an array in place over all ranks with the MPI library; add 16-bit floats in float32.
 
     The MPI library does not report its traffic. The traffic meter therefore counts the bytes that
     each rank must send at least in any allreduce (lower bound of Patarasuk & Yuan 2009).
@@ -43,8 +43,9 @@ def library_sum(wait_policy: WaitPolicy, flat: np.ndarray, share: float = 1.0) -
     """
     from mpi4py import MPI
 
-    # The barrier before the allreduce polls, so this rank detects a missing rank. After the
-    # barrier, all ranks are in the call, so MPI's blocking collective runs at full speed.
+    # This rank polls while it waits in the barrier before the allreduce, so it detects a missing
+    # rank. After the barrier, all ranks are in the call, so MPI's blocking collective runs at full
+    # speed.
     wait_policy.allgather_scalar()
     comm = wait_policy.comm
     narrow = is_16_bit_float(flat.dtype)
@@ -102,8 +103,8 @@ class Reductions:
         """Sum the buffers of all ranks in place; see `Communicator.allreduce`.
 
         Args:
-            weighing: No value for a sum of the buffers. For a mean: the factor of this rank's
-                values, at most 1; for a mean with "shared_memory": the weight of this rank and a
+            weighing: Omitted for a plain sum of the buffers. A mean needs the factor of this rank's
+                values, at most 1; with "shared_memory", it needs this rank's weight and a
                 `SeparateBuffers`.
         """
         validate_algorithm(algorithm)
@@ -112,7 +113,10 @@ class Reductions:
             return
         flat = buffer.reshape(-1)
         if not buffer.flags.c_contiguous:
-            raise InvalidInput("allreduce works in place: give a contiguous array")
+            raise InvalidInput(
+                "allreduce changes its array in place and requires contiguous memory: give a "
+                "contiguous array"
+            )
         kind = "mean of" if weighing else "of"
         name = f"{label} ({algorithm} {kind} {flat.dtype.name}[{flat.size}])"
         reduce = self._get(algorithm, flat, name)
@@ -120,7 +124,7 @@ class Reductions:
             reduce(flat, *weighing)
 
     def allreduce_in_rounds(self, buffer: np.ndarray, algorithm: str) -> dict[int, np.ndarray]:
-        """Sum in place by a schedule, and return a copy of the buffer after each of its rounds.
+        """Sum a buffer in place by a schedule; return a copy of the buffer after each round.
 
         Returns:
             A copy of the buffer after each round, by round number, from 1.
@@ -128,14 +132,14 @@ class Reductions:
         snapshots: dict[int, np.ndarray] = {}
         self._executor.watch = lambda number, values: snapshots.update({number: values.copy()})
         try:
-            self.allreduce(buffer, algorithm, "an allreduce with snapshots")
+            self.allreduce(buffer, algorithm, "an allreduce that records its intermediate values")
         finally:
             self._executor.watch = None
         return snapshots
 
     @contextmanager
     def metered(self, name: str, nbytes: int, algorithm: str) -> Iterator[None]:
-        """Name and meter a collective, and measure its time without the waits for other ranks."""
+        """Meter a collective under a name; its measured time excludes waits for other ranks."""
         validate_algorithm(algorithm)
         refuse_unmetered(algorithm, self._network)
         self._wait_policy.name_call(name)
@@ -155,18 +159,21 @@ class Reductions:
         return self._rounds[algorithm]
 
     def _get(self, algorithm: str, buffer: np.ndarray, name: str) -> Reduce:
-        """Return the function that sums flat buffers of a dtype and length with an algorithm.
+        """Return the function that sums flat buffers of one dtype and length by one algorithm.
 
         Raises:
             Mismatch: Ranks differ in algorithm, dtype or length.
         """
         key = (algorithm, buffer.dtype.str, buffer.size)
         if key not in self._agreed:
-            self._wait_policy.name_call("the agreement on an allreduce", detail=f": {name}")
+            self._wait_policy.name_call("the allreduce argument check", detail=f": {name}")
             keys: list[Key] = self._wait_policy.gather(key)
             if len(set(keys)) > 1:
                 names = [f"rank {r}: {a} of {d}[{n}]" for r, (a, d, n) in enumerate(keys)]
-                raise Mismatch(f"ranks differ in an allreduce: {'; '.join(names)}")
+                raise Mismatch(
+                    "ranks called an allreduce with different algorithms, dtypes or lengths: "
+                    f"{'; '.join(names)}"
+                )
             self._agreed[key] = self._build(algorithm, buffer.size)
         return self._agreed[key]
 
@@ -192,7 +199,7 @@ class Reductions:
         return run
 
     def _in_levels(self, steps: RankPlan, parts: int, length: int) -> Reduce:
-        """Return a function that sums in shared memory inside hosts, and by a plan between hosts.
+        """Return a function that sums by shared memory within hosts and by messages between hosts.
 
         Args:
             steps: The plan of this rank's messages between the hosts.
@@ -214,5 +221,9 @@ class Reductions:
 
     def _hosts(self) -> list[list[int]]:
         """Return, for each real (not emulated) host, the list of its ranks."""
-        hosts = set(self._allgather(tuple(self._wait_policy.board.ranks), "the hosts of the ranks"))
+        hosts = set(
+            self._allgather(
+                tuple(self._wait_policy.board.ranks), "the exchange of the ranks' hosts"
+            )
+        )
         return [list(ranks) for ranks in sorted(hosts)]

@@ -15,8 +15,8 @@ from labkit.communicator.wait_policy import WaitPolicy
 from labkit.communicator.window import Window
 
 MIN_SEND_BYTES = 1 << 16  # the minimum bytes of a send buffer
-# A notice consists of a header and three numbers about one part of the values: its offset in the
-# sender's memory, its length in bytes, and the index of its first byte in the values.
+# A notice consists of a header and three numbers about one part of the values. These are its offset
+# in the sender's memory, its length in bytes, and the index of its first byte.
 _PLACE = LENGTH
 _NOTICE = _PLACE + 3
 assert 8 * (1 + _NOTICE) <= HEAD  # the message number and the notice must fit into a slot's header
@@ -110,6 +110,6 @@ class RendezvousMailbox(EagerMailbox):
     def _fetch_moments(
         self, emulation: Emulation, source: int, nbytes: int, sent_at: float
     ) -> Iterator[float]:
-        """Yield the arrival time of notice and request, then wake-up times until the delivery."""
+        """Yield when the notice and the request arrive, then wake-up times until delivery."""
         yield sent_at + 2 * emulation.network.latency
         yield from emulation.transfer(source, self._wait_policy.rank, nbytes)

@@ -32,11 +32,11 @@ class SeparateBuffers(NamedTuple):
     """Separate memory for the inputs or the result of a sum, which avoids copies of the buffer.
 
     Attributes:
-        pieces: Pairs (offset in the buffer, values) that together replace `local_part` of this
-            rank's buffer; None: read the values from the buffer.
+        pieces: Pairs (offset in the buffer, values), read instead of the `local_part` range of this
+            rank's buffer; None: read the buffer itself.
         into: A buffer from `allocate(common=True)`, into which the ranks write the sum once instead
-            of once per rank. This sum stays valid until the ranks' next call; None: write the sum
-            into the buffer of every rank.
+            of once per rank. This sum stays valid until the ranks' next call; if `into` is None,
+            each rank's buffer receives the sum.
     """
 
     pieces: Sequence[Piece] | None = None
@@ -75,7 +75,8 @@ class Flags:
         self._phases = [view[:8].view(np.int64) for view in views]
         self.weights = [view[8:16].view(np.float64) for view in views]
         self._codes = [view[16:24].view(np.int64) for view in views]
-        self._vote = np.zeros(1, np.int64)  # the first vote in the last election
+        # The ballot that decided the latest vote (the first one cast).
+        self._vote = np.zeros(1, np.int64)
         self._ballot = views[0].ctypes.data - self._window.Shared_query(0)[0].address + 24
 
     def agree(self, location: str = "", code: int = 0) -> None:
@@ -126,7 +127,7 @@ class Flags:
         return bool(self._vote[0] > 0)
 
     def barrier(self) -> None:
-        """Wait until every rank has reached this phase, and its earlier writes are visible."""
+        """Wait until all ranks have reached this phase and all their earlier writes are visible."""
         self._window.Sync()
         self._phase += 1
         self._phases[self._rank][0] = self._phase
@@ -216,7 +217,7 @@ class SharedMemory:
         Args:
             buffer: The values of this rank, which the sum replaces.
             part: The elements that this rank sums and exchanges with other hosts; the slice may be
-                empty. The parts of two ranks do not overlap.
+                empty. The element ranges of two ranks do not overlap.
             between: A function that receives the full buffer and reduces the elements of `part`
                 between hosts, in place.
         """
@@ -243,7 +244,7 @@ class SharedMemory:
         views = [view[: buffer.nbytes].view(buffer.dtype) for view in self._staging]
         staged = views[self._comm.rank]
         staged[...] = buffer
-        work(flags, _make_place(views, ", in memory of its own"))
+        work(flags, _make_place(views, ", in its staging buffer"))
         buffer[...] = staged  # other ranks write here only after this rank's next call starts
 
     def close(self) -> None:
@@ -315,7 +316,7 @@ class SharedMemory:
         shares: list[float] | None,
         into: np.ndarray | None,
     ) -> None:
-        """Add the parts in rank order; write each block of the sum while it is in the cache.
+        """Add the ranks' values in rank order; write each block of the sum while it is in cache.
 
         Args:
             parts: Views of the same elements in every rank's buffer.
@@ -347,7 +348,7 @@ class SharedMemory:
                 start = address - views[self._comm.rank].ctypes.data
                 if start >= 0 and start + buffer.nbytes <= views[self._comm.rank].nbytes:
                     parts = [view[start : start + buffer.nbytes] for view in views]
-                    location = f", from byte {start} of memory {number}"
+                    location = f", from byte {start} of buffer {number}"
                     self._places[key] = _make_place(
                         [part.view(buffer.dtype) for part in parts], location
                     )
@@ -423,8 +424,9 @@ def no_room(nbytes: int, folder: Path = SHARED) -> str:
     if free >= nbytes:
         return ""
     return (
-        f"ranks share {bytes_text(nbytes)} of memory, and {folder} has {bytes_text(free)} free; "
-        f"give more: mount -o remount,size=2G {folder}  # docker run --shm-size=2g"
+        f"ranks need {bytes_text(nbytes)} of shared memory, but {folder} has only "
+        f"{bytes_text(free)} free; make it larger: mount -o remount,size=2G {folder}  # docker "
+        "run --shm-size=2g"
     )
 
 

@@ -1,4 +1,4 @@
-"""Sums of sparse vectors and of tables with few rows; stored densely if this needs fewer bytes."""
+"""Sums of sparse vectors and sparse tables, which are stored densely if this needs fewer bytes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class SparseSum:
         def read(elements: int, dtype: np.dtype) -> np.ndarray:
             nonlocal start
             begin, start = start, start + elements * dtype.itemsize
-            # A copy, because the data may not be aligned for the dtype.
+            # The bytes are copied because they may not be aligned for the dtype.
             return data[begin:start].copy().view(dtype)
 
         def rows(count: int) -> np.ndarray:

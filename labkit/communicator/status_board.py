@@ -146,7 +146,7 @@ class StatusBoard:
             self._relay.wake()
 
     def mark_dead(self, dead: Sequence[int]) -> RankDied:
-        """Mark ranks as failed that MPI has reported dead; return the exception to raise."""
+        """Mark as failed all ranks that MPI has reported dead; return the exception to raise."""
         for rank in dead:
             self._table.die(rank)
         return RankDied([self._numbers[rank] for rank in dead])
@@ -203,25 +203,25 @@ class StatusBoard:
         return places if len(set(places.values())) > 1 else {}
 
     def request_stop(self, step: int) -> None:
-        """Request that all ranks stop after this step."""
+        """Request that all ranks stop after this training step."""
         self._row["stop"] = step
         self._wait_until_confirmed()
 
     def is_stop_requested(self, step: int) -> bool:
-        """Return whether rank 0 has requested a stop after this step or an earlier one."""
+        """Return whether rank 0 has requested a stop after this or an earlier training step."""
         return bool(self._table.rows["stop"][0] <= step)
 
     def request_checkpoint(self, step: int) -> None:
-        """Request that all ranks save their state after this step."""
+        """Request that all ranks save their state after this training step."""
         self._row["keep"] = step
         self._wait_until_confirmed()
 
     def is_checkpoint_requested(self, step: int) -> bool:
-        """Return whether rank 0 has requested a checkpoint after exactly this step."""
+        """Return whether rank 0 has requested a checkpoint after exactly this training step."""
         return bool(self._table.rows["keep"][0] == step)
 
     def count(self, *numbers: int) -> None:
-        """Publish `COUNTS` progress numbers of this rank; the caller defines their meaning."""
+        """Publish this rank's `COUNTS` progress numbers, whose meaning the caller defines."""
         self._row["counts"] = numbers
 
     def set_quiescent(self, time: int) -> None:
@@ -246,7 +246,7 @@ class StatusBoard:
         return bool((self._table.rows["stands"] == time).all())
 
     def announce_end(self, step: int) -> None:
-        """Announce that training ends after this step for this rank, and so for all ranks."""
+        """Announce that this rank, and therefore all ranks, end the training after this step."""
         self._row["last"] = step
         self._wait_until_confirmed()
 
@@ -315,7 +315,7 @@ class StatusBoard:
         rows = self._table.rows[:PEERS]
         pairs = np.argwhere(rows["sent"][:, : len(rows)] != rows["got"][:, : len(rows)].T)
         routes = ", ".join(f"from rank {source} to rank {to}" for source, to in pairs.tolist())
-        return f"; sent and not received: a message {routes}" if routes else ""
+        return f"; these messages were sent but not received: {routes}" if routes else ""
 
     def abandon(self) -> None:
         """Stop using the shared window, because MPI cannot free it without the dead rank."""

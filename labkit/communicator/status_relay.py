@@ -78,7 +78,9 @@ class Relay:
             if self._stand_by():
                 self._exchange()
         except Exception as error:  # the error is written to the status table
-            cause = f"its relay to other hosts: {type(error).__name__}: {error}"
+            cause = (
+                f"its relay of the status to other hosts failed: {type(error).__name__}: {error}"
+            )
             self._table.fail(self._comm.rank, cause)
 
     def _stand_by(self) -> bool:
@@ -146,7 +148,8 @@ class _Peer:
         self._ranks = [*table.hosts[number].ranks]
         self._in, self._out = table.blank(number), table.blank(table.host_index)
         self._incoming = self._sent = MPI.REQUEST_NULL
-        # These are the time of the last send, and whether this host's last bulletin has been sent.
+        # The two fields record the time of the last send, and whether this host's last bulletin has
+        # been sent.
         self._sent_at, self._sent_last = -np.inf, False
         self.has_ended = False
 

@@ -22,10 +22,10 @@ PEERS = 64  # maximum number of ranks for which messages with checksums are coun
 COUNTS = 5  # the number of progress numbers of each rank
 NEVER = np.iinfo(np.int64).max
 
-# A host counts as silent if this host's relay has polled for `Limits.silent` seconds without
-# receiving its bulletin (status rows). The relay thread sends ten bulletins per second to each
-# host. Python switches between threads every 5 ms, so computing Python code does not delay the
-# relay's bulletins. Waits, traces and debuggers do not delay them either. Only a call that holds
+# Another host counts as silent if it sends no bulletin (status rows) while this host's relay polls
+# for `Limits.silent` seconds. The relay thread sends ten bulletins per second to each host. Python
+# switches between threads every 5 ms, so computing Python code does not delay the relay's
+# bulletins. Waits, traces and debuggers do not delay the bulletins either. Only a call that holds
 # Python's global interpreter lock for longer than `Limits.silent` delays the bulletins. After an
 # outage of 5 s, a link delivers again after 6 to 8 s, because TCP retransmits after 0.2, 0.4, 0.8 …
 # s. A bulletin is sent only after earlier messages of Open MPI to the same host. If one long
@@ -40,16 +40,16 @@ ROW = np.dtype(
         ("cause", f"S{CAUSE}"),
         ("look", f"S{LOOK}"),  # the last snapshot of the process
         ("since", "f8"),  # start of the call, on the clock of this table's host
-        ("stop", "i8"),  # the step after which rank 0 requests a stop
-        ("last", "i8"),  # the step after which training ends for the rank
-        ("keep", "i8"),  # the step after which rank 0 requests a checkpoint
+        ("stop", "i8"),  # the training step after which rank 0 requests a stop
+        ("last", "i8"),  # the training step after which this rank's training ends
+        ("keep", "i8"),  # the training step after which rank 0 requests a checkpoint
         ("sent", "u4", (PEERS,)),  # number of messages sent to each rank
         ("got", "u4", (PEERS,)),  # number of messages received from each rank
         ("counts", "i8", (COUNTS,)),  # progress numbers from `StatusBoard.count`
-        ("stands", "i8"),  # phase in which the counts stay constant; 0: none
+        ("stands", "i8"),  # phase in which the progress numbers are constant; 0: none
         ("mark", "i8"),  # number of writes that other hosts must confirm
         ("pid", "i4"),
-        ("round", "i4"),  # the round of a schedule, from 1
+        ("round", "i4"),  # current round of the communication schedule, from 1
         ("asks", "i4"),  # number of the rank's requests for process snapshots
         ("failed", "u1"),
         ("waiting", "u1"),
@@ -75,8 +75,8 @@ class StatusTable:
 
     Attributes:
         rows: The status rows of all ranks, in rank order.
-        confirmed: For each (host, rank), the `mark` of the rank's row that the host has received
-            last.
+        confirmed: For each pair (host, rank), the latest `mark` of the rank's row that the host has
+            received.
         bulletin_times: The arrival time of each host's latest bulletin (status rows); infinite if
             the host sends no more bulletins.
         poll_time: The time when this host's relay last polled for bulletins of other hosts.
@@ -171,7 +171,7 @@ class StatusTable:
         return bool(np.all(self.confirmed[:, ranks] >= self.rows["mark"][ranks]))
 
     def silent_host(self, limit: float) -> tuple[HostRanks, float] | None:
-        """Return a host without a bulletin for longer than `limit`, and its seconds of silence.
+        """Return a host that sent no bulletin for longer than `limit`, and the time since its last.
 
         Args:
             limit: Seconds without a bulletin after which a host counts as silent.

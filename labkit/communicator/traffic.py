@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 class Traffic:
     """The messages, bytes and seconds of one rank's communication; the counts never decrease.
 
-    For collectives of the MPI library, `wire_bytes` and `link_bytes` count the least bytes that any
-    algorithm must send.
+    For collectives of the MPI library, `wire_bytes` and `link_bytes` count the minimum number of
+    bytes that any algorithm must send.
 
     Attributes:
         messages: The number of messages sent.
@@ -20,8 +20,8 @@ class Traffic:
         wait_seconds: Seconds in which this rank waited for other ranks to reach a call.
         transfer_seconds: Seconds in which this rank transferred and added data after all ranks had
             arrived.
-        aside_seconds: Seconds of requests and bookkeeping for work that another process does; step
-            times exclude these seconds.
+        aside_seconds: Seconds of requests and bookkeeping for work that another process does;
+            training-step times exclude these seconds.
     """
 
     messages: int = 0

@@ -1,4 +1,4 @@
-"""Transports of messages (letters) between ranks, by name."""
+"""The named transports that carry messages (letters) between ranks."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def is_broken(comm: MPI.Intracomm) -> bool:
 
 
 def dead_ranks(comm: MPI.Intracomm, clock: Clock) -> list[int]:
-    """Return the dead ranks of a broken communicator that this rank has detected so far."""
+    """Return the dead ranks that this rank has detected so far in a broken communicator."""
     from mpi4py import MPI
 
     end = clock.now() + NAMING_TIMEOUT
@@ -85,7 +85,7 @@ def dead_ranks(comm: MPI.Intracomm, clock: Clock) -> list[int]:
 
 
 def agree_all(comm: MPI.Intracomm, succeeded: bool) -> bool:
-    """Return whether all ranks live and report success; every rank gets the same answer."""
+    """Return whether all ranks are alive and report success; every rank gets the same answer."""
     from mpi4py import MPI
 
     try:

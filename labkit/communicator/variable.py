@@ -29,7 +29,7 @@ class ValueKind(Protocol[Value]):
 
 
 class VariableSizeExecutor:
-    """An executor that sends and receives this rank's messages of a schedule; chunks have any size.
+    """An executor of this rank's sends and receives in a schedule with chunks of any size.
 
     A header with the message's length precedes each message. The traffic meter does not count these
     length headers, like the headers of MPI.
@@ -122,7 +122,7 @@ def _merge_received(
     kind: ValueKind[Value],
     rank: int,
 ) -> list[Value]:
-    """Return the chunks after a round: received values replace or are added to the chunks."""
+    """Return the chunks after a round; each received value replaces a chunk or is added to it."""
     after = list(chunks)
     contributions: dict[int, list[tuple[int, Value]]] = {}
     for (source, _, chunk, span, reduce), data in zip(receives, incoming, strict=True):

@@ -1,4 +1,4 @@
-"""The wait policy of a rank: while it waits, it detects failures and yields its core."""
+"""The wait policy of a rank: a waiting rank detects failures and yields its core."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class WaitPolicy:
         if self.on_one_host:
             return self
         host = self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
-        assert isinstance(host, MPI.Intracomm)  # for the type checker
+        assert isinstance(host, MPI.Intracomm)  # tells the type checker the class of `host`
         return WaitPolicy(host, self.board, self.traffic, self.clock, self.timeout, self)
 
     def adopt_call(self, outer: WaitPolicy) -> None:
@@ -127,7 +127,7 @@ class WaitPolicy:
 
     @property
     def tag(self) -> int:
-        """The MPI tag of the current call's messages, which distinguishes them from other calls."""
+        """The MPI tag of the current call's messages, different from the tags of other calls."""
         return _TAGS + self.code % _TAGS
 
     def start_wait(self, number: int = 0) -> float:
@@ -174,7 +174,7 @@ class WaitPolicy:
         self.board.enter(f"work after {label}")
 
     def allgather_scalar(self, value: float = 0.0) -> np.ndarray:
-        """Run a barrier in which the ranks exchange their calls' codes and one number each.
+        """Run a barrier in which each rank sends all ranks its call's code and one number.
 
         Returns:
             The numbers of all ranks, in rank order.
@@ -293,7 +293,7 @@ class WaitPolicy:
                     f"rank {self.rank} has waited {waited:.0f} s in {self.call_name}: "
                     f"{self.board.describe_ranks(self.call_name)}"
                     f"{self.board.describe_lost_messages()}; "
-                    f"a longer wait is allowed by timeout={2 * self.timeout:.0f}"
+                    f"to allow a longer wait, give timeout={2 * self.timeout:.0f}"
                 )
         except LabkitError as error:
             for wait_policy in self._enclosing():

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from labkit.communicator.emulation import Emulation
 from labkit.communicator.wait_policy import WaitPolicy
 
-# _PART is the maximum number of bytes of one get between hosts. Over TCP, Open MPI 5.0.11 sends a
-# request for a get that is as long as the requested data; for larger gets than _PART, the request
-# is twice as long.
+# _PART is the maximum number of bytes of one `get` operation between hosts. Over TCP, the request
+# message that Open MPI 5.0.11 sends for a `get` is as long as the requested data; above _PART
+# bytes, it is twice as long.
 _PART = 1 << 16
 
 
@@ -42,7 +42,8 @@ class Window:
         self._comm = comm
         self._wait_policy, self._clock = wait_policy, wait_policy.clock
         self._emulation = emulation
-        # The memory of all ranks; empty if ranks run on several hosts.
+        # This list contains a view of each rank's memory; it is empty if ranks run on several
+        # hosts.
         self._views: list[NDArray[np.uint8]] = []
         if wait_policy.on_one_host:
             self._window = MPI.Win.Allocate_shared(nbytes, 1, comm=comm)

@@ -122,9 +122,9 @@ class MpiWire:
         place = "" if self._wait_policy is None else f" in {self._wait_policy.call_name}"
         turn = "" if number is None else f", round {number}"
         error = Corrupted(
-            f"a message of {data.nbytes} bytes from rank {peer} to rank {self.comm.rank}{place}"
-            f"{turn} is not what was sent: its checksum is wrong; a bit flipped during the "
-            "transfer, or an earlier message was lost"
+            f"a message of {data.nbytes} bytes from rank {peer} to rank "
+            f"{self.comm.rank}{place}{turn} differs from what was sent, because its checksum is "
+            "wrong: a bit flipped during the transfer, or an earlier message was lost"
         )
         if self._wait_policy is not None:
             # TensorFlow hides this error inside another error.

@@ -41,9 +41,9 @@ def world(
     tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
     if tasks > 1 and MPI.COMM_WORLD.size == 1 and "PMIX_RANK" not in os.environ:
         raise LabkitError(
-            f"srun has started {tasks} tasks, and each is an MPI world of its own: the step runs "
-            "without PMIx; use srun --mpi=pmix (srun --mpi=list shows what this site has), or "
-            "mpiexec in the allocation"
+            f"srun has started {tasks} tasks without PMIx, so each task has its own "
+            "MPI_COMM_WORLD; use srun --mpi=pmix (srun --mpi=list shows the available plugins), "
+            "or mpiexec in the allocation"
         )
     if ranks is None:
         return Communicator(MPI.COMM_WORLD, timeout, network, clock=clock)

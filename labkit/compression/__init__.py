@@ -20,7 +20,6 @@ from labkit.compression.errorfeedback import ErrorFeedback
 from labkit.compression.families import FAMILIES, samples
 from labkit.compression.float16 import Float16
 from labkit.compression.int8 import Int8
-from labkit.compression.lockstep import reduce_all
 from labkit.compression.onebit import OneBit
 from labkit.compression.payload import Payload, Tensor, from_bytes, nbytes, to_bytes
 from labkit.compression.point_to_point import Decoder, Encoder
@@ -28,6 +27,7 @@ from labkit.compression.powersgd import PowerSGD
 from labkit.compression.qsgd import QSGD
 from labkit.compression.randomk import RandomK
 from labkit.compression.sign_sgd import SignSGD
+from labkit.compression.simulated_reduction import reduce_all
 from labkit.compression.terngrad import TernGrad
 from labkit.compression.threshold import Threshold
 from labkit.compression.topk import TopK

@@ -17,8 +17,8 @@ class BFloat16(Compressor):
     input.
 
     Source: D. Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019, arXiv
-    1905.12322. Differs from it: only messages and their sums have bfloat16 precision; the dtype
-    policy determines the model's precision.
+    1905.12322. Differs from it: unlike in the paper, only messages and their sums have bfloat16
+    precision; the dtype policy determines the model's precision.
     """
 
     family: ClassVar[str] = "quantization"

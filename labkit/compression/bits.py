@@ -81,7 +81,7 @@ def split_ranges(tensor: Tensor, count: int) -> list[Tensor]:
 
 
 def _widths(bits: int) -> Iterator[tuple[int, int]]:
-    """Yield widths (1, 2, 4 or 8) whose sum is `bits`, each with its first bit in the code."""
+    """Yield bit widths (1, 2, 4 or 8) that sum to `bits`, and the first bit of each in the code."""
     first = 0
     # The widest part of a code is packed first, because `unpack` reads the parts in this order.
     for width in (8, 4, 2, 1):

@@ -25,7 +25,7 @@ def split(tensor: Tensor, size: int | None) -> list[Tensor]:
 
 
 def max_magnitudes(tensor: Tensor, size: int | None) -> Tensor:
-    """Return the maximal magnitude of each block, (ceil(n / size),) or (1,); 0 for no elements."""
+    """Return each block's maximal magnitude, (ceil(n / size),) or (1,); 0 for an empty tensor."""
     import tensorflow as tf
 
     if size is None:  # one pass over memory, without a tensor of magnitudes
@@ -48,7 +48,7 @@ def scale_blocks(values: Tensor, scales: Tensor, size: int | None) -> Tensor:
     if size is None:
         return values * scales
     # The number of full blocks is computed at run time, because the length of sparse payloads
-    # differs between steps.
+    # differs between training steps.
     whole = tf.size(values) // size
     rows = tf.reshape(values[: whole * size], [whole, size]) * scales[:whole, None]
     return tf.concat([tf.reshape(rows, [-1]), values[whole * size :] * scales[whole:]], 0)
@@ -73,5 +73,6 @@ def to_levels(tensor: Tensor, unit: Tensor, max_level: int, key: Tensor) -> Tens
 
     chance = tf.cast(uniform(tensor.shape[0], key), tensor.dtype)
     size = tf.math.divide_no_nan(tf.abs(tensor), unit) + chance
-    level = tf.minimum(tf.floor(size), max_level)  # rounding errors may exceed `max_level`
+    # Rounding errors can lift a level above `max_level`.
+    level = tf.minimum(tf.floor(size), max_level)
     return tf.cast(max_level + tf.where(tensor < 0, -level, level), tf.uint8)

@@ -37,7 +37,8 @@ class Chain(Compressor):
 
     paper: ClassVar[str] = "Sattler 2018, arXiv 1805.08768"
 
-    # `encode` and `decode` are not compiled, because the length of a payload differs between steps.
+    # `encode` and `decode` are not compiled, because the length of a payload differs between
+    # training steps.
     eager: ClassVar[tuple[str, ...]] = ("encode", "decode")
 
     first: Nested
@@ -49,11 +50,11 @@ class Chain(Compressor):
         pair = f"Chain(first={first}, second={second})"
         if not self.first.sparse:
             raise ValueError(
-                f"{pair}: {first} sends no values that a second compressor could encode; "
-                "first: TopK, Threshold or RandomK"
+                f"{pair}: {first} does not select values that a second compressor could encode; "
+                "give first=TopK, Threshold or RandomK"
             )
         if reason := _unsupported_reason(self.second):
-            raise ValueError(f"{pair}: {second} {reason}; second: Float16, Int8, QSGD, …")
+            raise ValueError(f"{pair}: {second} {reason}; give second=Float16, Int8, QSGD, …")
         return self
 
     @property
@@ -115,11 +116,14 @@ class Chain(Compressor):
 def _unsupported_reason(second: Compressor) -> str | None:
     """Return why a compressor cannot encode selected values, or None if it can."""
     if second.sparse or isinstance(second, Chain):
-        return "drops elements, as the first one already does"
+        return "drops elements, but the first compressor already drops elements"
     if second.memory:
-        return "keeps unsent elements, but the first one selects others in the next step"
+        return (
+            "adds unsent elements to the next step, but the first compressor selects other "
+            "elements in the next step"
+        )
     if second.by_layer:
-        return "needs whole matrices of layers, but the first one selects single elements"
+        return "needs complete matrices of layers, but the first compressor selects single elements"
     if second.votes:
-        return "counts votes by element, but ranks select different elements"
+        return "counts the votes of all ranks for each element, but ranks select different elements"
     return None

@@ -19,16 +19,16 @@ from labkit.compression.residual_law import ExpectedResidual
 if TYPE_CHECKING:
     import tensorflow as tf
 
-# A tensor, a tuple of tensors, or nested tuples of tensors.
+# A state is a tensor, a tuple of tensors, or a nested tuple of tensors.
 State: TypeAlias = "tf.Tensor | tuple[tf.Tensor, ...]"
-# The answer to a request: the dense mean after `Mean` or `SparseMean`, all ranks' payloads after
-# `Gather`; None at the start.
+# The answer to `Mean` or `SparseMean` is the dense mean; the answer to `Gather` is all ranks'
+# payloads. At the start, the answer is None.
 Answer: TypeAlias = "tf.Tensor"
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A request for the mean over ranks, by an allreduce, of tensors of equal shape."""
+    """A request for an allreduce that computes the mean of the ranks' tensors of equal shape."""
 
     value: Tensor
 
@@ -68,7 +68,7 @@ class Reduced(NamedTuple):
         mean: The gradient that the optimizer applies, the same on all ranks.
         sent: The contribution of this rank, as the receivers decode it. The mean of `sent` over the
             ranks equals `mean`, except for compressors with a majority vote.
-        state: The compressor's state for the next step.
+        state: The compressor's state for the next training step.
     """
 
     mean: Tensor
@@ -98,8 +98,9 @@ class Compressor(Checked):
 
     A simple compressor defines `encode` and `decode` and inherits `reduce`; a compressor of another
     form defines `reduce` itself. `encode` and `decode` are TensorFlow functions without side
-    effects; `state` contains everything that a compressor stores between steps. Tensors are flat,
-    of shape (n,), and float32 or float64; if `by_layer` is true, each tensor has its layer's shape.
+    effects; `state` contains everything that a compressor stores between training steps. Tensors
+    are flat, of shape (n,), and float32 or float64; if `by_layer` is true, each tensor has its
+    layer's shape.
 
     Constant characteristics of a method, such as `linear`, are class attributes. Characteristics
     that depend on fields are properties; this base class defines their defaults.
@@ -115,7 +116,7 @@ class Compressor(Checked):
         conserves: Whether the equation sent + residual = tensor + old residual holds in each step.
         xla: Whether XLA compiles encode and decode.
         eager: The names of methods that are not compiled, because tensor shapes differ between
-            steps.
+            training steps.
     """
 
     paper: ClassVar[str] = ""
@@ -210,7 +211,7 @@ class Compressor(Checked):
     def collectives(
         self, shape: Sequence[int], payload: float
     ) -> tuple[tuple[type[Request], float], ...]:
-        """Return the requests that `reduce` yields for a tensor, each with the bytes a rank sends.
+        """Return the requests that `reduce` yields for a tensor, with the bytes sent by a rank.
 
         Args:
             shape: The shape of the float32 tensor.
@@ -221,11 +222,14 @@ class Compressor(Checked):
     def unsupported_reason(self) -> str:
         """Return why the compressor cannot encode messages to a single receiver; "" if it can."""
         if self.votes:
-            return "is a vote of all ranks, but a server receives one rank's message at a time"
+            return (
+                "takes a majority vote of all ranks, but a server receives the message of "
+                "one rank at a time"
+            )
         if self.expansive:
             return (
-                "has an error that can exceed the tensor, so that the errors of a server's "
-                "answers would accumulate without bound"
+                "has an error whose norm can exceed the tensor's norm, so errors in a server's "
+                "replies would accumulate without bound"
             )
         return ""
 
@@ -324,12 +328,12 @@ def parse(value: Compressor | Mapping[str, JSON] | str) -> Compressor:
         fields = dict(value)
         return lookup(COMPRESSORS, fields.pop("name", None), "compressor")(**fields)
     raise InvalidInput(
-        f"{value!r} is not a compressor: give a compressor, its name ('TopK'), or a mapping of "
-        "its name and fields ({'name': 'TopK', 'ratio': 0.01})"
+        f"{value!r} is not a compressor: give a compressor object, a compressor's name ('TopK'), "
+        "or a mapping of its name and fields ({'name': 'TopK', 'ratio': 0.01})"
     )
 
 
-# The type of a field whose value is a compressor; the field accepts an object, a name, or the JSON
+# The type of a field that contains a compressor; the field accepts an object, a name, or the JSON
 # form.
 Nested = Annotated[
     Compressor, BeforeValidator(parse), PlainSerializer(lambda compressor: compressor.to_json())

@@ -26,7 +26,7 @@ from labkit.compression.residual_law import ExpectedResidual
 from labkit.compression.selection import scatter
 from labkit.compression.topk import TopK
 
-STAGES = 4  # stages of the warm-up; unsent: 75, 93.75, 98.4375, 99.6 %
+STAGES = 4  # warm-up stages; 75, 93.75, 98.4375, 99.6 % are not sent
 
 
 class DGC(Compressor):
@@ -37,8 +37,8 @@ class DGC(Compressor):
     are sent; then u and v are set to zero at the sent indices (momentum factor masking).
     The conservation law is: v after the step + sent elements = v before the step + u. In the four
     quarters of the warm-up, fractions of \(4^{-1}, 4^{-2}, 4^{-3}, 4^{-4}\) of the elements are
-    sent, but never less than `ratio`. The optimizer must be SGD without momentum, because DGC
-    applies the momentum.
+    sent, but never fewer than the fraction `ratio`. The optimizer must be SGD without momentum,
+    because DGC applies the momentum.
 
     Args:
         ratio: The fraction of elements that are sent after the warm-up.
@@ -50,8 +50,9 @@ class DGC(Compressor):
         warmup_steps: The number of steps until `ratio` is reached; 0: no warm-up.
 
     Source: Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, Deep Gradient Compression, 2018, arXiv
-    1712.01887. Differs from it: the norm of a bucket is clipped, not the norm of all layers
-    together; the threshold is estimated from a sample of 64 n/k elements; no Nesterov momentum.
+    1712.01887. Differs from it: the norm of each bucket is clipped, not the norm of all layers
+    together; the threshold is estimated from a sample of 64 n/k elements; there is no Nesterov
+    momentum.
     """
 
     family: ClassVar[str] = "sparsification"
@@ -74,14 +75,14 @@ class DGC(Compressor):
             )
 
     def unsupported_reason(self) -> str:
-        """Return why no parameter server supports DGC: its weight differences have no momentum."""
+        """Return why parameter servers do not support DGC: they answer with weight differences."""
         return (
-            "has a momentum of gradients, but servers answer with differences of weights, "
-            "which have none"
+            "applies momentum to gradients, but servers reply with differences of weights, to "
+            "which no momentum applies"
         )
 
     def start(self, shape: Sequence[int], rank: int = 0, seed: int = 0, ranks: int = 1) -> State:
-        """Return the random key, velocity u = 0, accumulation v = 0, and the norm to clip to."""
+        """Return the random key, velocity u = 0, accumulation v = 0, and the clipping norm."""
         import tensorflow as tf
 
         # In the paper, n ranks sum their gradients and clip to 1/sqrt(n) of the norm; here the
@@ -90,7 +91,7 @@ class DGC(Compressor):
         return super().start(shape, rank, seed), tf.zeros(shape), tf.zeros(shape), limit
 
     def density(self, step: int) -> float:
-        """Return the fraction of elements that a step sends; steps count from 0."""
+        """Return the fraction of elements that are sent in a training step (numbered from 0)."""
         if step >= self.warmup_steps:
             return self.ratio
         return max(self.ratio, 0.25 ** (1 + step * STAGES // self.warmup_steps))

@@ -53,19 +53,21 @@ class ErrorFeedback(Compressor):
         name = type(inner).__name__
         if inner.memory:
             raise ValueError(
-                f"ErrorFeedback(inner={name}): {name} already keeps the unsent rest; use it alone"
+                f"ErrorFeedback(inner={name}): {name} already adds unsent values to the next "
+                f"step; use {name} without ErrorFeedback"
             )
         if inner.votes:
             raise ValueError(
-                f"ErrorFeedback(inner={name}): a vote is not the mean of the sent tensors, so "
-                "that there is no conservation law; use it alone, or OneBit"
+                f"ErrorFeedback(inner={name}): a majority vote is not the mean of the sent "
+                f"tensors, so residuals cannot correct its error; use {name} without "
+                "ErrorFeedback, or use OneBit"
             )
         if inner.expansive:
             raise ValueError(
-                f"ErrorFeedback(inner={inner!r}): the error of a step can exceed the gradient, "
-                "so that the residual would grow without bound; use it alone, or a compressor "
-                "with a smaller error: QSGD(levels=127), RandomK(rescale=False), OneBit, "
-                "TopK, …"
+                f"ErrorFeedback(inner={inner!r}): the compression error can exceed the gradient, "
+                f"so the residual would grow without bound; use {name} without ErrorFeedback, or "
+                "a compressor with a smaller error: QSGD(levels=127), RandomK(rescale=False), "
+                "OneBit, TopK, …"
             )
         return inner
 

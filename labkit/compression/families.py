@@ -14,8 +14,8 @@ FAMILIES = MappingProxyType(
     {
         "quantization": "fewer bits per element",
         "sparsification": "fewer elements",
-        "low rank": "factors of fewer dimensions",
-        "hybrid": "two of these in sequence",
+        "low rank": "matrix factors of low rank",
+        "hybrid": "two of these methods in sequence",
     }
 )
 

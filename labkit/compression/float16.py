@@ -17,7 +17,8 @@ class Float16(Compressor):
     decoded tensor is float32, also for float64 input.
 
     Source: P. Micikevicius et al., Mixed Precision Training, 2018, arXiv 1710.03740. Differs from
-    it: only messages have half precision; the dtype policy determines the model's precision.
+    it: unlike in the paper, only messages have half precision; the dtype policy determines the
+        model's precision.
     """
 
     family: ClassVar[str] = "quantization"

@@ -46,8 +46,8 @@ class Int8(Compressor):
     def _one_way(self) -> Self:
         if self.channels and self.block is not None:
             raise ValueError(
-                f"Int8(block={self.block}, channels=True): a scale belongs to a block or to a "
-                "channel; give one of both"
+                f"Int8(block={self.block}, channels=True): a scale factor applies either to a "
+                "block or to a channel; give only one of block and channels"
             )
         return self
 

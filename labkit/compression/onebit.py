@@ -1,4 +1,4 @@
-"""1-bit SGD: for each element one sign, and for each sign the mean value."""
+"""1-bit SGD sends the sign of each element, and the mean value for each sign."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from labkit.compression.sizes import finite_products
 
 
 class OneBit(Compressor):
-    r"""1 bit per element selects one of two means: of all positive, or of all other elements.
+    r"""Sends two means, of positive and of other elements; 1 bit per element selects one of them.
 
     \(\hat g_i = \mathrm{mean}\{g_j : g_j > 0\}\) if \(g_i > 0\), and \(\mathrm{mean}\{g_j : g_j \le
     0\}\) if \(g_i \le 0\). No other two values have a smaller squared error for these signs. The
@@ -19,8 +19,8 @@ class OneBit(Compressor):
 
     Source: F. Seide, H. Fu, J. Droppo, G. Li, D. Yu, 1-Bit Stochastic Gradient Descent and its
     Application to Data-Parallel Distributed Training of Speech DNNs, Interspeech 2014. Differs from
-    it: one pair of means per bucket, not per column of a weight matrix; the mean over the ranks is
-    not quantized again.
+    it: labkit computes one pair of means per bucket, not per column of a weight matrix; the mean
+        over the ranks is not quantized again.
     """
 
     family: ClassVar[str] = "quantization"

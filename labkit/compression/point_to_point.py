@@ -1,4 +1,4 @@
-"""Compression of vectors for a single receiver, as bytes, without collectives."""
+"""Compression of vectors to bytes that are sent to a single receiver, without collectives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BASE_FIELDS = ("_compressor", "_size", "_shapes", "_edges")
 
 
 class _Codec:
-    """The base class of encoder and decoder: a compressor, and the tensors that form a vector.
+    """The base class of encoder and decoder, with the compressor and the shapes of the tensors.
 
     Args:
         compressor: The compressor of the tensors; it has the same fields in encoder and decoder.

@@ -25,7 +25,7 @@ from labkit.compression.payload import Payload, Tensor
 
 
 class PowerSGD(Compressor):
-    r"""One power iteration gives two thin factors per matrix, which allreduces average.
+    r"""One power iteration gives two thin factors per matrix; allreduces compute their means.
 
     \(P = \mathrm{orth}(\mathrm{mean}(M_r Q))\), \(Q = \mathrm{mean}(M_r^\top P)\), \(\bar g = P
     Q^\top\), where \(M_r\) is the n × m gradient matrix of rank r, and \(P\), \(Q\) are the
@@ -41,9 +41,9 @@ class PowerSGD(Compressor):
             the approximation from step to step; if false, with a random Q.
 
     Source: T. Vogels, S. P. Karimireddy, M. Jaggi, PowerSGD, 2019, arXiv 1905.13727. Differs from
-    it: Householder's QR orthogonalises instead of Gram-Schmidt, so that a zero gradient does not
-    stop the iteration; the last axis of a Keras kernel indexes outputs, so that matrices are
-    transposed relative to the paper.
+    it: labkit orthogonalises with Householder's QR instead of Gram-Schmidt, so that a zero gradient
+        does not stop the iteration; the last axis of a Keras kernel indexes outputs, so that
+        matrices are transposed relative to the paper.
     """
 
     family: ClassVar[str] = "low rank"
@@ -92,7 +92,7 @@ class PowerSGD(Compressor):
     def collectives(
         self, shape: Sequence[int], payload: float
     ) -> tuple[tuple[type[Request], float], ...]:
-        """Return the requests for both factors, or for the tensor if it is not larger than both."""
+        """Return the requests for both factors, or for a tensor that is not larger than them."""
         if self.elements(shape) == prod(shape):
             return ((Mean, 4.0 * prod(shape)),)
         return tuple((Mean, 4.0 * self.approximation_rank * side) for side in _matrix(shape))
@@ -135,7 +135,7 @@ class PowerSGD(Compressor):
         return run_fused(tf.matmul, matrix, q)
 
     def project_back(self, tensor: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        """Return sP (n, r) and MᵀP/s (m, r), where P is orthonormal and s is a power of two."""
+        """Return sP (n, r) and MᵀP/s (m, r): M the gradient, P orthonormal, s a power of two."""
         import tensorflow as tf
 
         p = tf.linalg.qr(_directions(p)).q
@@ -157,7 +157,7 @@ class PowerSGD(Compressor):
 
 
 def _matrix(shape: Sequence[int]) -> tuple[int, int]:
-    """Return the rows (inputs) and columns (outputs) of a layer's matrix; vectors: 1 column."""
+    """Return a layer's numbers of inputs (rows) and outputs (columns); a vector has 1 column."""
     rows = prod(shape[:-1]) if len(shape) > 1 else prod(shape)
     return rows, shape[-1] if len(shape) > 1 else 1
 

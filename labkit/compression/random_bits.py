@@ -7,7 +7,7 @@ from labkit.compression.payload import Tensor
 # GAMMA is an odd number near 2**32 / golden ratio. The product with GAMMA maps neighbouring indices
 # to distant numbers.
 GAMMA = 0x9E3779B9
-ROUNDS = (0x7FEB352D, 0x846CA68B)  # a flipped input bit flips about half of all output bits
+ROUNDS = (0x7FEB352D, 0x846CA68B)  # hash factors: one flipped input bit flips about half the output
 
 
 def uniform(length: int, key: Tensor) -> Tensor:

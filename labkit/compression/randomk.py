@@ -1,4 +1,4 @@
-"""Random-k sparsification: random elements, the same on all ranks."""
+"""Random-k sparsification: ranks send random elements, at the same indices on all ranks."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def _reaches(values: Tensor, threshold: Tensor | float) -> Tensor:
 
 
 def draw(key: Tensor, k: Tensor | int, n: Tensor | int) -> tuple[Tensor, Tensor]:
-    """Divide n elements into k ranges; return a random index in each range, and its length."""
+    """Divide n elements into k ranges; return a random index in each, and each range's length."""
     import tensorflow as tf
 
     k, n = tf.cast(k, tf.int64), tf.cast(n, tf.int64)

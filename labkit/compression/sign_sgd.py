@@ -80,6 +80,6 @@ class SignSGD(Compressor):
         # mean / scale × number of payloads is the number of plus votes minus the number of minus
         # votes.
         mean = super().average(payloads)
-        # Removes rounding errors, since vote counts are whole numbers.
+        # Rounding removes floating-point errors, because vote counts are whole numbers.
         votes = tf.round(mean * (len(payloads) / self.scale))
         return self.scale * tf.sign(votes)

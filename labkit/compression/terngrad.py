@@ -25,7 +25,7 @@ class TernGrad(Compressor):
 
     Args:
         clip: The number of standard deviations to which elements are clipped, 2.5 in the paper;
-            With None, elements are not clipped.
+            None: elements are not clipped.
 
     Source: W. Wen, C. Xu, F. Yan, C. Wu, Y. Wang, Y. Chen, H. Li, TernGrad, 2017, arXiv 1705.07878.
     Differs from it: one scale s per bucket, not per layer; each rank uses the scale s of its own

@@ -11,7 +11,7 @@ from labkit.compression.selection import Sparse, select_above
 
 
 class Threshold(Sparse):
-    r"""Sends all elements with \(|g_i| \ge\) value; how many depends on the gradient.
+    r"""Sends all elements with \(|g_i| \ge\) value; their number depends on the gradient.
 
     Args:
         value: The smallest magnitude that is sent, in the units of the gradient.

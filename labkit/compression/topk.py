@@ -23,11 +23,11 @@ class TopK(Sparse):
 
     Args:
         ratio: The fraction of elements that are sent.
-        threshold: "exact": exactly k elements are sent, selected from the elements above a
-            threshold. "sampled": all elements above the threshold are sent, which are about k; if
-            more than 2 k elements exceed the threshold, the k largest are sent. The threshold is
-            estimated from a random sample. With "sampled", zeros are never sent. Tensors that are
-            not much longer than the sample are sorted without a threshold.
+        threshold: Either "exact" or "sampled"; "exact" sends exactly k elements, selected from
+            those above a threshold. "sampled" sends all elements above the threshold, about k; if
+            more than 2 k elements exceed it, the k largest are sent. The threshold is estimated
+            from a random sample. With "sampled", zeros are never sent. Tensors that are not much
+            longer than the sample are sorted without a threshold.
 
     Source: A. F. Aji, K. Heafield, Sparse Communication for Distributed Gradient Descent, 2017,
     arXiv 1704.05021; the sampled threshold: Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, Deep
@@ -74,7 +74,7 @@ def _select_exact(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[Ten
     import tensorflow as tf
 
     candidates, values = select_above(tensor, _threshold(tensor, sample, HITS * 3 // 2, key))
-    # False if the sample is atypical or many elements are zero.
+    # This flag is false if the sample is atypical or many elements are zero.
     is_enough = tf.size(candidates) >= k
     indices, values = tf.cond(
         is_enough, lambda: _largest_of(candidates, values, k), lambda: _largest(tensor, k)

@@ -12,8 +12,8 @@ from labkit.common.options import Options
 from labkit.datasets.dataset import Array, Arrays, DatasetSpec, Shapes, always
 from labkit.datasets.files import DataFile
 
-# These are the indices of the numeric columns; the other columns contain categories, such as
-# workclass or education.
+# `NUMERIC` contains the indices of the numeric columns; the other columns contain categories, such
+# as workclass or education.
 NUMERIC = (0, 2, 4, 10, 11, 12)  # age, weight, years of education, capital gain, loss, hours
 LABEL = 14
 
@@ -33,7 +33,7 @@ def read_adult(options: Options, paths: Sequence[Path]) -> Arrays:
 
 
 def _table(path: Path) -> Array:
-    """Return the cells as text (rows, 15), without blank lines and the test file's first line."""
+    """Return a file's cells as text (rows, 15); omit blank lines and the test file's first line."""
     with path.open(encoding="ascii", newline="") as stream:
         rows = [row for row in csv.reader(stream, skipinitialspace=True) if len(row) == LABEL + 1]
     return np.array(rows)

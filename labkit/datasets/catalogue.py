@@ -74,7 +74,7 @@ def available(name: str) -> str | None:
 def ensure(name: str) -> None:
     """Download a data set's missing files once, so that not every rank downloads them."""
     if name.startswith(user_data.HUB):
-        check(name, {})  # `check` loads it, so that `datasets` caches the download
+        check(name, {})  # loads a Hugging Face data set, whose download is then cached
     locate(name)
 
 

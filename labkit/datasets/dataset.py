@@ -19,7 +19,7 @@ Task = Literal["classification", "regression", "next_character"]
 
 
 class Rows(Options):
-    """Options of every data set: how many of the first rows are used."""
+    """Options of every data set: the number of first rows to use for training and for tests."""
 
     rows: Count | None = Field(None, description="number of training rows, 1 or more")
     test_rows: Count | None = Field(None, description="number of test rows, 1 or more")
@@ -65,12 +65,12 @@ class DatasetSpec:
 
 
 def images(*input_shape: int) -> Callable[[Rows], Shapes]:
-    """Return a function that returns, for any options, the shapes of images with ten classes."""
+    """Return a `DatasetSpec.shapes` function for images of this shape with ten classes."""
     return lambda options: Shapes(input_shape, 10, "classification")
 
 
 def always(rows: int) -> Callable[[Rows], int]:
-    """Return a function that returns the same number of rows for any options."""
+    """Return a `DatasetSpec.count` function that always returns this number of rows."""
     return lambda options: rows
 
 
@@ -103,8 +103,8 @@ class Dataset:
         shape = "x".join(map(str, self.shapes.input_shape))
         noun = "targets" if self.task == "regression" else "classes"
         return (
-            f"{self.name}: {len(self.x_train):,} training and {len(self.x_test):,} test rows "
-            f"of {shape}, {self.task.replace('_', ' ')}, {self.outputs} {noun}"
+            f"{self.name}: {len(self.x_train):,} training and {len(self.x_test):,} test rows of "
+            f"shape {shape}, {self.task.replace('_', ' ')}, {self.outputs} {noun}"
         )
 
 

@@ -26,14 +26,14 @@ def search_folders() -> list[Path]:
     """Return the folders to search, in order: `LABKIT_DATA`, then `data/` in the working folder.
 
     Raises:
-        LabkitError: LABKIT_DATA is not a folder; because of this error, a typing error does not
-            start a download.
+        LabkitError: LABKIT_DATA names no folder; this error keeps a misspelled path from starting a
+            download.
     """
     named = os.environ.get("LABKIT_DATA")
     if named and not Path(named).is_dir():
         raise LabkitError(
-            f"LABKIT_DATA={named} is not a folder; set it to the folder of mnist/, adult/ "
-            "and so on, or unset it to use data/"
+            f"LABKIT_DATA={named} is not a folder; set LABKIT_DATA to the folder that contains "
+            "mnist/, adult/ and so on, or unset it to use data/"
         )
     return [Path(named), Path("data")] if named else [Path("data")]
 
@@ -60,7 +60,7 @@ def verify(path: Path, expected: str) -> None:
     if checksum != expected:
         raise LabkitError(
             f"{path} is not the published file: expected sha256 {expected}, found {checksum}; "
-            "delete it, and the next run fetches it again"
+            "delete the file, and the next run downloads it again"
         )
 
 
@@ -85,7 +85,9 @@ def fetch(file: DataFile) -> Path:
     except OSError as error:
         raise LabkitError(f"{how_to_get(file)}; the download failed: {_cause(error)}") from error
     except ValueError as error:
-        raise LabkitError(f"{file.url} is not the published file: {error}") from error
+        raise LabkitError(
+            f"the file downloaded from {file.url} is not the published file: {error}"
+        ) from error
     finally:
         for place in paths:
             with suppress(OSError):  # folders that are not empty remain
@@ -95,7 +97,7 @@ def fetch(file: DataFile) -> Path:
 def how_to_get(file: DataFile) -> str:
     """Return a message that names the missing file, its folder and its URL."""
     places = " or ".join(str(folder / file.folder) for folder in search_folders())
-    return f"{file.name} is missing: put it into {places}; download it from {file.url}"
+    return f"{file.name} is missing: download it from {file.url}, and put it into {places}"
 
 
 @cache
@@ -106,7 +108,7 @@ def _sha256(path: Path, mtime_ns: int, size: int) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """Return the innermost cause, because requests wraps a refused connection in three errors."""
+    """Return an error's innermost cause; `requests` wraps a refused connection in three errors."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return f"{type(error).__name__}: {error}"

@@ -34,7 +34,10 @@ def _bundled_digits() -> tuple[Array, Array]:
     """Read scikit-learn's data file; an import of scikit-learn would take ten times as long."""
     module_spec = find_spec("sklearn")
     if module_spec is None or module_spec.origin is None:
-        raise LabkitError("the digits are part of scikit-learn: install scikit-learn")
+        raise LabkitError(
+            "the data set digits is part of scikit-learn, which is not installed: install "
+            "scikit-learn"
+        )
     rows = np.loadtxt(
         Path(module_spec.origin).parent / "datasets/data/digits.csv.gz", delimiter=","
     )
@@ -55,7 +58,10 @@ def read_idx(path: Path) -> Array:
     """
     content = gzip.decompress(path.read_bytes())
     if content[:3] != b"\0\0\x08":
-        raise LabkitError(f"{path} is not an idx file of bytes: it begins with {content[:4]!r}")
+        raise LabkitError(
+            f"{path} is not a file in the IDX format with 8-bit values: it begins with "
+            f"{content[:4]!r}"
+        )
     axes = content[3]
     shape = np.frombuffer(content, ">i4", count=axes, offset=4)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)

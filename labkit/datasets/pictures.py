@@ -39,7 +39,10 @@ def read_pictures(
         if file.suffix.lower() in PICTURES and not file.name.startswith("._")  # macOS metadata
     )
     if not files:
-        raise InvalidInput(f"{path} has no images in folders by class ({', '.join(PICTURES)})")
+        raise InvalidInput(
+            f"{path} contains no images; give a folder with one subfolder of images per "
+            f"class ({', '.join(PICTURES)})"
+        )
     opener = optional("PIL.Image", "datasets")
     images: list[Array] = []
     for file in files:
@@ -48,7 +51,9 @@ def read_pictures(
                 size = size or ((edge, edge) if edge else image.size)
                 images.append(pixels_of(image, size))
         except (OSError, ValueError, SyntaxError, opener.DecompressionBombError) as error:
-            raise InvalidInput(f"{file} cannot be read: {error}; repair or remove it") from error
+            raise InvalidInput(
+                f"the image {file} cannot be read: {error}; repair or remove it"
+            ) from error
     return images, np.array([file.parent.name for file in files])
 
 
@@ -61,7 +66,10 @@ def pixels_of(image: Any, size: Size) -> Array:
     width, height = size
     if image.mode.startswith("I") or image.mode == "F":
         if image.mode == "F" or (image.mode == "I" and image.format != "PNG"):
-            raise ValueError(f"mode {image.mode} defines no white; save it with 8 or 16 bits")
+            raise ValueError(
+                f"the pixel mode {image.mode} does not define the value of white; save the "
+                "image with 8 or 16 bits"
+            )
         # The image is not converted to 8 bits, because PIL would clip values above 255.
         grey = np.asarray(image).astype(np.float32) / np.float32(DEEPEST)
         scaled = np.asarray(optional("PIL.Image", "datasets").fromarray(grey).resize(size))

@@ -43,8 +43,9 @@ def correlated_columns(
     """
     if columns % group or not 0 <= active <= columns or not 0 <= correlation <= 1:
         raise InvalidInput(
-            f"columns={columns}, group={group}, active={active}, correlation={correlation}; "
-            "columns must be a multiple of group and at least active, correlation from 0 to 1"
+            f"columns={columns}, group={group}, active={active}, correlation={correlation}: give "
+            "columns that are a multiple of group and at least active, and a correlation from 0 "
+            "to 1"
         )
     random = np.random.default_rng(seed)
     shared = np.repeat(random.standard_normal((rows, columns // group)), group, axis=1)

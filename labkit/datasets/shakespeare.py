@@ -20,7 +20,11 @@ class TextOptions(Rows):
 
     # The upper limit ensures at least one sequence in the test text, which has 111,540 characters.
     sequence_length: int = Field(
-        64, strict=True, ge=1, le=100_000, description="characters per sequence, 1 to 100000"
+        64,
+        strict=True,
+        ge=1,
+        le=100_000,
+        description="number of characters per sequence, 1 to 100000",
     )
 
 

@@ -13,7 +13,7 @@ from labkit.common.options import Count
 from labkit.datasets.dataset import Arrays, DatasetSpec, Rows, Shapes
 
 ROWS = 1024  # default number of training rows
-LATENT = 16  # latent features of a row; so few that 1000 rows are enough to learn images
+LATENT = 16  # number of latent features; with so few, 1000 rows suffice
 
 
 class SyntheticOptions(Rows):
@@ -27,7 +27,9 @@ class SyntheticOptions(Rows):
     task: Literal["classification", "regression"] = Field(
         "classification", description='"classification" or "regression"'
     )
-    seed: int = Field(0, strict=True, ge=0, description="whole number, 0 or more")
+    seed: int = Field(
+        0, strict=True, ge=0, description="seed of the random numbers, a whole number of 0 or more"
+    )
 
     @property
     def outputs(self) -> int:

@@ -16,7 +16,7 @@ from labkit.common.nearest import listed
 from labkit.common.optional import optional
 from labkit.datasets.dataset import Array, Arrays, DatasetSpec, Rows, Shapes
 from labkit.datasets.pictures import pixels_of, read_pictures, size_of, stack
-from labkit.datasets.table import features_of, read_table
+from labkit.datasets.tabular_files import features_of, read_table
 from labkit.datasets.values import FEW_CLASSES, MOST_CLASSES, are_whole, validate_values
 
 if TYPE_CHECKING:
@@ -30,15 +30,26 @@ LABELS = ("label", "labels", "target", "class", "y")  # default names of the lab
 class OwnOptions(Rows):
     """Options of a user's own data set."""
 
-    label: str | None = Field(None, description="column of labels; default: label, or the last")
+    label: str | None = Field(
+        None,
+        description="name of the column of labels; default: the column label, or the last column",
+    )
     task: Literal["classification", "regression"] | None = Field(
         None, description='"classification" or "regression"; default: from the labels'
     )
     test: float = Field(
-        0.2, gt=0, lt=1, description="share held out if there are no test rows, between 0 and 1"
+        0.2,
+        gt=0,
+        lt=1,
+        description="share of the rows that is held out for tests if the data have no test rows, "
+        "between 0 and 1",
     )
-    size: int | None = Field(None, ge=1, description="edge of images in pixels, 1 or more")
-    sha256: str | None = Field(None, description="expected checksum of the data, from a record")
+    size: int | None = Field(
+        None, ge=1, description="width and height to which images are scaled, in pixels, 1 or more"
+    )
+    sha256: str | None = Field(
+        None, description="expected SHA-256 checksum of the data, from the record of an earlier run"
+    )
 
 
 def is_user_dataset(name: str) -> bool:
@@ -67,7 +78,9 @@ def arrays(name: str, options: OwnOptions) -> Arrays:
     read_options = options.model_copy(update={"rows": None, "test_rows": None, "sha256": None})
     arrays_read, checksum = _read(name, read_options, _stamp(name))
     if options.sha256 not in (None, checksum):
-        raise InvalidInput(f"{name} has changed: its checksum is {checksum}, not {options.sha256}")
+        raise InvalidInput(
+            f"the data of {name} have changed: their checksum is {checksum}, not {options.sha256}"
+        )
     return arrays_read
 
 
@@ -92,7 +105,8 @@ def _stamp(name: str) -> tuple[int, int]:
         stats = [path.stat() for path in (Path(name), *Path(name).rglob("*"))]
     except OSError as error:
         raise InvalidInput(
-            f"no data set {name}: {error.strerror} (every host of the ranks needs its own copy)"
+            f"the data set {name} cannot be read: {error.strerror} (every host that runs ranks "
+            "needs a copy)"
         ) from error
     return max(status.st_mtime_ns for status in stats), sum(status.st_size for status in stats)
 
@@ -108,13 +122,14 @@ def _read(name: str, options: OwnOptions, stamp: tuple[int, int]) -> tuple[Array
         arrays_read = _READERS[path.suffix](path, options)
     else:
         raise InvalidInput(
-            f"{name} is not a data set: give {', '.join(FILES)}, a folder of images by class, "
-            "a folder of Hugging Face's datasets, hf:NAME or hf:NAME:CONFIGURATION"
+            f"{name} is not a data set: give {', '.join(FILES)}, a folder with one subfolder of "
+            "images per class, a folder that Hugging Face's datasets has saved, hf:NAME or "
+            "hf:NAME:CONFIGURATION"
         )
     if not len(arrays_read.x_train) or not len(arrays_read.x_test):
         raise InvalidInput(
             f"{name} has {len(arrays_read.x_train)} training and {len(arrays_read.x_test)} test "
-            "rows: give at least one of each"
+            "rows: give at least one training row and one test row"
         )
     digest = hashlib.sha256()
     for array in arrays_read:
@@ -155,10 +170,13 @@ def _prepare(
     if len(x_test) != len(y_test) or x.shape[1:] != x_test.shape[1:]:
         raise InvalidInput(
             f"{name} has test rows of {x_test.shape[1:]} with {len(y_test)} labels, and training "
-            f"rows of {x.shape[1:]}: give {len(x_test)} labels, and rows of one shape"
+            f"rows of {x.shape[1:]}: give {len(x_test)} test labels, and training and test rows "
+            "of the same shape"
         )
     if missing := sum(int(_is_missing(labels).sum()) for labels in (y, y_test)):
-        raise InvalidInput(f"{name} has {missing} rows without a label: fill them in or drop them")
+        raise InvalidInput(
+            f"{name} has {missing} rows without a label: fill in the labels, or drop these rows"
+        )
     for what, array in (("x", x), ("x", x_test), ("y", y), ("y", y_test)):
         validate_values(f"{what} of {name}", array, texts=True)
     if y.dtype.kind == "f" and y.ndim == 1 and options.task != "regression":
@@ -186,8 +204,8 @@ def _classes_of(name: str, y: Array, options: OwnOptions) -> Array:
         return y.astype(int)
     if options.task is None and are_whole(y):
         raise InvalidInput(
-            f"{name} has few distinct labels, all whole numbers written as decimals: give "
-            'task="classification" or task="regression"'
+            f"{name} has few distinct labels, all whole numbers written as decimals, so the task "
+            'is unclear: give task="classification" or task="regression"'
         )
     return y
 
@@ -202,18 +220,23 @@ def _targets(name: str, y: Array) -> Array:
 def _check_classes(name: str, classes: Array, rows: int, options: OwnOptions) -> None:
     """Raise an error if labels do not look like classes, unless `task` is given."""
     if len(classes) == 1:
-        raise InvalidInput(f"{name} has one class, {classes[0]!s}: give at least two classes")
+        raise InvalidInput(
+            f"all labels of {name} are of one class, {classes[0]!s}: give at least two classes"
+        )
     is_few = len(classes) <= FEW_CLASSES or len(classes) <= min(MOST_CLASSES, rows // 10)
     if options.task is None and not is_few:
-        number = "" if classes.dtype.kind in "OUS" else ' for amounts give task="regression",'
+        number = (
+            "" if classes.dtype.kind in "OUS" else ' if labels are amounts, give task="regression",'
+        )
         raise InvalidInput(
-            f"{name} has {len(classes):,} distinct labels in {rows:,} rows:{number} for classes "
-            'task="classification"; give label= for another column'
+            f"{name} has {len(classes):,} distinct labels in {rows:,} rows:{number} if labels "
+            'are classes, give task="classification"; if another column contains the labels, '
+            "give label="
         )
 
 
 def held_out(rows: int, share: float) -> Array:
-    """Return a mask that selects test rows evenly, so that each class of sorted rows has some."""
+    """Return a mask that selects evenly spaced test rows, so that sorted classes all have some."""
     places = np.arange(rows)
     mask: Array = np.floor((places + 1) * share) > np.floor(places * share)
     return mask
@@ -253,14 +276,16 @@ def _from_frames(name: str, train: pd.DataFrame, test: pd.DataFrame, options: Ow
     columns = train.columns.drop(label)
     if not len(columns) or not len(train):
         has = f"{len(train)} training rows and {len(columns)} columns besides {label!r}"
-        raise InvalidInput(f"{name} has {has}: give at least one of each")
+        raise InvalidInput(f"{name} has {has}: give at least one row and one such column")
     try:
         pairs = [features_of(name, train[column], test[column]) for column in columns]
         x, x_test = (np.concatenate(parts, axis=1) for parts in zip(*pairs, strict=True))
     except InvalidInput:
         raise
     except (ValueError, TypeError) as error:
-        raise InvalidInput(f"{name} has arrays of different shapes: {error}") from error
+        raise InvalidInput(
+            f"the rows of {name} contain arrays of different shapes: {error}"
+        ) from error
     y, y_test = (part[label].to_numpy() for part in (train, test))
     return _prepare(name, x, y, options, x_test, y_test)
 
@@ -314,7 +339,7 @@ def _read_hugging_face(name: str, options: OwnOptions) -> Arrays:
     try:
         pixels = [[pixels_of(row[image], size) for row in part] for part in (train, test)]
     except (OSError, ValueError) as error:
-        raise InvalidInput(f"{name} has an image that cannot be read: {error}") from error
+        raise InvalidInput(f"{name} contains an image that cannot be read: {error}") from error
     x, x_test = stack(*pixels)
     return _prepare(name, x, np.array(train[label]), options, x_test, np.array(test[label]))
 

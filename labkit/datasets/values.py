@@ -20,11 +20,15 @@ def to_array(label: str, value: Any) -> Array:
     """
     if isinstance(value, np.ma.MaskedArray):
         if hidden := int(np.ma.getmaskarray(value).sum()):
-            raise InvalidInput(f"{label} has {hidden} masked values: fill them, or drop their rows")
+            raise InvalidInput(
+                f"{label} has {hidden} masked values: fill in these values, or drop their rows"
+            )
         return np.asarray(value.data)
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if array.shape != tuple(value.shape):  # the shapes differ, for example, for a sparse matrix
-        raise InvalidInput(f"{label} is a {type(value).__name__}: give a NumPy array")
+        raise InvalidInput(
+            f"{label} is a {type(value).__name__}, which labkit cannot convert: give a NumPy array"
+        )
     return array
 
 
@@ -44,20 +48,24 @@ def validate_values(label: str, array: Array, texts: bool = False) -> None:
         if texts:
             return
         raise InvalidInput(
-            f"{label} has texts: give whole numbers, numpy.unique({label}, return_inverse=True)[1]"
+            f"{label} contains texts: give whole numbers, such as numpy.unique({label}, "
+            "return_inverse=True)[1]"
         )
     if kind in "mM":
-        raise InvalidInput(f"{label} has dates: give numbers, such as seconds or days since a date")
+        raise InvalidInput(
+            f"{label} contains dates: give numbers, such as seconds or days since a date"
+        )
     if kind not in "biuf" and array.dtype.name not in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
         raise InvalidInput(
-            f"{label} has the type {array.dtype}: give an array of numbers with rows of one length"
+            f"{label} has the type {array.dtype}: give an array of numbers whose rows have the "
+            "same length"
         )
     # The minimum and the maximum reveal non-finite values without a second array. The number of
     # non-finite values is only computed for the error message.
     if kind == "f" and array.size and not np.isfinite([array.min(), array.max()]).all():
         count = int((~np.isfinite(array)).sum())
         raise InvalidInput(
-            f"{label} has {count} values that are infinite or not a number: fill them in, or drop "
+            f"{label} has {count} values that are infinite or NaN: replace these values, or drop "
             "their rows"
         )
 
@@ -96,15 +104,15 @@ def check_task(data: tuple[Any, Any], y_validation: Any = None, loss: str | None
             _check_amounts(y)
     elif y.ndim > 1:
         raise InvalidInput(
-            f"y has whole numbers of shape {y.shape}: give one class per row, such as y.ravel() or "
-            "y.argmax(axis=1), or y.astype(float) for a regression"
+            f"y is an array of whole numbers of shape {y.shape}: give one class per row, such as "
+            "y.ravel() or y.argmax(axis=1), or y.astype(float) for a regression"
         )
     else:
         labels = [part for part in (y, y_validation) if isinstance(part, np.ndarray)]
         least, most = (int(one) for one in (min(map(np.min, labels)), max(map(np.max, labels))))
         if least < 0 or most >= max(MOST_CLASSES, len(y)):
             raise InvalidInput(
-                f"y has labels from {least} to {most}, but classes count from 0: give "
+                f"y has labels from {least} to {most}, but classes must be numbered from 0: give "
                 "numpy.unique(y, return_inverse=True)[1], or y.astype(float) for a regression"
             )
 
@@ -122,4 +130,6 @@ def _check_amounts(y: Array) -> None:
             "y.astype(int) for classes, or y.reshape(-1, 1) for a regression"
         )
     if y.ndim == 2 and y.shape[1] > 1 and (y.max(axis=1) == 1).all() and (y.sum(axis=1) == 1).all():
-        raise InvalidInput("y is one-hot: give one class per row, y.argmax(axis=1)")
+        raise InvalidInput(
+            "y contains one-hot labels: give one class per row, such as y.argmax(axis=1)"
+        )

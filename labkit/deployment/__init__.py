@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from labkit.deployment.comparison import compare, refuse_alike
 from labkit.deployment.low_rank import LowRank
+from labkit.deployment.method_comparison import compare, refuse_alike
 from labkit.deployment.prune import Prune
 from labkit.deployment.quantize import Quantize
 from labkit.deployment.smaller_models import CompressedModel, CompressionMethod

@@ -62,14 +62,14 @@ class GradualPruning(keras.callbacks.Callback):
         if begin < 0 or every < 1 or steps < 0 or steps % every:
             raise InvalidInput(
                 f"begin={begin!r}, steps={steps!r}, every={every!r} is impossible; allowed: "
-                "begin from 0, every from 1, steps a multiple of every"
+                "begin of at least 0, every of at least 1, steps a multiple of every"
             )
         self.final, self.initial, self.scope = final, initial, scope
         self.steps, self.every, self.begin = steps, every, begin
         self.reached: list[tuple[int, float]] = []
 
     def sparsity(self, step: int) -> float:
-        """Return the scheduled fraction of zeros at a step, which is at least `begin`."""
+        """Return the scheduled fraction of zeros at a training step, which is at least `begin`."""
         remaining = 1 - min(1.0, (step - self.begin) / self.steps) if self.steps else 0.0
         return self.final + (self.initial - self.final) * remaining**3
 

@@ -65,14 +65,14 @@ class LowRank(FineTuned):
                 f"{name} {m}x{n} (below {m * n / (m + n):.4g})" for name, (m, n) in shapes.items()
             )
             raise InvalidInput(
-                f"approximation_rank={self.approximation_rank} makes no Dense layer "
-                "smaller; a rank below these limits would: "
+                f"approximation_rank={self.approximation_rank} makes no Dense layer smaller; "
+                "give a rank below one of these limits: "
                 f"{dense or 'none, because this model has no Dense layer'}"
             )
         factored = factorise(model, self.approximation_rank)
         if self.epochs:
             factored = self.fine_tune(factored, data)
-        what = f"{len(chosen)} of {len(shapes)} Dense layers in two factors"
+        what = f"{len(chosen)} of {len(shapes)} Dense layers are replaced by two factors each"
         return CompressedModel(factored, what)
 
 
@@ -119,7 +119,7 @@ def _factor_layers(layer: keras.Layer, approximation_rank: int) -> keras.Layer:
 
 
 def _set_weights(plain: keras.Model, factored: keras.Model, approximation_rank: int) -> None:
-    """Copy the original weights into the factored model; factor kernels that are replaced."""
+    """Copy the original weights into the factored model; factorise the replaced kernels."""
     for old, new in zip(plain.layers, factored.layers, strict=True):
         if hasattr(old, "layers"):
             _set_weights(old, new, approximation_rank)

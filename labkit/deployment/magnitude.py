@@ -50,6 +50,6 @@ def set_to_zero(weights: Sequence[keras.Variable], masks: Sequence[NDArray[np.bo
 def _smallest(magnitudes: NDArray[np.float64], sparsity: float) -> NDArray[np.bool_]:
     count = round(sparsity * len(magnitudes))
     chosen = np.zeros(len(magnitudes), bool)
-    # Of equal magnitudes, the first are selected.
+    # Among weights of equal magnitude, the first ones are selected.
     chosen[np.argsort(magnitudes, kind="stable")[:count]] = True
     return chosen

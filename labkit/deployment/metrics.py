@@ -28,7 +28,8 @@ WARM_UP = 10  # number of untimed calls before timing
 def right_answers(model: keras.Model, data: Dataset, batch_size: int) -> NDArray[np.bool_]:
     """Return a flag for each answer: True if the right label has the largest score.
 
-    An answer is a test sample or, for sequences, a step of a test sample.
+    For sequences, each time step of a test sample counts as one answer; otherwise, each test sample
+    does.
 
     Raises:
         InvalidInput: Accuracy is undefined for the data or for the shape of the model's outputs.
@@ -36,9 +37,9 @@ def right_answers(model: keras.Model, data: Dataset, batch_size: int) -> NDArray
     scores = model.predict(data.x_test, batch_size=batch_size, verbose=0)
     if data.task == "regression" or scores.ndim != data.y_test.ndim + 1 or scores.shape[-1] < 2:
         raise InvalidInput(
-            f"a model with outputs of shape {list(scores.shape)} on the {data.task} data "
-            f"{data.name!r} has no accuracy; allowed: classification or next_character, one score "
-            "per class"
+            f"accuracy is not defined for a model with outputs of shape {list(scores.shape)} on "
+            f"the {data.task} data {data.name!r}; give data of the task classification or "
+            "next_character, and a model with one score per class"
         )
     right: NDArray[np.bool_] = scores.argmax(axis=-1) == data.y_test
     return right.ravel()
@@ -65,7 +66,7 @@ def gzip_bytes(path: Path) -> int:
 def inference_ms(
     models: Mapping[str, keras.Model], x: NDArray[np.generic], repeats: int, calls: int
 ) -> dict[str, NDArray[np.float64]]:
-    """Return each model's milliseconds per call on one batch: medians per repeat, (repeats,).
+    """Return each model's median milliseconds per call on one batch, for each repeat (repeats,).
 
     In each repeat, the models are timed in turn; each repeat starts with a different model. Because
     the models take turns, other load on the machine affects all models equally. Models are compiled

@@ -57,8 +57,8 @@ class Prune(FineTuned):
     def _trains(self) -> Prune:
         if self.schedule == "gradual" and not self.epochs:
             raise InvalidInput(
-                "schedule='gradual' with epochs=0 is impossible: it prunes during training; "
-                "give epochs from 1 on, or schedule='one_shot'"
+                "schedule='gradual' with epochs=0 is impossible, because gradual pruning needs "
+                "training steps; give epochs of at least 1, or schedule='one_shot'"
             )
         return self
 
@@ -77,7 +77,9 @@ class Prune(FineTuned):
         pruned = uncompiled_copy(model)
         weights = kernels(pruned)
         if not weights:
-            raise InvalidInput("this model has no kernels to prune; allowed: layers with kernels")
+            raise InvalidInput(
+                "this model has no kernels to prune; give a model that has layers with kernels"
+            )
         if self.epochs:
             from labkit.deployment.gradual import GradualPruning
 

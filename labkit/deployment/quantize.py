@@ -68,13 +68,15 @@ class Quantize(CompressionMethod):
                 unquantized.append(f"{layer.name} ({type(layer).__name__})")
         if not quantized_weights:
             raise InvalidInput(
-                f"Keras quantizes none of this model's layers to {self.mode}; the model has "
-                f"{', '.join(unquantized) or 'no kernels'}; allowed: Dense, EinsumDense, Embedding"
+                f"Keras cannot quantize any layer of this model to {self.mode}; the model has "
+                f"{', '.join(unquantized) or 'no kernels'}; give a model with layers of type "
+                "Dense, EinsumDense or Embedding"
             )
         remark = f"; not quantized by Keras: {', '.join(unquantized)}" if unquantized else ""
         return CompressedModel(
             quantized,
-            f"{quantized_weights / total_weights:.1%} of the kernel weights in {self.mode}{remark}",
+            f"{quantized_weights / total_weights:.1%} of the kernel weights are quantized to "
+            f"{self.mode}{remark}",
         )
 
 

@@ -122,8 +122,8 @@ def config_of(model: keras.Model) -> dict[str, JSON]:
     import keras
 
     config = dict(keras.saving.serialize_keras_object(model))
-    # With this entry, Keras would compile a copy of the model, and store its optimizer's state in
-    # the file.
+    # With the entry "compile_config", Keras would compile a copy of the model, and store its
+    # optimizer's state in the file.
     config.pop("compile_config", None)
     return config
 

@@ -99,7 +99,8 @@ def read_sparse(path: Path | str) -> keras.Model:
     # A truncated file is rejected before any weight is read.
     if len(content) != expected:
         raise LabkitError(
-            f"{path.name} has {len(content)} bytes instead of {expected}: write the file again"
+            f"{path.name} has {len(content)} bytes instead of {expected}, so it is incomplete or "
+            "damaged: write the file again"
         )
     model = model_of(header["model"], path.name)
     for weight, record in zip(model.weights, header["tensors"], strict=True):
@@ -171,10 +172,13 @@ def _dtype(name: str) -> np.dtype[np.generic]:
 def _header(content: bytes, name: str) -> tuple[Header, int]:
     start = PREFIX + int.from_bytes(content[len(MAGIC) : PREFIX], "little")
     if not content.startswith(MAGIC) or len(content) < start:
-        raise LabkitError(f"{name} is no sparse file: give a file that write_sparse has written")
+        raise LabkitError(
+            f"{name} is not a sparse model file: give a file that write_sparse has written"
+        )
     header: Header = json.loads(content[PREFIX:start])
     if header["schema"] > SCHEMA:
         raise LabkitError(
-            f"{name} has schema {header['schema']}, this labkit reads up to {SCHEMA}: update labkit"
+            f"{name} has the schema version {header['schema']}, but this labkit reads versions "
+            f"up to {SCHEMA}: update labkit"
         )
     return header, start

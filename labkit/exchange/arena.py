@@ -9,7 +9,7 @@ import numpy as np
 from labkit.communicator import Communicator
 from labkit.exchange.bucket import Bucket, Slot, aligned_starts
 
-Piece = tuple[int, np.ndarray]  # (offset in the bucket in elements, values)
+Piece = tuple[int, np.ndarray]  # (offset in the bucket, in elements; values)
 
 
 class FlatBuffers:
@@ -62,13 +62,13 @@ class FlatBuffers:
         return self._gradients[bucket.dtype][bucket.start : bucket.stop]
 
     def mean_buffer(self, bucket: Bucket) -> np.ndarray | None:
-        """Return the buffer for a bucket's mean gradients; None: they overwrite the gradients."""
+        """Return the buffer for a bucket's mean gradients; None if they overwrite the gradients."""
         if not self._common:
             return None
         return self._results[bucket.dtype][bucket.start : bucket.stop]
 
     def slot_gradients(self, bucket: Bucket, slot: Slot) -> np.ndarray:
-        """Return this rank's gradients in one slot of a bucket, as a flat view."""
+        """Return this rank's gradients in a bucket's slot (part of a variable), as a flat view."""
         return self._gradients[bucket.dtype][slot.offset : slot.offset + slot.length]
 
 
@@ -76,16 +76,16 @@ class Packing:
     """A callable object that copies the gradients of a bucket into the bucket's memory.
 
     Args:
-        bucket: The bucket, with its slots.
+        bucket: The bucket; its slots are the parts of variables that it contains.
         memory: The memory into which the gradients are copied, (length,).
         stays: The elements of the bucket that this rank itself sums in shared memory. The elements
             in `stays` are not copied, because the training step blocks until their sum is complete.
     """
 
     def __init__(self, bucket: Bucket, memory: np.ndarray, stays: slice) -> None:
-        # (number of the slot, elements to copy, target).
+        # Each entry of `_copies` is (slot number, elements to copy, target array).
         self._copies: list[tuple[int, slice, np.ndarray]] = []
-        # (number of the slot, elements, offset in the bucket).
+        # Each entry of `_uncopied` is (slot number, elements, offset in the bucket).
         self._uncopied: list[tuple[int, slice, int]] = []
         for number, slot in enumerate(bucket.slots):
             first = slot.offset - bucket.start
@@ -100,7 +100,7 @@ class Packing:
                 self._uncopied.append((number, elements, first + begin))
 
     def __call__(self, arrays: Sequence[np.ndarray], counts: bool) -> list[Piece] | None:
-        """Copy the gradients; return the pieces that were not copied, or None if all were copied.
+        """Copy the gradients; return uncopied (offset, values) pairs, or None if all were copied.
 
         Args:
             arrays: For each slot of the bucket, the complete gradient of the slot's variable.

@@ -1,4 +1,4 @@
-"""Choices before the first step: the allreduce algorithm, and the tables sent as changed rows.
+"""Choices before training: the allreduce algorithm; embedding tables sent as changed rows only.
 
 The fastest algorithm is measured on a real network, and simulated for an emulated network.
 """
@@ -16,7 +16,7 @@ from labkit.communicator import Communicator
 from labkit.schedules import ALLREDUCE
 
 MEASURED_CALLS = 7  # number of measured calls of each algorithm
-MIN_TABLE_BYTES = 2**20  # the sum of such a table takes as long as a call's overhead
+MIN_TABLE_BYTES = 2**20  # summing such a table takes as long as the overhead of a call
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Choice:
 
 
 def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool = True) -> Choice:
-    """Choose the allreduce algorithm for buckets of a size, the same on all ranks (collective).
+    """Choose one allreduce algorithm for all ranks and for buckets of this size (collective).
 
     "auto" measures the available algorithms in turn: one warm-up call, then `MEASURED_CALLS` calls
     of each. The slowest rank determines the time of a call. The algorithm with the smallest median
@@ -48,13 +48,17 @@ def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool 
         dense: Whether gradients are exchanged without compression.
     """
     if communicator.size == 1 and dense and algorithm in ("auto", "shared_memory"):
-        return Choice("mpi", "one rank alone has nothing to add up")
+        return Choice("mpi", "a single rank has nothing to sum")
     if algorithm != "auto":
         return Choice(algorithm, "chosen by the experiment")
     if communicator.network is not None:
-        return _simulated(communicator, nbytes)  # each rank simulates, and gets the same result
+        # Each rank runs the simulation and gets the same result.
+        return _simulated(communicator, nbytes)
     if not dense:
-        return Choice("mpi", "payloads are small and of unequal size: the collectives of MPI")
+        return Choice(
+            "mpi",
+            "compressed payloads are small and of unequal size, which suits MPI's collectives",
+        )
     candidates = ["mpi", "ring"]
     if communicator.on_one_host:
         candidates.append("shared_memory")
@@ -73,7 +77,9 @@ def all_cores_compute(communicator: Communicator) -> bool:
     """
     if communicator.network is not None or not communicator.on_one_host:
         return False
-    counts = communicator.allgather((_threads(), usable_cores()), label="the cores of the host")
+    counts = communicator.allgather(
+        (_threads(), usable_cores()), label="the exchange of the numbers of cores and threads"
+    )
     return bool(sum(threads for threads, _ in counts) >= max(cores for _, cores in counts))
 
 
@@ -86,7 +92,7 @@ def _threads() -> int:
 
 
 def rows_are_worthwhile(communicator: Communicator, algorithm: str, nbytes: int) -> bool:
-    """Return whether a table is large enough to send its changed rows in a separate collective.
+    """Return whether a table is so large that its changed rows get a separate collective.
 
     On an emulated network, a table is large enough if summing the whole table takes at least twice
     as long as summing 64 bytes. The number of changed rows is unknown before a training step, so it
@@ -127,7 +133,7 @@ def _measured(communicator: Communicator, candidates: list[str], nbytes: int) ->
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(1 + MEASURED_CALLS):
         for name in candidates:
-            communicator.barrier("the choice of an algorithm")
+            communicator.barrier("the barrier before a timed allreduce that chooses the algorithm")
             start = clock.now()
             communicator.allreduce(buffer, name)
             times[name].append(clock.now() - start)
@@ -135,7 +141,9 @@ def _measured(communicator: Communicator, candidates: list[str], nbytes: int) ->
         name: float(np.median(np.max(communicator.allgather(local[1:]), axis=0)))
         for name, local in times.items()
     }
-    return fastest(slowest, f"measured for {nbytes / 1e6:.3g} MB on {communicator.size} ranks")
+    return fastest(
+        slowest, f"the fastest when timed with {nbytes / 1e6:.3g} MB on {communicator.size} ranks"
+    )
 
 
 def fastest(seconds: Mapping[str, float], algorithm: str) -> Choice:

@@ -19,13 +19,13 @@ class Slot:
 
     @property
     def length(self) -> int:
-        """The number of elements in the slot."""
+        """The number of the variable's elements in this slot."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients exchanged together: the elements [start, stop) of the flat buffer of a dtype."""
+    """A bucket of gradients exchanged together: elements [start, stop) of a dtype's flat buffer."""
 
     dtype: str
     itemsize: int

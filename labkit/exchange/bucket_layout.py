@@ -18,7 +18,7 @@ Dtypes: TypeAlias = Sequence["np.dtype[np.generic]"]
 
 
 class BucketLayout:
-    """The buckets for a set of gradients, with the gradients and weights of the current step.
+    """The buckets for a set of gradients, with the gradients and sample counts of the current step.
 
     A parcel is either a bucket, or a table (such as an embedding) for which ranks send only the
     changed rows of the gradient. Parcels are numbered: first the buckets, then the tables. Tables
@@ -38,11 +38,12 @@ class BucketLayout:
     Attributes:
         tables: The numbers of the variables that are tables: ranks send only the changed rows of
             their gradients.
-        parcels: For each parcel, the numbers of its variables: first for each bucket, in the order
-            of its slots, then for each table.
-        weights: For each parcel, the weight of this rank's gradients, which is its number of
-            samples.
-        steps: For each parcel, the number of the training step in which it was packed last.
+        parcels: For each parcel (bucket or table), the numbers of its variables: first for all
+            buckets, in the order of their slots, then for all tables.
+        weights: For each parcel (bucket or table), the weight of this rank's gradients, which is
+            its number of samples.
+        steps: For each parcel (bucket or table), the number of the training step in which its
+            gradients were packed last.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class BucketLayout:
         self.parcels = in_buckets + [[table] for table in self.tables]
         self._rows: dict[
             int, tuple[np.ndarray, np.ndarray]
-        ] = {}  # (indices, rows) of each table, by parcel number
+        ] = {}  # for each table's parcel number, its (indices, rows)
         shares = choice.in_place and dense
         self._flat = FlatBuffers(communicator, _lengths(signature), dtypes, buckets, shares)
         self._packings = [
@@ -84,17 +85,17 @@ class BucketLayout:
         return [values, indices]
 
     def holders(self, variable: int) -> list[int]:
-        """Return the numbers of the parcels that contain elements of a variable."""
+        """Return the numbers of the parcels (buckets or tables) with elements of a variable."""
         if variable in self.tables:
             return [len(self.buckets) + self.tables.index(variable)]
         return holders(self.buckets, variable)
 
     def is_table(self, number: int) -> bool:
-        """Return whether a parcel contains the changed rows of a table."""
+        """Return whether a parcel (bucket or table) contains the changed rows of a table."""
         return number >= len(self.buckets)
 
     def pack(self, number: int, arrays: Sequence[np.ndarray], rows: np.ndarray, step: int) -> None:
-        """Copy gradients into their parcel, and store the weight (number of samples) of this rank.
+        """Copy gradients into their bucket or table; store this rank's weight (number of samples).
 
         Args:
             number: The number of the parcel (bucket or table).
@@ -112,11 +113,11 @@ class BucketLayout:
             self._pieces[number] = self._packings[number](arrays, bool(rows))
 
     def rows(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ascending row indices in a table's parcel, and the values of these rows."""
+        """Return the ascending indices of a table's changed rows, and the values of these rows."""
         return self._rows[number]
 
     def put_rows(self, number: int, indices: np.ndarray, values: np.ndarray) -> None:
-        """Replace the row indices and the rows in a table's parcel."""
+        """Replace the row indices and the row values that are stored for a table."""
         self._rows[number] = indices, values
 
     def gradients(self, number: int) -> np.ndarray:
@@ -124,7 +125,7 @@ class BucketLayout:
         return self._flat.gradients(self.buckets[number])
 
     def separate_buffers(self, number: int) -> SeparateBuffers:
-        """Return the memory outside a bucket for its sum: uncopied gradients, and common means."""
+        """Return arrays outside a bucket for its sum: uncopied gradients and shared mean buffer."""
         return SeparateBuffers(
             self._pieces.pop(number, None), self._flat.mean_buffer(self.buckets[number])
         )

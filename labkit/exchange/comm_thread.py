@@ -21,7 +21,7 @@ _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 class CommThread:
     """A thread that exchanges buckets during the training step.
 
-    This order is fixed, even if the training step issues the buckets in a different order.
+    The order of the buckets is fixed, even if the training step issues them in a different order.
     Therefore the threads of all ranks exchange the same bucket at a time, which avoids deadlocks.
     If the thread fails, `wait` raises the thread's error in the training step.
 
@@ -54,9 +54,9 @@ class CommThread:
         self._closed = False
         self._rounds = 0
         self._reorder: tuple[int, Reorder] | None = None
-        # For each bucket, the sum of its issue times in seconds.
+        # `_ready` contains, for each bucket, the sum of its issue times in seconds.
         self._ready = [0.0] * len(self.order)
-        # For each bucket, the sum of its exchange durations in seconds.
+        # `_seconds` contains, for each bucket, the sum of its exchange durations in seconds.
         self._seconds = [0.0] * len(self.order)
 
     def reorder_after(self, rounds: int, reorder: Reorder) -> None:
@@ -84,7 +84,7 @@ class CommThread:
             self._changed.notify_all()
 
     def wait(self, bucket: int) -> None:
-        """Wait until a bucket contains the mean over ranks; then it may be issued again."""
+        """Wait until a bucket contains the mean over ranks; then the bucket may be issued again."""
         start = self._clock.now()
         self._set_blocked(True)
         with self._changed:
@@ -158,7 +158,8 @@ def wake_promptly() -> bool:
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None or platform.system() != "Linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return False
-    # struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period
+    # The bytes are Linux's struct sched_attr: size, policy, flags, nice, priority, runtime,
+    # deadline, period.
     attributes = struct.pack("=IIQiIQQQ", 48, os.SCHED_OTHER, 0, 0, 0, TIME_SLICE, 0, 0)
     status: int = ctypes.CDLL(None, use_errno=True).syscall(number, 0, attributes, 0)
     return status == 0

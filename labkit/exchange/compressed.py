@@ -1,4 +1,4 @@
-"""The mean of buckets through a compressor; collectives answer the compressor's requests."""
+"""The mean of compressed buckets: collectives answer the requests that a compressor yields."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BucketLayer:
-    """A gradient or a piece of one: its elements [start, stop) in a bucket, and its shape."""
+    """A gradient or a part of it: the elements [start, stop) of a bucket, with their shape."""
 
     name: str
     start: int
@@ -107,7 +107,7 @@ class CompressedMean:
             bucket: The number of the bucket; each bucket has its own compressor state.
             pieces: Flat gradients of one float dtype, which the mean overwrites; 16-bit floats are
                 compressed as float32.
-            layers: The layer of each piece, in the order of `pieces`.
+            layers: The layer of each array in `pieces`, in the same order.
             algorithm, label: The same arguments as those of `Communicator.allreduce`.
         """
         meter, clock = self._communicator.traffic, self._communicator.clock
@@ -150,7 +150,7 @@ class CompressedMean:
         return arrays
 
     def save_states(self) -> None:
-        """Save the compressor states at the start of a step, for `restore_states`."""
+        """Save the compressor states at the start of a training step, for `restore_states`."""
         self._before = dict(self._states)
 
     def restore_states(self) -> None:
@@ -235,7 +235,7 @@ class CompressedMean:
 
         arrays = [np.asarray(request.value) for request in requests]
         if len({array.dtype for array in arrays}) > 1:
-            raise LabkitError("values in one combined mean must have the same dtype")
+            raise LabkitError("tensors that are averaged in one message must have the same dtype")
         flat = np.concatenate([array.reshape(-1) for array in arrays])
         self._communicator.mean(flat, 1.0, algorithm, what, float(self._communicator.size))
         ends = np.cumsum([array.size for array in arrays])[:-1]
@@ -267,7 +267,7 @@ class CompressedMean:
 
 
 def _replace_tensors(state: State, recalled: Mapping[int, np.ndarray]) -> State:
-    """Return a compressor state in which the tensors at the given places are replaced."""
+    """Return a compressor state in which the tensors at the given indices are replaced."""
     import tensorflow as tf
 
     if not recalled:

@@ -19,13 +19,14 @@ class CompressionStats:
     r"""A comparison of compressed mean gradients with exact means, in every n-th training step.
 
     Each row contains the statistics of one layer on one rank. In the formulas, \(\hat g\) is the
-    compressed mean gradient, and \(\bar g\) the exact mean gradient. `relative_error` is \(\|\hat g
-    - \bar g\| / \|\bar g\|\), and `cosine` is the cosine of the angle between the compressed mean
-    \(\hat g\) and the exact mean \(\bar g\). `residual_norm` is \(\|e_r\|\), the norm of the
-    compression error that rank r stores; 0 for compressors without memory. `bits_per_parameter`
-    counts this rank's payload; if a payload contains a whole bucket, its bits are divided among
-    layers in proportion to their nonzero values. `fraction_sent` is the fraction of gradient
-    elements that this rank sent as nonzero values.
+    compressed mean gradient, and \(\bar g\) the exact mean gradient. `relative_error` is \(\|\hat
+    g-\bar g\| / \|\bar g\|\).
+    `cosine` is the cosine of the angle between the compressed mean \(\hat g\) and the exact mean
+    \(\bar g\). `residual_norm` is \(\|e_r\|\), the norm of the compression error that rank r
+    stores; 0 for compressors without memory. `bits_per_parameter` counts this rank's payload; if a
+    payload contains a whole bucket, its bits are divided among layers in proportion to their
+    nonzero values. `fraction_sent` is the fraction of gradient elements that this rank sent as
+    nonzero values.
 
     The traffic meter and the emulated network do not count the messages that compute the exact
     mean. Steps with such a comparison take longer than other steps.
@@ -43,7 +44,7 @@ class CompressionStats:
         self.rows: list[Row] = []
 
     def observe(self, bucket: int, layers: Sequence[BucketLayer], record: ReductionRecord) -> None:
-        """In every `every`-th step, compare a bucket with its exact mean (collective)."""
+        """Every `every` training steps, compare a bucket with its exact mean (collective)."""
         if record.step % self._every:
             return
         total = self._communicator.allreduce_small(

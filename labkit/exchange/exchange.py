@@ -69,8 +69,8 @@ class Exchange:
         bucket_bytes: The size of a bucket in bytes, as a number or as a text such as "4MiB".
         compressor: A gradient compressor or its name; None: gradients are not compressed.
         seed: The seed of the compressor's random numbers.
-        paces: Whether the time between two exchanges counts as computation of this rank. If it
-            does, the artificial slowdown of a slow rank extends this time.
+        paces: Whether the time between two exchanges counts as computation of this rank. If this
+            time counts as computation, the artificial slowdown of a slow rank extends it.
         guard: The check of gradients for non-finite values; None: gradients are not checked. Loss
             scaling disables the guard, because scaled gradients are expected to overflow at times.
         eager: Whether "overlap" exchanges buckets during backpropagation even if all cores compute.
@@ -131,7 +131,7 @@ class Exchange:
         return int(np.prod(self._layout.signature[variable][1]))
 
     def bucket_of(self, name: str) -> int:
-        """Return the number of the bucket or table with a variable's first elements; -1: none."""
+        """Return the number of the bucket or table with a variable's first elements, or -1."""
         names = [
             [self._layout.signature[n].name for n in variables]
             for variables in self._layout.parcels
@@ -183,9 +183,9 @@ class Exchange:
             return list(traced(gradients, rows, names))
         if not self.schedule.after:
             raise InvalidInput(
-                f"schedule={self.schedule.name!r} with a compressor under loss scaling: ranks "
-                "would send a bucket before another bucket overflows, and the skipped step would "
-                "lose the values in it; use schedule='sequential'"
+                f"schedule={self.schedule.name!r} cannot combine a compressor with loss scaling: "
+                "a rank may send one bucket before another bucket overflows, and the skipped "
+                "step would lose the sent values; use schedule='sequential'"
             )
         self._compressed.scaled = True
         plain = [None if g is None else g / tf.cast(scale, g.dtype) for g in gradients]
@@ -211,7 +211,7 @@ class Exchange:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the communicator has restarted since the last layout, so `reset` is needed."""
+        """Whether the communicator has restarted since the layout was made; then call `reset`."""
         return self._restarts != self.communicator.restarts
 
     @property
@@ -246,7 +246,7 @@ class Exchange:
         """Return whether the mean gradients are finite, so that the optimizer may apply them.
 
         Args:
-            means: The mean gradients of this step, which `mean` has returned.
+            means: The mean gradients of this training step, which `mean` has returned.
         """
         import tensorflow as tf
 
@@ -347,8 +347,8 @@ class Exchange:
         """
         if self._after:
             raise InvalidInput(
-                "these buckets are exchanged after backpropagation and cannot be issued one by "
-                "one: call `mean`, or give eager=True"
+                "buckets cannot be exchanged one by one here, because this step exchanges them "
+                "after backpropagation: call `mean`, or give eager=True"
             )
         return self._operations.issue(gradients, rows)
 
@@ -375,7 +375,7 @@ class Exchange:
         validate_agreement(self.communicator, signature, self._options())
         if not signature:
             raise InvalidInput(
-                "no variable has a gradient: does the loss depend on the model's output?"
+                "no variable has a gradient; use a loss that depends on the model's output"
             )
         compressor = self.compressor
         after = self._after = self.schedule.after or (
@@ -400,11 +400,13 @@ class Exchange:
         """Return a bucket order with front layers first, the same on all ranks (collective).
 
         Args:
-            ready: For each bucket, the seconds from the packing of the first bucket to its packing,
-                on this rank.
+            ready: For each bucket, the seconds on this rank between the packing of the first bucket
+                and the packing of this bucket.
             seconds: For each bucket, the seconds that its exchange takes on this rank.
         """
-        times = self.communicator.allgather((ready, seconds), label="the order of the buckets")
+        times = self.communicator.allgather(
+            (ready, seconds), label="the agreement on the order of the buckets"
+        )
         means = np.mean(times, axis=0)
         urgency = [min(variables) for variables in self._layout.parcels]
         return by_priority(means[0].tolist(), means[1].tolist(), urgency)
@@ -433,7 +435,7 @@ class Exchange:
         gradients, rest = list(arrays[: len(paths)]), arrays[len(paths) :]
         if injector is not None:
             gradients = injector.gradients(paths, gradients)
-        if count:  # if the rank has no samples, all its gradients count as 0, even NaN
+        if count:  # without samples, all gradients of the rank count as 0, even NaN
             gradients, skips = self._guarded(paths, gradients)
             if skips:  # a NaN weight makes the means of all ranks NaN
                 count = np.array(np.nan)
@@ -445,7 +447,7 @@ class Exchange:
         if traced is not self._layout:
             raise InvalidInput(
                 "two compiled training steps with different variables share one distributed "
-                "optimizer; give each step an optimizer of its own"
+                "optimizer; give each step a separate optimizer"
             )
         if standing:  # another exchange may have changed the settings below
             self._set_blocked(True)

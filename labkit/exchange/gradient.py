@@ -63,7 +63,7 @@ def tensors_of(gradient: tf.Tensor | tf.IndexedSlices) -> list[tf.Tensor]:
 
 
 def from_tensors(tensors: Sequence[tf.Tensor], like: GradientSpec) -> tf.Tensor | tf.IndexedSlices:
-    """Rebuild a mean gradient from an operation's output tensors, with its static shape."""
+    """Rebuild a mean gradient with its static shape from an operation's output tensors."""
     import tensorflow as tf
 
     if not like.rows:
@@ -110,7 +110,7 @@ def weight_by_rows(
 
     def share(count: np.ndarray) -> np.float64:
         communicator.wait_policy.polite = False  # a spin loop is harmless while the step blocks
-        total = communicator.total(float(count), "the rows of a batch")
+        total = communicator.total(float(count), "the sum of the ranks' batch rows")
         return np.float64(communicator.size * float(count) / total if total else 0.0)
 
     factor = tf.ensure_shape(tf.numpy_function(share, [tf.cast(rows, tf.int64)], tf.float64), ())
@@ -140,7 +140,7 @@ def validate_agreement(
             that of rank 0; the message names the first difference.
     """
     descriptions = communicator.allgather(
-        (options or {}, signature), "the agreement on the gradients"
+        (options or {}, signature), "the comparison of the gradients' shapes on all ranks"
     )
     for rank, other in enumerate(descriptions):
         if other != descriptions[0]:
@@ -157,21 +157,21 @@ def _compare(
     for name, option in options.items():
         if option != first_options[name]:
             raise Mismatch(
-                f"rank {rank} exchanges with {name}={option}, rank 0 with "
-                f"{name}={first_options[name]}: give every rank the same"
+                f"rank {rank} exchanges gradients with {name}={option}, but rank 0 with "
+                f"{name}={first_options[name]}: give every rank the same value"
             )
     if len(signature) != len(first):
         raise Mismatch(
-            f"rank {rank} has {len(signature)} gradients, rank 0 has {len(first)}: "
-            "every rank must train the same model"
+            f"rank {rank} has {len(signature)} gradients, but rank 0 has {len(first)}: every "
+            "rank must train the same model"
         )
     names = zip(signature, renumber_names([gradient.name for gradient in signature]), strict=True)
     first_names = zip(first, renumber_names([gradient.name for gradient in first]), strict=True)
     for (gradient, name), (other, other_name) in zip(names, first_names, strict=True):
         if gradient[1:] != other[1:] or name != other_name:
             raise Mismatch(
-                f"rank {rank} has {gradient.description}, rank 0 has {other.description}: "
-                "every rank must train the same model"
+                f"rank {rank} has the gradient {gradient.description}, but rank 0 has "
+                f"{other.description}: every rank must train the same model"
             )
 
 
@@ -197,7 +197,7 @@ def renumber_names(names: Sequence[str]) -> list[str]:
 
 
 def _split(part: str) -> tuple[str, int]:
-    """Split a layer's name into base name and number; without a number, return -1 for it."""
+    """Split a layer's name into base name and number; the number is -1 if there is none."""
     match = re.fullmatch(r"(.+)_(\d+)", part)
     return (match[1], int(match[2])) if match else (part, -1)
 

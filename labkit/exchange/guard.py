@@ -111,11 +111,11 @@ class Guard:
         self.records.append(BadValues(step=self.step, rank=source, layer=layer, elements=elements))
         if self.policy != "stop":
             return
-        what = f"the loss of rank {source} is not finite"
+        what = f"the loss on rank {source} is not finite"
         if layer:
             what = f"the gradient of layer {layer!r} on rank {source} is not finite ({path})"
             if not np.isfinite(self.loss() if loss is None else loss):
-                what += ", nor is the loss"
+                what += ", and the loss is not finite, either"
         raise BadNumbers(
             f"step {self.step}: {what}; lower the learning rate, clip gradients (clipnorm), or "
             "skip steps with non-finite values: on_nonfinite='skip'"

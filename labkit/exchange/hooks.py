@@ -5,10 +5,10 @@
         -> update_state of its metrics: updates
         -> optimizer.apply: dense -> whole -> rows -> the optimizer's own
 
-In this diagram, every name that is not a Keras method is a hook. A module of labkit that acts
-inside a training step defines a `Hook`, and adds it to the model's `HookManager`. Each method of a
-hook calls the model's method that it wraps. When the hook is removed, the model gets its original
-method back.
+In this list, every name that is not a Keras method is a hook. A module of labkit that acts inside a
+training step defines a `Hook`, and adds it to the model's `HookManager`. Each method of a hook
+calls the model's method that it wraps. When the hook is removed, the model gets its original method
+back.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ Batch: TypeAlias = "tf.Tensor | tuple[tf.Tensor, ...] | dict[str, tf.Tensor]"
 Logs: TypeAlias = dict[str, tf.Tensor]
 Rows: TypeAlias = "int | tf.Tensor | None"
 Variables: TypeAlias = "list[keras.Variable] | None"
-# An object with a method that a hook wraps: the model, an optimizer, a layer, the losses, or a
-# metric.
+# A `Holder` is an object with a method that a hook wraps: the model, an optimizer, a layer, the
+# losses, or a metric.
 Holder: TypeAlias = (
     "keras.Model | keras.optimizers.Optimizer | keras.Layer | keras.Loss | keras.metrics.Metric"
 )
 
-# The model's compile configuration, and the function that Keras compiled with this configuration.
+# This pair contains the model's compile configuration, and the function that Keras compiled with
+# it.
 _Compiled: TypeAlias = "tuple[keras.Model | None, Callable[..., Logs]]"
 
 
 class Hook:
-    """A base class of hooks around a model's training; its own methods change nothing.
+    """A base class of hooks around a model's training; by default, a hook changes nothing.
 
     Each method of a hook wraps one method of the model, or of its optimizers, layers, losses or
     metrics. A hook's method must call the wrapped method, which is its argument `inner`. The
@@ -142,8 +143,8 @@ class Hook:
 
 
 _FUNCTIONS = ("train_function", "test_function")
-# For each wrapped method, the table lists the names of the compiled functions in which TensorFlow
-# traces the method.
+# For each wrapped method, `_TRACED_IN` lists the compiled functions in which TensorFlow traces the
+# method.
 _TRACED_IN: dict[str, tuple[str, ...]] = {
     "train_step": ("train_function",),
     "test_step": ("test_function",),
@@ -153,7 +154,7 @@ _TRACED_IN: dict[str, tuple[str, ...]] = {
     "evaluate": (),
     "fit": (),
     "update_state": _FUNCTIONS,
-    "get_metrics_result": (),  # wrapped outside graphs only, where ranks can communicate
+    "get_metrics_result": (),  # wrapped only outside TensorFlow graphs, so ranks can communicate
     "apply": ("train_function",),
 }
 
@@ -189,7 +190,7 @@ class HookManager:
         return tuple(by_name[name] for name in ORDER if name in by_name)
 
     def add_hook(self, hook: Hook, stays: bool = False) -> None:
-        """Add a hook at the position of its name; it replaces an earlier hook of the same name.
+        """Add a hook at the position of its name, in place of an earlier hook of the same name.
 
         Args:
             hook: The hook to add.
@@ -201,7 +202,7 @@ class HookManager:
         """
         if hook.name not in ORDER:
             raise LabkitError(
-                f"hook {hook.name!r} has an unknown name; allowed: {', '.join(ORDER)}"
+                f"the hook's name {hook.name!r} is unknown; allowed: {', '.join(ORDER)}"
             )
         # Compiled functions refer to the hook objects that existed when they were traced. Therefore
         # an earlier hook object that equals the new hook is used again.
@@ -301,7 +302,7 @@ class HookManager:
         return call
 
     def _make_guarded(self, force: bool = False) -> None:
-        """Compile the training function as Keras does; after an error in it, remove the hooks."""
+        """Compile the training function as Keras does; if it raises an error, remove the hooks."""
         type(self._model).make_train_function(self._model, force)
         self._guard()
 
@@ -312,7 +313,7 @@ class HookManager:
 
     def _keep_compiled(self) -> None:
         """Save the functions that Keras has compiled with the current hooks."""
-        # Keras creates a new object in each `compile`.
+        # Keras creates a new configuration object in each call of `compile`.
         version = getattr(self._model, "_compile_config", None)
         entries = self._compiled.items()
         self._compiled = {key: entry for key, entry in entries if entry[0] is version}
@@ -388,18 +389,18 @@ def _holders(model: keras.Model, method: str) -> list[tuple[Holder, str]]:
 
 
 def rows_of(data: Batch) -> int | tf.Tensor:
-    """Return the number of samples in a batch; a tensor if the static shape does not contain it."""
+    """Return the number of samples in a batch, as a tensor if the static shape is unknown."""
     leaf = keras.tree.flatten(data)[0]
     if leaf.shape[0] is not None:
         return leaf.shape[0]
     if isinstance(leaf, tf.RaggedTensor):
         return tf.cast(leaf.nrows(), tf.int32)
-    # Int32, because the shape of a sparse tensor is int64.
+    # The result is cast to int32, because the shape of a sparse tensor is int64.
     return tf.cast(tf.shape(leaf)[0], tf.int32)
 
 
 def _with_rows(apply: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    """Add an argument `rows` to an optimizer's `apply`; it is ignored if `apply` has none."""
+    """Add an argument `rows` to an optimizer's `apply`; drop it if `apply` does not accept it."""
     if "rows" in signature(apply).parameters:
         return apply
 

@@ -22,9 +22,11 @@ class Operations:
 
     Attributes:
         layout: The layout of these gradients in parcels (a parcel is a bucket or a table).
-        service: The communication thread, which exchanges parcels during the step.
+        service: The communication thread, which exchanges buckets and tables during the training
+            step.
         begin: A function of (layout, whether the step blocks) that is called first in each step.
-        pack: A function of (parcel number, gradients, number of samples) that packs a parcel.
+        pack: A function of (parcel number, gradients, number of samples) that packs a bucket or a
+            table.
         serve: A function of (parcel number) that exchanges a parcel (bucket or table) while the
             training step blocks.
     """
@@ -55,7 +57,7 @@ class Operations:
         return [from_tensors(outputs[span], gradient) for span, gradient in pairs]
 
     def one_by_one(self, gradients: list[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
-        """Issue each parcel when its gradients are ready; then wait for all mean gradients."""
+        """Issue each bucket and table when its gradients are ready; then wait for all means."""
         import tensorflow as tf
 
         # A waiting operation blocks one of TensorFlow's threads. Therefore all parcels (buckets and
@@ -64,16 +66,16 @@ class Operations:
             return self.wait(range(len(gradients)))
 
     def issue(self, gradients: list[tf.Tensor], rows: tf.Tensor) -> list[tf.Tensor]:
-        """Return one operation per parcel, which passes the parcel to the communication thread."""
+        """Return one operation per bucket or table, which passes it to the communication thread."""
         numbers = range(len(self.layout.parcels))
         return [self._issue(number, gradients, rows) for number in numbers]
 
     def wait(self, variables: Iterable[int]) -> list[tf.Tensor]:
-        """Return the mean gradients of these variables; each waits for the variable's parcels."""
+        """Return the mean gradients of these variables, as tensors that wait for their parcels."""
         import tensorflow as tf
 
         chosen = list(variables)
-        # For each parcel (bucket or table), the variable that waits for it.
+        # `first` maps each parcel (bucket or table) to the variable that waits for it.
         first: dict[int, int] = {}
         for variable in chosen:
             for number in self.layout.holders(variable):

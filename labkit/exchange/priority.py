@@ -101,8 +101,9 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         for variable, gradient in zip(trained, gradients, strict=True):
             if gradient is None:
                 raise InvalidInput(
-                    f"schedule='priority' needs a gradient of every trainable variable, but "
-                    f"{variable.path} has none; freeze its layer, or use schedule='overlap'"
+                    "schedule='priority' needs a gradient of every trainable variable, but "
+                    f"{variable.path} has no gradient; freeze the layer of this variable, or use "
+                    "schedule='overlap'"
                 )
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         count = tf.cast(rows, tf.int64)  # samples in the batch, before hooks changed the batch
@@ -154,6 +155,11 @@ def validate_model(model: keras.Model, optimizer: keras.optimizers.Optimizer) ->
             f"{type(model).__name__}; use schedule='overlap'"
         )
     if getattr(optimizer, "global_clipnorm", None):
-        raise InvalidInput("schedule='priority' cannot clip by global norm; use 'overlap'")
+        raise InvalidInput(
+            "schedule='priority' cannot clip gradients by their global norm; use schedule='overlap'"
+        )
     if keras.config.dtype_policy().name == "mixed_float16":
-        raise InvalidInput("schedule='priority' does not scale the loss; use 'overlap'")
+        raise InvalidInput(
+            "schedule='priority' does not scale the loss, which mixed_float16 requires; use "
+            "schedule='overlap'"
+        )

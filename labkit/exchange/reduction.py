@@ -30,8 +30,8 @@ class BucketMean(Protocol):
 
         Args:
             layout: The layout, which contains this rank's gradients and weight.
-            number: The number of the parcel.
-            first: Whether the parcel is the first one in its training step.
+            number: The number of the parcel (bucket or table).
+            first: Whether the parcel (bucket or table) is the first one in its training step.
         """
 
 
@@ -79,7 +79,7 @@ class Plain:
 
 
 class CompressedReduction:
-    """The mean of compressed gradients; each rank multiplies by its weight before compression.
+    """The mean of compressed gradients; each rank weights its gradients before compression.
 
     Args:
         communicator: The Communicator of the ranks.
@@ -109,7 +109,7 @@ class CompressedReduction:
         pieces, layers = layout.layers(number)
         weight = layout.weights[number]
         reports = self._communicator.allgather((weight, _bad_layer(pieces, layers)), self.what)
-        # The guard of a rank has decided to skip the step.
+        # A NaN weight means that the guard of a rank has decided to skip the step.
         skips = any(np.isnan(weight) for weight, _ in reports)
         bad = [f"{name} on rank {rank}" for rank, (_, name) in enumerate(reports) if name]
         if bad or skips:
@@ -123,9 +123,10 @@ class CompressedReduction:
         # All ranks raise this error together, because the mean is the same on all ranks.
         if name := _bad_layer([record.mean[x.start : x.stop] for x in layers], layers):
             raise NotFinite(
-                f"the gradient of {name} is finite, but {self._compressor!r} makes it infinite or "
-                "not a number: its values are too large for the method; lower the learning rate, "
-                "clip gradients (clipnorm), or choose another compressor"
+                f"the gradient of {name} is finite, but after compression with "
+                f"{self._compressor!r} it is infinite or NaN, because its values are too large "
+                "for this compressor; lower the learning rate, clip gradients (clipnorm), or "
+                "choose another compressor"
             )
         for watcher in self.watchers:
             # Watchers receive the step in which the bucket was packed, because some ranks may
@@ -136,8 +137,8 @@ class CompressedReduction:
         """Set the bucket to NaN, so that all ranks skip the step, and no residual changes."""
         if not (self.scaled or by_guard):
             raise NotFinite(
-                f"the gradient of {', '.join(bad)} is infinite or not a number; lower the "
-                "learning rate, or clip gradients (clipnorm)"
+                f"the gradient of {', '.join(bad)} is infinite or NaN; lower the learning rate, "
+                "or clip gradients (clipnorm)"
             )
         for piece in pieces:
             piece[...] = np.nan

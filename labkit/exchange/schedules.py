@@ -34,7 +34,7 @@ SCHEDULES = {
             """Exchange all buckets after backpropagation.
 
     Source: J. Chen, X. Pan, R. Monga, S. Bengio, R. Jozefowicz, Revisiting Distributed Synchronous
-    SGD, 2016, arXiv 1604.00981. Differs from it: no server, and no backup workers.
+    SGD, 2016, arXiv 1604.00981. Differs from it: ranks use no server and no backup workers.
     """,
             after=True,
         ),
@@ -42,8 +42,8 @@ SCHEDULES = {
             "overlap",
             """Exchange each bucket when its gradients are ready, during backpropagation.
 
-    If ranks of one host compute on all cores, a core that moves a bucket cannot compute meanwhile.
-    Buckets then wait for the end of backpropagation, and the record notes that the step blocks.
+    If the ranks of a host compute on all its cores, a core that moves a bucket cannot compute.
+    labkit then exchanges buckets after backpropagation, and the record notes that the step blocks.
 
     Source: H. Zhang et al., Poseidon, 2017, arXiv 1706.03292 (wait-free backpropagation); buckets:
     S. Li et al., PyTorch Distributed, 2020, arXiv 2006.15704.
@@ -53,18 +53,18 @@ SCHEDULES = {
             "priority",
             """Exchange front layers first, so that the next step starts during the exchange.
 
-    Large gradients are split; each layer is updated before its next use.
+    Large gradients are split into several buckets; each layer is updated before its next use.
 
     Source: A. Jayarajan et al., Priority-based Parameter Propagation, 2019, arXiv 1905.03960;
     Y. Peng et al., A Generic Communication Scheduler for Distributed DNN Training Acceleration,
-    SOSP 2019. Differs from them: the order is fixed from measured times and the same on all ranks,
-    not decided while buckets wait.
+    SOSP 2019. Differs from them: the order of buckets is fixed from measured times and the same on
+    all ranks, not decided while buckets wait.
     """,
             into_next=True,
         ),
         Schedule(
             "staggered",
-            """Exchange as in "sequential", with ranks that take turns on shared links.
+            """Exchange after backpropagation; ranks use a shared link one after another.
 
     Source: folklore; a shared link carries one message at a time without loss of bandwidth.
     """,

@@ -11,7 +11,7 @@ from labkit.communicator import Clock
 KINDS = ("step", "pack", "communicate", "wait")
 MAX_EVENTS = 200_000  # maximum number of stored events; older events of a long run are dropped
 
-Event = tuple[str, int, int, float, float]  # kind, step, bucket, start, stop
+Event = tuple[str, int, int, float, float]  # kind, training step, bucket, start time, stop time
 
 
 class Timeline:

@@ -1,4 +1,4 @@
-"""The batch plan of an experiment: which rows each rank uses in each step."""
+"""The batch plan of an experiment: which training rows each rank uses in each step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labkit.experiment.experiment import Experiment
 
 
 def owns_rows(experiment: Experiment) -> bool:
-    """Return whether each rank has a fixed part of the rows, which other ranks do not read."""
+    """Return whether each rank has fixed training rows of its own, which no other rank reads."""
     return experiment.input_mode == "scatter" or experiment.data_partition != IID
 
 
@@ -20,12 +20,12 @@ def plan_of(
     shares: tuple[float, ...],
     labels: np.ndarray | None = None,
 ) -> BatchPlan:
-    """Return the batch plan of an experiment: the rows of each rank in each step.
+    """Return the batch plan of an experiment: each rank's training rows in each step.
 
     Args:
         experiment: Experiment with batch size, seed, steps per epoch and data partition.
         rows: Number of rows of the data set.
-        shares: For each rank, the relative size of its part of a batch.
+        shares: For each rank, the relative size of its share of a batch.
         labels: Labels of the rows, for a partition of the data by label; None: unknown.
     """
     return BatchPlan(

@@ -35,7 +35,7 @@ def refuse_lost_state(function: Callable[..., Any]) -> None:
             except (TypeError, ValueError) as error:
                 raise ValueError(
                     f"the model function captures {name!r}, but Keras cannot restore its {kind} "
-                    f"from the configuration ({error}): create it inside the function"
+                    f"from its configuration ({error}): create {name!r} inside the function"
                 ) from error
             if lost_attributes:
                 raise ValueError(
@@ -66,7 +66,7 @@ def _captured_values(
 
 
 def _saveables(value: object) -> Iterator[Saveable]:
-    """Yield a value that is an optimizer, loss or metric, or those of a compiled model."""
+    """Yield the value, or a compiled model's values, if they are optimizers, losses or metrics."""
     import keras
 
     kinds = keras.optimizers.Optimizer, keras.Loss, keras.Metric

@@ -29,14 +29,22 @@ def parse_data(value: Any) -> Any:
         return value
     if not isinstance(value, tuple | list):
         kind = type(value).__name__
-        advice = "; give a function that returns it" if hasattr(value, "element_spec") else ""
-        raise ValueError(f"data must be a name, a callable or arrays (x, y), not a {kind}{advice}")
+        advice = (
+            "; give a function that returns the data set" if hasattr(value, "element_spec") else ""
+        )
+        raise ValueError(
+            f"data must be a name, a callable or arrays (x, y), but it is a {kind}{advice}"
+        )
     if len(value) != 2:
-        raise ValueError(f"arrays must be given as (x, y), not as {len(value)} parts")
+        raise ValueError(
+            f"arrays must be given as a pair (x, y), but {len(value)} values were given"
+        )
     x, y = (_parse_arrays(label, part) for label, part in zip("xy", value, strict=True))
     rows = {len(leaf) for leaf in leaves((x, y))}
     if len(rows) != 1 or rows == {0}:
-        raise ValueError(f"x and y must have the same number of rows, above 0; got {rows}")
+        raise ValueError(
+            f"x and y must have the same number of rows, at least 1, but they have {rows}"
+        )
     return x, y
 
 
@@ -58,8 +66,8 @@ def check_validation(data: tuple[Any, ...], validation: Any) -> None:
     )
     if expected != actual:
         raise InvalidInput(
-            f"validation has samples of shapes {actual}, but the training data has {expected}: "
-            "give the same number of arrays, with the same shapes"
+            f"the validation data have samples of shapes {actual}, but the training data have "
+            f"{expected}: give the same number of arrays, with the same shapes"
         )
 
 
@@ -94,8 +102,8 @@ def _parse_arrays(label: str, value: Any) -> Any:
         return type(value)(_parse_arrays(label, part) for part in value)
     if not getattr(value, "shape", ()):
         raise ValueError(
-            f"x and y are arrays, or nested structures of arrays, with one row per sample; "
-            f"got {type(value).__name__}: use numpy.asarray"
+            "x and y must be arrays, or nested structures of arrays, with one row per sample, "
+            f"but a {type(value).__name__} was given: use numpy.asarray"
         )
     array = datasets.to_array(label, value)
     datasets.validate_values(label, array, texts=label.startswith("x"))
@@ -112,14 +120,14 @@ def _validate_callable(function: Callable[..., Any]) -> None:
     name = getattr(function, "__name__", type(function).__name__)
     if inspect.isgeneratorfunction(function):
         raise ValueError(
-            f"{name} is a generator; give a function that returns a tf.data.Dataset, such as "
-            "tf.data.Dataset.from_generator(…)"
+            f"{name} is a generator function; give a function that returns a tf.data.Dataset, "
+            "such as tf.data.Dataset.from_generator(…)"
         )
     try:
         inspect.signature(function).bind()
     except TypeError as error:
         raise ValueError(
-            f"{name} is called without arguments, but requires some: {error}"
+            f"labkit calls {name} without arguments, but {name} requires arguments: {error}"
         ) from error
     except ValueError:  # some functions that are written in C have no signature
         return

@@ -25,8 +25,8 @@ from labkit.common.validated import Checked
 from labkit.experiment import fault_injection
 from labkit.experiment.captured_state import refuse_lost_state
 from labkit.experiment.data import check_validation, labels_of, leaves, parse_data
+from labkit.experiment.display import brief, html_of
 from labkit.experiment.keras_names import check_names
-from labkit.experiment.summary import brief, html_of
 from labkit.experiment.virtual_clock import VirtualClock
 from labkit.network import Fault, Network, Slowdown
 from labkit.schedules.grid import GridLayer
@@ -36,12 +36,13 @@ from labkit.strategies.validation import OPTIMIZERS, one_of
 if TYPE_CHECKING:
     from labkit.forecast import Calibration, Forecast
 
-# Records leave these fields out while they have their default value.
+# Records omit these fields if they have their default values.
 OPTIONAL_FIELDS = (
     *("virtual", "stragglers", "data_partition"),
     *("faults", "on_nonfinite", "replica_check_interval", "checksums"),
 )
-# Larger numbers are typing errors. NumPy accepts seeds of at most 32 bits.
+# labkit rejects larger numbers of ranks and steps, because they are probably typing errors. NumPy
+# accepts seeds of at most 32 bits.
 MOST_RANKS, MOST_STEPS = 10_000, 10**9
 Given = TypeVar("Given")
 
@@ -52,15 +53,16 @@ class Experiment(Checked):
     Args:
         name: Label of the runs; default: model, data set, strategy and number of workers.
         model: Name in `labkit.models.MODELS`, or a callable that returns a Keras model. If the
-            callable compiles the model, the experiment uses this loss, metrics and optimizer.
+            callable compiles the model, the experiment uses the loss, metrics and optimizer of this
+            model.
         model_options: Options of a named model, such as `{"widths": [512, 512]}`.
         dataset: Name in `labkit.datasets.DATASETS`; arrays `(x, y)`; or a callable that returns a
             `tf.data.Dataset` of samples or batches. A text may also be the path of an .npz, .csv
             or .parquet file, of a folder with one subfolder of images for each class, or of a
             saved Hugging Face data set; `hf:NAME` loads a Hugging Face data set by its name.
         dataset_options: Options of a named data set, such as `{"rows": 1000}`.
-        validation: Test data of another data set than a named one: arrays `(x, y)`, or a callable.
-            A named data set has its own test rows.
+        validation: Test data for a data set that is not a named one: arrays `(x, y)`, or a
+            callable. A named data set has its own test rows.
         strategy: The training method: a strategy object such as `Pipeline()`, or the name of a
             strategy in `labkit.strategies.STRATEGIES`.
         workers: Number of workers: model replicas, or ranks that share one model.
@@ -68,7 +70,7 @@ class Experiment(Checked):
         network: Network to emulate: a `Network`, or a name in `labkit.network.PRESETS`; None: ranks
             use the real network without delays.
         clock: "wall": MPI ranks train in real time. "virtual": one process computes the gradients
-            of all workers, and a model supplies the times of computations and messages.
+            of all workers, and a time model supplies the durations of computations and messages.
         virtual: A `VirtualClock` with the modelled times; implies clock="virtual".
         stragglers: Slow workers: a dict of worker -> `Slowdown`, or of worker -> factor of at least
             1 that multiplies the worker's compute times.
@@ -79,8 +81,9 @@ class Experiment(Checked):
             which saves one pass over all gradients. Loss scaling of precision="mixed_float16"
             handles overflows in any case.
         replica_check_interval: Number of steps between comparisons of the replicas' weights; 0: no
-            comparison.
-        checksums: Whether labkit adds a checksum to each message between ranks.
+            comparison. If the weights differ, training ends with an error.
+        checksums: Whether labkit adds a checksum to each message between ranks. If a checksum is
+            wrong, training ends with an error.
         epochs: Number of passes over the training data.
         steps_per_epoch: Maximum number of steps of an epoch; None: all training data.
         batch_size: Number of samples of one step, summed over all workers.
@@ -98,16 +101,25 @@ class Experiment(Checked):
         precision: Keras dtype policy.
         input_mode: "shard": each rank reads its own rows. "scatter": rank 0 reads all rows and
             sends each rank its rows by MPI scatter.
-        batch_weights: Relative share of the batch for each worker; None: equal shares.
+        batch_weights: One positive number per worker, in any scale: the worker's relative share of
+            each batch; None: equal shares.
         data_partition: Distribution of the samples over workers. "iid": all workers draw from all
-            samples. "by_label": samples sorted by label, then cut. "dirichlet(0.3)": label shares
-            from a Dirichlet distribution of this concentration (Hsu 2019, arXiv 1909.06335). Unless
-            it is "iid", each worker shuffles only its own samples.
+            samples. "by_label": samples are sorted by label, then cut into one shard per worker.
+            "dirichlet(0.3)": each worker's label shares are drawn from a Dirichlet distribution
+            with concentration 0.3 (Hsu 2019, arXiv 1909.06335). Unless the partition is "iid", each
+            worker shuffles only its own samples.
         callbacks: A callable that returns a list of Keras callbacks; each rank calls it once.
         seed: Random seed of initial weights and of shuffling.
         repeats: Number of runs, with seeds `seed`, `seed` + 1, …
-        verify: Whether the equivalence check compares the run with one process first; figures show
-            no speed of a run that fails it.
+        verify: Whether to compare the method with training in one process before the run. Exact
+            methods must reach the same weights, lossy ones must satisfy their conservation law. A
+            run that fails this equivalence check is trained, but figures do not show its speed.
+
+    `Cluster.run` and `lk.run` train an experiment and return a `Run`.
+
+    Example:
+        >>> Experiment(model="mlp", dataset="digits", strategy="ParameterServer", workers=2).ranks
+        3
 
     Raises:
         InvalidInput: A value is impossible, or conflicts with another; no rank has started.
@@ -163,8 +175,8 @@ class Experiment(Checked):
     def _model(cls, value: Given) -> Given:
         if hasattr(value, "count_params"):  # a Keras model is callable, too
             raise ValueError(
-                "model is a Keras model; give a function that returns a new one, as each rank has "
-                "its own: model=lambda: keras.models.clone_model(mine)"
+                "model is a Keras model, but each rank needs a new one; give a function that "
+                "returns a new model: model=lambda: keras.models.clone_model(mine)"
             )
         if callable(value):
             refuse_lost_state(value)
@@ -212,8 +224,8 @@ class Experiment(Checked):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        # Only the ranks read a callable data set. Without its shapes, only the options of a named
-        # model are validated here.
+        # Only the ranks read a callable data set. Without the shapes of the data, only the options
+        # of a named model are validated here.
         shapes = None
         if isinstance(self.dataset, str):
             shapes = datasets.check(self.dataset, self.dataset_options)
@@ -224,8 +236,8 @@ class Experiment(Checked):
             models.check(self.model, self.model_options, shapes)
         if self.batch_weights is not None and len(self.batch_weights) != self.workers:
             raise InvalidInput(
-                f"batch_weights has {len(self.batch_weights)} numbers for workers={self.workers}; "
-                "give one per worker"
+                f"batch_weights has {len(self.batch_weights)} numbers for "
+                f"workers={self.workers}; give one number per worker"
             )
         check_names(self.loss, self.metrics, self.optimizer, self.optimizer_options)
         self._check_clock()
@@ -234,9 +246,11 @@ class Experiment(Checked):
             self._check_labels(named.task if named else None)
         if self.input_mode == "scatter" and callable(self.dataset):
             raise InvalidInput(
-                "input_mode='scatter' needs arrays or a named data set, not a callable"
+                "input_mode='scatter' cannot read a callable data set; give arrays or the name "
+                "of a data set"
             )
-        # Strategies read blocks and rows, so that they are validated last.
+        # The strategy is validated last, because its validation reads the experiment's blocks and
+        # rows.
         self.strategy.check(self)
         fault_injection.check(self)
         if isinstance(self.model, str):
@@ -246,24 +260,24 @@ class Experiment(Checked):
     def _check_named_model(self, shapes: datasets.Shapes | None) -> None:
         if shapes is None:
             raise InvalidInput(
-                f"model={self.model!r} needs arrays of one input and one output, which give its "
-                "shapes; use a callable that returns a keras.Model"
+                f"model={self.model!r} takes its shapes from arrays of one input and one output, "
+                "which these data are not; give model= a callable that returns a keras.Model"
             )
         if isinstance(self.dataset, tuple):
             datasets.check_task(self.dataset, labels_of(self.validation), self.loss)
         loss = (self.loss or "").lower().replace("_", "")
         if shapes.task == "regression" and loss.startswith("sparse"):
             raise InvalidInput(
-                f"loss={self.loss!r} needs classes as whole numbers, and these labels are real "
-                "numbers: give y.astype(int)"
+                f"loss={self.loss!r} requires classes as whole numbers, but these labels are "
+                "real numbers: give y.astype(int)"
             )
 
     def _check_labels(self, task: str | None) -> None:
         if callable(self.dataset):
             raise InvalidInput(
-                f"data_partition={self.data_partition!r} needs all labels before training; a "
-                "callable "
-                "yields them batch by batch: give arrays (x, y) or a named data set"
+                f"data_partition={self.data_partition!r} requires all labels before training, "
+                "but a callable data set yields labels batch by batch: give arrays (x, y) or the "
+                "name of a data set"
             )
         y = None if isinstance(self.dataset, str) else self.dataset[1]
         labels = isinstance(y, np.ndarray) and y.ndim == 1 and y.dtype.kind in "iu"
@@ -271,11 +285,11 @@ class Experiment(Checked):
             what = (
                 f"a {task.replace('_', ' ')} task has no class labels"
                 if task
-                else "y is no 1-D array of integers"
+                else "y is not a one-dimensional array of integers"
             )
             raise InvalidInput(
-                f"data_partition={self.data_partition!r} divides samples by their class label, and "
-                f"{what}; use data_partition='iid'"
+                f"data_partition={self.data_partition!r} divides samples by their class label, "
+                f"but {what}; use data_partition='iid'"
             )
 
     def _check_clock(self) -> None:
@@ -283,12 +297,13 @@ class Experiment(Checked):
         for field, workers in (("stragglers", self.stragglers), ("worker_failures", failures)):
             if unknown := [worker for worker in workers if not 0 <= worker < self.workers]:
                 raise InvalidInput(
-                    f"{field}={unknown} with workers={self.workers}; give 0 to workers - 1"
+                    f"{field}={unknown} names no workers of workers={self.workers}; give worker "
+                    "numbers from 0 to workers - 1"
                 )
         if self.callbacks is not None and self.uses_programs:
             raise InvalidInput(
-                "callbacks follow the steps of one model, but workers of programs (servers, or "
-                "clock='virtual') have weights of their own; remove callbacks"
+                "callbacks need one model that is trained step by step, but with servers or "
+                "clock='virtual' each worker has its own weights; remove callbacks"
             )
         if self.clock == "wall":
             self._check_wall_clock()
@@ -306,29 +321,29 @@ class Experiment(Checked):
         ):
             name = type(self.strategy).__name__
             raise InvalidInput(
-                f"worker_failures={failed}: {name} of workers={self.workers} tolerates {most} "
-                "failures, and would wait for ever for another worker; use asynchronous servers, "
-                "or "
-                "ParameterServer(backup_workers=…), and keep one worker"
+                f"worker_failures={failed}: {name} with workers={self.workers} tolerates {most} "
+                "failures, and with more it would wait forever; use asynchronous servers or "
+                "ParameterServer(backup_workers=…), and let at least one worker survive"
             )
 
     def _check_wall_clock(self) -> None:
         if self.virtual is not None:
             raise InvalidInput(
-                "virtual=VirtualClock(…) models times, and clock='wall' measures them; remove "
-                "virtual, or use clock='virtual'; on the wall clock, stragglers={worker: factor} "
-                "slows workers down"
+                "virtual=VirtualClock(…) models times, but clock='wall' measures times; remove "
+                "virtual, or use clock='virtual'; to slow workers down on the wall clock, give "
+                "stragglers={worker: factor}"
             )
         if any(slowdown.transfer != 1.0 for slowdown in self.stragglers.values()):
             raise InvalidInput(
-                "stragglers with transfer need emulated links; use network=Network(stragglers=…)"
+                "stragglers with slower transfers require an emulated network; use "
+                "network=Network(stragglers=…)"
             )
 
     @property
     def uses_programs(self) -> bool:
         """Whether programs of send, receive and update actions train the model.
 
-        This holds for parameter servers, and for every strategy on the virtual clock.
+        Such programs run for parameter servers, and for every strategy on the virtual clock.
         """
         return self.clock == "virtual" or self.strategy.uses_programs
 
@@ -342,7 +357,7 @@ class Experiment(Checked):
 
     @property
     def slowdowns(self) -> dict[int, Slowdown]:
-        """Slowdown of each straggler, those of the network included."""
+        """Slowdown of each straggler, including stragglers that the network defines."""
         network = Network.parse(self.network)
         return {**(network.stragglers if network else {}), **self.stragglers}
 
@@ -355,7 +370,7 @@ class Experiment(Checked):
 
     @property
     def label(self) -> str:
-        """The name; default: model, data set, strategy and number of workers."""
+        """The experiment's name; default: model, data set, strategy and number of workers."""
         if self.name:
             return self.name
         model, data = (v if isinstance(v, str) else label_of(v) for v in (self.model, self.dataset))
@@ -371,7 +386,7 @@ class Experiment(Checked):
 
     @property
     def max_slices(self) -> int | None:
-        """Units of the widest layer that can be sliced; None if model or data set has no name."""
+        """Unit count of the widest sliceable layer; None if model or data set has no name."""
         if not isinstance(self.model, str) or not isinstance(self.dataset, str):
             return None
         shapes = datasets.check(self.dataset, self.dataset_options)
@@ -395,7 +410,7 @@ class Experiment(Checked):
 
     @property
     def time_steps(self) -> int | None:
-        """Number of time steps of a sample of a recurrent model; None for a callable data set.
+        """Time steps per sample of a recurrent model; None for a callable data set.
 
         Raises:
             InvalidInput: The model is named and not recurrent.
@@ -423,7 +438,7 @@ class Experiment(Checked):
 
     @cached_property
     def hash8(self) -> str:
-        """Hash of all fields but the name, as eight hexadecimal digits."""
+        """Hash of all fields except the name, as eight hexadecimal digits."""
         # Experiments that compute the same have the same hash, whatever their name.
         return digest({k: v for k, v in self.to_json().items() if k != "name"})[:8]
 
@@ -451,13 +466,13 @@ class Experiment(Checked):
         """Forecast time, traffic, memory and cost from a calibration, without starting a rank.
 
         Args:
-            workers: Number of workers; None: that of the experiment.
-            network: Network between machines like the calibrated one; None: that of the
-                experiment, or one machine.
+            workers: Number of workers; None: the experiment's number of workers.
+            network: Network between machines that are like the calibrated machine; None: the
+                experiment's network, or a single machine.
             calibration: A calibration, or the file that `labkit calibrate` wrote; None: the stored
                 calibration of this machine.
             emulated: Whether the network is emulated and all ranks share one machine; None: True
-                for the network of the experiment, False for `network`.
+                for the experiment's own network, False for the argument `network`.
             prices: Fields of `labkit.forecast.Prices`: price_per_node_hour, price_per_gb,
                 node_watts, ranks_per_node and target_steps.
 
@@ -484,11 +499,11 @@ class Experiment(Checked):
         return html_of(f"Experiment {self.label}", self)
 
     def replace(self, **fields: Any) -> Experiment:
-        """Return the same experiment with other values for these fields, validated again.
+        """Return a validated copy of the experiment with other values for these fields.
 
-        Raises: InvalidInput, as the constructor does.
+        Raises: InvalidInput, under the same conditions as the constructor.
         """
-        # Of clock and virtual, each implies the other.
+        # If the caller changes one of the fields `clock` and `virtual`, the other field follows.
         if fields.get("clock") == "wall":
             fields.setdefault("virtual", None)
         elif fields.get("virtual") is not None:
@@ -498,7 +513,7 @@ class Experiment(Checked):
 
 
 def parse_strategy(value: Any) -> Any:
-    """Return the strategy of a name or of its JSON; any other value as it is."""
+    """Return a strategy from its name or its JSON; return any other value unchanged."""
     if isinstance(value, str):
         value = {"name": value}
     if isinstance(value, dict):

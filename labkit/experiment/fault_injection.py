@@ -54,10 +54,10 @@ def check(experiment: Experiment) -> None:
         or experiment.strategy.schedule == "priority"
     ):
         raise InvalidInput(
-            f"replica_check_interval={experiment.replica_check_interval} needs replicas that are "
-            f"equal after each step, but {name} with these options on clock={experiment.clock!r} "
-            "does not provide them; use AllReduce on clock='wall' with another schedule than "
-            "'priority', or replica_check_interval=0"
+            f"replica_check_interval={experiment.replica_check_interval} requires replicas that "
+            f"are equal after each step, but {name} with these options on "
+            f"clock={experiment.clock!r} has no such replicas; use AllReduce on clock='wall' "
+            "with another schedule than 'priority', or replica_check_interval=0"
         )
     _validate_skip(experiment, name)
 
@@ -71,8 +71,9 @@ def _validate_skip(experiment: Experiment, name: str) -> None:
         is_cut or (not experiment.uses_programs and (by_priority or asynchronous))
     ):
         raise InvalidInput(
-            f"on_nonfinite='skip': {name} updates some layers before the others have their "
-            "gradients, so it cannot skip a whole step; use on_nonfinite='stop' or 'clip'"
+            f"on_nonfinite='skip' is impossible: with these options, {name} updates some layers "
+            "before other layers have gradients, so no complete step can be skipped; use "
+            "on_nonfinite='stop' or 'clip'"
         )
 
 
@@ -81,22 +82,22 @@ def _validate_fault(experiment: Experiment, fault: Fault, name: str) -> None:
     ranks = experiment.workers if experiment.uses_programs else experiment.ranks
     if not experiment.strategy.emulated:
         raise InvalidInput(
-            f"faults: {name} trains in separate processes, where labkit cannot inject faults; use "
-            "another strategy"
+            f"faults: {name} trains in separate processes, where labkit cannot inject faults; "
+            "remove faults, or use another strategy"
         )
     if experiment.uses_programs and experiment.strategy.replica_cut != 1:
         raise InvalidInput(
-            f"faults: {name} cuts the model of a worker into parts, where labkit cannot inject "
-            "faults; use stages=1 and no grid"
+            f"faults: {name} splits the model of a worker, and labkit cannot inject faults into "
+            "split models; use stages=1 and no grid"
         )
     if fault.rank >= ranks:
         raise InvalidInput(
-            f"{fault!r}: there is no rank {fault.rank}; give a rank from 0 to {ranks - 1}"
+            f"{fault!r}: rank {fault.rank} does not exist; give a rank from 0 to {ranks - 1}"
         )
     steps = experiment.epoch_steps
     if steps is not None and fault.step >= (total := steps * experiment.epochs):
         raise InvalidInput(
-            f"{fault!r}: the training has {total} steps; give a step from 0 to {total - 1}"
+            f"{fault!r}: the training has only {total} steps; give a step from 0 to {total - 1}"
         )
     if fault.kind == "drop" and not sends_every_message(experiment):
         raise InvalidInput(f"{fault!r}: {_sender_advice(name)}")
@@ -104,7 +105,8 @@ def _validate_fault(experiment: Experiment, fault: Fault, name: str) -> None:
 
 def _sender_advice(name: str) -> str:
     return (
-        f"labkit itself must send all messages, but does not with these options of {name}; with "
-        f"clock='wall', use an algorithm of {', '.join(ALLREDUCE)}, servers with "
-        "transport='two_sided', or a pipeline of one replica"
+        "this works only if labkit itself sends all messages, which it does not with these "
+        f"options of {name}; with clock='wall', use one of the algorithms "
+        f"{', '.join(ALLREDUCE)}, servers with transport='two_sided', or a pipeline of one "
+        "replica"
     )

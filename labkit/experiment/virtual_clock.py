@@ -15,7 +15,8 @@ class VirtualClock(Checked):
     """Modelled compute times, message delays and failures of an experiment on the virtual clock.
 
     On the virtual clock one process computes the real gradients of all workers. This object
-    supplies the duration of each computation, and the network model that of each message.
+    supplies the duration of each computation; the network model supplies the duration of each
+    message.
 
     Workers, servers and steps are numbered from 0. A time is a number of seconds, or a text such as
     "5ms".
@@ -27,7 +28,7 @@ class VirtualClock(Checked):
         message_delays: Tuples (worker, step, seconds): the gradient of this worker and step arrives
             this many seconds later than the network model says.
         update_order: Tuples (server, worker, step): the order in which servers apply gradients;
-            empty: the order of arrival over the network.
+            if empty, servers apply gradients in the order of arrival over the network.
         worker_failures: A dict of worker -> seconds, or tuples (worker, seconds): the worker fails
             this many seconds after the start and loses its unfinished work. Training continues
             without failed workers on asynchronous servers, and on synchronous servers with enough

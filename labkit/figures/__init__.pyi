@@ -79,7 +79,7 @@ from .runs.fault_comparison import fault_comparison, fault_costs, fault_table, s
 from .runs.inference import deployment, serving, summarize_deployment, summarize_serving
 from .runs.interactive import linked_selection
 from .runs.large_batch import large_batch, large_batch_table, summarize_large_batch
-from .runs.parameters import has_grid, heat_map, parallel_coordinates, search_history
+from .runs.parameter_effects import has_grid, heat_map, parallel_coordinates, search_history
 from .runs.replicas import (
     codistillation_table,
     consensus,
@@ -90,7 +90,7 @@ from .runs.replicas import (
     summarize_period,
     summarize_slow_worker,
 )
-from .runs.scatter import pareto, scatter
+from .runs.scatter_plot import pareto, scatter
 from .runs.servers import server_prediction, server_scaling, summarize_server
 from .runs.stale_accuracy import (
     softsync_published,

@@ -30,7 +30,7 @@ class MethodInCell(NamedTuple):
         method: Name of the method.
         paper: Author and year of the paper.
         notebooks: Names of the notebooks that run the method.
-        cell: Value of the method on each axis of the taxonomy.
+        cell: Category of the method on each axis of the taxonomy.
     """
 
     method: str
@@ -40,17 +40,17 @@ class MethodInCell(NamedTuple):
 
     @property
     def row(self) -> Row:
-        """The map's row that contains the cell: (architecture, parallelism)."""
+        """The row of the taxonomy map that contains the cell: (architecture, parallelism)."""
         return self.cell.architecture, self.cell.parallelism
 
 
 def grid(
     standings: Iterable[MethodInCell],
 ) -> Mapping[tuple[Row, str], Mapping[str, list[MethodInCell]]]:
-    """Group the methods by cell, and within each cell by name.
+    """Group the methods by cell of the taxonomy, and within each cell by method name.
 
-    The result also contains an empty mapping for each cell without a method. Cells of the result
-    are ordered by row, then by column.
+    The result also contains an empty mapping for each cell without a method. The cells of the
+    result are ordered by row of the taxonomy map, then by column.
     """
     results: dict[tuple[Row, str], dict[str, list[MethodInCell]]] = {
         place: {} for place in product(ROWS, COLUMNS)
@@ -62,7 +62,7 @@ def grid(
 
 
 def empty(standings: Iterable[MethodInCell]) -> list[str]:
-    """Return a text for each row with empty cells: `collective × data: asynchronous, …`."""
+    """Return a text for each map row with empty cells: `collective × data: asynchronous, …`."""
     empty_places = [place for place, methods in grid(standings).items() if not methods]
     texts = []
     for row, places in groupby(empty_places, key=lambda place: place[0]):
@@ -80,7 +80,8 @@ _COLORS: Scale = [
     (1e-6, "rgba(86,180,233,0.2)"),
     (1, "rgba(86,180,233,0.55)"),
 ]
-# Heights in pixels: line of a method's name, padding of a row, and row of numbers.
+# Heights in pixels: a line with a method's name, the padding of a row, and a row that shows only
+# numbers.
 _LINE, _ROOM, _NUMBER = 15, 14, 34
 _SHOWN = 5  # greatest number of notebooks that the hover text names
 
@@ -124,7 +125,7 @@ def title(row: Row, column: str) -> str:
 
 
 def _edges(cells_by_place: Mapping[tuple[Row, str], _CellMethods], numbers: bool) -> np.ndarray:
-    """Return the y positions of row edges in pixels; the fullest cell sets a row's height."""
+    """Return the y positions of map row edges in pixels; the fullest cell sets a row's height."""
     most = [max(len(cells_by_place[row, column]) for column in COLUMNS) for row in ROWS]
     heights = [_NUMBER if numbers else _LINE * max(2, count) + _ROOM for count in most]
     return np.cumsum([0, *heights])
@@ -199,7 +200,7 @@ def _hover(row: Row, column: str, methods: _CellMethods) -> str:
 
 
 def method_text(places: Sequence[MethodInCell]) -> str:
-    """Return the hover text: `AllReduce (Vishnu 2016): none, quantization · sequential, …`."""
+    """Return a cell's hover text: `AllReduce (Vishnu 2016): none, quantization · sequential, …`."""
     first = places[0]
     details = [
         ", ".join(dict.fromkeys(getattr(standing.cell, axis) for standing in places))

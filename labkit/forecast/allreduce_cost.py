@@ -1,4 +1,4 @@
-"""The cost of an allreduce: simulated from its schedule on a network, measured on one machine."""
+"""Cost of an allreduce: simulated from its schedule on a network, or measured on one machine."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ class AllReduceCosts:
 
     @cached_property
     def gamma(self) -> float:
-        """Fitted seconds to add one byte; 0 on emulated networks, whose overhead includes it."""
+        """The fitted seconds to add a byte; 0 on emulated networks (included in their overhead)."""
         fit = self.query.fits.get("host")
         return 0.0 if fit is None or self.query.emulated or self.query.virtual else fit.gamma
 
     @cached_property
     def chosen(self) -> str:
-        """The name of the algorithm; for "auto", the choice of `labkit.exchange.autotune`.
+        """The name of the algorithm; for "auto", the one that `labkit.exchange.autotune` chooses.
 
         Raises:
             InvalidInput: The algorithm cannot run on the emulated network.
@@ -113,14 +113,14 @@ class AllReduceCosts:
             return Provenance(f"sums by {self.chosen}", method)
         size, name = self.query.workers, self._schedule
         is_exact = size > FEW and exact_form(name, size, self.largest, network) is not None
-        method = (
-            "by its closed form, which is exact here" if is_exact else "by the rows of its schedule"
-        )
+        method = "by its closed form, which is exact here" if is_exact else "message by message"
         model_note = (
             ", as a model of the MPI library's algorithm" if self.chosen in UNMETERED else ""
         )
-        additions = ", plus the measured overhead of emulation" if self.query.emulated else ""
-        additions += ", with fitted seconds per added byte" if self.gamma else ""
+        additions = (
+            ", plus the measured overhead of the network emulation" if self.query.emulated else ""
+        )
+        additions += ", with a fitted time per byte of addition" if self.gamma else ""
         return Provenance(
             f"sums by {name}{model_note}", f"simulated on {network}, {method}{additions}"
         )
@@ -149,7 +149,7 @@ class AllReduceCosts:
 
     @property
     def _schedule(self) -> str:
-        """The simulated schedule; a ring replaces the MPI library's unknown algorithm."""
+        """The name of the simulated schedule; a ring stands for the MPI library's own algorithm."""
         return "ring" if self.chosen == "mpi" else self.chosen
 
     def _measured(self, name: str, load: Load | float) -> Spread:
@@ -165,7 +165,7 @@ class AllReduceCosts:
         if fit is None or not fit.beta or schedule not in ALLREDUCE:
             raise InvalidInput(
                 f"algorithm={name!r} among {self.query.workers} ranks of one machine was not "
-                "measured; measure it by `labkit calibrate`, or give a network"
+                "measured; measure it with `labkit calibrate`, or give a network"
             )
         load = Load("sum", nbytes)
         seconds = load_cost(schedule, self.query.workers, load, fit.network(), fit.gamma).seconds

@@ -36,7 +36,7 @@ class BucketCost:
 
     @property
     def seconds(self) -> float:
-        """The seconds to exchange the bucket: the medians of packing, codec and collectives."""
+        """The seconds to exchange the bucket: the sum of median packing, codec and wire times."""
         return self.pack.median + self.codec.median + self.wire.median
 
 

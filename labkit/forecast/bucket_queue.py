@@ -20,7 +20,7 @@ class BucketQueue:
     """A queue that exchanges gradient buckets while the ranks compute.
 
     Attributes:
-        buckets: Buckets in the layout of the exchange.
+        buckets: Gradient buckets, in the same layout as in the exchange.
         seconds: Seconds to exchange each bucket.
         layer_of: Number of the layer to which each variable belongs.
         forward, backward: Seconds of each layer in the forward and in the backward pass.

@@ -102,8 +102,8 @@ class LayerCost(Checked):
 
     Attributes:
         name: Name of the layer.
-        kind: Keras class of the layer. For a block: the common class of its trainable layers, or
-            "Functional" if the classes differ.
+        kind: Keras class of the layer. For a block: the common class of the block's trainable
+            layers, or "Functional" if the classes differ.
         weights: Shapes of the trainable weights.
         forward, backward: Fractions of the time of the model's forward and backward pass.
         out: Bytes of the layer's output for one sample.
@@ -236,7 +236,7 @@ class WayCost(Checked):
 
     Attributes:
         model: Description of the model, see `model_of`.
-        strategy: Strategy as JSON, a result of its `to_json`.
+        strategy: Strategy as JSON, as the strategy's method `to_json` returns it.
         workers: Number of ranks that train.
         threads: Threads per rank.
         batch: Number of samples in the global batch.
@@ -276,8 +276,8 @@ class Calibration(Checked):
         made: Time of the measurement, ISO 8601, UTC.
         machine: Hardware and software versions, see
             `labkit.forecast.calibration_store.this_machine`.
-        models, codecs, collectives, overheads: Measured costs of models, compressors, allreduces
-            and overheads, which are parts of steps.
+        models, codecs, collectives, overheads: Measured costs of parts of steps: models,
+            compressors, allreduces and overheads.
         ways: Measured costs of whole steps of strategies.
     """
 
@@ -314,7 +314,7 @@ class Calibration(Checked):
         path = Path(path)
         if not path.is_file():
             raise InvalidInput(
-                f"{path.name!r} is not a file; make one by `labkit calibrate -o FILE`"
+                f"{path.name!r} is not a file; write one with `labkit calibrate -o FILE`"
             )
         try:
             if (size := path.stat().st_size) > LONGEST:
@@ -328,7 +328,7 @@ class Calibration(Checked):
             raise InvalidInput(f"{path.name!r} holds no calibration: it has no schema_version")
         if fields["schema_version"] != SCHEMA:
             raise Outdated(
-                f"{path.name!r} is a calibration of another labkit version; measure again by "
+                f"{path.name!r} is a calibration of another labkit version; measure again with "
                 "`labkit calibrate`"
             )
         # Files with this schema may contain former class names, which are replaced by the present

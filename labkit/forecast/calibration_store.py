@@ -14,7 +14,7 @@ from labkit.common.paths import cache_folder
 from labkit.forecast.calibration import SCHEMA, Calibration, ModelCost, Outdated
 
 T = TypeVar("T")
-ANEW = "measure again by `labkit calibrate`"
+ANEW = "measure again with `labkit calibrate`"
 
 
 @cache
@@ -42,8 +42,8 @@ def local_calibration() -> Calibration:
     """
     if not place().is_file():
         raise InvalidInput(
-            "nothing was measured on this machine; run `labkit calibrate MODEL`, or read a file "
-            "that another machine has written by `labkit calibrate -o FILE`"
+            "nothing was measured on this machine; run `labkit calibrate MODEL` here, or read a "
+            "file that `labkit calibrate -o FILE` has written on another machine"
         )
     calibration = Calibration.load(place())
     if changed := differences(calibration):
@@ -80,7 +80,9 @@ def merged(old: Calibration, new: Calibration) -> Calibration:
         InvalidInput: The calibrations are of different machines or software versions.
     """
     if old.machine != new.machine:
-        raise InvalidInput(f"calibrations of two machines or versions cannot be merged; {ANEW}")
+        raise InvalidInput(
+            f"calibrations of different machines or software versions cannot be merged; {ANEW}"
+        )
     models = _last([*old.models, *new.models], lambda cost: digest(cost.model), _with_steps)
     return Calibration(
         made=new.made,
@@ -99,7 +101,7 @@ def merged(old: Calibration, new: Calibration) -> Calibration:
 
 
 def _with_steps(old: ModelCost, new: ModelCost) -> ModelCost:
-    """Return a model's new cost, plus the old steps and reads that were not measured again."""
+    """Return a model's new cost, with old costs of steps and reads that were not measured again."""
     steps = _last([*old.steps, *new.steps], lambda e: (e.rows, e.threads, e.together))
     return new.model_copy(update={"steps": steps, "read": old.read | new.read})
 

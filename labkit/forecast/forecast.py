@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from labkit.network import Network
 
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-SHOWN = 12  # maximum number of links for which a table is shown unfolded
+SHOWN = 12  # maximum number of links in a table that is not collapsed
 
 
 class Prices(Checked):
@@ -51,7 +51,7 @@ class Prices(Checked):
         """
         if self.ranks_per_node is None:
             raise InvalidInput(
-                "price_per_node_hour and node_watts refer to a node; give the ranks per node: "
+                "price_per_node_hour and node_watts need the number of ranks on a node; give "
                 "ranks_per_node=…"
             )
         return -(-ranks // self.ranks_per_node)
@@ -190,7 +190,7 @@ class Forecast:
             rows = [[name, bytes_text(n)] for name, n in self.step.nbytes.items()]
             shown = table(rows, ["link", "bytes per step"])
             parts.append(shown if len(rows) <= SHOWN else folded(f"{len(rows)} links", shown))
-        parts.append(folded("origin of the figures", pairs(dict(self.sources))))
+        parts.append(folded("how each number was obtained", pairs(dict(self.sources))))
         return card(f"Forecast of {self.label}", line(self.where), *parts)
 
     def _shown_figures(self) -> dict[str, str]:

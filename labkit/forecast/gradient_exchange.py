@@ -1,4 +1,4 @@
-"""The step of replicas that exchange gradient buckets, during or after the computation.
+"""Forecast of a step of replicas that exchange gradient buckets during or after computation.
 
 The size and the order of the buckets are the same as in `labkit.exchange`. The cost of each bucket
 comes from `AllReduceCosts` and the measured costs of compressors.
@@ -113,13 +113,13 @@ class Exchanged:
 
     @property
     def _follows_computation(self) -> bool:
-        """Whether the exchange follows the computation, for example for lack of a free core."""
+        """Whether the exchange starts after the computation, for example without a free core."""
         schedule = SCHEDULES[self.schedule]
         return schedule.after or (self.query.fills_host and not schedule.into_next)
 
     @cached_property
     def buckets(self) -> list[Bucket]:
-        """The buckets in the layout of the exchange; empty if the ranks exchange nothing."""
+        """The gradient buckets, laid out as in the exchange; empty if ranks exchange nothing."""
         if self.query.workers == 1 and self.compressor is None:
             return []
         schedule = SCHEDULES[self.schedule]
@@ -127,8 +127,8 @@ class Exchanged:
         shapes = [shape for layer in self.query.model.layers for shape in layer.weights]
         if not shapes:
             raise InvalidInput(
-                "the layers of this model were not measured, so its gradients are unknown; "
-                "measure it by `labkit calibrate`"
+                "the layers of this model were not measured, so the sizes of its gradients are "
+                "unknown; measure the model with `labkit calibrate`"
             )
         signature = [
             GradientSpec(f"{n}", shape, weight_dtype.name) for n, shape in enumerate(shapes)
@@ -183,7 +183,8 @@ class Exchanged:
         if query.workers == 1:
             return replace(served, pack=pack)
         # A small allreduce sums the numbers of samples of all ranks, once per step or once per
-        # compressed bucket. The algorithm "shared_memory" does not need this allreduce.
+        # compressed bucket. The algorithm "shared_memory" does not need this allreduce of sample
+        # numbers.
         if self.compressor is not None or (number == 0 and self.sums.chosen != "shared_memory"):
             pack = add_spreads(pack, self._barrier)
         if number == 0:
@@ -192,7 +193,7 @@ class Exchanged:
 
     @property
     def _barrier(self) -> Spread:
-        """The cost of a barrier: as measured, plus log2(ranks) latencies of a real network."""
+        """The cost of a barrier: measured time plus log2(ranks) latencies of a real network."""
         query = self.query
         measured = query.overhead_cost("meeting")
         if query.network is None or query.emulated:
@@ -201,7 +202,7 @@ class Exchanged:
         return add_spreads(measured, Spread(median=seconds, low=seconds, high=seconds))
 
     def _line(self, slowdown: float) -> BucketQueue:
-        """Return the queue of buckets for a computation that is slower by `slowdown`."""
+        """Return the queue of buckets if the computation takes `slowdown` times as long."""
         layers = self.query.model.layers
         return BucketQueue(
             self.buckets,

@@ -1,4 +1,4 @@
-"""The wait of a step for its data: the reading time that exceeds the previous step's time.
+"""How long a step waits for its data: the reading time that exceeds the previous step's time.
 
 Data sets prefetch: a batch is read while ranks train on the previous batch. Calibrated steps use
 batches that are already in memory, so their measured times include no reading.
@@ -27,7 +27,9 @@ def add_input_stall(query: Query, forecast: StepForecast) -> StepForecast:
     )
     measured = query.model.read
     note = range_note(forecast.rows, measured)
-    method = f"measured{note and note + ' rows'}; hidden by the previous step as far as possible"
+    method = (
+        f"measured{note and note + ' rows'}; overlaps with the previous step as far as possible"
+    )
     singles = {"step_low": reading.low, "step_high": reading.high}
     source = Provenance("read", method if measured else "not measured: counted as 0 s")
     return replace(

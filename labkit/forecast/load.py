@@ -21,7 +21,8 @@ from labkit.simulate import closed_form, exact_form, simulate
 FEW = 64  # maximum number of ranks for which results list every link
 MANY = 1024  # maximum number of ranks for which long schedules are simulated by default
 SHORT = ("tree", "butterfly", "rabenseifner", "hierarchical")  # schedules with few rounds
-# Safety factor on closed forms: messages that share a link may be faster than the form.
+# Safety factor on closed-form times, because messages that share a link may be faster than the
+# closed form.
 AHEAD = 0.95
 VALUE, INDEX = 4, 4  # bytes per value and per index of a sparse vector
 Kind = Literal["sum", "gather", "sparse"]
@@ -148,9 +149,9 @@ def _cached_load_cost(name: str, size: int, load: Load, key: str, gamma: float) 
 
 
 def growing_rounds(schedule: Schedule, size: int, load: Load) -> Iterator[Round]:
-    """Yield a schedule's rounds with one chunk per byte, so that messages grow as results merge."""
+    """Yield a schedule's rounds with one chunk per byte; messages grow as ranks merge results."""
     chunks = count_chunks(schedule(size))
-    # The number of ranks whose data each rank's copy of a chunk combines.
+    # For each rank and chunk: the number of ranks whose data the rank's copy of the chunk contains.
     ranks_in_chunk = np.ones((size, chunks))
     for schedule_round in schedule(size):
         nbytes = np.cumsum(load.bytes_of(ranks_in_chunk) / chunks, axis=1)
@@ -173,7 +174,7 @@ def growing_rounds(schedule: Schedule, size: int, load: Load) -> Iterator[Round]
 
 
 def _on_a_ring(load: Load, size: int) -> Load:
-    """Return the dense load that has the same mean bytes per round on a ring.
+    """Return the dense load that sends the same mean number of bytes per round on a ring.
 
     In the first half of the rounds, the messages of round i combine the data of i ranks. In the
     second half, messages combine the data of all ranks.

@@ -50,14 +50,18 @@ class MetaBackend:
         return vector
 
     def curved(self, worker: int, weights: Vector, ends: Sequence[int]) -> Gradient:
-        """Return a vector that contains as many values as all weights, for each block."""
+        """Return a vector whose size is the number of weights times the number of blocks."""
         return Gradient(self._vector(self._size * (len(ends) - 1)), self._rows[worker], 0.0, 0)
 
     def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
-        raise InvalidInput("replicas with model parallelism have no forecast; use whole replicas")
+        raise InvalidInput(
+            "replicas with model parallelism have no forecast; give stages=1 and no grid"
+        )
 
     def backward(self, place: Place, values: tuple[Vector, ...]) -> Gradient:
-        raise InvalidInput("replicas with model parallelism have no forecast; use whole replicas")
+        raise InvalidInput(
+            "replicas with model parallelism have no forecast; give stages=1 and no grid"
+        )
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
         """Return a vector without values that has the size of the gradient."""
@@ -83,7 +87,7 @@ class MetaBackend:
         """Do nothing: a forecast evaluates no weights."""
 
     def stops(self) -> bool:
-        """Return False: a forecast has no early stop."""
+        """Return False: a forecast never stops early."""
         return False
 
     def _vector(self, size: int) -> Any:

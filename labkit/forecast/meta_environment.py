@@ -12,7 +12,7 @@ from labkit.compression import Compressor, Mean
 from labkit.forecast.allreduce_cost import AllReduceCosts
 from labkit.forecast.load import FEW, VALUE, Load
 from labkit.forecast.meta_vector import MetaVector
-from labkit.forecast.pace import Pace
+from labkit.forecast.worker_timing import Pace
 from labkit.network import Links, Network
 from labkit.network.topology import Seconds
 from labkit.programs import Backend, Code, CodecChannel, EventLog, Message, Predict, Update
@@ -33,7 +33,7 @@ class AmountLog:
         self._amounts.setdefault(name, []).append((now, amount))
 
     def between(self, begin: float, end: float, prefix: str = "") -> dict[str, float]:
-        """Return the sums of amounts in [begin, end) by name, for names with a prefix (removed)."""
+        """Return amounts summed over [begin, end), for names with `prefix`, which is cut off."""
         return {
             name.removeprefix(prefix): sum(amount for now, amount in amounts if begin <= now < end)
             for name, amounts in self._amounts.items()

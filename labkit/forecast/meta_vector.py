@@ -41,7 +41,7 @@ class MetaVector(NDArrayOperatorsMixin):
 
     @property
     def shape(self) -> tuple[int]:
-        """The shape: a tuple of the number of elements."""
+        """The shape of the vector: a tuple with the number of elements."""
         return (self.size,)
 
     def __len__(self) -> int:

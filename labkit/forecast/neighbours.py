@@ -19,7 +19,7 @@ from labkit.schedules import Round, host_groups
 from labkit.simulate import simulate
 
 Message = tuple[int, int, float]  # (sender, receiver, bytes)
-ENDLESS = 1e15  # bandwidth, bytes/s, of links on which time does not depend on bytes
+ENDLESS = 1e15  # bandwidth (bytes/s) of links whose time ignores message sizes
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Group(Query):
 
     @classmethod
     def of(cls, query: Query, ranks: Iterable[int]) -> Group:
-        """Return the query for a group of ranks, with their part of the network."""
+        """Return the query for a group of ranks, with the part of the network between them."""
         members, network = tuple(ranks), query.network
         attributes = {field.name: getattr(query, field.name) for field in fields(Query)}
         if network is not None:
@@ -99,7 +99,7 @@ def link_bytes(query: Query, messages: Iterable[Message]) -> dict[str, float]:
 def link_bytes_of_groups(
     query: Query, slices: int, within: Mapping[str, float], across: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return the bytes by link of all groups of ranks, given those of one group of each type.
+    """Return the bytes by link of all groups of ranks, computed from one group of each type.
 
     Args:
         query: Query with the network and the number of ranks.
@@ -117,7 +117,7 @@ def link_bytes_of_groups(
         *((group, within) for group in replicas),
         *((group, across) for group in rank_groups),
     ):
-        # Link names contain the numbers of ranks and hosts within the group, so these are replaced
+        # Link names contain numbers of ranks and hosts within the group; these numbers are replaced
         # by the numbers in the experiment.
         hosts = sorted({host_of[rank] for rank in ranks if host_of})
         for name, nbytes in links.items():
@@ -137,14 +137,14 @@ def typical_interval(
     wire: Spread = NOTHING,
     run_deviation_seconds: float = 0.0,
 ) -> tuple[float, float]:
-    """Return the 90% interval of a run's typical step, as factors on the sum of its parts.
+    """Return the 90% interval of a run's typical step time, as factors on the sum of the parts.
 
     Args:
         query: Query, which contains the relative error of the predicted network time.
         step: Measured spreads of the computation.
         parts: Seconds of each part of the step.
         wire: Measured spread of the time of messages.
-        run_deviation_seconds: Deviation between the mean steps of different runs, s.
+        run_deviation_seconds: Deviation between the mean step times of different runs, s.
     """
     computation = reduce(add_spreads, (getattr(step, name) for name in COMPUTED))
     compute_seconds, wire_seconds = (

@@ -18,7 +18,7 @@ from labkit.forecast.time_distributions import add_spreads, scale_spread
 from labkit.network import ComputeTime, Slowdown
 
 Draws: TypeAlias = NDArray[np.float64]
-RUN = 100  # assumed number of steps in a run, for the deviation of the mean step
+RUN = 100  # assumed number of steps in a run, for the deviation of the mean step time
 DRAWS = 401  # number of draws from a distribution; an odd number has a middle draw, the median
 # Distance from the median to the 95th percentile, in standard deviations.
 TAIL = NormalDist().inv_cdf(0.95)
@@ -67,12 +67,12 @@ def group_ranks(query: Query, rows: Sequence[int]) -> list[RankGroup]:
 
 
 def expected_maximum(groups: Sequence[RankGroup], draws: Draws) -> float:
-    """Return the mean of the draws if a group has random factors, or else their median."""
+    """Return the mean of the drawn times if a group has random factors; otherwise, the median."""
     return float(np.mean(draws) if any(group.laws for group in groups) else np.median(draws))
 
 
 def run_deviation(draws: Draws) -> float:
-    """Return the distance from the mean to the 95th percentile of the mean step of a run, s."""
+    """Return how far the 95th percentile of a run's mean step time is above the mean, s."""
     return float(TAIL * np.std(draws) / np.sqrt(RUN))
 
 
@@ -80,9 +80,9 @@ def slowest(groups: Sequence[RankGroup]) -> Draws:
     r"""Return the compute seconds of the slowest rank in `DRAWS` simulated steps.
 
     The slowest of m independent ranks takes \(F^{-1}(u^{1/m})\), where F is their distribution and
-    u is uniform, so one draw represents all ranks of a group. With random factors, each rank has
-    its own draws. The draws are stratified and use a fixed seed, so the same query gives the same
-    result.
+    u is uniform, so one draw represents all ranks of a group. If a group has random factors, the
+    time of each of its ranks is drawn separately. The draws are stratified and use a fixed seed, so
+    the same query gives the same result.
     """
     rng = np.random.default_rng(0)
     draws: Draws = np.max([_last(group, rng) for group in groups], axis=0)

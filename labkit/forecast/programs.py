@@ -1,4 +1,4 @@
-"""Forecasts of strategies that are programs: the programs run with vectors without values."""
+"""Forecasts of strategies that consist of programs, which run with vectors without values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from labkit.forecast.meta_backend import MetaBackend
 from labkit.forecast.meta_environment import AmountLog, MetaRuntime
 from labkit.forecast.neighbours import typical_interval
 from labkit.forecast.order_statistics import run_deviation
-from labkit.forecast.pace import Pace, measured_distribution
 from labkit.forecast.query import Query, StepForecast, network_error_sources
 from labkit.forecast.steady_state import SteadyStateDetector
 from labkit.forecast.time_distributions import NOTHING, add_spreads, percentile_range
@@ -29,10 +28,11 @@ from labkit.forecast.worker_sampling import (
     shapes_of,
     slowdowns_of,
 )
+from labkit.forecast.worker_timing import Pace, measured_distribution
 from labkit.network import ComputeTime
 from labkit.programs import EventLog, Roles
 from labkit.programs.event_log import Row
-from labkit.programs.timing import TimingModel
+from labkit.programs.timing_model import TimingModel
 from labkit.programs.virtual_runtime import VirtualRuntime
 
 WARM, STEPS = 10, 30  # number of steps per worker before the measurement, and in the measurement
@@ -44,7 +44,7 @@ class _MeasurementDone(Exception):
 
 @dataclass(frozen=True)
 class ProgramRun:
-    """A run of a strategy's programs with vectors without values, with a measured interval.
+    """A run of a strategy's programs on vectors without values, and its measured interval.
 
     Attributes:
         rows: End time (s) and history row of each step of the workers.
@@ -159,8 +159,8 @@ def run_program(query: Query, cycle: int, sample: Crowd) -> ProgramRun:
     )
     row_limit = (warmup_steps + measured_steps) * workers
 
-    # If the steady state begins after the usual measurement, its detection saves no time, so the
-    # detector gives up by then.
+    # The detector gives up one cycle after the warm-up, because detection of a later steady state
+    # would save no time.
     detector = SteadyStateDetector(workers, cycle, 1 + warmup_steps // cycle)
     active_detector = detector if _is_deterministic(query, strategy, pace) else None
 
@@ -184,7 +184,7 @@ def run_program(query: Query, cycle: int, sample: Crowd) -> ProgramRun:
 
 
 def _is_deterministic(query: Query, strategy: ProgramWorkers, pace: Pace) -> bool:
-    """Return whether no times are random, and no steps take exceptionally long."""
+    """Return whether a run has no random times and no exceptionally long steps."""
     network, even = query.network, all(timing.even for timing in pace.laws)
     # On a link with sharing "fifo", rounding errors decide the order of two simultaneous messages.
     fair_links = network is None or (not network.jitter and network.sharing == "fair")
@@ -227,7 +227,7 @@ def _pace(query: Query, roles: Roles, rows: Sequence[int], sample: Crowd) -> Pac
 
 
 def _memory(query: Query, strategy: ProgramWorkers) -> dict[str, float]:
-    """Return the bytes by category on the rank with the most: a worker or a server."""
+    """Return bytes by category on the worker or server that needs the most memory."""
     worker = query.memory(query.experiment.batch_size / query.workers)
     worker["buffers"] = worker["weights"]
     parts = strategy.parts(shapes_of(query))
@@ -260,15 +260,20 @@ def _sources(query: Query, sample: Crowd, run: ProgramRun) -> tuple[Provenance, 
     )
     compute_source = query.compute_source(query.experiment.batch_size / query.workers, "by rows")
     figures = [
-        Provenance("compute", "the experiment's own distribution") if is_given else compute_source,
-        Provenance("order and waiting", "its program, run without values"),
-        Provenance("messages", "the network, shared" if query.network else "overheads alone"),
+        Provenance("compute", "the distribution or trace that the experiment gives")
+        if is_given
+        else compute_source,
+        Provenance("order and waiting", "the workers' programs, executed without arrays"),
+        Provenance(
+            "messages",
+            "the network, which messages share" if query.network else "only measured overheads",
+        ),
     ]
     if run.overheads:
         figures.append(query.overhead_source("message"))
     figures += network_error_sources(query)
     if sample.workers < query.workers:
-        description = f"{sample.workers} workers represent {query.workers}"
+        description = f"{sample.workers} simulated workers represent {query.workers}"
         figures.append(
             Provenance("crowd", f"{description}, with the traffic of all workers at each place")
         )

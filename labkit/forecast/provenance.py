@@ -52,7 +52,7 @@ def sources(calibration: Calibration) -> list[Provenance]:
         steps = model.steps
         points = (
             f"rows {_listed(e.rows for e in steps)}; threads {_listed(e.threads for e in steps)}; "
-            f"{_listed(e.together for e in steps)} ranks at once; "
+            f"{_listed(e.together for e in steps)} ranks at the same time; "
             f"{min(e.forward.count for e in steps)} repeats"
         )
         rows.append(Provenance(f"steps of {name}", f"{measured_at}: {points}"))

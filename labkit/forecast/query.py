@@ -120,7 +120,7 @@ class Query:
         names = sorted({str(cost.model["model"]) for cost in self.calibration.models})
         raise InvalidInput(
             f"model={description['model']!r} with these options, rows, precision and optimizer is "
-            f"not in this calibration, which has {', '.join(names) or 'none'}; measure it by "
+            f"not in this calibration, which has {', '.join(names) or 'none'}; measure it with "
             "`labkit calibrate`"
         )
 
@@ -134,8 +134,8 @@ class Query:
         """The relative error of the predicted network time (90% interval); None: unknown.
 
         The error is that of the fit to measured allreduces on a link, or if there are none, within
-        a host. The fit gives the median error. A factor converts it to the 90% interval, because
-        errors are assumed to be normally distributed.
+        a host. The fit gives the median error. A factor converts the median error to the 90%
+        interval, because errors are assumed to be normally distributed.
         """
         fit = self.fits.get("link", self.fits.get("host"))
         if self.virtual or self.network is None:
@@ -189,8 +189,8 @@ class Query:
 
         If the experiment specifies a compute time, this time applies to a worker's part of the
         batch, whatever its size. A single rank needs the specified compute time for the part of
-        each worker, and updates the weights once. The forecast of strong scaling compares with this
-        step of a single rank.
+        each worker, and updates the weights once. The forecast of strong scaling uses this step of
+        a single rank as its reference.
         """
         compute_time = self.compute_time
         if compute_time is not None and compute_time.mean is not None:
@@ -218,15 +218,15 @@ class Query:
         if not steps:
             measured_threads = sorted({measured.threads for measured in self.model.steps})
             raise InvalidInput(
-                f"threads={threads} was not measured; the calibration has {measured_threads}: use "
-                "these, or measure it by `labkit calibrate`"
+                f"threads={threads} was not measured; use a measured number ({measured_threads}), "
+                "or measure it with `labkit calibrate`"
             )
         largest = max(measured.together for measured in steps)
         if ranks_at_once > largest:
             raise InvalidInput(
-                f"{ranks_at_once} ranks at once on one machine were not measured, {largest} at "
-                f"most; measure them by `labkit calibrate --workers {ranks_at_once}`, or give a "
-                "network between machines"
+                f"{ranks_at_once} ranks at the same time on one machine were not measured, but at "
+                f"most {largest}; measure them with `labkit calibrate --workers {ranks_at_once}`, "
+                "or give a network between machines"
             )
         nearest = min(
             {measured.together for measured in steps}, key=lambda n: abs(n - ranks_at_once)
@@ -238,7 +238,7 @@ class Query:
         return StepCost(rows=max(1, round(rows)), threads=threads, together=nearest, **spreads)
 
     def compute_step(self, rows: float) -> StepCost:
-        """Return a rank's step cost with the specified compute time, or else as measured.
+        """Return a rank's step cost with the specified compute time; if there is none, as measured.
 
         The forward pass takes a third of a specified compute time, as on the virtual clock.
         """
@@ -266,7 +266,7 @@ class Query:
         costs = [cost for cost in self.calibration.codecs if cost.compressor == compressor_json]
         if not costs:
             raise InvalidInput(
-                f"{compressor!r} was not measured in this calibration; measure it by "
+                f"{compressor!r} was not measured in this calibration; measure it with "
                 "`labkit calibrate`"
             )
         by_distance = sorted(
@@ -310,8 +310,8 @@ class Query:
     def overhead_cost(self, kind: str, nbytes: float = 0) -> Spread:
         """Return an overhead at the nearest measured number of ranks; 0 s if not measured.
 
-        Between two measured sizes, the overhead is interpolated linearly. Above the largest size,
-        it is extrapolated.
+        Between two measured sizes, the overhead is interpolated linearly. Above the largest
+        measured size, the overhead is extrapolated.
         """
         overheads = [overhead for overhead in self.calibration.overheads if overhead.what == kind]
         if not overheads:
@@ -331,10 +331,12 @@ def network_error_sources(query: Query) -> list[Provenance]:
     """Return the origin of the network's relative error, or an empty list if no error applies."""
     if query.network is None or query.virtual or query.workers == 1:
         return []
-    method = "no allreduce was measured: the error is ignored, so intervals are too narrow"
+    method = (
+        "unknown, because no allreduce was measured; it is ignored, so the intervals are too narrow"
+    )
     if query.error is not None:
         method = f"{query.error:.0%} at the 90% level, from the fit to measurements"
-    return [Provenance("error of the network", method)]
+    return [Provenance("error of the network model", method)]
 
 
 def _between(rows: float, steps: list[StepCost], name: str) -> Spread:

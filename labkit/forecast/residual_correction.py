@@ -48,8 +48,8 @@ def add_residual(query: Query, parts_forecast: StepForecast) -> StepForecast:
     """Correct a forecast by the difference between measured whole steps and their parts.
 
     If this strategy was not measured, the difference of a single rank's step corrects the
-    computation. If the steps of a single rank were not measured either, the forecast only gets a
-    note on this fact.
+    computation. If the steps of a single rank were not measured either, the forecast is not
+    corrected, and a note states this fact.
     """
     if query.virtual or query.compute_time is not None:
         return parts_forecast
@@ -57,7 +57,7 @@ def add_residual(query: Query, parts_forecast: StepForecast) -> StepForecast:
         query, parts_forecast
     )
     if residual is None:
-        method = "the sum of its parts: whole steps were not measured"
+        method = "the sum of the parts of a step, because whole steps were not measured"
         return replace(
             parts_forecast, sources=(*parts_forecast.sources, Provenance("whole step", method))
         )
@@ -131,7 +131,10 @@ def _scaled_residual(query: Query, taken: StepForecast) -> Residual | None:
     share = sum(taken.parts.get(name, 0.0) for name in COMPUTED) / query.single_rank_seconds(
         taken.rows
     )
-    method = f"difference of a single rank's step, scaled to the computation, {residual.how}"
+    method = (
+        "difference of a single rank's step from its parts, scaled to the computation, "
+        f"{residual.how}"
+    )
     return Residual(share * residual.seconds, share * residual.error, method)
 
 
@@ -222,7 +225,7 @@ def interpolate_points(points: Points, at: float) -> tuple[float, float]:
 
 
 def _run_ratio(ways: Sequence[WayCost]) -> float:
-    """Return the slower-to-faster ratio that 10% of the pairs of runs with one setting exceed."""
+    """Return the ratio of step times (slower / faster) that 10% of pairs of equal runs exceed."""
     pairs = [pair for way in ways for pair in combinations(way.runs, 2)]
     ratios = [max(pair) / min(pair) for pair in pairs]
     return float(np.quantile(ratios, NINE_IN_TEN)) if ratios else 1.0

@@ -30,7 +30,7 @@ WITHIN = (
     *("BatchNormalization", "Activation", "ReLU", "LeakyReLU", "ELU"),
     *("MaxPooling2D", "AveragePooling2D", "ZeroPadding2D", "UpSampling2D"),
 )
-SCORES = 2  # number of allreduces, of one value per sample, in a loss that slices compute together
+SCORES = 2  # number of allreduces, of one value per sample, in a divided loss
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class SliceWork:
         total, gather: Bytes that an allreduce sums, and bytes that are gathered, in the forward
             pass.
         back: Bytes that an allreduce sums in the backward pass.
-        sums: Number of allreduces over which `total` is divided.
+        sums: Number of allreduces that together sum the bytes `total`.
     """
 
     share: float = 1.0
@@ -57,8 +57,8 @@ def sliced(
 ) -> list[SliceWork]:
     """Return one rank's slice of each layer, divided as in `labkit.model_parallel.tensor`.
 
-    Two consecutive layers of one class, Dense or Conv2D, form a pair that needs only one sum. An
-    attention layer counts as such a pair. A block of several layers of one class counts as one
+    Two consecutive layers of one class, Dense or Conv2D, form a pair that needs only one allreduce.
+    An attention layer counts as such a pair. A block of several layers of one class counts as one
     layer.
     """
     slices, share = [SliceWork() for _ in layers], 1 / size
@@ -169,8 +169,8 @@ def of_tensor_parallel(query: Query, slices: int, algorithm: str) -> StepForecas
             n: nbytes if n == "activations" else share * nbytes for n, nbytes in memory.items()
         },
         sources=(
-            query.compute_source(rows, "by the shares of layers"),
-            Provenance("what slices exchange", "the rules of a chain, by the layer classes"),
+            query.compute_source(rows, "divided by the shares of the layers"),
+            Provenance("what slices exchange", "derived from the classes of the layers"),
             *network_error_sources(query),
         ),
         more={"sent": replicas * cost.sent + slices * mean.sent, "held": share},
@@ -186,8 +186,8 @@ def of_grid(query: Query, grid: Grid) -> StepForecast:
     planes, machines = query.experiment.grid_layers, grid[0] * grid[1]
     if planes is None:
         raise InvalidInput(
-            "a grid has a forecast only for named models and data sets, whose tile borders are "
-            "known; give model='locally_connected' or another name"
+            "a grid has a forecast only for named models and data sets, because their tile borders "
+            "are known; give a name, such as model='locally_connected'"
         )
     replicas = query.workers // machines
     rows = query.experiment.batch_size / replicas
@@ -246,8 +246,10 @@ def of_grid(query: Query, grid: Grid) -> StepForecast:
             for n, nbytes in query.memory(rows).items()
         },
         sources=(
-            query.compute_source(rows, "by the largest tile"),
-            Provenance("what crosses", "the messages of the grid, simultaneous per layer"),
+            query.compute_source(rows, "for the largest tile"),
+            Provenance(
+                "what crosses tiles", "the messages of the grid, sent at once in each layer"
+            ),
             *network_error_sources(query),
         ),
         more={"sent": replicas * (sent + kernel.sent) + machines * mean.sent},

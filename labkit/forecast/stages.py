@@ -112,9 +112,9 @@ def of_stages(
         nbytes=link_bytes(query, messages),
         memory=_memory(query, table, stages, rows, recompute),
         sources=(
-            query.compute_source(rows, "by the shares of layers"),
+            query.compute_source(rows, "divided by the shares of the layers"),
             Provenance(
-                "order and waiting", f"the table {table.name!r}, simulated with its messages"
+                "order and waiting", f"the schedule {table.name!r}, simulated with its messages"
             ),
             *network_error_sources(query),
         ),
@@ -126,7 +126,7 @@ def of_stages(
 
 
 def _slow(query: Query, ranks: int, slices: int) -> dict[int, Slowdown]:
-    """Return the largest slowdown of each pipeline rank over all replicas, which wait for it.
+    """Return each pipeline rank's largest slowdown over replicas, which wait for each other.
 
     Raises:
         InvalidInput: A slowdown is random.
@@ -137,7 +137,7 @@ def _slow(query: Query, ranks: int, slices: int) -> dict[int, Slowdown]:
             raise InvalidInput(
                 f"stragglers={{{rank}: …}} with distribution={slowdown.distribution!r} has no "
                 "forecast for stages, because "
-                "single draws may change the order; use distribution='constant'"
+                "random delays may change the order of computations; use distribution='constant'"
             )
         place = rank // slices % ranks
         previous = slowdowns.get(place, Slowdown())
@@ -160,9 +160,10 @@ def _cut(query: Query, strategy: StagedStrategy) -> list[list[LayerCost]]:
         blocks = [[layer] for layer in layers]
     if depth > len(blocks) or (not isinstance(partition, str) and sum(partition) != len(blocks)):
         raise InvalidInput(
-            f"a forecast knows {len(layers)} layers of this model, {len(blocks)} of them with "
-            f"weights, but not the borders of larger blocks; give at most {len(blocks)} "
-            "stages, and partition='parameters', 'time' or numbers of layers"
+            f"a forecast divides this model between its {len(blocks)} layers with weights (of "
+            f"{len(layers)} layers); give at most {len(blocks)} stages, and "
+            "partition='parameters', 'time', or numbers of layers whose sum is "
+            f"{len(blocks)} or {len(layers)}"
         )
     if not isinstance(partition, str):
         edges = explicit_partition(partition, len(blocks))
@@ -246,7 +247,7 @@ def _memory(
     rows: float,
     recompute: bool,
 ) -> dict[str, float]:
-    """Return bytes by category on the rank with the most, with activations of batches in flight."""
+    """Return the bytes by category on the rank that needs most, including batches in flight."""
     batches_in_flight, memory_of_model = in_flight(table), query.memory(rows)
     size = max(1.0, sum(_size(layer) for stage in stages for layer in stage))
     out = max(1.0, sum(layer.out for stage in stages for layer in stage))

@@ -21,7 +21,7 @@ SLOWEST, FASTEST = 1e6 / 8, 1e12 / 8  # bytes/s, limits of the bandwidth search
 
 
 class ForecastStrategy(Protocol):
-    """A strategy that can forecast its step."""
+    """A strategy that can forecast the time of its training step."""
 
     def forecast(self, query: Query) -> StepForecast:
         """Return the forecast of one training step for the query's experiment and network."""
@@ -34,8 +34,8 @@ class MapPoint(NamedTuple):
         latency, bandwidth: Latency and bandwidth of links, s and bytes/s.
         workers: Number of ranks that train.
         seconds: By strategy name: seconds of a global batch, or seconds until a target is reached.
-        bands: By strategy name: interval over all seeds of the seconds to the target. None if
-            `seconds` are seconds of a global batch.
+        bands: By strategy name: interval over all seeds of the seconds to the target. The intervals
+            are None if `seconds` are the seconds of a global batch.
     """
 
     latency: float
@@ -45,7 +45,7 @@ class MapPoint(NamedTuple):
     bands: dict[str, tuple[float, float]] | None = None
 
     def to_target(self, steps: Mapping[str, Sequence[int]]) -> MapPoint:
-        """Return the point with seconds to a target, for strategies whose steps to it are known.
+        """Return the point with seconds to a target, for strategies with a given number of steps.
 
         Args:
             steps: By strategy name: number of steps until the target is reached, one per seed. With
@@ -68,7 +68,7 @@ class Study:
     """A study of an experiment on several machines that equal the calibrated machine.
 
     Args:
-        experiment: Experiment to vary; its batch size is that for its own number of workers.
+        experiment: Experiment to vary; its batch size belongs to its own number of workers.
         calibration: Measured costs.
         network: Network between the machines, as a name or a `Network`.
         weak: Whether to study weak scaling: each rank has a constant part of the batch, and the
@@ -116,7 +116,7 @@ class Study:
     def workers_until(
         self, efficiency: float, strategy: ForecastStrategy | None = None, most: int = MOST_RANKS
     ) -> int | None:
-        """Return the largest number of workers with at least this efficiency; None if `most` do.
+        """Return the largest worker count with this efficiency or more; None if even `most` has it.
 
         The search tests powers of two until the efficiency is too low, and then bisects the last
         interval. Beyond the returned number of workers, efficiency may rise again, because some
@@ -135,7 +135,9 @@ class Study:
             within: Maximum relative difference of the step time from the fastest step time.
         """
         if not servers:
-            raise InvalidInput("no servers to choose from; give strategies with different servers")
+            raise InvalidInput(
+                "no server strategies to compare; give strategies with different numbers of servers"
+            )
         times = [self.at(workers, strategy=server).seconds for server in servers]
         return next(
             server
@@ -205,7 +207,7 @@ class Study:
 
 
 def _last(holds: Callable[[int], bool], most: int) -> int | None:
-    """Return the largest number below `most` that satisfies a condition; None if `most` does.
+    """Return the largest number below `most` that meets a condition; None if `most` meets it too.
 
     The number 1 must satisfy the condition. The search tests powers of two until one does not
     satisfy the condition, and then bisects.

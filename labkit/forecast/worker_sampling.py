@@ -20,13 +20,13 @@ class ProgramWorkers(Protocol):
 
     @property
     def replica_cut(self) -> int | tuple[int, int]:
-        """The stages of a worker's model, or its grid; 1 if the model is not divided."""
+        """The number of stages, or the grid, that divides a worker's model; 1 if undivided."""
 
     def copies(self, workers: int) -> Sequence[int]:
         """Return the numbers of the programs that store their own copy of the weights."""
 
     def parts(self, shapes: Sequence[tuple[int, ...]]) -> Sequence[ServerPieces]:
-        """Return the pieces of the weights that each server stores."""
+        """Return the slices of the weights that each server stores."""
 
     def hosts(self, workers: int) -> Sequence[int]:
         """Return the rank of each program: workers first, then servers, then other programs."""
@@ -93,8 +93,8 @@ def sample_network(
     """Return a network that slows few simulated ranks as much as the traffic of all real ranks.
 
     Returns:
-        The network with slower transfers, and the factor on the transfer times of each simulated
-        rank.
+        The network with slower transfers, and for each simulated rank the factor by which its
+        transfer times are multiplied.
     """
     network = query.network
     if network is None:

@@ -78,8 +78,8 @@ class Child:
             pass_fds=[other.fileno()],
             start_new_session=True,  # Ctrl-C in the rank's terminal does not interrupt the child.
         )
-        # The pipe's other end is closed here, or this process would not detect the end of the
-        # child.
+        # This process closes its copy of the pipe's other end; otherwise, it would not detect the
+        # end of the child.
         other.close()
         self._send(task)
 
@@ -222,7 +222,7 @@ def computing(threads: int, gpus: bool = False) -> dict[str, str]:
     gpu_variables = {} if gpus else {"CUDA_VISIBLE_DEVICES": "-1"}
     return gpu_variables | {
         "TF_NUM_INTRAOP_THREADS": str(threads),
-        # At least 2, because one thread may wait for a message.
+        # At least two threads are necessary, because one thread may wait for a message.
         "TF_NUM_INTEROP_THREADS": str(max(threads, 2)),
         "OMP_NUM_THREADS": str(threads),
         "TF_CPP_MIN_LOG_LEVEL": "2",

@@ -119,7 +119,7 @@ def find(name: str) -> Installation | str:
     if installed_versions := versions(kind.modules):
         return Installation(name, sys.executable, installed_versions)
     if not kind.variable:
-        return f"{name}: {kind.module} is not installed: pip install {kind.module}"
+        return f"{name}: {kind.module} is not installed; run pip install {kind.module}"
     python = os.environ.get(kind.variable, "")
     if python and (python_versions := _versions(python, kind)):
         return Installation(name, python, python_versions)
@@ -128,9 +128,8 @@ def find(name: str) -> Installation | str:
         return Installation(name, _python(mark.parent), version)
     searched = f"nor in {kind.variable}={python}" if python else f"and {kind.variable} is not set"
     return (
-        f"{name}: {kind.module} is not installed in this Python, {searched}: labkit frameworks "
-        "setup "
-        f"{name}, or set {kind.variable} to a Python that has it"
+        f"{name}: {kind.module} is not installed in this Python, {searched}; run labkit "
+        f"frameworks setup {name}, or set {kind.variable} to a Python that has it"
     )
 
 
@@ -197,7 +196,7 @@ def _run(command: list[str], variables: Mapping[str, str]) -> None:
     completed = subprocess.run(command, env=dict(variables), cwd="/")
     if completed.returncode:
         raise LabkitError(
-            f"{' '.join(command)} ended with exit code {completed.returncode}, see above"
+            f"{' '.join(command)} ended with exit code {completed.returncode}; see its output above"
         )
 
 

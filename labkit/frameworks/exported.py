@@ -1,7 +1,7 @@
 """A training task as plain data (layers, weights, batches, optimizer), readable with NumPy only.
 
-The functions `model_of` and `loss_of` build the exported model and loss with another version of
-Keras: that of an older TensorFlow, or on JAX. This module does not import Keras; callers pass their
+The functions `model_of` and `loss_of` build the exported model and loss with other versions of
+Keras: with an older TensorFlow, or on JAX. This module does not import Keras; callers pass their
 Keras module.
 """
 
@@ -101,7 +101,7 @@ class Batches:
         self._number = 0
 
     def next(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """Return inputs x, targets y, and the factor on this worker's mean loss.
+        """Return inputs x, targets y, and the factor that multiplies this worker's mean loss.
 
         With this factor on the loss, the mean over workers equals the mean over all samples, even
         if batches differ in size.
@@ -136,7 +136,7 @@ class FrameworkTraining(Protocol):
         """Train on the next batch, and return the mean loss of this worker's samples."""
 
     def weights(self) -> list[np.ndarray]:
-        """Return the trained weights in Keras's layout; all workers must be asked at once."""
+        """Return trained weights in Keras's layout; all workers must answer at the same time."""
 
     def describe(self) -> tuple[str, str]:
         """Return the name of the framework's training class or function, and its version."""
@@ -157,6 +157,6 @@ def model_of(exported: Exported, weights: list[np.ndarray], keras: Any) -> Any:
 
 
 def loss_of(exported: Exported, keras: Any, **more: str) -> Any:
-    """Return the exported loss of the caller's Keras module; the model's outputs are logits."""
+    """Return the exported loss function, built with the caller's Keras module; it takes logits."""
     options = {"SparseCategoricalCrossentropy": {"from_logits": True}}.get(exported.loss, {})
     return getattr(keras.losses, exported.loss)(**options, **more)

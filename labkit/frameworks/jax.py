@@ -42,7 +42,7 @@ class Training:
     def join(self, port: int) -> None:
         """Join the other workers, then build the model; JAX must not compute before the join."""
         exported = self._exported
-        # Without this seed, the workers would exchange a random one.
+        # Without this seed, the workers would exchange a random seed.
         keras.utils.set_random_seed(0)
         keras.distribution.initialize(f"127.0.0.1:{port}", exported.size, exported.rank)
         self._layout = keras.distribution.DataParallel()
@@ -62,7 +62,7 @@ class Training:
 
     def step(self) -> float:
         """Train on the next batch, and return the mean loss of this worker's samples."""
-        # All devices need the same number of rows, so smaller batches are padded.
+        # All devices need the same number of samples, so smaller batches are padded.
         x, y, parts = self._batches.next_padded()
         batch = (x.astype(self._exported.dtype), y, parts.astype(self._exported.dtype))
         self._state, losses = self._compiled(self._state, *map(self._distribute, batch))
@@ -78,7 +78,7 @@ class Training:
         return "keras.distribution.DataParallel", version
 
     def _distribute(self, array: np.ndarray) -> jax.Array:
-        """Return this worker's rows as a shard of the global array, which has all rows."""
+        """Return this worker's samples as its shard of the global array of all samples."""
         layout = self._layout.get_data_layout(array.shape).backend_layout
         return jax.make_array_from_process_local_data(layout, array)
 

@@ -128,13 +128,13 @@ def require_tools() -> None:
     absent = [name for name in TOOLS if shutil.which(name) is None]
     if absent:
         raise LabkitError(
-            f"a rate-limited link needs the commands ip and tc; missing on PATH: "
-            f"{', '.join(absent)}; on Debian and Ubuntu: apt-get install iproute2"
+            f"a rate-limited link needs the commands ip and tc, but PATH lacks "
+            f"{', '.join(absent)}; on Debian and Ubuntu, run apt-get install iproute2"
         )
     if os.geteuid() != 0:
         raise LabkitError(
-            "a rate-limited link needs root, to make two network namespaces: "
-            "call it through sudo, or as root in your own container or virtual machine"
+            "a rate-limited link needs root to create two network namespaces; start labkit with "
+            "sudo, or as root in your own container or virtual machine"
         )
 
 
@@ -215,14 +215,14 @@ def refusal(label: str, reason: str) -> LabkitError:
     """Return the error for a system on which labkit cannot create a private network."""
     return LabkitError(
         f"{label} would listen on every interface of this machine, unencrypted and without a key, "
-        "and anyone who can reach it may read and change the training: labkit isolates it in a "
-        f"network namespace, which this system refuses ({reason or 'without a message'}); on a "
+        "so anyone who can reach it could read and change the training; labkit isolates it in a "
+        f"network namespace, but this system refuses that ({reason or 'without a message'}); on a "
         f"network that you trust, give trusted_network=True or set {TRUSTED}=1"
     )
 
 
 def _as_root(option: str) -> list[str]:
-    """Return the options by which a user without root rights has them in the new namespace."""
+    """Return the options that give a user without root rights these rights in a new namespace."""
     return [] if os.geteuid() == 0 else ["--user", option]
 
 

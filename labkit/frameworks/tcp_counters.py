@@ -2,8 +2,8 @@
 
     python -m labkit.frameworks.tcp_counters DESCRIPTOR
 
-This program opens a netlink socket in its network namespace. It passes the socket to the parent
-process, which listens at DESCRIPTOR.
+This program opens a netlink socket in its network namespace. The program then passes the socket to
+its parent process, through the parent's socket with the file descriptor DESCRIPTOR.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Connection(NamedTuple):
 class ByteCounters:
     """Counters of bytes between tasks whose processes run on this host; on Linux only.
 
-    A closed connection counts with the last value that `read` has read for it.
+    For a closed connection, the counted bytes are those that the last successful `read` found.
 
     Args:
         tasks: Process number (PID) of each task. If a process runs several tasks, all its bytes

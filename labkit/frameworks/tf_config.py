@@ -35,8 +35,8 @@ class ClusterSpec:
 
     Attributes:
         jobs: Addresses (host:port) of the tasks of each job: "chief", "worker", "ps", "evaluator".
-        inside: True if parameter servers run in the processes of workers; those of a host are dealt
-            out to its workers in turn.
+        inside: True if parameter servers run in the processes of workers; the servers of a host are
+            assigned to its workers in turn.
     """
 
     jobs: dict[str, list[str]] = field(default_factory=dict)
@@ -125,10 +125,13 @@ def on_hosts(
     """
     hosts = [names.HOST.validate(host, "hosts") for host in hosts]
     if repeated := {host for host in hosts if hosts.count(host) > 1}:
-        raise InvalidInput(f"hosts {', '.join(sorted(repeated))} are given twice; give each once")
+        raise InvalidInput(
+            f"hosts {', '.join(sorted(repeated))} are given twice; give each host once"
+        )
     if inside and servers > workers:
         raise InvalidInput(
-            f"servers={servers} do not fit into workers={workers} of a node; give at most as many"
+            f"servers={servers} exceed workers={workers} of a node, on which they run; give "
+            "at most as many servers as workers"
         )
     spec = ClusterSpec(inside=inside)
     for number, host in enumerate(hosts):
@@ -149,7 +152,7 @@ def slurm_hosts() -> list[str]:
     nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
     if not nodes:
         raise InvalidInput(
-            "--slurm works in a Slurm job only (SLURM_JOB_NODELIST is not set): run the command "
+            "--slurm works only in a Slurm job, but SLURM_JOB_NODELIST is not set; run the command "
             "in a batch script, or give the hosts"
         )
     try:
@@ -164,7 +167,7 @@ def slurm_hosts() -> list[str]:
 
 
 def processes_of_this_task(spec: ClusterSpec) -> list[list[tuple[str, int]]]:
-    """Return the tasks of this Slurm task's process, or outside a Slurm step, of all processes.
+    """Return the TensorFlow tasks of this process; outside a Slurm step, those of all processes.
 
     Raises:
         InvalidInput: The Slurm step does not have one Slurm task per process on each host.
@@ -181,7 +184,7 @@ def processes_of_this_task(spec: ClusterSpec) -> list[list[tuple[str, int]]]:
         raise InvalidInput(
             f"srun started {variables['SLURM_STEP_NUM_TASKS']} tasks, but TF_CONFIG has "
             f"{len(processes)} processes, {len(local_processes)} of them on {host}; change "
-            "srun --ntasks-per-node or --workers, so that the numbers match"
+            "srun --ntasks-per-node or --workers, so that these numbers are equal"
         )
     return [local_processes[local_index]]
 
@@ -213,8 +216,8 @@ class ServerProcesses:
         inside: Command prefix of a process, by the host of the process's address; default: none.
 
     Attributes:
-        restarted: Names of processes that were restarted after an early end; each has the name of
-            its first task.
+        restarted: Names of processes that were restarted after an early end; a process has the name
+            of its first task.
     """
 
     def __init__(
@@ -256,7 +259,7 @@ class ServerProcesses:
             lost_servers = [f"{job} {index}" for job, index in tasks if job == "ps"]
             if lost_servers or self.restarted.count(name) == MOST_RESTARTS:
                 what = (
-                    f", and the weights of {lost_servers[0]} with it"
+                    f", so the weights of {lost_servers[0]} are lost"
                     if lost_servers
                     else " too often"
                 )

@@ -110,7 +110,7 @@ class Training:
         )
 
     def distribute(self, model: TorchModel) -> nn.Module:
-        """Return the model in a wrapper with which all workers train it together."""
+        """Return the model wrapped for distributed training, in which all workers take part."""
         return replicated(model)
 
     def step(self) -> float:

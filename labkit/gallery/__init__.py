@@ -73,7 +73,7 @@ def select_notebooks(folder: Path, only: str) -> list[Path]:
     missing = [name for name in names if name not in paths]
     if missing or not names:
         raise InvalidInput(
-            f"no notebook {', '.join(missing) or '*.ipynb'} in {folder}; there are: "
+            f"{folder} has no notebook {', '.join(missing) or '*.ipynb'}; its notebooks: "
             f"{', '.join(paths) or 'none'}"
         )
     return [paths[name] for name in names]

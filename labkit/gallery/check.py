@@ -44,7 +44,7 @@ class NotebookVerdict:
             return f"{plural(self.sentences, 'sentence')} without a measured number"
         return (
             f"{plural(self.sentences, 'sentence')}, {plural(self.number_count, 'number')}; "
-            "the check detects "
+            "the check would detect "
             f"{self.detected_share:.0%} of wrong numbers"
         )
 
@@ -69,7 +69,7 @@ def check_specs(notebooks: list[Path]) -> list[GallerySpec]:
             or not all(isinstance(value_set, dict) for value_set in sets)
         ):
             raise InvalidInput(
-                f"{file}: {notebook.stem} needs a list of mappings from parameter names to values"
+                f"{file}: {notebook.stem} must be a list of mappings from parameter names to values"
             )
         specs += [GallerySpec(notebook, {**sets[0], **value_set}) for value_set in sets]
     return specs

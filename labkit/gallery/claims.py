@@ -45,41 +45,43 @@ RULES = (
     _rule(
         rf"\({_SPREAD}[^:.()]*: it pays",
         lambda a, b: a >= 1,
-        "it pays only if the whole range is above 1",
+        "'it pays' requires that the whole range is above 1",
     ),
     _rule(
         rf"\({_SPREAD}[^:()]*: it does not pay",
         lambda a, b: b <= 1,
-        "it does not pay only if the whole range is below 1",
+        "'it does not pay' requires that the whole range is below 1",
     ),
     _rule(
         rf"\({_SPREAD}[^:()]*: no difference",
         lambda a, b: a <= 1 <= b,
-        "there is no difference only if the range includes 1",
+        "'no difference' requires that the range includes 1",
     ),
     _rule(
         rf"\({_SPREAD}: faster",
         lambda a, b: b <= 1,
-        "it is faster only if the whole range is below 1",
+        "'faster' requires that the whole range of time ratios is below 1",
     ),
     _rule(
         rf"\({_SPREAD}: slower",
         lambda a, b: a >= 1,
-        "it is slower only if the whole range is above 1",
+        "'slower' requires that the whole range of time ratios is above 1",
     ),
     _rule(
         r"(?<![\d.,])(\d+) of (\d+)\b", lambda a, b: a <= b, "the part must not exceed the total"
     ),
-    _rule(rf"({_N}) times the fastest", lambda a: a >= 1, "no step is shorter than the fastest"),
+    _rule(
+        rf"({_N}) times the fastest", lambda a: a >= 1, "no time can be shorter than the fastest"
+    ),
     _rule(
         rf"shortest step[^(]*\*\*[^(]*\(({_N})\), the longest[^(]*\(({_N})\)",
         lambda a, b: a <= b,
-        "the shortest step must not exceed the other",
+        "the shortest step must not be longer than another step",
     ),
     _rule(
         rf"shortest step is that of .*?\*\*, ({_N}) \(.*?the next ({_N})",
         lambda a, b: a <= b,
-        "the shortest step must not exceed the other",
+        "the shortest step must not be longer than another step",
     ),
     _rule(
         rf"still grows: .*? ({_N}) in the last .*?, ({_N}) in",
@@ -97,12 +99,14 @@ RULES = (
         "more servers must not serve more samples/s",
     ),
     _rule(
-        rf"backup worker .*: reproduced: .*?: ({_N})", lambda a: a <= 1, "the step must be shorter"
+        rf"backup worker .*: reproduced: .*?: ({_N})",
+        lambda a: a <= 1,
+        "the step must be shorter with a backup worker",
     ),
     _rule(
         rf"backup worker .*: \*\*not\*\* reproduced: .*?: ({_N})",
         lambda a: a >= 1,
-        "the step must not be shorter",
+        "the step must not be shorter with a backup worker",
     ),
 )
 # Each claim of a minimum is checked against the values in the other lines of the summary; the
@@ -138,7 +142,7 @@ def _extremes(reading: str) -> Iterator[str]:
 
 
 def _value(text: str) -> float:
-    """Return a quoted number in base units; NaN, which satisfies no rule, for invalid text."""
+    """Return a quoted number in base units; for invalid text, NaN, which satisfies no rule."""
     number = next(numbers(text.lstrip("-")), None)
     value = math.nan if number is None else number.value
     return -value if text.startswith("-") else value

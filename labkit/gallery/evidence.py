@@ -25,7 +25,7 @@ FEW = 40  # greatest number of values in a column whose ratios may be quoted
 # Greatest number of points of a trace that may all be quoted; more points would match any number.
 SHORT = 40
 
-# Each unit has a quantity and a factor that converts values to the base unit. A time is only
+# For each unit: its quantity, and a factor that converts values to the base unit. A time is only
 # compared with other times.
 UNITS = {
     **{unit: ("time", scale) for unit, scale in (("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))},
@@ -80,7 +80,7 @@ class Number(NamedTuple):
     compares: bool
 
     def matches(self, values: Values) -> bool:
-        """Whether any value is this number after rounding to its quoted digits; ignores signs."""
+        """Whether any value, rounded to the number's digits, equals this number (signs ignored)."""
         return bool((np.abs(np.abs(values) - self.value) <= 1.001 * self.half).any())
 
 
@@ -217,8 +217,8 @@ class Evidence:
             group, labelled, entries = "", False, []
             for row in rows:
                 body_cells = [html.unescape(words) for kind, words in row if kind == "td"]
-                # The labels in a table's index group the rows; with a numeric index, cells with
-                # text group them.
+                # The rows of a table are grouped by the labels in its index; with a numeric index,
+                # by the cells with text.
                 labels = [words for kind, words in row if kind == "th"][:1]
                 labels = [words for words in labels if not _PLAIN.fullmatch(words)]
                 self._words(f"{place} {number} label", " ".join(map(html.unescape, labels)))

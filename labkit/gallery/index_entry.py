@@ -9,7 +9,7 @@ from pathlib import Path
 
 from labkit.common.errors import LabkitError
 from labkit.jobs import cells
-from labkit.records.notebook import read_notebook
+from labkit.records.executed_notebook import read_notebook
 from labkit.records.store import Record
 
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -66,7 +66,7 @@ def _outputs_of(executed: Path) -> list[Output]:
     except FileNotFoundError:
         return []
     except LabkitError as error:
-        warnings.warn(f"skipped the outputs of a notebook: {error}", stacklevel=2)
+        warnings.warn(f"the outputs of a notebook are left out of the index: {error}", stacklevel=2)
         return []
 
 

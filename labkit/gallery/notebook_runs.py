@@ -12,11 +12,11 @@ from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.jobs import parameters
 from labkit.jobs.notebook import JobResult, NotebookJob, start
-from labkit.jobs.sweep.plan import SweepMember, SweepPlan
+from labkit.jobs.sweep.sweep_plan import SweepMember, SweepPlan
 from labkit.records import store
 from labkit.records.endings import interruption_text
 
-MADE_FROM = "made-from.json"  # seconds between two checks whether jobs have ended
+MADE_FROM = "made-from.json"  # name of the file with the hash of a job's inputs
 LOOK_EVERY = 0.1  # seconds between two checks for ended jobs
 LONGEST = 100  # greatest number of characters for parameter values in a progress line
 

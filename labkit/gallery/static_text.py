@@ -35,7 +35,7 @@ def measured_numbers(cells: Sequence[NotebookCell]) -> Iterator[str]:
 def outdated_defaults(
     cells: Sequence[NotebookCell], defaults: Values, values: Values
 ) -> Iterator[str]:
-    """Yield a message per number in prose that is the default of a parameter with another value."""
+    """Yield a message for each number in prose that equals the default of a changed parameter."""
     changed = {name: values[name] for name in values if values[name] != defaults.get(name)}
     for text in _prose(cells):
         for number in numbers(_APART.sub(" ", text)):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from labkit.common.errors import LabkitError
-from labkit.hosts import state
+from labkit.hosts import testbed_state
 from labkit.hosts.scripts import AGENT_VARIABLE, TESTBED
 
 
@@ -23,8 +23,8 @@ def login() -> list[str]:
     named = os.environ.get(TESTBED)
     if named == "" or (named is None and "SLURM_CONF" in os.environ):
         return []
-    folder = Path(named) if named else state.folder_of(state.UP)
-    return [str(folder / state.LOGIN_COMMAND)] if state.read_state(folder) else []
+    folder = Path(named) if named else testbed_state.folder_of(testbed_state.UP)
+    return [str(folder / testbed_state.LOGIN_COMMAND)] if testbed_state.read_state(folder) else []
 
 
 def agent() -> list[str]:
@@ -32,7 +32,7 @@ def agent() -> list[str]:
     named = os.environ.get("LABKIT_AGENT") or os.environ.get(AGENT_VARIABLE)
     if named:
         return shlex.split(named)
-    return [str(Path(words[0]).with_name(state.AGENT))] if (words := login()) else ["ssh"]
+    return [str(Path(words[0]).with_name(testbed_state.AGENT))] if (words := login()) else ["ssh"]
 
 
 def addresses(names: Sequence[str]) -> list[str]:
@@ -81,7 +81,7 @@ def local_address(towards: Iterable[str]) -> str:
         raise LabkitError(f"this machine has no route to {', '.join(ways) or 'any host'}")
     routes = ", ".join(f"{target} by {source}" for target, source in sources.items())
     raise LabkitError(
-        f"hosts reach this machine by different addresses ({routes}): choose one: interface='…'"
+        f"hosts reach this machine by different addresses ({routes}); choose one with interface='…'"
     )
 
 

@@ -4,8 +4,8 @@
 
 This first process of the host runs in its own Linux namespaces. When the first process exits, the
 kernel kills all other processes in its namespaces. The kernel then removes these namespaces with
-their mounts and network devices. The first process exits when its parent does, because this closes
-the pipe on its standard input.
+their mounts and network devices. When the parent exits, the pipe to the first process's standard
+input closes, and the first process exits too.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _make_private(place: Path, stage: Path, shared: Sequence[str]) -> None:
     if not place.is_dir():  # another private folder, mounted before, hides this one
         return
     # The new folder is filled at `stage` and then moved, because the shared folders are inside the
-    # folder that it hides.
+    # original folder, which the new folder hides.
     _mount("-t", "tmpfs", "-o", "mode=1777", "labkit", stage)
     for path in map(Path, shared):
         if path.is_relative_to(place) and path.is_dir():

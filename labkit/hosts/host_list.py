@@ -49,7 +49,9 @@ def hosts_of(source: Sequence[str] | str | Path) -> list[Host]:
         words = source.split(",") if isinstance(source, str) else source
         hosts = [_host(_WORD, word, "hosts", "a:2 or a") for word in words]
     if not hosts:
-        raise InvalidInput(f"hosts={short(source)} names no host; give some, such as a:2,b:2")
+        raise InvalidInput(
+            f"hosts={short(source)} names no host; give at least one, such as a:2,b:2"
+        )
     slots: Counter[str] = Counter()
     for host in hosts:
         slots[host.name] += host.slots
@@ -69,8 +71,8 @@ def _lines(path: Path) -> Iterator[Host]:
 def _host(pattern: re.Pattern[str], text: object, where: str, allowed: str) -> Host:
     match = pattern.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
-        raise InvalidInput(f"{where}: {short(text)} is no host; allowed: {allowed}")
+        raise InvalidInput(f"{where}: {short(text)} is not a host; allowed: {allowed}")
     slots = int(match["slots"] or match.groupdict().get("more") or 1)
     if not 1 <= slots <= MOST_SLOTS:
-        raise InvalidInput(f"{where}: {short(text)}: a host has 1 to {MOST_SLOTS:,} slots")
+        raise InvalidInput(f"{where}: {short(text)}: give a host 1 to {MOST_SLOTS:,} slots")
     return Host(match["name"], slots)

@@ -23,7 +23,7 @@ LIMIT = 15.0  # maximum seconds until a host answers; all hosts are probed in pa
 OF_SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 OF_MPI = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")  # variables by which mpi4py selects the MPI library
 _MARK = "labkit answers: "  # prefix of the answer, because a login shell may print other lines
-# Exit code of ssh without a connection, and of shells without the command.
+# Exit code of ssh if there is no connection, and of shells if the command is missing.
 _NOT_REACHED, _NO_COMMAND = 255, (126, 127)
 
 
@@ -73,14 +73,14 @@ def probe(names: Sequence[str], agent: Sequence[str]) -> list[ProbeResult]:
 
 
 def local_python() -> PythonInfo:
-    """Return the versions of this Python; a new process reads them, because it loads MPI.
+    """Return the versions of this Python; a new process reads them, because this loads MPI.
 
     Raises:
         LabkitError: mpi4py finds no MPI library, or labkit cannot be imported.
     """
     result = _run_probe([], 4 * LIMIT)
     if (info := _parse(result.stdout)) is None:
-        raise LabkitError(f"this Python does not start MPI: {_last(result)}")
+        raise LabkitError(f"MPI does not start in this Python: {_last(result)}")
     return info
 
 
@@ -94,17 +94,20 @@ def _trouble(host: str, reach: Sequence[str], local: PythonInfo) -> str:
     if result.returncode == _NOT_REACHED:
         return f"{host} cannot be reached by {Path(reach[0]).name}: {_last(result)}"
     if result.returncode in _NO_COMMAND:
-        return f"{host} has no {sys.executable}: labkit's Python must be at the same path there"
+        return (
+            f"{host} has no {sys.executable}; install labkit's Python at the same path on all hosts"
+        )
     remote = _parse(result.stdout)
     if remote is None:
         return f"{host} cannot import labkit by {sys.executable}: {_last(result)}"
     if remote.labkit != local.labkit or remote.source != local.source:
-        versions = f"{remote.labkit}, and this is {local.labkit}"
-        what = versions if remote.labkit != local.labkit else f"{local.labkit} from another source"
-        return f"{host} has labkit {what}: install the same on all hosts"
+        versions = f"{remote.labkit}, but this host has {local.labkit}"
+        what = versions if remote.labkit != local.labkit else f"{local.labkit} with another source"
+        return f"{host} has labkit {what}; install the same labkit on all hosts"
     if remote.mpi != local.mpi:
         return (
-            f"{host} works with {remote.mpi}, and this host with {local.mpi}: use one on all hosts"
+            f"{host} uses {remote.mpi}, but this host uses {local.mpi}; use the same MPI on all "
+            "hosts"
         )
     return ""
 

@@ -20,11 +20,11 @@ UNKNOWN = ("", "N/A", "(null)", "None")
 CAUSES: Mapping[str, str] = {
     "TIMEOUT": "its time limit was reached",
     "DEADLINE": "its deadline was reached",
-    "OUT_OF_MEMORY": "it took more memory than it was given",
+    "OUT_OF_MEMORY": "it used more memory than Slurm had allocated",
     "NODE_FAIL": "a node failed",
     "BOOT_FAIL": "a node did not boot",
-    "PREEMPTED": "another job took its place",
-    "REVOKED": "another cluster has it",
+    "PREEMPTED": "another job preempted it",
+    "REVOKED": "another cluster has started it",
     "CANCELLED": "it was cancelled",
 }
 _UNWELL = re.compile(r"(down|drain|drained|draining|fail|failing|unknown|no_respond)|.*\*")
@@ -33,15 +33,15 @@ LIMIT = 30.0  # maximum seconds until a Slurm command returns
 
 
 class SlurmJob(NamedTuple):
-    """The state of a Slurm job, or of one element of a job array.
+    """The state of a Slurm job, or of one task of a job array.
 
     Attributes:
-        number: Job id, such as "12", or "12_3" for an array element.
+        number: Job id, such as "12", or "12_3" for an array task.
         state: Slurm's name of the state, such as "PENDING" or "TIMEOUT".
         reason: Reason why the job waits or has ended; "" if Slurm gives no reason.
         start: Actual or expected start time, such as "2026-01-31T09:00:00"; "" if unknown.
         partition: Name of the job's partition.
-        position: Number of pending jobs before this job in the partition; None if this was not
+        position: Number of pending jobs before this job in the partition; None if it was not
             queried.
     """
 
@@ -137,7 +137,7 @@ class Queue:
     def jobs(self, **which: str) -> list[SlurmJob]:
         """Return the selected jobs of which Slurm has a record, including jobs that have ended.
 
-        Each element of a job array is a separate job in the list.
+        Each task of a job array is a separate job in the list.
 
         Args:
             which: The jobs to select, by ids (`jobs="12,13"`) or by name (`name="…"`).
@@ -218,7 +218,8 @@ class Queue:
             )
         except FileNotFoundError:
             raise LabkitError(
-                f"there is no {words[0]} here: Slurm's commands must be on the PATH of a login node"
+                f"the command {words[0]} is not on PATH; start labkit on a login node, which has "
+                "Slurm's commands on PATH"
             ) from None
         except subprocess.TimeoutExpired:
             raise LabkitError(f"{words[0]} did not answer within {LIMIT:.0f} s") from None

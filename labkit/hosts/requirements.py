@@ -32,22 +32,22 @@ def require(slurm: bool) -> None:
     """
     if sys.platform != "linux":
         raise LabkitError(
-            f"a testbed consists of Linux namespaces, and this is {sys.platform}: "
+            f"a testbed needs Linux namespaces, but this system is {sys.platform}; "
             "use a Linux machine, a virtual machine, or a container with --privileged"
         )
     absent = {name: package for name, package in _wanted(slurm).items() if not find_command(name)}
     if slurm and not _has_pmix():
         absent[PMIX] = "libpmix2"
     if absent:
-        without = "; or use no Slurm: slurm=False, --no-slurm" if slurm else ""
+        without = "; or start it without Slurm (slurm=False, --no-slurm)" if slurm else ""
         raise LabkitError(
             f"a testbed needs {', '.join(absent)}, which this machine does not have; on Debian "
-            f"and Ubuntu: apt-get install {' '.join(dict.fromkeys(absent.values()))}{without}"
+            f"and Ubuntu, run apt-get install {' '.join(dict.fromkeys(absent.values()))}{without}"
         )
     if os.geteuid() != 0:
         raise LabkitError(
-            f"a testbed needs root to create namespaces, and this is user {os.geteuid()}: "
-            "run it through sudo, or as root in a container or virtual machine of your own"
+            f"a testbed needs root to create namespaces, but this is user {os.geteuid()}; "
+            "start it with sudo, or as root in a container or virtual machine of your own"
         )
 
 

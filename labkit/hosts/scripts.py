@@ -82,7 +82,7 @@ def agent(hosts: Mapping[str, int], addresses: Mapping[str, str], runtime: str) 
     """Return the script that replaces ssh on a testbed.
 
     Args:
-        hosts: By host name: id of a process in the host's namespaces.
+        hosts: For each host name, the id of a process in the host's namespaces.
         addresses: IPv4 address of each host, by host name.
         runtime: Value of XDG_RUNTIME_DIR on all hosts.
     """

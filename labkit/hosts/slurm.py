@@ -11,9 +11,9 @@ from pathlib import Path
 
 from labkit.common.errors import LabkitError
 from labkit.hosts.host_namespaces import enter_command
-from labkit.hosts.plan import CONTROL, TestbedPlan
 from labkit.hosts.requirements import PMIX, find_command, pmix_folders
-from labkit.hosts.state import SLURM_CONF
+from labkit.hosts.testbed_plan import CONTROL, TestbedPlan
+from labkit.hosts.testbed_state import SLURM_CONF
 
 FOLDER = "/tmp/slurm"  # folder of the Slurm daemons on each host, in the host's own /tmp
 LIMIT = 45.0  # maximum seconds until all nodes are ready
@@ -102,7 +102,7 @@ class Slurm:
 
         Args:
             control: Id of a process in the namespaces of the host `control`.
-            hosts: By host name: id of a process in the host's namespaces.
+            hosts: For each host name, the id of a process in the host's namespaces.
         """
         self._start(control, "slurmctld", "-D")
         for name, pid in hosts.items():
@@ -152,4 +152,4 @@ class Slurm:
     def _last_error(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()
         errors = [line for line in lines if "error" in line or "fatal" in line] or lines
-        return errors[-1] if errors else "its log is empty"
+        return errors[-1] if errors else "its log file is empty"

@@ -27,9 +27,9 @@ from labkit.common.errors import LabkitError
 from labkit.hosts import scripts, switch
 from labkit.hosts.host_init import Specification
 from labkit.hosts.host_namespaces import HostNamespaces
-from labkit.hosts.plan import CONTROL, LOGIN, TestbedPlan, addresses
 from labkit.hosts.slurm import Slurm, pmix
-from labkit.hosts.state import (
+from labkit.hosts.testbed_plan import CONTROL, LOGIN, TestbedPlan, addresses
+from labkit.hosts.testbed_state import (
     AGENT,
     LOGIN_COMMAND,
     RECORD,
@@ -67,7 +67,7 @@ class Supervisor:
 
     def start(self) -> TestbedState:
         """Create the testbed and return a record of its state."""
-        # The file is mounted at /etc/hosts of all hosts; its text is written below.
+        # The file is mounted at /etc/hosts of all hosts; its text is written later in this method.
         (self.folder / "hosts").touch()
         if self.plan.slurm:
             self._binds += pmix(self.folder / "pmix")
@@ -144,7 +144,7 @@ class Supervisor:
 
 
 def _private() -> list[Path]:
-    """Return the paths at which each host has its own folder, as they contain runtime files."""
+    """Return the paths where each host has its own folder, because they contain runtime files."""
     variables = [os.environ.get(name) for name in ("XDG_RUNTIME_DIR", "LABKIT_RUNTIME")]
     return _folders("/tmp", "/dev/shm", USERS, *filter(None, variables))
 
@@ -155,7 +155,7 @@ def _shared(folder: Path) -> list[Path]:
     variables = [os.environ[name] for name in SHARED if os.environ.get(name)]
     folders = _folders(folder, sys.prefix, sys.base_prefix, repository, Path.cwd(), *variables)
     private = _private()
-    # If the working folder is /tmp itself, each host has its own.
+    # If the working folder is /tmp itself, it is not shared, because each host has its own /tmp.
     return [path for path in folders if path not in private]
 
 

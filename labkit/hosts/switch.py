@@ -10,8 +10,8 @@ from pathlib import Path
 from labkit.common.errors import LabkitError
 from labkit.frameworks.namespaces import MTU, frames, queues
 from labkit.hosts.host_namespaces import enter_command
-from labkit.hosts.plan import CONTROL, LOGIN, TestbedPlan, addresses
 from labkit.hosts.requirements import find_command
+from labkit.hosts.testbed_plan import CONTROL, LOGIN, TestbedPlan, addresses
 
 DEVICE = "eth0"  # name of a host's network device
 SWITCH = "switch"
@@ -46,7 +46,9 @@ def claim_network(control: int) -> int:
             return number
         if NAME_EXISTS not in result.stderr:
             raise _error([line], result.stderr)
-    raise LabkitError(f"{NETWORKS} testbeds are up on this machine, which is the maximum")
+    raise LabkitError(
+        f"{NETWORKS} testbeds run on this machine, which is the maximum; end one of them"
+    )
 
 
 def release_network(number: int) -> None:
@@ -64,7 +66,7 @@ def connect_hosts(plan: TestbedPlan, number: int, control: int, hosts: Mapping[s
         plan: Parameters of the testbed.
         number: Number N of the testbed's network 198.18.N.0/24.
         control: Id of a process in the namespaces of the host `control`.
-        hosts: By host name: id of a process in the host's namespaces.
+        hosts: For each host name, the id of a process in the host's namespaces.
     """
     address_of = addresses(plan, number)
     outside = device_of(number)
@@ -115,7 +117,7 @@ def bytes_sent(pid: int) -> int:
         if name.strip() == DEVICE:
             # The first eight columns are counters of received packets.
             return int(counters.split()[8])
-    raise LabkitError(f"the host no longer has the device {DEVICE}")
+    raise LabkitError(f"the host has lost its network device {DEVICE}")
 
 
 def _configure(pid: int | None, lines: Sequence[str], command: str = "ip") -> None:
@@ -138,6 +140,6 @@ def _error(lines: Sequence[str], errors: str) -> LabkitError:
     number = re.search(r"Command failed -:(\d+)", errors)
     line = lines[int(number[1]) - 1] if number else "; ".join(lines)
     return LabkitError(
-        f"the links of a testbed cannot be made: {reason} ({line}); they need a Linux kernel with "
-        "veth, bridge and sch_tbf, and root with CAP_NET_ADMIN"
+        f"the links of a testbed cannot be created: {reason} ({line}); they need a Linux kernel "
+        "with veth, bridge and sch_tbf, and root with CAP_NET_ADMIN"
     )

@@ -14,11 +14,11 @@ from typing import Any, Self
 from labkit.common.errors import InvalidInput, LabkitError, short
 from labkit.common.html import card, pairs
 from labkit.common.units import plural
-from labkit.hosts import state, switch
+from labkit.hosts import switch, testbed_state
 from labkit.hosts.host_namespaces import enter_command
-from labkit.hosts.plan import LOGIN, TestbedPlan
 from labkit.hosts.requirements import find_command
 from labkit.hosts.scripts import TESTBED
+from labkit.hosts.testbed_plan import LOGIN, TestbedPlan
 
 # Hosts must not inherit these environment variables, which contain paths of this machine.
 OF_A_HOST = ("TMPDIR", "LABKIT_RUNTIME")
@@ -50,8 +50,8 @@ class Testbed:
     def __init__(self, folder: Path, plan: TestbedPlan) -> None:
         """Start the hosts and wait until they are ready; the caller `testbed` chooses `folder`."""
         self.plan, self.hosts = plan, plan.hosts
-        record, supervisor = state.start(folder, plan, parent=True)
-        self.addresses, self.agent = record["addresses"], folder / state.AGENT
+        record, supervisor = testbed_state.start(folder, plan, parent=True)
+        self.addresses, self.agent = record["addresses"], folder / testbed_state.AGENT
         self.network = f"{self.addresses[LOGIN].rpartition('.')[0]}.0/24"
         self._state, self._folder = record, folder
         # The finalizer also runs when the object is garbage collected without `close`.
@@ -97,11 +97,11 @@ class Testbed:
         prefix = [find_command("setpriv") or "setpriv", *DIES_ALONG]
         if host == LOGIN:
             self._check_up()
-            return [*prefix, str(self._folder / state.LOGIN_COMMAND), *map(str, words)]
+            return [*prefix, str(self._folder / testbed_state.LOGIN_COMMAND), *map(str, words)]
         pid = self._pid(host)
         variables = [f"XDG_RUNTIME_DIR={self._state['runtime']}", f"HOSTNAME={host}"]
         if self.plan.slurm:
-            variables.append(f"SLURM_CONF={self._folder / state.SLURM_CONF}")
+            variables.append(f"SLURM_CONF={self._folder / testbed_state.SLURM_CONF}")
         environment = [
             "env",
             f"--chdir={self._state['home']}",
@@ -154,15 +154,15 @@ class Testbed:
         self._check_up()
         if host not in self.hosts:
             raise InvalidInput(
-                f"host={short(host)} is not in this testbed; it has: {', '.join(self.hosts)}"
+                f"host={short(host)} is not in this testbed; allowed: {', '.join(self.hosts)}"
             )
         return self._state["hosts"][host]
 
     def _check_up(self) -> None:
         # The check runs before each use of a process id, because the system may reuse the ids after
         # the testbed's end.
-        if state.read_state(self._folder) is None:
-            raise LabkitError("the testbed has ended; make another one: lk.testbed(…)")
+        if testbed_state.read_state(self._folder) is None:
+            raise LabkitError("the testbed has ended; start another one with lk.testbed(…)")
 
     def __repr__(self) -> str:
         up = "up" if self._end.alive else "closed"
@@ -204,7 +204,7 @@ def testbed(
         LabkitError: The user is not root, or Linux namespaces, iproute2 or Slurm are missing.
     """
     plan = TestbedPlan(nodes, cores, bandwidth, slurm)
-    return Testbed(state.folder_of(f"{os.getpid()}-{secrets.token_hex(3)}"), plan)
+    return Testbed(testbed_state.folder_of(f"{os.getpid()}-{secrets.token_hex(3)}"), plan)
 
 
 def _end(supervisor: subprocess.Popen[str], owner: int) -> None:

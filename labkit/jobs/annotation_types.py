@@ -31,7 +31,7 @@ _TEXTUAL: dict[str, Kind] = {
 
 
 def _temporal(kind: Kind) -> Kind:
-    """Return a date type whose text must be ISO; pydantic also reads text as seconds since 1970."""
+    """Return a date type that reads only ISO text; pydantic also reads seconds since 1970."""
     return Annotated[
         kind, BeforeValidator(lambda v: kind.fromisoformat(v) if isinstance(v, str) else v)
     ]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, short
 from labkit.common.safe_json import NotPlain, read_plain_json
-from labkit.records.notebook import notebook_bytes
+from labkit.records.executed_notebook import notebook_bytes
 
 SCRIPTS = (".py", ".md", ".myst")  # suffixes of notebook files that jupytext reads
 _HEAD = re.compile(r"\A---\n(.*\n)*?(jupytext|kernelspec):|^`{3,}\{code-cell\}", re.MULTILINE)
@@ -56,8 +56,8 @@ def text(notebook: Path) -> str:
         return _upgrade(decoded) if _OLD_FORMAT.search(decoded) else decoded
     except (FileNotFoundError, NotADirectoryError):
         raise InvalidInput(
-            f"no notebook {_display_path(notebook)}: give the path of an .ipynb file, or of a .py "
-            "or .md file of jupytext"
+            f"there is no notebook {_display_path(notebook)}; give the path of an .ipynb file, or "
+            "of a .py or .md file of jupytext"
         ) from None
     except NotPlain as error:
         raise InvalidInput(f"{_display_path(notebook)} {error}") from error
@@ -78,7 +78,7 @@ def _from_script(content: bytes, suffix: str) -> str:
     if not encoding.startswith("utf-8"):
         script = _COOKIE.sub(r"\1", script)
     if suffix != ".py" and not _HEAD.search(script):
-        raise NotPlain("is a text and not a notebook: jupytext's header (`jupytext:`) is missing")
+        raise NotPlain("is not a notebook, because jupytext's header (`jupytext:`) is missing")
     import jupytext
     import yaml
 
@@ -131,23 +131,23 @@ def _validate_language(
     if not languages and name not in _PYTHON and "py" not in f"{name} {display}".lower():
         raise InvalidInput(
             f"{notebook.name} is for the kernel {short(name)} and names no language; labkit runs "
-            "Python: set kernelspec.language in its metadata"
+            "only Python; set kernelspec.language in the notebook's metadata"
         )
     if other_languages := [
         language for language in languages if not language.lower().startswith(("python", "ipython"))
     ]:
         raise InvalidInput(
             f"{notebook.name} is a notebook in {other_languages[0]} (kernel {short(name)}); labkit "
-            "runs Python: run it with papermill, or choose a Python kernel and save it"
+            "runs only Python; run it with papermill, or save it with a Python kernel"
         )
     if name == "python2" or str(info.get("version", "")).startswith("2."):
         raise InvalidInput(
-            f"{notebook.name} is a notebook in Python 2; labkit runs Python 3: translate it with "
-            "2to3, choose a Python 3 kernel and save it"
+            f"{notebook.name} is a notebook in Python 2; labkit runs only Python 3; translate it "
+            "with 2to3, and save it with a Python 3 kernel"
         )
     if name not in _PYTHON:
         warnings.warn(
-            f"{notebook.name} is for the kernel {name!r}; the Python of labkit runs it",
+            f"{notebook.name} is for the kernel {name!r}; labkit runs it with its own Python",
             stacklevel=2,
         )
 

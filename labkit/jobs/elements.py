@@ -1,4 +1,4 @@
-"""Elements of a Slurm job array: queries of their states, and records of their ends."""
+"""Tasks of a Slurm job array: queries of their states, and records of how they ended."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from labkit.hosts.connection import login
 from labkit.hosts.queue import Queue, SlurmJob
 from labkit.records import registry, store
 
-# Slurm's reason for an element that could not start, for example if the sweep's folder is missing
-# on a node.
+# Slurm's reason for an array task that could not start, for example if the sweep's folder is
+# missing on a node.
 NEVER_BEGAN = "JobLaunchFailure"
-# Seconds until a cancelled element must have ended, and seconds between two queries of Slurm.
+# Seconds until a cancelled array task must have ended, and seconds between two queries of Slurm.
 PATIENCE, LOOK_EVERY = 80.0, 2.0
 ELSEWHERE = "was not started by this user on this machine; stop it where it was started"
-# Slurm's final states of an element that failed or ended by itself; elements in other final states
-# were interrupted.
+# Slurm's final states of an array task that failed or ended by itself; array tasks in other final
+# states were interrupted.
 FAULTS = frozenset({"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "FAILED", "COMPLETED"})
 
 
 class Elements:
-    """A cache of Slurm's states of array elements, which queries each array only once.
+    """A cache of Slurm's states of array tasks, which queries each job array only once.
 
-    If Slurm does not answer, the status in the element's record is used.
+    If Slurm does not answer, the status in the array task's record is used.
     """
 
     def __init__(self) -> None:
         self._jobs_of_array: dict[str, dict[str, SlurmJob] | None] = {}
 
     def present_status(self, status: store.Record) -> store.Record:
-        """Return a recorded status, updated with Slurm's present state of the job array element."""
+        """Return a recorded status, updated with Slurm's present state of the array task."""
         number = number_of(status)
         if not number or status["state"] in store.END_STATES:
             return status
@@ -49,10 +49,10 @@ class Elements:
 
 
 def number_of(status: store.Record) -> str:
-    """Return the element number in a record (array and index), such as "12_3"; "" without one."""
+    """Return the array task's number in a record, such as "12_3" (array and index), or ""."""
     number = str(status.get("element", ""))
-    # The number is validated, because another user may have written it, and it becomes an argument
-    # of squeue.
+    # The array task's number is validated, because another user may have written it, and it becomes
+    # an argument of squeue.
     return number if re.fullmatch(r"[0-9]+_[0-9]+", number) else ""
 
 
@@ -62,23 +62,23 @@ def numbered(jobs: Iterable[SlurmJob]) -> dict[str, SlurmJob]:
 
 
 def cause(job: SlurmJob | None) -> str:
-    """Return why a Slurm element ended, if the element's own record states no cause."""
+    """Return why a Slurm array task ended, if the task's own record states no cause."""
     if job is None:
-        return "Slurm no longer knows the element"
+        return "Slurm has no information on its job array element any more"
     reason = f", {job.reason}" if job.reason else ""
     return job.cause or (
-        f"its element {job.number} ended without a record ({job.state}{reason}): all nodes must "
-        "see the sweep's folder and this Python"
+        f"its job array element {job.number} ended without a record ({job.state}{reason}); all "
+        "nodes need access to the sweep's folder and to this Python"
     )
 
 
 def open_elements(folders: Iterable[Path]) -> dict[str, Path]:
-    """Return the job folders whose records name an unfinished Slurm element, by element number."""
+    """Return the job folders whose records name an unfinished Slurm array task, by task number."""
     elements = {}
     for folder in folders:
         try:
             status = store.read_status(folder)
-        except LabkitError:  # a notebook run without a record has no Slurm element
+        except LabkitError:  # a notebook run without a record has no Slurm array task
             continue
         if (number := number_of(status)) and status["state"] not in store.END_STATES:
             elements[number] = folder
@@ -86,33 +86,34 @@ def open_elements(folders: Iterable[Path]) -> dict[str, Path]:
 
 
 def check_ended(elements: Mapping[str, Path], jobs: Mapping[str, SlurmJob]) -> None:
-    """Raise an error if an earlier Slurm element of a sweep's notebook run has not ended.
+    """Raise an error if an earlier array task of a sweep's notebook run has not ended.
 
-    An element that still runs could write into the folder of a notebook run that starts again.
+    An array task that still runs could write into the folder of a notebook run that starts again.
 
     Args:
-        elements: Folders of the sweep's notebook runs, by element number.
-        jobs: Jobs that Slurm reports, by element number.
+        elements: Folders of the sweep's notebook runs, by array task number.
+        jobs: Jobs that Slurm reports, by array task number.
 
     Raises:
-        LabkitError: An element has not ended yet.
+        LabkitError: An array task has not ended yet.
     """
     for number, folder in elements.items():
         if (job := jobs.get(number)) is not None and not job.has_ended:
             raise LabkitError(
-                f"{folder.name}: {job.summary}, which its record names; if this sweep submitted "
-                f"it, end it (scancel {number}) or wait for its end, then resume; if not, "
-                f"remove the folder {folder.name}"
+                f"{folder.name}: its record names an unfinished Slurm job ({job.summary}); if this "
+                f"sweep submitted the job, cancel it (scancel {number}) or wait for its end, then "
+                f"resume the sweep; if not, remove the folder {folder.name}"
             )
 
 
 def settle(folder: Path, job: SlurmJob | None, reason: str = "") -> None:
-    """Record the end of a Slurm element, unless its record already states how it ended.
+    """Record the end of a Slurm array task, unless its record already states how it ended.
 
     Args:
-        folder: Job folder of the element.
-        job: Job that Slurm reports for the element; None: Slurm has no record of the job any more.
-        reason: Reason for the cancellation of the element; "": this process does not know the
+        folder: Job folder of the array task.
+        job: Job that Slurm reports for the array task; None: Slurm has no record of the job any
+            more.
+        reason: Reason for the cancellation of the array task; "": this process does not know the
             reason.
     """
     status = store.read_status(folder)
@@ -121,8 +122,8 @@ def settle(folder: Path, job: SlurmJob | None, reason: str = "") -> None:
         return
     reason = reason if reason and (job is None or job.state == "CANCELLED") else cause(job)
     record = store.fail if job and job.state in FAULTS else store.interrupt
-    # The ends of the runs are recorded before that of the job, because readers that see the end of
-    # the job then read its runs.
+    # The ends of the runs are recorded first, because readers that see the end of the job then read
+    # its runs.
     for run in store.runs_of(folder):
         if store.read_status(run)["state"] == "running":
             record(run, reason)
@@ -130,17 +131,18 @@ def settle(folder: Path, job: SlurmJob | None, reason: str = "") -> None:
 
 
 def is_ours(job: Path, number: str) -> bool:
-    """Return whether this user submitted the Slurm element `number` of a sweep's notebook run."""
+    """Return whether this user submitted the array task `number` of a sweep's notebook run."""
     return number.partition("_")[0] in registry.arrays(job.parent)
 
 
 def queued(jobs: Iterable[Path], say: Callable[[str], None]) -> dict[str, Path]:
-    """Return the job folders whose Slurm elements have not ended, by element number.
+    """Return the job folders whose Slurm array tasks have not ended, by task number.
 
     Args:
         jobs: Folders of the jobs.
-        say: Function that prints a message about each element that this user did not submit on this
-            machine. The result omits such elements.
+        say: Function that prints a message about each array task that this user did not submit on
+            this machine. The result omits array tasks that this user did not submit on this
+            machine.
     """
     slurm, elements = Elements(), {}
     for path in jobs:
@@ -158,7 +160,7 @@ def queued(jobs: Iterable[Path], say: Callable[[str], None]) -> dict[str, Path]:
 
 
 def cancel(elements: Mapping[str, Path], say: Callable[[str], None]) -> list[Path]:
-    """Cancel Slurm elements and record their ends; return the folders of elements that still run.
+    """Cancel Slurm array tasks and record their ends; return the folders of tasks that still run.
 
     Raises:
         LabkitError: Slurm does not answer.
@@ -177,12 +179,12 @@ def cancel(elements: Mapping[str, Path], say: Callable[[str], None]) -> list[Pat
                 say(f"stopped: {path}")
                 del remaining[number]
     for number, path in remaining.items():
-        say(f"{path} does not end; its element is {number}")
+        say(f"{path} does not end; its Slurm job array element is {number}")
     return [*remaining.values()]
 
 
 def query_elements(array: str) -> dict[str, SlurmJob] | None:
-    """Return Slurm's jobs by number, for an array or elements "12,13"; None if Slurm is silent."""
+    """Return Slurm's jobs by number, for ids such as "12,13"; None if Slurm does not answer."""
     try:
         return numbered(Queue(login()).jobs(jobs=array))
     except LabkitError:  # Slurm is missing or does not answer, so only the job records are used

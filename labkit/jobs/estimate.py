@@ -1,4 +1,4 @@
-"""Estimates before a job starts: duration from earlier runs, and memory from the ranks."""
+"""Estimates before a job starts: duration from earlier runs, memory from the number of ranks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from labkit.jobs.parameters import Values, declared, largest
 from labkit.records import store
 from labkit.records.scan import scan
 
-# Experiment fields that change the duration of a step. Epochs and repeats are not among them,
-# because they only multiply the duration.
+# Experiment fields that change the duration of a step. Epochs and repeats are not among these
+# fields, because they only multiply the duration.
 SAME = (
     *("model", "model_options", "dataset", "dataset_options", "workers", "threads", "strategy"),
     *("network", "batch_size", "steps_per_epoch", "precision"),
@@ -23,7 +23,7 @@ SAME = (
 
 
 def of_notebook(notebook: Path, values: Values, root: Path) -> str:
-    """Return a text: the duration of earlier jobs with equal parameters, and the memory."""
+    """Return a text: the duration of earlier jobs with equal parameters, and the needed memory."""
     earlier = _durations(root / store.safe_name(notebook.stem), values)
     return f"{_duration_text(earlier)}; {memory(workers_of(notebook, values))}"
 
@@ -41,7 +41,7 @@ def workers_of(notebook: Path, values: Values) -> int:
 
 
 def of_experiment(record: store.Record, root: Path, ranks: int | None = None) -> str:
-    """Return a text: the duration, estimated from runs with equal experiments, and the memory.
+    """Return a text with the duration, estimated from runs of equal experiments, and the memory.
 
     Args:
         record: Record of the experiment to estimate.
@@ -73,10 +73,10 @@ def refuse(workers: int, force: bool) -> None:
 def memory(workers: int) -> str:
     """Return a text with the minimum memory for the ranks, and the free memory."""
     free, need = capacity().free, workers * RANK_GIB
-    warning = "; that is too little" if need > free else ""
+    warning = ", which is too little" if need > free else ""
     return (
         f"memory: at least {need:.1f} GiB for {plural(workers, 'rank')}, plus data and model on "
-        f"each; {free:.1f} GiB are free{warning}"
+        f"each rank; {free:.1f} GiB are free{warning}"
     )
 
 

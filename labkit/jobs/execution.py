@@ -1,4 +1,4 @@
-"""Execution of a notebook's cells by papermill's engine, and the notebook with their outputs."""
+"""Execution of a notebook's cells by papermill's engine, and storage of their outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labkit.common.privacy import scrub
 from labkit.common.safe_files import make_folder, open_file
 from labkit.jobs import cells
 from labkit.records import store
-from labkit.records.notebook import notebook_bytes
+from labkit.records.executed_notebook import notebook_bytes
 from labkit.records.safe_yaml import read_plain_file
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Prediction from a notebook's source how its first cluster starts."""
+"""Prediction of how a notebook's first cluster starts, from the source of the notebook."""
 
 from __future__ import annotations
 

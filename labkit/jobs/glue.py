@@ -10,7 +10,7 @@ from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.jobs.log import RunLog, experiment, parameters_of_job
 from labkit.records import store
-from labkit.records.notebook import read_notebook
+from labkit.records.executed_notebook import read_notebook
 
 # MIME type of outputs of `sb.glue`, which contain a name and data.
 SCRAP = "application/scrapbook.scrap."
@@ -28,7 +28,7 @@ def write_glued_run(job: Path) -> None:
         try:
             log.add({name: value})
         except InvalidInput as error:  # scrapbook also records tables, which a run cannot store
-            warnings.warn(f"glued value left out: {error}", stacklevel=2)
+            warnings.warn(f"a glued value is left out of the run: {error}", stacklevel=2)
     log.end()
 
 

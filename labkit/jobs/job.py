@@ -71,8 +71,8 @@ class Kernel:
             # Without encryption, every user of this machine could read the output of cells.
             transport_encryption="required",
             # jupyter_client kills the kernel after half of the `shutdown_wait_time`. The atexit
-            # functions of the kernel save records. On a busy machine, they take longer than the
-            # default of 2.5 s.
+            # functions of the kernel save records. On a busy machine, these atexit functions take
+            # longer than the default timeout of 2.5 s.
             shutdown_wait_time=GRACE,
         )
         manager.provisioner = Provisioner(
@@ -81,7 +81,7 @@ class Kernel:
         manager.provisioner.embryo = embryo
 
     def interrupt(self, cause: str) -> None:
-        """Interrupt the running cell, or without a kernel this process; kill it after `GRACE` s."""
+        """Interrupt the running cell, or this process if no kernel runs; kill after `GRACE` s."""
         self.interrupted = self.interrupted or cause
         store.write_reason(self.job, self.interrupted)
         # `_pid` is read separately for each signal, because a kernel may start or end between the
@@ -269,8 +269,8 @@ def cause(error: BaseException) -> str:
 def prepare() -> None:
     """Import the libraries that execute notebooks and kernels, so that forks inherit them."""
     # At import, jsonschema compiles a grammar of web addresses, which takes one second per
-    # notebook. Notebooks do not need the check of web addresses; jsonschema omits it if this module
-    # is missing.
+    # notebook. Notebooks do not need the check of web addresses; jsonschema omits this check if the
+    # module `rfc3987_syntax` is missing.
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     import ipyparallel  # noqa: F401
     import nbformat
@@ -297,17 +297,19 @@ def _interrupt(pid: int) -> None:
 def _watch(kernel: Kernel, limit: float | None) -> None:
     """Interrupt the notebook at its time limit, or when the starting process closes the pipe.
 
-    The starting process writes a cause into the pipe and closes it; if this process dies, the pipe
-    is also closed. The command `labkit stop` sends SIGTERM instead of closing the pipe.
+    The starting process writes a cause into the pipe and closes it; if the starting process dies,
+    the pipe is also closed. The command `labkit stop` sends SIGTERM instead of closing the pipe.
     """
 
     def wait_for_the_end_of_input() -> None:
         # `read` returns when all writers have closed the pipe.
-        kernel.interrupt(sys.stdin.read() or "interrupted: the command that started it has ended")
+        kernel.interrupt(
+            sys.stdin.read() or "interrupted: the command that started the notebook has ended"
+        )
 
     def wait_for_the_limit(seconds: float) -> None:
         time.sleep(seconds)
-        kernel.interrupt(f"past the limit of {seconds:g} s")
+        kernel.interrupt(f"stopped at the time limit of {seconds:g} s")
 
     _start(wait_for_the_end_of_input)
     if limit is not None:

@@ -2,7 +2,7 @@
 
 A new interpreter for each notebook would import the same libraries for two seconds. To avoid these
 imports, a process without threads or sockets imports the libraries once and forks. The child waits
-for its arguments and becomes the kernel. It shares only unmodified memory pages with other
+for its arguments and becomes the kernel. The kernel shares only unmodified memory pages with other
 processes.
 """
 
@@ -112,7 +112,7 @@ class InterruptibleKernel(IPythonKernel):
 
     @contextmanager
     def _cancel_on_sigint(self, future: Future[Any]) -> Iterator[None]:
-        """Let SIGINT cancel an asynchronous cell; if it succeeds anyway, stop the next cell."""
+        """Let SIGINT cancel an asynchronous cell; if the cell still succeeds, stop the next one."""
         struck = False
 
         def strike(number: int, frame: FrameType | None) -> None:
@@ -121,7 +121,7 @@ class InterruptibleKernel(IPythonKernel):
             cancel(number, frame)
 
         with super()._cancel_on_sigint(future):
-            # The handler that `strike` replaces and calls.
+            # This is the present SIGINT handler, which `strike` replaces and calls.
             cancel: Any = signal.getsignal(signal.SIGINT)
             signal.signal(signal.SIGINT, strike)
             yield
@@ -194,8 +194,8 @@ class ForkedKernel(Fork):
             await asyncio.wait_for(reachable.wait(), START_TIMEOUT)
         except TimeoutError:
             raise RuntimeError(
-                f"the kernel cannot be reached {START_TIMEOUT:g} s after its start: see what "
-                "IPython's startup files do"
+                f"the kernel cannot be reached {START_TIMEOUT:g} s after its start; check "
+                "IPython's startup files"
             ) from None
         finally:
             loop.remove_reader(self._ready_pipe)
@@ -284,15 +284,15 @@ def _become_kernel(report_pipe: int, job: int, orders: int) -> int:
     # The message contains the whole environment, so variables that are missing in it must be unset.
     os.environ.clear()
     os.environ.update(environment)
-    # `prepare` has blocked the import of this module, but a notebook may import it.
+    # `prepare` has blocked the import of `rfc3987_syntax`, but a notebook may import this module.
     sys.modules.pop("rfc3987_syntax", None)
     if numpy_random := sys.modules.get("numpy.random"):
         # Without a new seed, all notebooks of a sweep would draw the same numbers.
         numpy_random.seed()
 
-    # Slurm sends SIGTERM to all processes of an array element at the same time. The job's process
-    # then interrupts the cell; the kernel must continue, to report the output of the cleanup.
-    # SIG_IGN is not used, because the cells' child processes would inherit it.
+    # Slurm sends SIGTERM to all processes of an array task at the same time. The job's process then
+    # interrupts the cell; the kernel must continue, to report the output of the cleanup. SIG_IGN is
+    # not used, because the cells' child processes would inherit it.
     signal.signal(signal.SIGTERM, _ignore_signal if ELEMENT in os.environ else _end_statement)
     signal.signal(signal.SIGINT, Shell.interrupt)
     # IPython shows this warning for interactive users.
@@ -304,7 +304,7 @@ def _become_kernel(report_pipe: int, job: int, orders: int) -> int:
     LosslessKernel.launch_instance(
         arguments, parent_handle=job, report_pipe=report_pipe, ignore_cwd=True
     )
-    # A forked process ends by os._exit, which skips atexit functions. One of these functions ends a
-    # notebook's cluster.
+    # A forked process ends by os._exit, which skips atexit functions. One of these atexit functions
+    # ends a notebook's cluster.
     atexit._run_exitfuncs()
     return 0

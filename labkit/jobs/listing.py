@@ -14,7 +14,7 @@ from labkit.jobs.elements import Elements
 from labkit.jobs.listing_cache import LEAST, ListingCache, Row
 from labkit.jobs.sweep import manifest
 from labkit.records import store
-from labkit.records.run import Run, gate_failed, key_metrics, run_from_records
+from labkit.records.run import Run, equivalence_failed, key_metrics, run_from_records
 from labkit.records.scan import Folder, folders, read_run, skip_message, skipped_links
 
 HEAD = ("name", "state", "duration", "accuracy", "samples/s", "equivalence", "cause")
@@ -59,7 +59,7 @@ def jobs_and_runs(root: Path) -> tuple[list[Row], list[str]]:
 
 
 def _read(folder: Folder, name: str, slurm: Elements) -> Row | str:
-    """Return the table row of a run, or the reason why the run has no row."""
+    """Return the table row of a run, or the reason why it has no row."""
     read = read_run(folder)
     return read if isinstance(read, str) else run_row(run_from_records(read), name, slurm)
 
@@ -71,7 +71,7 @@ def _name(path: str, root: Path) -> str:
 
 
 def sweep_rows(path: Path, name: str, slurm: Elements) -> dict[str, Row]:
-    """Return, by path, rows of a sweep (with counts by state) and of its jobs not yet started."""
+    """Return table rows by path: one for a sweep (counts by state), one per job not yet started."""
     status = manifest.read(path)
     states = manifest.states(path, status, slurm.present_status)
     total = sum(states.values())
@@ -94,13 +94,13 @@ def job_row(path: Path, name: str, slurm: Elements) -> Row:
 
 
 def run_row(run: Run, name: str, slurm: Elements | None = None) -> Row:
-    """Return a run's row: state, duration, accuracy, samples/s, equivalence result and cause."""
+    """Return a run's table row: state, duration, accuracy, samples/s, equivalence and cause."""
     status, metrics = run.status, key_metrics(run)
     status = slurm.present_status(status) if slurm else status
     accuracy = metrics.get("test_accuracy")
     speed = metrics.get("samples_per_second")
     # For a run that failed its equivalence check, no speed is shown.
-    withheld = "withheld" if gate_failed(run) else ""
+    withheld = "withheld" if equivalence_failed(run) else ""
     return (
         name,
         status["state"],
@@ -156,7 +156,9 @@ def find(root: Path) -> tuple[set[Path], set[Path]]:
         LabkitError: The folder is missing.
     """
     if not os.path.isdir(root):
-        raise LabkitError(f"no folder {root}: give the folder of runs (usually runs/) or a run")
+        raise LabkitError(
+            f"there is no folder {root}; give the folder of runs (usually runs/) or a run"
+        )
     jobs, sweeps = set(), set()
     for folder, inside, files in os.walk(root):
         if "params.yaml" in files:

@@ -138,7 +138,7 @@ class RunLog:
         """Add values to the run; a value replaces the earlier value with the same name."""
         for name, value in values.items():
             if name in RESERVED:
-                raise InvalidInput(f"{name} is reserved by labkit: choose another name")
+                raise InvalidInput(f"{name} is a name that labkit reserves; choose another name")
             plain = _plain(name, value)
             if isinstance(plain, list):
                 self._curves[name] = dict(enumerate(plain, 1))
@@ -199,7 +199,7 @@ class RunLog:
         return results | judged | {"logged": list(results), "epochs": self._epochs()}
 
     def _epochs(self) -> list[JSON]:
-        """Return one row per step that contains the points of all curves."""
+        """Return one table row per step that contains the points of all curves."""
         curves = dict(self._curves)
         for name, names in JUDGED.items():
             if present := [candidate for candidate in names if candidate in curves]:
@@ -301,7 +301,7 @@ def _plain(name: str, value: Any) -> Any:
     """Return a value as a number, a boolean, a text, None, or a list of numbers."""
     if hasattr(value, "numpy") and not hasattr(value, "tolist"):  # a TensorFlow tensor
         value = value.numpy()
-    # Arrays of NumPy, PyTorch or pandas.
+    # Arrays of NumPy, PyTorch or pandas are converted to lists.
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, tuple | list):
         numbers = [_plain(name, element) for element in value]
@@ -327,7 +327,7 @@ def _ended_by() -> BaseException | None:
 
 
 _last_error: BaseException | None = None  # error of the last executed cell
-# SystemExit of a script, because Python deletes it before `_end` runs.
+# The SystemExit of a script is stored here, because Python deletes it before `_end` runs.
 _exit: SystemExit | None = None
 
 

@@ -21,7 +21,7 @@ from labkit.jobs.parameters import Values
 if TYPE_CHECKING:
     import yaml
 
-# The operator writes this file, with a line `name slots=n` per worker pod.
+# The mpi-operator writes this file, with a line `name slots=n` per worker pod.
 HOST_FILE = "/etc/mpi/hostfile"
 
 # By default, Open MPI would cut the long host names of Kubernetes at the first dot.
@@ -35,7 +35,7 @@ PATIENCE = 300  # maximum seconds until all workers are reachable
 LARGEST_MAP = 2**20  # maximum size of a ConfigMap, bytes
 
 # Pods have host names only some time after their start, and sshd starts even later; mpiexec does
-# not wait.
+# not wait for them.
 _AWAIT = """\
 end=$(($(date +%s) + {patience}))
 await() {{
@@ -98,8 +98,8 @@ class MPIJob:
         pods = -(-ranks // self.slots) if self.workers is None else self.workers
         if ranks > pods * self.slots:
             raise InvalidInput(
-                f"{self.notebook.name} asks for {plural(ranks, 'rank')}, but "
-                f"{pods} × {self.slots} slots exist; give more --workers or --slots"
+                f"{self.notebook.name} needs {plural(ranks, 'rank')}, but "
+                f"--workers {pods} × --slots {self.slots} are fewer; give more workers or slots"
             )
         stem = re.sub(r"[^a-z0-9]+", "-", self.notebook.stem.lower()).strip("-")
         object.__setattr__(self, "workers", pods)
@@ -114,7 +114,7 @@ class MPIJob:
             names.SUBDOMAIN.validate(self.claim, "--claim")
         if any("\0" in str(value) for value in self.values.values()):
             raise InvalidInput(
-                "a parameter holds the character NUL, which commands cannot hold; remove it"
+                "a parameter contains the character NUL, which command lines cannot have; remove it"
             )
 
     @property

@@ -42,9 +42,10 @@ def execute(
     """Execute a notebook with parameters as a job `<root>/<notebook>/<NNN>_<k=v,…>/`.
 
     The terminal shows the output of the notebook at once. The runs of the notebook are stored in
-    the job's folder (LABKIT_JOB). The notebook runs in the current folder of the caller, as with
-    papermill. The job does not change the notebook file itself. The first Ctrl-C interrupts the
-    running cell, which can then clean up; a second Ctrl-C kills the job.
+    the job's folder, which the environment variable LABKIT_JOB contains. The notebook runs in the
+    current folder of the caller, as with papermill. The job does not change the notebook file
+    itself. The first Ctrl-C interrupts the running cell, which can then clean up; a second Ctrl-C
+    kills the job.
 
     Args:
         notebook: Path of an .ipynb file.

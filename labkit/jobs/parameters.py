@@ -84,7 +84,7 @@ class NotebookParameter:
         if self.annotation == UNTYPED and isinstance(readings[0][0], str):
             raise InvalidInput(
                 f"labkit cannot tell the type of {self.name} from `{self.declaration}`, so "
-                f"{value!r} may be a text or another value: annotate it, as in "
+                f"{value!r} may be a text or another value; annotate the parameter, as in "
                 f"`{self.name}: str = …`"
             )
         if (
@@ -93,7 +93,7 @@ class NotebookParameter:
             and _NOT_FINITE.fullmatch(value)
         ):
             raise InvalidInput(
-                f"{self.name} = {value!r} may be a number or a text: annotate `{self.declaration}`,"
+                f"{self.name} = {value!r} may be a number or a text; annotate `{self.declaration}`,"
                 f" as in `{self.name}: float | None = …`"
             )
         for reading, strict in readings:
@@ -112,7 +112,7 @@ class NotebookParameter:
         # The declaration in the message already lists the choices of a Literal.
         named = "a choice" if "Literal" in self.annotation else self.annotation
         raise InvalidInput(
-            f"{self.name} = {short(value)} is not {named}: "
+            f"{self.name} = {short(value)} is not {named}; "
             f"the notebook declares `{self.declaration}`"
         )
 
@@ -187,7 +187,7 @@ def parse(source: str) -> dict[str, NotebookParameter]:
             )
         help = comments.get(node.end_lineno or 0, "")
         text = " ".join((ast.get_source_segment(source, node) or "").split())
-        # Write a list that spans several lines on one line.
+        # A list that spans several lines is written on one line.
         text = re.sub(r"\[ (.*?),? \]", r"[\1]", text)
         declaration = f"{text}  # {help}" if help else text
         default = _default(value)
@@ -233,8 +233,8 @@ def validate_values(
 
     A parameter with the name of an Experiment field must be valid for that field. If the value of
     such a parameter is a list, each item must be valid for the field. A Literal parameter is exempt
-    if its default is not valid for the field. This leaves all rules on fields to Experiment.
-    `declarations` contains the declared parameters;
+    if its default is not valid for the field. Only `Experiment` itself contains the rules for its
+    fields. `declarations` contains the declared parameters;
     None: the declared parameters are read from the notebook.
 
     Raises:
@@ -386,7 +386,7 @@ def read_yaml(text: str, origin: str) -> dict[str, JSON]:
     if record is None:
         return {}
     if not isinstance(record, dict) or not all(isinstance(name, str) for name in record):
-        raise InvalidInput(f"{origin} gives {text.strip()[:60]!r}; expected `name: value`")
+        raise InvalidInput(f"{origin} contains {text.strip()[:60]!r}; expected `name: value`")
     return record
 
 
@@ -396,7 +396,7 @@ def value_of(text: JSON) -> JSON:
 
 
 def _readings(text: str) -> list[tuple[JSON, bool]]:
-    """Return possible values of a text, preferred ones first, with whether types must be exact."""
+    """Return (value, whether its type must be exact) for each reading of a text, best first."""
     readings: list[tuple[JSON, bool]] = [(text, False)]
     if text.startswith("("):  # the text is a tuple in Python syntax
         with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

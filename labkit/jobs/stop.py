@@ -23,7 +23,8 @@ def stop(root: Path, say: Callable[[str], None]) -> list[Path]:
 
     The process of a sweep stops the jobs of the sweep. Runs of a notebook that is open in
     JupyterLab continue, because the process of the notebook executes these runs. Only processes in
-    this user's registry are stopped. A process continues if only a record in the folder names it.
+    this user's registry are stopped. A process continues if only a record in the folder names it,
+    but not the registry.
 
     Raises:
         LabkitError: The folder is missing.
@@ -85,7 +86,7 @@ def _signal_processes(
         except psutil.NoSuchProcess:  # the process has just ended
             continue
         except psutil.AccessDenied:
-            say(f"{path}: this user has no permission to end process {process['pid']}")
+            say(f"{path} is not stopped: this user may not end process {process['pid']}")
             refused.append(path)
             continue
         signalled[path] = process

@@ -53,8 +53,8 @@ one = lk.Experiment(
 many = [one.replace(workers=workers, network=network, strategy=each) for each in strategy]
 """
 _RANKS = """\
-One cluster of MPI engines serves all runs. Before the speed of a strategy counts, its ranks train
-20 steps that are compared with the result that the method promises: the *gate*.
+One cluster of MPI engines serves all runs. Before labkit shows a speed, the ranks train 20
+steps, and the result is compared with the one that the strategy promises: the *equivalence check*.
 """
 _RUNS = """\
 with lk.Cluster(workers=workers) as cluster:
@@ -63,8 +63,8 @@ with lk.Cluster(workers=workers) as cluster:
 _FIGURE = """\
 ## Results
 
-Over *steps* the curves compare learning per update; over *seconds* they compare the time to a given
-quality, which matters in practice.
+Curves over *steps* compare learning per update. Curves over *seconds* compare the time to a given
+accuracy, which matters in practice.
 """
 _READING = "**Summary**, computed from these runs:"
 _NEXT = """\
@@ -109,7 +109,7 @@ def new(name: str, model: str = "mlp", dataset: str = "digits", strategies: str 
         with path.open("x") as file:
             file.write(text)
     except FileExistsError:
-        raise InvalidInput(f"{path} already exists: give another name") from None
+        raise InvalidInput(f"{path} already exists; give another name") from None
     except OSError as error:
         with suppress(OSError):  # on a read-only disk, there is no incomplete file to remove
             path.unlink(missing_ok=True)

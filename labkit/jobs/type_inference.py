@@ -81,7 +81,7 @@ def _arithmetic(left_type: str, op: ast.operator, right_type: str) -> str:
         return "int" if whole else "float"
     if left_type == right_type:
         return "timedelta" if left_type in ("date", "datetime") else left_type
-    # If one operand has such a type, the result has this type, too: `"%d" % n`, `folder / name`,
+    # If one operand has such a type, the result has the same type: `"%d" % n`, `folder / name`,
     # `[0] * 3`, `today - days`.
     return next((kind for kind in _DOMINANT if kind in (left_type, right_type)), UNTYPED)
 

@@ -4,10 +4,10 @@
     model.compile(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.1), communicator), ...)
     model.fit(shard(dataset, communicator), callbacks=callbacks(communicator))
 
-Every rank executes these lines. Before the optimizer applies gradients, it averages them over the
-ranks, so a custom `train_step` works unchanged. The losses of `compile` have the same values as for
-the whole batch in one process, see `whole_batch`. A loss that a custom `train_step` computes is
-assumed to be a mean over the rows of the batch.
+Every rank executes these lines. Before the optimizer applies gradients, it averages the gradients
+over the ranks, so a custom `train_step` works unchanged. The losses of `compile` have the same
+values as for the whole batch in one process, see `whole_batch`. A loss that a custom `train_step`
+computes is assumed to be a mean over the samples of the batch.
 """
 
 from __future__ import annotations

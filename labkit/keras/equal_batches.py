@@ -1,4 +1,4 @@
-"""A check that all ranks read the same global batches, of which each rank trains a part."""
+"""A check that all ranks read the same global batches; each rank trains on a part of each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from labkit.communicator import Communicator
 from labkit.exchange.hooks import Batch, hooks_of, optimizers
 from labkit.keras.whole_batch import print_on_first_rank
 
-# The signature of a batch has a list for each component (x, y, …), and in this list a pair
-# (projection, norm) for each tensor.
+# For each component of a batch (x, y, …), the signature lists a pair (projection, norm) per tensor.
 Signature = list[list[tuple[float, float]]]
 KEPT = 16  # maximum number of stored batch signatures; the oldest are removed
 TOLERANCE = 1e-4  # tolerance relative to the norm, because processors round differently
@@ -52,9 +51,10 @@ class EqualBatches(keras.callbacks.Callback):
     """A callback that compares the first global batch of each epoch over the ranks.
 
     The callback compares training batches and validation batches. Ranks may read different batches
-    because of a shuffle without a seed, different files or different generators. Some rows would
-    then be trained twice and others never, so the callback raises an error. If only the features
-    differ, the cause is probably a random augmentation before `shard`, so the callback only warns.
+    because of a shuffle without a seed, different files or different generators. Training would
+    then use some samples twice and others never, so the callback raises an error. If only the
+    features differ, the cause is probably a random augmentation before `shard`, so the callback
+    only warns.
 
     Args:
         communicator: Communicator of the ranks whose batches are compared.
@@ -69,7 +69,7 @@ class EqualBatches(keras.callbacks.Callback):
         """Reset the counts of passes over datasets; warn if a sharded dataset is infinite."""
         _passes(self.communicator).begin()
         if self.communicator in ENDLESS and self.params.get("steps") is None:
-            text = "the dataset given to shard has no end: pass steps_per_epoch=… to fit"
+            text = "the dataset given to shard has no end; pass steps_per_epoch=… to fit"
             print_on_first_rank(self.communicator, text)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
@@ -77,7 +77,7 @@ class EqualBatches(keras.callbacks.Callback):
         self._batches = 0
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Compare first batches before the second step; every rank has then read its first."""
+        """Compare the ranks' first batches before step 2, when every rank has read a batch."""
         # The method on_train_batch_end is not used, because Keras would then fetch the losses of
         # every step.
         self._batches += 1
@@ -85,7 +85,7 @@ class EqualBatches(keras.callbacks.Callback):
             self._compare()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Compare first batches since the last comparison, for example of validation data."""
+        """Compare the first batches read since the last comparison, such as validation batches."""
         self._compare()
 
     def _compare(self) -> None:
@@ -116,7 +116,7 @@ class EqualBatches(keras.callbacks.Callback):
             )
         if not self._is_reported and _differ(one[0], other[0]):
             self._is_reported = True
-            text = "ranks read the same labels with different features: seed the random "
+            text = "ranks read the same labels with different features; seed the random "
             print_on_first_rank(self.communicator, text + "augmentation, or map it after shard")
 
 
@@ -148,7 +148,7 @@ def _passes(communicator: Communicator) -> _Passes:
 
 
 def _project(leaf: tf.Tensor | tf.SparseTensor | tf.RaggedTensor) -> tf.Tensor:
-    """Return a projection of a tensor, which depends on the order of rows, and its norm."""
+    """Return a tensor's projection, which depends on the order of its rows, and its norm."""
     values = leaf
     if isinstance(leaf, tf.RaggedTensor):
         values = leaf.flat_values
@@ -167,6 +167,6 @@ def _numbers(values: tf.Tensor) -> tf.Tensor:
 
 
 def _differ(one: list[tuple[float, float]], other: list[tuple[float, float]]) -> bool:
-    """Return whether a component (such as y) of two batches differs, in values or row order."""
+    """Return whether a component (such as y) of two batches differs, in values or sample order."""
     pairs = zip(one, other, strict=False)
     return any(abs(a - b) > TOLERANCE * max(n, m) for (a, n), (b, m) in pairs)

@@ -19,10 +19,11 @@ class Division:
     """The division of a batch among replicas and micro-batches.
 
     Attributes:
-        replicas: Number of replicas; each replica trains different rows.
-        microbatches: Whether each replica divides its rows into micro-batches.
-        known: Whether it is known how many rows a layer processes at once.
-        synchronizes: Whether layers with synchronized=True normalize over the rows of all replicas.
+        replicas: Number of replicas; each replica trains on different samples.
+        microbatches: Whether each replica divides its samples into micro-batches.
+        known: Whether it is known how many samples a layer processes at once.
+        synchronizes: Whether layers with synchronized=True normalize over the samples of all
+            replicas.
     """
 
     replicas: int
@@ -32,14 +33,14 @@ class Division:
 
     @property
     def is_whole_batch(self) -> bool:
-        """Whether each layer processes all rows of a batch at once, as in one process."""
+        """Whether each layer processes all samples of a batch at once, as in one process."""
         return self.known and self.replicas == 1 and not self.microbatches
 
 
 def why_not(model: keras.Model, divided: Division) -> str | None:
-    """Return why a model's weights may differ from those of one process, or None if not."""
+    """Return why trained weights may differ from training in one process; None if they do not."""
     if type(model).train_step is not keras.Model.train_step:
-        return "the model has a custom train_step, which need not be a mean over samples"
+        return "the model has a custom train_step, whose loss need not be a mean over samples"
     for layer in model._flatten_layers():
         if reason := _of_layer(layer, divided):
             return f"layer {layer.name!r} ({type(layer).__name__}) {reason}"
@@ -70,8 +71,8 @@ def embedding_difference(model: keras.Model) -> str | None:
                 continue
             return (
                 f"layer {layer.name!r} (Embedding): if a word occurs several times in a batch, "
-                f"{type(optimizer).__name__} here applies the sum of its gradients, in plain Keras "
-                "each gradient separately"
+                f"{type(optimizer).__name__} applies the sum of its gradients on ranks, but each "
+                "gradient separately in plain Keras"
             )
     return None
 
@@ -85,12 +86,13 @@ def _of_layer(layer: keras.layers.Layer, divided: Division) -> str | None:
         if not (divided.is_whole_batch or (divided.synchronizes and layer.synchronized)):
             return "normalises by the batch of each rank; one process uses the whole batch"
     if isinstance(layer, keras.layers.SpectralNormalization) and divided.microbatches:
-        return "updates its vector once per micro-batch; one process does so once per batch"
+        return "updates its vector once per micro-batch, but in one process once per batch"
     return None
 
 
 def draws_in_step(graph: tf.Graph) -> str | None:
-    """Return why a traced step differs from one process: it draws random numbers. None if not."""
+    """Return why a traced step may differ from training in one process: it draws random numbers.
+    Return None if the step draws no random numbers."""
     drawing = ("Random", "TruncatedNormal", "Multinomial")
     for operation in graph.get_operations():
         if any(kind in operation.type for kind in drawing):

@@ -30,13 +30,14 @@ def evaluate(
     sharded: bool = False,
     **options: JSON,
 ) -> dict[str, float]:
-    """Evaluate a model over the data of all ranks; each passes its own part (collective).
+    """Evaluate a model over the data of all ranks; each rank passes its own part (collective).
 
     Metrics other than those of Keras receive the batches of all ranks. With `sharded`, the parts of
-    all ranks are joined to one batch. Without it, metrics receive the batches one after the other,
-    first those of rank 0. Losses are averaged over batches, weighted by rows. If a loss is not a
-    mean over rows (for example with sums, masks or sample weights), its value depends on which rows
-    form a batch. With `sharded`, one batch consists of the parts of all ranks.
+    all ranks are joined to one batch. Without `sharded`, metrics receive the batches one after the
+    other, first those of rank 0. Losses are averaged over batches, weighted by the number of
+    samples in each batch. If a loss is not a mean over samples (for example with sums, masks or
+    weights), its value depends on which samples form a batch. With `sharded`, one batch consists of
+    the parts of all ranks.
 
     Args:
         model: Compiled model, with the same weights on every rank.
@@ -53,8 +54,8 @@ def evaluate(
     begin_evaluation(model, communicator)
     ranks_with_data = communicator.allgather(data is not None, "evaluate")
     if not any(ranks_with_data):
-        raise InvalidInput("no rank has data to evaluate on")
-    # Ranks without data have no built metrics.
+        raise InvalidInput("no rank has data to evaluate; give data on at least one rank")
+    # Ranks without data have no built metrics, so they are in a separate communicator.
     evaluating_ranks = communicator.split(int(data is not None))
     result: dict[str, float] = {}
     if data is not None:
@@ -76,7 +77,7 @@ def evaluate(
 
 
 def predict(model: keras.Model, x: Arrays, communicator: Communicator, **options: JSON) -> Arrays:
-    """Predict a part of the rows of x on each rank; return all predictions on every rank."""
+    """Predict a part of the samples x on each rank; return all predictions on every rank."""
     ends = cut(len(keras.tree.flatten(x)[0]), [1.0] * communicator.size)
     first, last = ends[communicator.rank], ends[communicator.rank + 1]
     rows = keras.tree.map_structure(lambda leaf: leaf[first:last], x)
@@ -122,25 +123,25 @@ def global_metrics(
 
 @dataclass(frozen=True)
 class IgnoreEmpty(Hook):
-    """A hook that ignores batches without rows in `model.evaluate`; their mean would be NaN."""
+    """A hook by which `model.evaluate` ignores empty batches, whose mean would be NaN."""
 
     name: ClassVar[str] = "tests"
 
     model: keras.Model
 
     def test_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """Run a test step; a batch without rows does not change metrics."""
+        """Run a test step; an empty batch does not change metrics."""
         return ignore_empty_batch(self.model, inner, data, rows)
 
 
 def ignore_empty_batch(
     model: keras.Model, step: Callable[[Batch], Logs], data: Batch, rows: Rows
 ) -> Logs:
-    """Run a step so that a batch without rows changes neither metrics nor statistics.
+    """Run a step in such a way that an empty batch changes neither metrics nor statistics.
 
-    A row of zeros replaces an empty batch, because layers may fail for batches without rows. The
-    gradient of this row of zeros has weight 0. States that change equally on all ranks, such as
-    synchronized statistics, change nevertheless.
+    A sample of zeros replaces an empty batch, because layers may fail for empty batches. The
+    gradient of this sample of zeros has weight 0. States that change equally on all ranks, such as
+    synchronized statistics, change even for an empty batch.
     """
     empty = tf.equal(rows, 0)
     missing = tf.cast(empty, tf.int32)

@@ -79,8 +79,7 @@ def is_inside_fit(communicator: Communicator, exclude_current: bool = False) -> 
 
     Args:
         communicator: Communicator of the ranks that call `fit`.
-        exclude_current: Whether the caller runs inside a `fit` of the same model that must not
-            count.
+        exclude_current: Whether to ignore the `fit` in which the caller itself runs.
     """
     fitted = _FITTED.get(communicator)
     model = None if fitted is None else fitted()

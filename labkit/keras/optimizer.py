@@ -48,13 +48,13 @@ def DistributedOptimizer(  # noqa: N802 - named as a class, for which it stands
 
     With `gradient_accumulation_steps=k`, each rank sums its own gradients, and the ranks exchange
     the sums only in every k-th step. In the steps between exchanges, ranks exchange only their
-    numbers of rows. (With scaled losses, every step exchanges gradients, because all ranks must
+    numbers of samples. (With scaled losses, every step exchanges gradients, because all ranks must
     detect the same overflow.) Gradients of a large embedding are sent and applied as sparse rows.
     If a word occurs several times in a batch, its gradient row is applied once, as in a dense
     gradient.
 
     During `fit` with labkit's callbacks, XLA is off, and each rank's gradients are weighted by its
-    number of rows. To have the same effects in `train_on_batch`, call `attach(model)` after
+    number of samples. To have the same effects in `train_on_batch`, call `attach(model)` after
     `compile`. In a custom training loop, set the optimizer's attribute `rows` before `apply`,
     inside the traced step. Without `rows`, the gradients of all ranks have equal weights.
 
@@ -71,15 +71,16 @@ def DistributedOptimizer(  # noqa: N802 - named as a class, for which it stands
     schedule = SCHEDULES.get(exchange.get("schedule", ""))
     if schedule is not None and schedule.into_next:
         raise InvalidInput(
-            f"schedule={schedule.name!r} spans two steps, which an optimizer cannot do; "
-            f"use lk.AllReduce(schedule={schedule.name!r}) in an experiment, or 'overlap' here"
+            f"schedule={schedule.name!r} spans two steps, which DistributedOptimizer does not "
+            f"support; use schedule='overlap', or lk.AllReduce(schedule={schedule.name!r}) in an "
+            "experiment"
         )
     plain = keras.optimizers.get(optimizer)
     guard = exchange.get("guard")
     if guard is not None and guard.policy == "skip" and plain.gradient_accumulation_steps:
         raise InvalidInput(
-            "a step cannot be skipped if gradients are added up over several steps "
-            "(gradient_accumulation_steps); use on_nonfinite='stop' or 'clip'"
+            "on_nonfinite='skip' does not support gradient_accumulation_steps, which adds up "
+            "gradients over several steps; use on_nonfinite='stop' or 'clip'"
         )
     scaled = isinstance(plain, keras.optimizers.LossScaleOptimizer)
     if keras.config.dtype_policy().name == "mixed_float16" and not scaled:
@@ -87,11 +88,13 @@ def DistributedOptimizer(  # noqa: N802 - named as a class, for which it stands
         # would not call it after an overflow.
         plain = keras.optimizers.LossScaleOptimizer(plain)
     kind = type(plain)
-    # A distributed optimizer, whose gradients must be exchanged only once.
+    # If the optimizer is already distributed, its plain class is used, because gradients must be
+    # exchanged only once.
     if "exchange" in vars(kind):
         kind = kind.__mro__[1]
 
-    # The new class has the name, with the package, under which Keras saves the plain optimizer.
+    # Keras saves the plain optimizer under this name, which includes the package; the new class has
+    # the same name.
     name = keras.saving.get_registered_name(kind)
     members = _members(kind) | {"exchange": Exchange(communicator, **exchange)}
     distributed = view_of(plain, type(name, (kind,), members))

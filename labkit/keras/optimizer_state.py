@@ -119,7 +119,7 @@ class Recipe(NamedTuple):
         return cls(type(optimizer), custom_classes, optimizer.get_config(), attributes)
 
     def new(self) -> keras.optimizers.Optimizer:
-        """Create the described optimizer, without slots and with zero steps."""
+        """Create the described optimizer, with zero steps and without slots (such as momenta)."""
         with keras.saving.custom_object_scope(self.own):
             optimizer = self.kind.from_config(self.settings)
         inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -137,7 +137,7 @@ def refuse_steps(optimizer: keras.optimizers.Optimizer) -> None:
     if steps := int(optimizer.iterations):
         raise InvalidInput(
             f"the optimizer of the compiled model has taken {steps} steps, and this run cannot "
-            "use its state: compile with a new optimizer, or use strategy=lk.AllReduce()"
+            "use its state; compile with a new optimizer, or use strategy=lk.AllReduce()"
         )
 
 
@@ -151,7 +151,7 @@ def refuse_variables(optimizer: keras.optimizers.Optimizer) -> None:
     if getattr(inner, "_exclude_from_weight_decay", None):
         raise InvalidInput(
             "exclude_from_weight_decay(var_list=…) refers to variables that this strategy splits "
-            "or moves: give var_names=[…], or use strategy=lk.AllReduce()"
+            "or moves; give var_names=[…], or use strategy=lk.AllReduce()"
         )
 
 
@@ -180,7 +180,7 @@ def _same(value: Any, other: Any, known: frozenset[tuple[int, int]] = frozenset(
     if pair in known:
         return True
     known |= {pair}
-    # Compared by identity, because a configuration omits weights.
+    # Layers are compared by identity, because their configurations omit weights.
     if isinstance(value, keras.Layer):
         return value is other
     if value is other or (other is None and isinstance(value, set | dict | list) and not value):
@@ -214,8 +214,8 @@ def without_replica_sum(optimizer: keras.optimizers.Optimizer) -> keras.optimize
     """Make an optimizer sum gradients over replicas only inside a tf.distribute strategy.
 
     The gradient sum of Keras has a custom gradient, whose function TensorFlow stores until the
-    process ends. This function refers to the graph, the model and the slots, so that they would
-    stay in memory.
+    process ends. This function refers to the graph, the model and the optimizer's slots, so that
+    they would stay in memory.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     original_sum: Callable[[Pairs], Pairs] = inner._all_reduce_sum_gradients

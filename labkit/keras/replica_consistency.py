@@ -25,7 +25,8 @@ _POINTS = {
     "on_epoch_end": "after epoch {}",
     "on_train_end": "at the end of training",
 }
-# Excluded from comparisons, because each rank draws other random numbers.
+# Variables with this name are excluded from comparisons, because each rank draws different random
+# numbers.
 _SEED = "seed_generator_state"
 
 
@@ -159,9 +160,9 @@ class ReplicaConsistency:
         """
         if text := _first_difference(before):
             raise ReplicasDifferError(
-                f"replicas differ {moment}: {text}. A callback on one rank has changed it between "
-                "steps, or precedes labkit's callbacks: give it to every rank, after "
-                "labkit.keras.callbacks(communicator)"
+                f"replicas differ {moment}: {text}. A callback on one rank has changed that rank's "
+                "replica between steps, or precedes labkit's callbacks; give the callback to every "
+                "rank, after labkit.keras.callbacks(communicator)"
             )
         pairs = list(zip(before, after, strict=True))
         shared = [rank for rank, (old, new) in enumerate(pairs) if old.shared != new.shared]
@@ -170,8 +171,8 @@ class ReplicaConsistency:
             return
         if text := _first_difference(after, changed):
             raise ReplicasDifferError(
-                f"callbacks leave different replicas {moment}: {text}. Give the callback to one "
-                "rank only, or let it do the same on all ranks"
+                f"callbacks have made replicas different {moment}: {text}. Give the callback to "
+                "one rank only, or let it make the same changes on all ranks"
             )
         root = changed[0]
         if after[root].trainable != before[root].trainable:
@@ -180,9 +181,11 @@ class ReplicaConsistency:
                 f"{moment}: give the callback to every rank"
             )
         names = self._communicator.broadcast_object(
-            _changes(*pairs[root]), root, "the changes of a callback"
+            _changes(*pairs[root]), root, "the changes that a callback made"
         )
-        self._print_once(f"a callback on rank {root} alone changes {names}: all ranks adopt it")
+        self._print_once(
+            f"a callback on rank {root} alone changes {names}: all ranks adopt the change"
+        )
         # A callback that restores weights may have built the optimizer on the rank `root` only.
         if len({len(state.sums) for state in after}) > 1 and not self._model.optimizer.built:
             self._model.optimizer.build(self._model.trainable_variables)
@@ -239,7 +242,7 @@ def broadcast(
         InvalidInput: The variables of a rank differ from those of rank 0 in dtype, shape or number.
     """
     signature = [(str(variable.dtype), tuple(variable.shape)) for variable in variables]
-    signatures = communicator.allgather(signature, "the agreement on the variables")
+    signatures = communicator.allgather(signature, "the comparison of the variables")
     for rank, other in enumerate(signatures):
         if other != signatures[0]:
             pairs = zip(signatures[0], other, strict=False)

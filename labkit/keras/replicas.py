@@ -49,12 +49,12 @@ def callbacks(communicator: Communicator, compare: bool = True) -> list[keras.ca
 class Synchronize(keras.callbacks.Callback):
     """A callback that makes weights equal at the start and metrics global during training.
 
-    During training, each rank's gradients are weighted by the rows of its batch. A batch without
-    rows changes nothing. The metrics that `fit` reports are those of the global data. For the
-    metrics of Keras, the metric states are summed over the ranks. All other metrics receive whole
-    batches, see `WholeMetrics`. Losses and synchronized normalizations are computed over the global
-    batch, see `WholeBatch`. The moving statistics of normalizations that are not synchronized are
-    averaged over the ranks before validation and after each epoch.
+    During training, each rank's gradients are weighted by the number of samples in its batch. An
+    empty batch changes nothing. The metrics that `fit` reports are those of the global data. For
+    the metrics of Keras, the metric states are summed over the ranks. All other metrics receive
+    whole batches, see `WholeMetrics`. Losses and synchronized normalizations are computed over the
+    global batch, see `WholeBatch`. The moving statistics of normalizations that are not
+    synchronized are averaged over the ranks before validation and after each epoch.
 
     Args:
         communicator: Communicator of the ranks that train together.
@@ -198,7 +198,7 @@ def _print_differences(
 
 
 class _FirstBatch:
-    """A training function for the first batch: it builds the model, then restores Keras's one."""
+    """A training function that builds the model from the first batch, then restores Keras's own."""
 
     def __init__(self, synchronize: Synchronize) -> None:
         self._synchronize = synchronize
@@ -234,7 +234,7 @@ def _metric_sort_key(name: str) -> tuple[str, int]:
 
 
 def attach(model: keras.Model) -> None:
-    """Make `train_on_batch` weight each rank's gradients by its rows; switch XLA off.
+    """Make `train_on_batch` weight each rank's gradients by its number of samples; disable XLA.
 
     The weights apply to the optimizer of `compile`, and to optimizers in attributes of the model,
     which a custom `train_step` may use.
@@ -254,7 +254,7 @@ def _prepare(model: keras.Model) -> None:
     distributed = distributed_optimizers(model)
     if not distributed:
         raise InvalidInput(
-            "the model's optimizer exchanges no gradients: compile with "
+            "the model's optimizer exchanges no gradients; compile with "
             "optimizer=DistributedOptimizer(optimizer, communicator), made after "
             "keras.config.set_dtype_policy"
         )
@@ -268,7 +268,8 @@ def _prepare(model: keras.Model) -> None:
             )
     if model.jit_compile:
         print_on_first_rank(
-            distributed[0].exchange.communicator, "jit_compile is off: XLA cannot call MPI"
+            distributed[0].exchange.communicator,
+            "jit_compile is turned off, because XLA cannot call MPI",
         )
         model.jit_compile = False
         model.train_function = None
@@ -276,7 +277,7 @@ def _prepare(model: keras.Model) -> None:
 
 @dataclass(frozen=True)
 class CountRows(Hook):
-    """A hook that weights a rank's gradients by its number of rows, and ignores empty batches.
+    """A hook that weights a rank's gradients by its number of samples, and ignores empty batches.
 
     Args:
         model: Model with distributed optimizers.
@@ -290,10 +291,10 @@ class CountRows(Hook):
     traces: list[bool] = field(default_factory=list, compare=False)
 
     def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """Run a training step; a row of zeros with weight 0 replaces an empty batch."""
+        """Run a training step; a sample of zeros with weight 0 replaces an empty batch."""
         if distributed_optimizers(self.model)[0].exchange.communicator.size > 1:
             check_fixed_batch(self.model, rows)
-        # Initializers draw random numbers, too, but only rank 0's count.
+        # Initializers also draw random numbers, but only those of rank 0 are used.
         makes_weights = _lacks_weights(self.model)
         if tf.get_static_value(rows):
             logs = inner(data)
@@ -313,7 +314,7 @@ class CountRows(Hook):
         gradients: list[tf.Tensor],
         variables: Variables = None,
     ) -> tf.Tensor:
-        """Pass the number of rows to the gradient exchange, which averages the gradients."""
+        """Pass the number of samples to the gradient exchange, which averages the gradients."""
         return inner(gradients, variables, rows=rows)
 
 
@@ -360,7 +361,7 @@ class GlobalMetrics(Hook):
         *arguments: Any,
         **keywords: Any,
     ) -> keras.callbacks.History:
-        """Wait for all ranks before a `fit` in a callback, because it exchanges gradients, too."""
+        """Wait for all ranks before a `fit` in a callback, as this `fit` exchanges gradients."""
         if is_inside_fit(self.communicator):
             self.communicator.barrier("model.fit inside a callback, which every rank must call")
         else:  # the `fit` that installed this hook has failed

@@ -1,4 +1,4 @@
-"""Division of global batches among ranks: each rank trains a part of each batch's rows."""
+"""Division of global batches among ranks: each rank trains on some samples of each batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def shard(
 
     All ranks must read the same global batches, so pass a seed to `shuffle`. The callback
     `EqualBatches`, one of the `callbacks`, compares the first batch of each epoch between ranks. A
-    rank's part of a batch may have no rows, but every rank takes the same number of steps.
+    rank's part of a batch may be empty, but every rank takes the same number of steps.
 
     Args:
         dataset: Dataset of global batches of dense, sparse or ragged tensors.
@@ -48,7 +48,7 @@ def shard(
         )
     if not isinstance(dataset, tf.data.Dataset):
         raise InvalidInput(
-            f"shard takes a tf.data.Dataset of global batches, not a {type(dataset).__name__}: use "
+            f"shard takes a tf.data.Dataset of global batches, not a {type(dataset).__name__}; use "
             "tf.data.Dataset.from_tensor_slices((x, y)).batch(…), or .from_generator(…)"
         )
     _check_batches(dataset)
@@ -80,7 +80,7 @@ def part_of(
     cumulative = np.concatenate([[0.0], np.cumsum(shares)]) / np.sum(shares)
 
     def end(rows: int | tf.Tensor, rank: int) -> int | tf.Tensor:
-        if isinstance(rows, int):  # a static number of rows gives static boundaries
+        if isinstance(rows, int):  # a static number of samples gives static boundaries
             return int(np.floor(rows * cumulative[rank] + 1e-9))
         return tf.cast(tf.floor(tf.cast(rows, tf.float64) * cumulative[rank] + 1e-9), tf.int32)
 
@@ -108,8 +108,8 @@ def check_fixed_batch(model: keras.Model, rows: Rows) -> None:
     """Raise an error if a stateful model's batch size differs from this rank's part of the batch.
 
     Raises:
-        InvalidInput: The states of a layer have another number of rows than the batches of this
-            rank.
+        InvalidInput: The states of a layer are for another number of samples than this rank's
+            batches have.
     """
     shapes = []  # shapes of layer states; empty for models that accept any batch size
     for layer in model._flatten_layers(include_self=False):
@@ -120,8 +120,8 @@ def check_fixed_batch(model: keras.Model, rows: Rows) -> None:
         part = f"{rows}" if isinstance(rows, int) else "no fixed number"
         raise InvalidInput(
             f"a stateful layer takes batches of exactly {min(sizes)} rows, but this rank's part "
-            f"has {part}: give keras.Input(batch_shape=…) the rows of a part, and batch(…, "
-            "drop_remainder=True)"
+            f"of a batch has {part}; set the rows of a part in keras.Input(batch_shape=…), and "
+            "call batch(…, drop_remainder=True)"
         )
 
 
@@ -150,11 +150,11 @@ def _check_batches(dataset: tf.data.Dataset) -> None:
 
 
 def _equal_rows(batch: tuple[Batch, ...]) -> int | tf.Tensor:
-    """Return the number of rows, equal in all tensors; an int if one of the shapes is static."""
+    """Return the number of samples, equal in all tensors; an int if one of the shapes is static."""
     counts = [rows_of(leaf) for leaf in keras.tree.flatten(batch) if leaf is not None]
     known = [count for count in counts if isinstance(count, int)]
     rows = known[0] if known else counts[0]
-    text = "shard divides batches, but the tensors of this one have different numbers of rows"
+    text = "shard divides batches, but the tensors of this batch have different numbers of rows"
     checks = [tf.debugging.assert_equal(count, rows, text) for count in counts if count is not rows]
     if isinstance(rows, int):
         return rows

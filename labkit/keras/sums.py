@@ -45,7 +45,7 @@ class ReplicaSums:
 
     @contextmanager
     def step(self, is_part: bool) -> Iterator[None]:
-        """Open the context of a traced step; `is_part`: its batch is part of a global batch."""
+        """Open the context of a traced step; if `is_part`, its batch is part of a global batch."""
         self._last, self._number, self.within = None, 0, is_part
         self._updated, self._gathered = [], {}
         try:
@@ -55,7 +55,7 @@ class ReplicaSums:
             self._gathered = {}
 
     def dependencies(self) -> list[tf.Tensor]:
-        """Return the last sum, for which the next collective call must wait, or []."""
+        """Return a list with the last sum, for which the next collective call must wait, or []."""
         if self._last is None or not tf.inside_function():
             return []
         if self._last.graph is not tf.compat.v1.get_default_graph():
@@ -75,8 +75,8 @@ class ReplicaSums:
 
         Args:
             values: A vector; its length is the same on all ranks.
-            label: Name of the sum in timeout messages. It must not contain names of Keras layers,
-                because the numbers in these names may differ between ranks.
+            label: Name of the sum in timeout messages. The label must not contain names of Keras
+                layers, because the numbers in these names may differ between ranks.
         """
 
         def add_up(call: str, local: np.ndarray) -> list[np.ndarray]:
@@ -86,7 +86,7 @@ class ReplicaSums:
         return tf.ensure_shape(total, values.shape)
 
     def mean(self, numbers: Sequence[tf.Tensor], rows: Rows, label: str) -> list[tf.Tensor]:
-        """Return each number's mean over the ranks, weighted by the number of rows per rank."""
+        """Return each number's mean over the ranks, weighted by the number of samples per rank."""
         row_count = tf.cast(rows, tf.float64)
         parts = [
             tf.math.multiply_no_nan(tf.cast(number, tf.float64), row_count) for number in numbers
@@ -96,12 +96,12 @@ class ReplicaSums:
         return [tf.cast(mean, number.dtype) for mean, number in zip(means, numbers, strict=True)]
 
     def gather(self, values: Sequence[tf.Tensor], rows: Rows, label: str) -> list[tf.Tensor]:
-        """Return the rows of all ranks in rank order; a step sends each tensor only once.
+        """Return the samples of all ranks, in rank order; a step sends each tensor only once.
 
         Args:
-            values: Tensors with the rows of this rank, or with a single row of zeros if the rank
-                has no rows.
-            rows: Number of rows of this rank.
+            values: Tensors with the samples of this rank, or with one sample of zeros if the rank
+                has no samples.
+            rows: Number of samples of this rank.
             label: Name of the call in timeout messages, as for `total`.
         """
 
@@ -152,13 +152,13 @@ class ReplicaSums:
         r"""Return the sum \(\sum_s v_s\) of the values of all ranks s, with gradients.
 
         The gradient exchange computes \(\sum_s b_s g_s / \sum_s b_s\), where rank s has \(b_s\)
-        rows and the gradient \(g_s\). The gradient on rank r through this sum must then be \(\sum_s
-        b_s u_s / b_r\), where \(u_s\) is the upstream gradient on rank s. With it, the exchange
-        gives the gradient of the mean loss of all ranks.
+        samples and the gradient \(g_s\). The gradient on rank r through this sum must then be
+        \(\sum_s b_s u_s / b_r\), where \(u_s\) is the upstream gradient on rank s. With this
+        gradient, the exchange gives the gradient of the mean loss of all ranks.
 
         Args:
             values: A vector; its length is the same on all ranks.
-            rows: Scalar: the number of rows \(b_r\) in the batch of this rank r.
+            rows: Scalar: the number of samples \(b_r\) in the batch of this rank r.
             label: Name of the sum in timeout messages, as for `total`.
         """
         weight = tf.cast(rows, values.dtype)

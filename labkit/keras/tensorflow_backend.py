@@ -1,4 +1,4 @@
-"""Check that Keras uses TensorFlow; runs before Keras is imported and selects its backend."""
+"""A check that Keras uses TensorFlow, which runs before Keras is imported and selects a backend."""
 
 from labkit.common.keras_settings import refuse_other_backend
 

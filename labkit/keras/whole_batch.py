@@ -1,4 +1,4 @@
-"""Losses and normalizations of a whole batch whose rows are divided among ranks."""
+"""Losses and normalizations of a whole batch whose samples are divided among ranks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from labkit.model_parallel.losses import Divisor, build_losses, with_loss_functi
 
 
 class _Shared(NamedTuple):
-    """A metric wrapper that weights each update by this rank's fraction of the batch rows."""
+    """A metric wrapper that weights each update by this rank's fraction of the batch's samples."""
 
     metric: keras.metrics.Metric
     share: tf.Tensor
 
     def update_state(self, value: tf.Tensor, sample_weight: int | None = None) -> None:
-        """Update the metric; the default weight is this rank's fraction of the rows, not 1."""
+        """Update the metric; the default weight is this rank's fraction of the samples, not 1."""
         weight = self.share if sample_weight is None else sample_weight
         self.metric.update_state(value, sample_weight=weight)
 
@@ -35,14 +35,14 @@ class WholeBatch(Hook):
 
     A Keras loss is \(N/D\). N is the sum of the weighted values, and D is the number of unmasked
     values, the sum of their weights, or 1. Gradients \(g_r\) of ranks r are averaged as \(\sum_r
-    b_r g_r / B\). Here \(b_r\) is the number of rows of rank r, and B their sum. Rank r therefore
-    multiplies its loss \(N_r/D_r\) by \((D_r/D)(B/b_r)\), where B is the sum of the row counts
-    \(b_r\). The mean loss and gradient are then those of the whole batch. If the loss divisor D is
-    proportional to the number of rows, as in a mean over rows, the factor is 1, and ranks need not
-    communicate.
+    b_r g_r / B\). Here \(b_r\) is the number of samples of rank r, and B is the sum of these
+    numbers. Rank r therefore multiplies its loss \(N_r/D_r\) by \((D_r/D)(B/b_r)\), where B is the
+    sum of the sample counts \(b_r\). The mean loss and gradient are then those of the whole batch.
+    If the loss divisor D is proportional to the number of samples, as in a mean, the factor is 1,
+    and ranks need not communicate.
 
     `BatchNormalization(synchronized=True)` normalizes by the mean and variance of the whole batch.
-    Its gradient also flows through the statistics of all ranks.
+    The gradient of this normalization also flows through the statistics of all ranks.
 
     Args:
         model: Compiled model with a distributed optimizer.
@@ -109,7 +109,10 @@ class WholeBatch(Hook):
             compiled.metrics[:] = loss_metrics
         for name in {divisor.name for divisor in divisors if divisor.of_batch} - self.sums.named:
             self.sums.named.add(name)  # TensorFlow may trace a step again; warn only once per loss
-            text = f"loss {name!r} needs the whole batch: losses of parts are averaged by rows"
+            text = (
+                f"loss {name!r} is defined only for a whole batch; the losses of the ranks' parts "
+                "are averaged, weighted by rows"
+            )
             print_on_first_rank(self.communicator, text)
         local_rows = rows_of(y) if rows is None else rows
         in_proportion = all(divisor.by_rows for divisor in divisors)
@@ -130,11 +133,11 @@ class WholeBatch(Hook):
     def _factors(
         self, divisors: list[Divisor], rows: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Return this rank's fraction of the rows, and the factors that scale its losses."""
+        """Return this rank's fraction of the samples, and the factors that scale its losses."""
         local_divisors = [tf.cast(divisor.value, tf.float64) for divisor in divisors]
-        has_rows = tf.cast(rows > 0, tf.float64)  # 0 if a row of zeros replaces the batch
+        has_rows = tf.cast(rows > 0, tf.float64)  # 0 if a sample of zeros replaces an empty batch
         values = tf.stack([rows, *local_divisors]) * has_rows
-        whole = self.sums.total(values, "the parts of the loss")
+        whole = self.sums.total(values, "the rows and divisors of the loss")
         share = tf.math.divide_no_nan(rows, whole[0])
         enlarge = tf.math.divide_no_nan(whole[0], rows)
         return share, [
@@ -162,14 +165,16 @@ class WholeBatch(Hook):
         weights = tf.ones_like(inputs)
         if mask is not None:
             weights *= tf.cast(mask, inputs.dtype)[..., tf.newaxis]
-        # An empty batch is replaced by a row of zeros, and this row must have weight 0.
+        # An empty batch is replaced by a sample of zeros, and this sample must have weight 0.
         weights *= tf.cast(row_count > 0, inputs.dtype)
 
         def mean(values: tf.Tensor, what: str) -> tf.Tensor:
             total = tf.reduce_sum(weights * values, axes)
             return self.sums.differentiable(total, row_count, what) / number
 
-        number = self.sums.total(tf.reduce_sum(weights, axes), "the samples of a normalization")
+        number = self.sums.total(
+            tf.reduce_sum(weights, axes), "the number of samples of a normalization"
+        )
         # Keras also adds epsilon to the divisor if there is a mask.
         number += 0.0 if mask is None else keras.config.epsilon()
         center = mean(inputs, "the mean of a normalization")

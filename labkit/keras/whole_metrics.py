@@ -1,4 +1,4 @@
-"""Metrics whose states cannot be summed over ranks, so each rank updates them with all batches."""
+"""Metrics that each rank updates with all batches, as their states cannot be summed over ranks."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class WholeMetrics(_Updates):
     """Update metrics with the batches of all ranks in rank order, so that all states are equal.
 
     A scalar argument, such as a loss from a custom `train_step`, is treated as the mean over this
-    rank's rows, and averaged over the ranks.
+    rank's samples, and averaged over the ranks.
 
     Args:
         model: Keras model that also has a `WholeBatch` hook, which computes sums over the ranks.
@@ -148,7 +148,7 @@ class WholeMetrics(_Updates):
         *arguments: tf.Tensor,
         **named: tf.Tensor,
     ) -> None:
-        """Update a metric with the rows of all ranks; average scalar arguments over the ranks."""
+        """Update a metric with all ranks' samples; average scalar arguments over the ranks."""
         sums = self.sums
         if not sums.within or rows is None:
             inner(*arguments, **named)
@@ -238,12 +238,12 @@ def _refuse_sparse(metric: keras.metrics.Metric, leaves: list[tf.Tensor]) -> Non
     if any(isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) for leaf in leaves):
         raise InvalidInput(
             f"metric {metric.name!r} ({type(metric).__name__}) receives ragged or sparse values, "
-            "which ranks do not gather; give it dense ones (to_tensor, tf.sparse.to_dense)"
+            "which ranks do not gather; give it dense values (to_tensor, tf.sparse.to_dense)"
         )
 
 
 def _is_batch(value: tf.Tensor, rows: Rows) -> bool:
-    """Return whether a tensor has one row per batch row, or one row in place of an empty batch."""
+    """Return whether a tensor has one row per sample, or one row in place of an empty batch."""
     if not tf.is_tensor(value) or value.shape.rank == 0:
         return False
     known = None if value.shape.rank is None else value.shape[0]

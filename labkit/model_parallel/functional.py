@@ -29,13 +29,13 @@ def functional_of(model: keras.Model) -> Functional:
     """Return the functional model behind a Keras model, which holds the graph of its layers.
 
     Raises:
-        InvalidInput: If the model has no layer graph, as a subclassed or unbuilt model.
+        InvalidInput: The model has no layer graph, because it is subclassed or not built.
     """
     functional = model._functional if isinstance(model, keras.Sequential) else model
     if not hasattr(functional, "_nodes_by_depth"):
         raise InvalidInput(
-            f"a {type(model).__name__} hides its layers: give a keras.Sequential that starts with "
-            "keras.Input, or a functional keras.Model"
+            f"the graph of layers of a {type(model).__name__} is unknown; give a keras.Sequential "
+            "that starts with keras.Input, or a functional keras.Model"
         )
     return functional
 
@@ -60,7 +60,7 @@ def mask_of(tensor: tf.Tensor | keras.KerasTensor) -> tf.Tensor | keras.KerasTen
 
 
 def attach_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-    """Attach a mask to a tensor as Keras does, or remove it if None; return the tensor."""
+    """Attach a mask to a tensor as Keras does (None removes the mask), and return the tensor."""
     tensor._keras_mask = mask
     return tensor
 
@@ -78,16 +78,15 @@ def reject_lost_masks(functional: Functional) -> None:
     not show this.
 
     Raises:
-        InvalidInput: If an attention layer reads a tensor with a mask.
+        InvalidInput: An attention layer reads a tensor with a mask.
     """
     for node in nodes_of(functional):
         attends = isinstance(node.operation, keras.layers.MultiHeadAttention)
         if attends and any(map(is_masked, node.arguments.keras_tensors)):
             raise InvalidInput(
-                f"layer {node.operation.name!r} removes the masks of its inputs, so the masks that "
-                "cross a cut or count in the loss of a part are unknown: use "
-                "lk.TensorParallel or lk.AllReduce in one replica, or give the mask as "
-                "attention_mask, to tensors without masks"
+                f"layer {node.operation.name!r} removes the masks of its inputs, so later layers "
+                "and the loss cannot read these masks; use lk.TensorParallel or lk.AllReduce in "
+                "one replica, or give the mask as attention_mask, with inputs that have no masks"
             )
 
 

@@ -1,4 +1,4 @@
-"""The losses of a compiled model for parts of a batch, weighted so that they sum to Keras's."""
+"""Losses of parts of a batch, weighted so that their sum equals the loss that Keras computes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from keras.src.models.functional import Functional
 
 Counts: TypeAlias = "npt.NDArray[np.float64] | None"
-Weighted: TypeAlias = "tuple[Nest, tf.Tensor | None]"  # sample weights and, per loss, `Counts`
+Weighted: TypeAlias = "tuple[Nest, tf.Tensor | None]"  # sample weights, and `Counts` for each loss
 # A function of a loss, targets, predictions and sample weights that returns a scalar.
 LossCall: TypeAlias = Callable[[keras.Loss, tf.Tensor, tf.Tensor, tf.Tensor | None], tf.Tensor]
 _MEANS = ("sum_over_batch_size", "mean")
@@ -37,7 +37,7 @@ _OF_BATCH = (keras.losses.Circle,)  # a sample's loss depends on pairs of sample
 class LossTargets(NamedTuple):
     """Targets, sample weights (or None) and prediction masks of some rows of a batch.
 
-    If the rows are restricted to some time steps, `steps` is the number of these steps.
+    If only some time steps of the rows are used, `steps` is the number of these time steps.
     """
 
     y: Nest
@@ -59,8 +59,8 @@ class Losses:
 
     Args:
         model: The whole model, after `compile`.
-        readers: Communicator of the ranks that divide the batch; the loss is that of the rows of
-            all these ranks.
+        readers: Communicator of the ranks that divide the batch; the loss covers the rows of all
+            these ranks.
         parts: Number of parts into which each rank divides its rows.
 
     Raises:
@@ -70,11 +70,12 @@ class Losses:
     def __init__(self, model: keras.Model, readers: Communicator, parts: int) -> None:
         self._graph, self._readers = functional_of(model), readers
         self._single_part = parts == readers.size == 1
-        # The Keras object maps each loss to its target and prediction.
+        # The Keras object `model._compile_loss` assigns a target and a prediction to each loss.
         loss = model._compile_loss
         kind, weights = type(loss), loss._user_loss_weights
         self._compiled = kind(loss._user_loss, weights, output_names=loss.output_names)
-        self._by_rows: bool | None = None  # whether by rows; None before the first batch
+        # Whether parts are weighted by row count; None before batch 1.
+        self._by_rows: bool | None = None
         self._sums: list[bool] = []  # for each loss: whether it is a sum without a divisor
         self._masking = None if self._single_part else _masking(self._graph)
 
@@ -95,12 +96,12 @@ class Losses:
         return self._total(counted, y, predicted, samples)
 
     def masks(self, x: Nest) -> list[tf.Tensor | None]:
-        """Return the masks of a batch's outputs, computed from the inputs alone."""
+        """Return the masks of the model's outputs for a batch, computed from the inputs alone."""
         masks = iter([] if self._masking is None else self._masking(leaves(self._graph, x)))
         return [next(masks, None) if is_masked(output) else None for output in self._graph.outputs]
 
     def counts(self, parts: Sequence[LossTargets], shares: Sequence[float]) -> list[Counts]:
-        """Return each part's weight in each loss, divided by the entry of `shares` (collective).
+        """Return the weight of each part in each loss, divided by the part's factor in `shares`.
 
         A weight of None means that the number of rows determines the part's weight.
 
@@ -120,15 +121,15 @@ class Losses:
             np.array([rows, *local.sum(axis=0)]), "a loss's parts"
         )
         divisor = np.where(np.logical_or(self._sums, np.array(totals) <= 0), 1.0, totals)
-        # The ranks' gradients are later averaged with their row counts as weights. The factor
-        # `total / rows` cancels this weighting.
+        # Later, the gradients of the ranks are averaged, weighted by the number of rows on each
+        # rank. The factor `total / rows` cancels this weighting by rows.
         units = total / max(rows, 1) / divisor
         return [
             row * units / share if share else None for row, share in zip(local, shares, strict=True)
         ]
 
     def _divisors(self, part: LossTargets, rows: int | None = None) -> list[Divisor]:
-        """Return each loss's divisor for a part, or only for the first `rows` rows of the part."""
+        """Return the divisor of each loss for a part of a batch, or for its first `rows` rows."""
         divisors: list[Divisor] = []
 
         def record(number: int, loss: keras.Loss, *arguments: tf.Tensor | None) -> tf.Tensor:
@@ -151,18 +152,18 @@ class Losses:
     def _total(
         self, each: LossCall, y: Nest, predicted: Nest, samples: tf.Tensor | None
     ) -> tf.Tensor:
-        """Return Keras's sum of losses, with each loss function replaced by `each`."""
+        """Return the sum of losses as Keras computes it, but with `each` as every loss function."""
         compiled = self._compiled
         if not compiled.built:
             compiled(y, predicted, samples)
-            compiled.metrics[:] = [None] * len(compiled.metrics)  # no updates of Keras's metrics
+            compiled.metrics[:] = [None] * len(compiled.metrics)  # Keras updates no metrics
         return with_loss_function(compiled, each, lambda: compiled(y, predicted, samples))
 
 
 def with_loss_function(
     compiled: keras.Loss, loss_function: LossCall, call: Callable[[], tf.Tensor]
 ) -> tf.Tensor:
-    """Return Keras's sum of losses, with each loss function replaced by `loss_function`.
+    """Return the sum of losses as Keras computes it, but with `loss_function` as every function.
 
     Args:
         compiled: Keras object that sums the losses of a compiled model.
@@ -182,7 +183,7 @@ def with_loss_function(
 
 
 def build_losses(compiled: keras.Loss, call: Callable[[], tf.Tensor]) -> None:
-    """Build Keras's map from losses to outputs in a traced call that updates no metrics."""
+    """Trace the Keras loss once, so that it assigns outputs to losses without updating metrics."""
     if not compiled.built:  # only traced: a real call would update the metrics
         tf.function(call, autograph=False).get_concrete_function()
 
@@ -199,7 +200,7 @@ class WholeLosses:
     def add(
         self, batch: int, compiled: keras.Loss, y: Nest, predicted: Nest, weight: Nest, rows: int
     ) -> None:
-        """Record the losses of one part of a batch, and update Keras's metrics with the part.
+        """Record the losses of one part of a batch, and update Keras's metrics with this part.
 
         Args:
             batch: Number of the batch, equal on all ranks.
@@ -223,8 +224,10 @@ class WholeLosses:
         self._weights = [1.0 if record is None else float(record) for record in weights]
 
     def mean(self, communicator: Communicator) -> float:
-        """Return the mean loss over all batches, weighted by their rows (collective call)."""
-        results = communicator.allgather((self._parts, self._weights), "the losses of parts")
+        """Return the mean loss over all batches, weighted by their numbers of rows (collective)."""
+        results = communicator.allgather(
+            (self._parts, self._weights), "the losses of the parts of batches"
+        )
         weights = np.array(max((weights_of_rank for _, weights_of_rank in results), key=len))
         batches: dict[int, np.ndarray] = {}
         for number, part in (pair for parts, _ in results for pair in parts.items()):
@@ -232,13 +235,13 @@ class WholeLosses:
         rows = np.array([part[0] for part in batches.values()])
         numerators = np.array([part[1::2] for part in batches.values()])
         divisors = np.array([part[2::2] for part in batches.values()])
-        # The divisor of a loss that is a sum is recorded as 0 and replaced by 1 here.
+        # A loss that is a plain sum has the recorded divisor 0, which is replaced by 1 here.
         losses = numerators / np.where(divisors == 0, 1.0, divisors)
         return float(rows @ losses @ weights / rows.sum())
 
 
 def nested(graph: Functional, outputs: Sequence[tf.Tensor]) -> Nest:
-    """Return the outputs in the structure in which the model returns them."""
+    """Return the output tensors in the nested structure that the Keras model returns."""
     return (
         outputs[0]
         if len(outputs) == 1
@@ -247,7 +250,7 @@ def nested(graph: Functional, outputs: Sequence[tf.Tensor]) -> Nest:
 
 
 class Divisor(keras.losses.Loss):
-    """The divisor of a Keras loss: the loss computed as a sum with every value replaced by 1.
+    """The divisor of a Keras loss, computed as the sum of the loss with each value replaced by 1.
 
     Args:
         loss: A Keras loss.
@@ -256,7 +259,7 @@ class Divisor(keras.losses.Loss):
 
     Attributes:
         value: Divisor of the loss; 1 if the loss is a sum.
-        sums: Whether the loss is a sum without a divisor.
+        sums: Whether the loss is a plain sum, without a divisor.
         by_rows: Whether the divisor is proportional to the number of rows.
         of_batch: Whether the loss is defined only for a whole batch; such a loss is treated as a
             mean over rows.
@@ -270,8 +273,9 @@ class Divisor(keras.losses.Loss):
     ) -> None:
         if loss.reduction in (None, "none"):
             raise InvalidInput(
-                f"loss {loss.name!r} has reduction={loss.reduction!r}: one value per sample, "
-                "but training in parts needs a scalar; use 'sum' or 'sum_over_batch_size'"
+                f"loss {loss.name!r} has reduction={loss.reduction!r}, which returns a value "
+                "per sample, but training in parts needs a scalar; use 'sum' or "
+                "'sum_over_batch_size'"
             )
         super().__init__(loss.name, "sum", loss.dtype)
         self._loss, self.sums = loss, loss.reduction == "sum"
@@ -309,8 +313,9 @@ def _masking(graph: Functional) -> Callable[[list[Nest]], list[tf.Tensor]] | Non
     if model.variables:
         raise InvalidInput(
             f"the mask of the predictions depends on weights ({model.variables[0].path}), but the "
-            "weight of each part of a batch must be known before; use one micro-batch and one "
-            "replica, or make the mask from the inputs (Embedding(mask_zero=True), Masking)"
+            "weight of each part of a batch must be known before the forward pass; use one "
+            "micro-batch and one replica, or compute the mask from the inputs "
+            "(Embedding(mask_zero=True), Masking)"
         )
 
     def masks(x: list[Nest]) -> list[tf.Tensor]:
@@ -332,6 +337,6 @@ def _rows(part: LossTargets) -> int:
 
 
 def _zeros(spec: keras.KerasTensor, like: tf.Tensor, steps: int | None) -> tf.Tensor:
-    """Return zeros in the predictions' shape, with the targets' lengths for unknown dimensions."""
+    """Return zeros shaped like the predictions; the targets give unknown dimensions."""
     rows, *shape = [like.shape[n] if axis is None else axis for n, axis in enumerate(spec.shape)]
     return tf.zeros([rows, *shape] if steps is None else [rows, steps, *shape[1:]], spec.dtype)

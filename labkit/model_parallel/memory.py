@@ -1,4 +1,4 @@
-"""Memory of a rank: bytes of tensors by kind, and the peak memory of its process."""
+"""Memory of a rank: the bytes of each kind of tensor, and the peak memory of its process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Memory:
 
     Attributes:
         stages: Numbers of the pipeline stages on this rank; [0] for a model without stages.
-        whole: Bytes of all weights of the model, which every rank stores before and after training.
+        whole: Bytes of all weights of the whole model, which every rank stores before and after
+            training.
         measured: Bytes by kind, measured on real tensors.
         predicted: Bytes by kind, predicted from tensor shapes and the pipeline schedule.
     """
@@ -44,7 +45,7 @@ class Memory:
 
 def reset_peak() -> None:
     """Reset the peak memory of this process (Linux only; elsewhere the peak is never reset)."""
-    with suppress(OSError):  # the file is missing on macOS, read-only in some containers
+    with suppress(OSError):  # no such file on macOS; read-only in some containers
         _CLEAR.write_text("5")
 
 
@@ -69,7 +70,7 @@ def by_kind(
     """Return the memory of a rank that trains a whole model, or a slice of each layer.
 
     Measured values come from real tensors: variables of the model and the optimizer, one gradient
-    per trained variable, and activations. The activations are those of a separate pass
+    per trained variable, and activations. The activations are measured in a separate forward pass
     (`stages.kept_bytes`). Gradients occupy memory only until they are applied. Predicted values are
     computed from tensor shapes (`stages.footprint`).
 
@@ -78,8 +79,8 @@ def by_kind(
         part: The whole model or the slice of it that this rank trains.
         used: The optimizer that trains `part`, with its current state.
         plain: A new optimizer with the same settings, whose state is predicted.
-        rows: Batch rows of this rank per step; 0 means that the number is unknown, and activations
-            are then None.
+        rows: Batch rows of this rank per training step; 0 means that the number is unknown, and
+            then the bytes of activations are None.
         look: Whether to measure activations in a separate traced pass; if false, their measured
             bytes are None.
         bytes_per_row: Predicted bytes of activations per row; if None,
@@ -111,8 +112,8 @@ def by_kind(
 
 
 def _takes_one_tensor(model: keras.Model) -> bool:
-    """Return whether a model has one numeric input with a known shape except for the rows."""
-    # The graph of a keras.Sequential is None before the model is built.
+    """Return whether a model has one numeric input whose shape is known except for its rows."""
+    # A `keras.Sequential` model has no graph (None) before it is built.
     graph = getattr(model, "_functional", model)
     inputs = getattr(graph, "inputs", None) or []
     nested = isinstance(getattr(graph, "_inputs_struct", None), dict | list | tuple)

@@ -1,4 +1,4 @@
-"""Messages between the ranks of one layer as TensorFlow operations, with byte counters."""
+"""Messages between the ranks that share a layer, as TensorFlow operations that count bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WithGradient: TypeAlias = tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]
 
 
 class LayerRow(TypedDict):
-    """One rank's report about a layer: how it is divided, and the bytes that it sends per step.
+    """One rank's report on a layer: how it is divided, and the bytes sent per training step.
 
     `slices` describes how the layer is divided; `why` gives the reason if it is not divided.
     `kernels_bytes` counts the bytes sent to sum the gradients of shared kernels (only for models on
@@ -55,10 +55,11 @@ class Meter:
     def run_counted(
         self, call: Callable[[Batch], Batch], x: tf.Tensor, way: Way, shape: Sequence[int | None]
     ) -> tf.Tensor:
-        """Run a communicating function as a TensorFlow operation; return its result of this shape.
+        """Run a communicating function as a TensorFlow operation, and return its result.
 
-        TensorFlow runs communicating operations in trace order, which is equal on all ranks.
-        All ranks send and receive messages in trace order, so no deadlock can arise.
+        TensorFlow runs communicating operations in the order in which they were traced, which is
+        the same on all ranks. All ranks send and receive messages in trace order, so no deadlock
+        can arise.
         """
 
         def counted(value: Batch) -> Batch:
@@ -78,7 +79,7 @@ class Meter:
 
 @contextmanager
 def uncounted(meters: Iterable[Meter]) -> Iterator[None]:
-    """Context manager that discards the bytes that the meters count inside its body."""
+    """Context manager during which the given meters count no bytes."""
     before = [(meter, dict(meter.payload), dict(meter.wire)) for meter in meters]
     try:
         yield
@@ -96,7 +97,7 @@ def layer_row(
     local_bytes: int = 0,
     total_bytes: int = 0,
 ) -> LayerRow:
-    """Return the `LayerRow` of a layer, with message bytes as the mean per step.
+    """Return the `LayerRow` of a layer, with message bytes as means per training step.
 
     Args:
         layer, slices: Name of the layer, and a description of how it is divided.

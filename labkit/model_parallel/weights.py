@@ -1,7 +1,7 @@
-"""The weights of a whole model whose training is divided, so that each rank trains only some.
+"""Weights of a whole model that is trained by several ranks, each of which trains some weights.
 
-During training, each rank frees the weights that it does not train. All ranks update the whole
-model's weights before other code reads them.
+During training, each rank frees the memory of those weights that it does not train. All ranks
+update the whole model's weights before other code reads them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-Place: TypeAlias = tuple[slice | EllipsisType, ...]  # an index of a part within a whole weight
+# An index expression for a part of a whole weight.
+Place: TypeAlias = tuple[slice | EllipsisType, ...]
 
 
 class WeightShard(NamedTuple):
-    """A weight of the whole model, this rank's part of it, and the part's index in the whole."""
+    """A weight of the whole model, this rank's part of it, and the index of this part."""
 
     whole: keras.Variable
     local: keras.Variable
@@ -73,7 +74,7 @@ class Share:
         raise NotImplementedError(f"{type(self).__name__} does not define predict()")
 
     def describe(self, steps: int = 1) -> list[LayerRow]:
-        """Return one row per layer, with message bytes per step (`steps` is their divisor)."""
+        """Return one row per layer, with mean message bytes per step (total divided by `steps`)."""
         raise NotImplementedError(f"{type(self).__name__} does not define describe()")
 
     def pairs(self) -> Iterable[WeightShard]:
@@ -85,19 +86,19 @@ class Share:
         raise NotImplementedError(f"{type(self).__name__} does not define meters()")
 
     def uncounted(self) -> AbstractContextManager[None]:
-        """Return a context manager that excludes its messages from the byte counters."""
+        """Return a context manager during which this model's messages are not counted."""
         return uncounted(self.meters())
 
     def release(self, look: bool = True) -> None:
-        """Free the whole weights of divided layers; first copy those set since the last call.
+        """Free the whole weights of divided layers; first copy those that were set meanwhile.
 
         Args:
             look: Whether to search for whole weights that were set after they were freed.
         """
         if self._released and not look:
             return
-        # Between two steps, a callback may set a weight of the whole model that was freed. Training
-        # must then use the new value.
+        # Between two training steps, a callback may set a weight of the whole model that was freed.
+        # Training must then continue with the value that the callback set.
         for pair in self.pairs():
             if has_value(pair.whole):
                 pair.copy_from_whole()
@@ -118,15 +119,15 @@ class Share:
 
 
 class WholeWeights:
-    """Management of a model's weights: during training, each rank stores only those it trains.
+    """Manager of a model's weights: during training, each rank stores only those it trains.
 
     Args:
         model: The whole model, built.
-        parts: For each rank, the models of layers whose weights the rank owns.
-        own: The rank that owns the weights of this rank's parts; in replicas, it may be another
-            rank.
+        parts: For each rank, the models that consist of the layers whose weights this rank owns.
+        own: Number of the rank that owns the weights that this rank trains; with replicas, it may
+            be another rank.
         everyone: Communicator of all ranks of the training.
-        shares: This rank's `Share` objects, each with a part of every layer of a model.
+        shares: This rank's `Share` objects, each of which has a part of every layer of a model.
     """
 
     def __init__(
@@ -166,8 +167,8 @@ class WholeWeights:
         """Distribute all weights to all ranks (collective call)."""
         for share in self._shares:
             share.collect()
-        # Broadcasts are collective calls, so all ranks make them in the order of the model's
-        # variables.
+        # Broadcasts are collective calls, so all ranks make them in the same order: that of the
+        # model's variables.
         for variable in self._variables:
             owner = self._owner(variable, 0)
             value = np.empty(variable.shape, tf.as_dtype(variable.dtype).as_numpy_dtype)
@@ -184,19 +185,19 @@ class WholeWeights:
 def free(variable: keras.Variable) -> None:
     """Free the memory of a variable's value until the variable is set again, for example by `put`.
 
-    While the value is freed, no computation may use the variable.
+    After this call, no computation may use the variable until it is set again.
     """
-    variable.value._validate_shape = False  # or TensorFlow rejects a value of another shape
+    variable.value._validate_shape = False  # otherwise TensorFlow rejects values of other shapes
     put(variable, tf.zeros([0], variable.dtype))
 
 
 def put(variable: keras.Variable, value: npt.ArrayLike | tf.Tensor) -> None:
-    """Set a variable to a value of any shape; existing references to the variable stay valid."""
+    """Set a variable to a value of any shape; references to the variable remain valid."""
     value = tf.convert_to_tensor(value, variable.dtype)
     # `assign` would reject a value whose shape differs from the variable's original shape.
     tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=value)
 
 
 def has_value(variable: keras.Variable) -> bool:
-    """Return whether a variable has a value that is not freed; it may be set after `free`."""
+    """Return whether a variable has a value: it was never freed, or was set after `free`."""
     return tuple(variable.value.value().shape) == tuple(variable.shape)

@@ -1,4 +1,4 @@
-"""Named models, whose options a notebook can check without TensorFlow before ranks build them."""
+"""Models with names; a notebook checks their options without importing TensorFlow."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ APPLICATIONS = (
 
 
 def smallest(name: str) -> int:
-    """Return the minimum height and width, in pixels, of the architecture's input images."""
+    """Return the minimum height and width, in pixels, of an architecture's input images."""
     return {"inception_v3": 75, "inception_resnet_v2": 75, "xception": 71}.get(name, 32)
 
 
@@ -54,7 +54,7 @@ def application(name: str, options: Options, shapes: Shapes) -> keras.Model:
     create = class_of(name)
     # Some architectures rescale pixels from 0…255, but the pixels of labkit's data sets are 0…1.
     # EfficientNet B0 to B7 have no option to omit rescaling, but the batch normalisation after
-    # their first convolution compensates for the rescaling.
+    # their first convolution compensates for it.
     preprocessing = {"include_preprocessing": False}
     if "include_preprocessing" not in inspect.signature(create).parameters:
         preprocessing = {}

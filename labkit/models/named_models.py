@@ -1,4 +1,4 @@
-"""The table of named models, with functions that build models and check them against data."""
+"""The table of named models, with functions that build a model or check it against a data set."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class ModelSpec:
     Attributes:
         build: Function of (options, shapes) that returns the uncompiled model.
         options: The class of the model's options, derived from `ModelOptions`.
-        pixels: The minimum height and width of an image, in pixels; 0 if the options define the
-            minimum.
+        pixels: The minimum height and width of an image, in pixels; 0 if the minimum depends on the
+            options.
     """
 
     build: Callable[[Any, Shapes], keras.Model]
@@ -76,7 +76,7 @@ def check(
 
 
 def build(name: str, data: Dataset | Shapes, **options: Any) -> keras.Model:
-    """Return an uncompiled named model that fits the data; it returns scores (logits).
+    """Return an uncompiled named model that fits the data; its outputs are scores (logits).
 
     Call `keras.utils.set_random_seed` first for reproducible weights. Raises InvalidInput in the
     same cases as `check`.
@@ -94,7 +94,7 @@ def blocks(name: str, options: Mapping[str, object]) -> int | None:
 
 
 def max_slices(name: str, options: Mapping[str, object], data: Dataset | Shapes) -> int | None:
-    """Return the most slices of any layer of a model; None if it is unknown before the build.
+    """Return the maximum number of slices of any layer of a model; None if it is not yet known.
 
     Raises InvalidInput in the same cases as `check`.
     """
@@ -102,21 +102,23 @@ def max_slices(name: str, options: Mapping[str, object], data: Dataset | Shapes)
 
 
 def grid_layers(name: str, options: Mapping[str, object], shapes: Shapes) -> list[GridLayer]:
-    """Return a model's layers, from input to loss, for its division over a grid of machines.
+    """Return the descriptions of a model's layers, with which a grid of machines can divide it.
 
     Raises InvalidInput for a model with a layer that a grid cannot divide, and in the same cases as
     `check`.
     """
     layers = check(name, options, shapes).hidden([first_plane(shapes)])
     if layers is None:
-        # A model that a grid can divide has an options class that overrides `hidden`.
+        # If the options class of a model overrides the method `hidden`, a grid can divide the
+        # model.
         allowed = [
             model
             for model, spec in MODELS.items()
             if spec.options.hidden is not ModelOptions.hidden
         ]
         raise InvalidInput(
-            f"model {name!r} cannot be cut over a grid of machines; allowed: {', '.join(allowed)}"
+            f"model {name!r} cannot be divided over a grid of machines; allowed: "
+            f"{', '.join(allowed)}"
         )
     layers.append(dense_plane(layers, shapes.outputs))
     return [*layers, GridLayer("loss", "loss", layers[-1].shape, trains=False)]
@@ -133,7 +135,7 @@ def check_recurrent(name: str) -> None:
 
 
 def task_loss(task: str) -> keras.losses.Loss:
-    """Return the loss of a task: sparse cross-entropy of logits, or mean squared error."""
+    """Return the loss for a task: sparse cross-entropy of logits, or mean squared error."""
     import keras
 
     if task == "regression":
@@ -142,7 +144,7 @@ def task_loss(task: str) -> keras.losses.Loss:
 
 
 def task_metrics(task: str) -> list[keras.metrics.Metric]:
-    """Return a task's metrics: `mean_absolute_error` for regression, `accuracy` for other tasks."""
+    """Return the metrics for a task: `mean_absolute_error` for regression, or else `accuracy`."""
     import keras
 
     if task == "regression":

@@ -1,4 +1,4 @@
-"""The small named models; their outputs are scores without an activation (logits)."""
+"""Small named models, whose outputs are scores without a final activation (logits)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Activation = Annotated[
 
 
 class LinearOptions(ModelOptions):
-    """The options of the model `linear`, which has no options."""
+    """The options class of the model `linear`, which has no options."""
 
     @property
     def blocks(self) -> int:
@@ -30,11 +30,11 @@ class LinearOptions(ModelOptions):
         return 2
 
     def max_slices(self, shapes: Shapes) -> int:
-        """Return the number of scores, which is the number of units of the only Dense layer."""
+        """Return the number of output scores, which are the units of the only Dense layer."""
         return shapes.outputs
 
     def hidden(self, layers: list[GridLayer]) -> list[GridLayer]:
-        """Return the list `layers` unchanged, because the model has no hidden layers."""
+        """Return the list `layers` unchanged, because this model has no hidden layers."""
         return layers
 
 
@@ -45,31 +45,33 @@ class MlpOptions(ModelOptions):
         (128, 64), description="units of each hidden layer, whole numbers from 1, such as [128, 64]"
     )
     activation: Activation = "relu"
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of units dropped, 0 to below 1")
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="dropout rate of hidden units, 0 to below 1"
+    )
 
     @property
     def blocks(self) -> int:
-        """The number of layers: Flatten, hidden layers with their Dropouts, and the scores."""
+        """The number of layers: Flatten, hidden layers, Dropout layers, and the output layer."""
         # A Dropout counts as a separate layer, because a pipeline may cut the model before and
         # after it.
         return len(self.widths) * (2 if self.dropout else 1) + 2
 
     def max_slices(self, shapes: Shapes) -> int:
-        """Return the largest number of units of a hidden layer, or the number of scores."""
-        # If the model has no hidden layers, `max` needs the argument 1, because it expects at least
-        # two arguments.
+        """Return the largest number of units of any Dense layer, including the output layer."""
+        # `max` needs the additional argument 1, because without hidden layers it would receive a
+        # single number.
         return max(*self.widths, shapes.outputs, 1)
 
     def hidden(self, layers: list[GridLayer]) -> list[GridLayer]:
-        """Return the list `layers`, extended by one Dense layer per hidden layer."""
+        """Return the list `layers`, extended by a description of each hidden Dense layer."""
         if self.dropout:
             raise InvalidInput(
                 f"dropout={self.dropout}: the machines of a grid would drop different units; "
                 "use dropout=0"
             )
         for width in self.widths:
-            # Each layer is appended before the next layer is created, because its Keras name
-            # depends on earlier layers.
+            # Each description is appended before the next one is created, because a layer's Keras
+            # name depends on the layers before it.
             layers = [*layers, dense_plane(layers, width)]
         return layers
 
@@ -86,22 +88,22 @@ class CnnOptions(ModelOptions):
 
     @property
     def smallest(self) -> int:
-        """The minimum height and width of an image in pixels, so that pooling has an output."""
-        # Each 3x3 convolution without padding removes two rows and two columns, and the pooling
-        # needs two of each.
+        """The minimum height and width of an image, in pixels, for which pooling has an output."""
+        # Each 3x3 convolution without padding removes two rows and two columns; the 2x2 pooling
+        # needs two more of each.
         return 2 * len(self.filters) + 2
 
     @property
     def blocks(self) -> int:
-        """The number of layers: convolutions, pooling, Flatten, hidden layer, and scores."""
+        """The number of layers: convolutions, pooling, Flatten, hidden layer, and output layer."""
         return len(self.filters) + 4
 
     def max_slices(self, shapes: Shapes) -> int:
-        """Return the largest number of filters, hidden units or scores."""
+        """Return the largest number of filters, hidden units or output scores of any layer."""
         return max(*self.filters, self.dense, shapes.outputs)
 
     def hidden(self, layers: list[GridLayer]) -> list[GridLayer]:
-        """Return `layers`, extended by the convolutions, the pooling and the hidden Dense layer."""
+        """Return `layers`, extended by descriptions of convolutions, pooling and hidden layer."""
         for filters in self.filters:
             layers = [*layers, window_plane("conv2d", layers, filters, 3, 1)]
         channels = self.filters[-1]
@@ -118,20 +120,20 @@ class RnnOptions(ModelOptions):
     cell: Literal["lstm", "gru"] = Field("lstm", description="lstm or gru")
     units: Count = Field(128, description="units of a cell, 1 or more")
     layers: Count = Field(1, description="number of recurrent layers, 1 or more")
-    embedding: Count = Field(64, description="length of a character's vector, 1 or more")
+    embedding: Count = Field(64, description="length of a character's embedding vector, 1 or more")
 
     @property
     def blocks(self) -> int:
-        """The number of layers: the input layer, the recurrent layers, and the scores."""
+        """The number of layers: the input layer, the recurrent layers, and the output layer."""
         return self.layers + 2
 
     def max_slices(self, shapes: Shapes) -> int:
-        """Return the number of scores, because recurrent layers cannot be sliced."""
+        """Return the number of output scores, because recurrent layers cannot be sliced."""
         return shapes.outputs
 
 
 class LocallyConnectedOptions(ModelOptions):
-    """The options of the model `locally_connected`: convolutions with unshared kernels."""
+    """The options of the model `locally_connected`: convolutions whose kernels are unshared."""
 
     filters: tuple[Count, ...] = Field(
         (8, 8),
@@ -139,37 +141,41 @@ class LocallyConnectedOptions(ModelOptions):
         description="filters of each layer, whole numbers from 1, such as [8, 8]",
     )
     kernel: Count = Field(3, description="rows and columns of each kernel, 1 or more")
-    stride: Count = Field(1, description="distance between neighbouring kernels, 1 to kernel")
+    stride: Count = Field(
+        1, description="distance between neighbouring kernels, from 1 to the kernel size"
+    )
     activation: Activation = "relu"
 
     @field_validator("stride")
     @classmethod
     def _stride(cls, value: int, info: ValidationInfo) -> int:
         if value > info.data.get("kernel", value):
-            raise ValueError("a stride above the kernel size skips values")
+            raise ValueError(
+                "a stride above the kernel size skips values; give at most the kernel size"
+            )
         return value
 
     @property
     def blocks(self) -> int:
-        """The number of layers: locally connected layers, Flatten, and scores."""
+        """The number of layers: the locally connected layers, Flatten, and the output layer."""
         return len(self.filters) + 2
 
     @property
     def smallest(self) -> int:
-        """The minimum height and width of an image in pixels, for one output of the last layer."""
+        """The minimum height and width of an image, in pixels, so that all layers have outputs."""
         size = 1
         for _ in self.filters:
-            # The loop starts with one output position of the last layer, and computes each layer's
-            # input size back to the first layer.
+            # The loop starts with one output position of the last layer, and computes the input
+            # size of each layer, back to the first layer.
             size = (size - 1) * self.stride + self.kernel
         return size
 
     def max_slices(self, shapes: Shapes) -> int:
-        """Return the number of scores, because unshared kernels cannot be sliced."""
+        """Return the number of output scores, as layers with unshared kernels have no slices."""
         return shapes.outputs
 
     def hidden(self, layers: list[GridLayer]) -> list[GridLayer]:
-        """Return `layers`, extended by one locally connected layer per entry of `filters`."""
+        """Return `layers`, extended by a locally connected layer for each entry of `filters`."""
         kind = "locally_connected2d"
         for filters in self.filters:
             layer = window_plane(kind, layers, filters, self.kernel, self.stride)
@@ -178,7 +184,7 @@ class LocallyConnectedOptions(ModelOptions):
 
 
 def linear(options: LinearOptions, shapes: Shapes) -> keras.Model:
-    """Return the linear model x W + b with weights W and bias b: softmax or linear regression."""
+    """Return a model that computes x W + b, for softmax regression or linear regression."""
     return _sequential("linear", shapes, [], flat=True)
 
 
@@ -211,9 +217,9 @@ def cnn(options: CnnOptions, shapes: Shapes) -> keras.Model:
 def rnn(options: RnnOptions, shapes: Shapes) -> keras.Model:
     """Return a model that is a chain of recurrent layers over time steps.
 
-    For text, the model embeds the characters and returns scores at every step: (steps, outputs).
-    For other data, the first axis is time (rows of an image, columns of a table). The model then
-    returns scores only at the last step.
+    For text, the model embeds the characters and returns scores at every time step: (steps,
+    outputs). For other data, the first axis is time: the rows of an image, or the columns of a data
+    table. For data other than text, the model returns scores only at the last time step.
     """
     from keras import layers
 
@@ -223,7 +229,7 @@ def rnn(options: RnnOptions, shapes: Shapes) -> keras.Model:
         hidden = [layers.Embedding(shapes.outputs, options.embedding)]
     else:
         hidden = [layers.Reshape((shapes.input_shape[0], -1))]
-    # Every recurrent layer before the last one must return its outputs at every step.
+    # Every recurrent layer before the last one must return its outputs at every time step.
     hidden += [cell(options.units, return_sequences=True) for _ in range(options.layers - 1)]
     hidden += [cell(options.units, return_sequences=is_text)]
     return _sequential("rnn", shapes, hidden)

@@ -1,4 +1,4 @@
-"""A small transformer that returns, for each character, scores of the next character."""
+"""A small transformer that returns scores of the next character, for each character of a text."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ class TransformerOptions(ModelOptions):
     sequences: ClassVar[bool] = True
     codes: ClassVar[bool] = True
 
-    layers: Count = Field(2, description="blocks of attention and feed-forward, 1 or more")
-    width: Count = Field(64, description="length of a character's vector, 1 or more")
+    layers: Count = Field(2, description="number of transformer blocks, 1 or more")
+    width: Count = Field(64, description="length of a character's embedding vector, 1 or more")
     heads: Count = Field(
         4,
         validate_default=True,
-        description="attention heads: a divisor of width, such as 4 for 64",
+        description="number of attention heads, a divisor of width, such as 4 for width 64",
     )
-    feed_forward: Count = Field(256, description="hidden units of the feed-forward, 1 or more")
+    feed_forward: Count = Field(
+        256, description="hidden units of the feed-forward layers, 1 or more"
+    )
     dropout: float = Field(
         0.0, ge=0, lt=1, description="dropout rate of each layer's output, 0 to below 1"
     )
 
     @property
     def blocks(self) -> int:
-        """The number of pipeline blocks: embedding, two per layer, final norm, and scores."""
+        """The number of pipeline blocks: embedding, two per layer, final norm, and output layer."""
         return 2 * self.layers + 3
 
     def max_slices(self, shapes: Shapes) -> int:
@@ -67,8 +69,9 @@ def transformer(options: TransformerOptions, shapes: Shapes) -> keras.Model:
 
     steps = shapes.input_shape[0]
     codes = keras.Input(shapes.input_shape, dtype="int32", name="codes")
-    # All rows of a batch use the same row of position numbers. Standard Keras operations compute
-    # the position numbers, so that a saved model can be opened without labkit.
+    # One row of position numbers, shape (1, characters), is used for all rows of a batch. Standard
+    # Keras operations compute the position numbers, so that a saved model can be opened without
+    # labkit.
     places = keras.ops.cumsum(keras.ops.ones_like(codes[:1, :]), axis=1) - 1
     words = layers.Embedding(shapes.outputs, options.width, name="words")(codes)
     x = words + layers.Embedding(steps, options.width, name="positions")(places)
@@ -82,7 +85,7 @@ def _block(options: TransformerOptions, x: keras.KerasTensor, number: int) -> ke
     from keras import layers
 
     def add(half: str, y: keras.KerasTensor) -> keras.KerasTensor:
-        # With a dropout rate of 0, no Dropout layer is added, because each layer would count as a
+        # With a dropout rate of 0, no Dropout layer is added, because each layer counts as a
         # pipeline block.
         y = layers.Dropout(options.dropout)(y) if options.dropout else y
         return layers.Add(name=f"{half}_add_{number}")([x, y])

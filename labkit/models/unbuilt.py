@@ -12,13 +12,13 @@ from labkit.schedules.grid import GridLayer, Shape, window
 
 
 class ModelOptions(Options):
-    """The options of a named model, with the model's properties that follow from the options.
+    """The options of a named model, with properties of the model that follow from its options.
 
-    Each model's options class overrides the properties that can be determined before the model is
+    The options class of each model overrides the properties that are known before the model is
     built.
 
     Attributes:
-        sequences: Whether the model can return predictions at every step of a sequence.
+        sequences: Whether the model can return predictions at every time step of a sequence.
         codes: Whether the model accepts only sequences of character codes.
         recurrent: Whether the model has recurrent layers.
     """
@@ -29,7 +29,7 @@ class ModelOptions(Options):
 
     @property
     def smallest(self) -> int:
-        """The minimum height and width of an image, in pixels; 0 if examples need not be images."""
+        """The minimum height and width of an image in pixels; 0 if inputs need not be images."""
         return 0
 
     @property
@@ -38,17 +38,19 @@ class ModelOptions(Options):
         return None
 
     def max_slices(self, shapes: Shapes) -> int | None:
-        """Return the most units, filters, words or heads of any layer; None if unknown."""
+        """Return the most units, filters, words or heads of any layer; None if it is unknown."""
         return None
 
     def hidden(self, layers: list[GridLayer]) -> list[GridLayer] | None:
         """Return the layers that a grid of machines divides, up to the last hidden layer.
 
         Args:
-            layers: A list that contains only the input layer; the hidden layers are appended.
+            layers: A list with only the description of the input layer, to which the hidden layers
+                are appended.
 
         Returns:
-            The input and hidden layers, or None if a grid cannot divide one of them.
+            Descriptions of the input layer and the hidden layers, or None if a grid cannot divide
+            one of them.
         """
         return None
 
@@ -67,16 +69,16 @@ def first_plane(shapes: Shapes) -> GridLayer:
 def window_plane(
     kind: str, layers: Sequence[GridLayer], channels: int, k: int, s: int, trains: bool = True
 ) -> GridLayer:
-    """Return the description of a layer with k × k kernels and strides s after `layers`."""
+    """Return the description of a layer with k × k kernels and strides s that follows `layers`."""
     return window(_keras_name(kind, layers), layers[-1].shape, channels, (k, k), (s, s), trains)
 
 
 def dense_plane(layers: Sequence[GridLayer], units: int) -> GridLayer:
-    """Return the description of a Dense layer after `layers`."""
+    """Return the description of a Dense layer that follows the layers in `layers`."""
     return GridLayer(_keras_name("dense", layers), "units", (1, 1, units))
 
 
 def _keras_name(kind: str, layers: Sequence[GridLayer]) -> str:
-    """Return the name that Keras would give the layer in a process's first model, like dense_1."""
+    """Return the name that Keras gives this layer in the first model of a process, like dense_1."""
     count = sum(layer.name.startswith(kind) for layer in layers)
     return f"{kind}_{count}" if count else kind

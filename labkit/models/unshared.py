@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from labkit.common.canonical_json import JSON
 
-Shape: TypeAlias = tuple[int, ...]  # the first axis is the batch, of length None
+Shape: TypeAlias = tuple[int, ...]  # the first axis is the batch; its length is unknown (None)
 
 
 @keras.saving.register_keras_serializable(package="labkit")
@@ -25,13 +25,13 @@ class LocallyConnected2D(keras.layers.Layer):
     This part starts at row i s and column j s, where s is the stride. Images have shape (batch,
     rows, columns, channels), and there is no padding. With kernels of k × k pixels, the weights of
     all output positions are `kernel` (rows, columns, k k channels, filters) and `bias` (rows,
-    columns, filters). Kernels are initialised by Glorot's uniform rule, with the numbers of inputs
-    and filters at one position.
+    columns, filters). Kernels are initialised by Glorot's uniform rule, which uses the numbers of
+    inputs and filters at one position.
 
     Args:
         filters: The number of outputs at each position.
-        kernel_size, strides: The rows and columns of a kernel, and of the distance between adjacent
-            kernels; a single number is used for both axes.
+        kernel_size, strides: The height and width of a kernel, and the vertical and horizontal
+            distance between adjacent kernels; a single number is used for both axes.
         activation: The activation function f, as in `keras.layers.Dense`.
         use_bias: Whether each output adds a bias, which is initially zero.
 
@@ -72,8 +72,8 @@ class LocallyConnected2D(keras.layers.Layer):
                 f"{tuple(input_shape[1:3])}"
             )
         inputs = self.kernel_size[0] * self.kernel_size[1] * input_shape[-1]
-        # Glorot's limit for the inputs of one position; Keras's initializer would count the inputs
-        # of all positions.
+        # This limit uses the inputs of one position, whereas Keras's initializer would count the
+        # inputs of all positions.
         limit = (6 / (inputs + filters)) ** 0.5
         self.kernel = self.add_weight(
             shape=(rows, columns, inputs, filters),
@@ -94,7 +94,8 @@ class LocallyConnected2D(keras.layers.Layer):
             for i in range(self.kernel_size[0])
             for j in range(self.kernel_size[1])
         ]
-        stacked = keras.ops.stack(parts, axis=3)  # stack, because its gradient stores no tensors
+        # `stack` is used because its gradient stores no tensors.
+        stacked = keras.ops.stack(parts, axis=3)
         patches = keras.ops.reshape(stacked, (-1, rows, columns, self.kernel.shape[2]))
         y = keras.ops.einsum("bijp,ijpf->bijf", patches, self.kernel)
         return self.activation(y if self.bias is None else y + self.bias)

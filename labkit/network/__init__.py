@@ -1,4 +1,4 @@
-"""Network models: latency, bandwidth, topology, link sharing, slow ranks and faults."""
+"""Models of networks: latency, bandwidth, topology, link sharing, slow ranks, and faults."""
 
 from labkit.network.carrier import Carrier, carrier
 from labkit.network.compute_time import ComputeTime
@@ -6,7 +6,7 @@ from labkit.network.fault import Fault
 from labkit.network.fifo_links import FifoLinks
 from labkit.network.flows import FREE, Flows, finish_times, max_min
 from labkit.network.links import Links, Transfers, Uncontended
-from labkit.network.model import PRESETS, Network, Slowdown, relative_compute_times
+from labkit.network.network import PRESETS, Network, Slowdown, relative_compute_times
 
 __all__ = [
     "FREE",

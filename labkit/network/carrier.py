@@ -1,4 +1,4 @@
-"""Message transport in a discrete-event simulation, where messages may start at any time."""
+"""Message transport in a discrete-event simulation; messages may start at any simulated time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from labkit.network.fifo_links import FifoLinks
 from labkit.network.flows import FREE, Flows
 from labkit.network.links import Links
-from labkit.network.model import Network
+from labkit.network.network import Network
 
 
 class Delivery(NamedTuple):
@@ -30,8 +30,8 @@ class Delivery(NamedTuple):
 class Carrier(Protocol):
     """The interface of message transport in a simulation.
 
-    The simulation must process the events of the message transport and all other events in order of
-    time.
+    The simulation must process its own events and those of the message transport together, in order
+    of time.
     """
 
     @property
@@ -53,17 +53,18 @@ class Carrier(Protocol):
 
 
 def carrier(network: Network, size: int) -> Carrier:
-    """Return a message transport among `size` ranks, with links as in `network.sharing`."""
+    """Return a message transport among `size` ranks; `network.sharing` selects fair or FIFO."""
     return _Fifo(network, size) if network.sharing == "fifo" else _Fair(network, size)
 
 
 class _Fair:
-    """Message transport with max-min fair flows (`Flows`), whose events are the ends of flows."""
+    """Message transport with max-min fair flows (`Flows`); its events are the ends of flows."""
 
     def __init__(self, network: Network, size: int) -> None:
         self._links = Links(network, size)
         self._flows = Flows(self._links.bandwidth, self._links.hops)
-        self._sent: dict[int, tuple[float, float]] = {}  # by message number: start, latency in s
+        # For each message number: start time and latency, in s.
+        self._sent: dict[int, tuple[float, float]] = {}
 
     @property
     def next(self) -> float:

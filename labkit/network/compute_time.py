@@ -1,4 +1,4 @@
-"""The compute time of a worker's steps on the virtual clock: constant, random or from a trace."""
+"""Virtual clock: the compute time of a worker's training steps, constant, random or recorded."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from labkit.network.random_streams import uniform_scalar
 
 
 class ComputeTime(Checked):
-    r"""The seconds that each worker computes the gradient of each step, on the virtual clock.
+    r"""The seconds that each worker needs to compute its gradient of each step (virtual clock).
 
-    A random compute time depends only on the seed, the worker and the step. Neither the strategy
-    nor the speed of other workers changes a worker's random compute times.
+    A random compute time depends only on the seed, the number of the worker, and the number of the
+    step. Neither the strategy nor the speed of other workers changes a worker's random compute
+    times.
 
     Args:
-        seconds: Mean seconds per step. If None (default), the process that simulates all workers
-            measures the time once, while no other work runs.
+        seconds: Mean seconds per training step. If `seconds` is None (default), the process that
+            simulates all workers measures the time once, while no other work runs.
         distribution: "constant" (default), "exponential", or "lognormal". Lognormal times are the
             mean times \(e^{\sigma z - \sigma^2 / 2}\), where \(z\) is a standard normal number.
         sigma: Parameter σ of the lognormal distribution; default: 0.5.
-        trace: Seconds of successive steps, repeated cyclically, which replace `seconds` and
-            `distribution`. A trace may also be a sequence of sequences, one for each worker.
-        update: Seconds of a parameter server's update. If None (default), the time is measured if
-            `seconds` is None, and 0 if not.
+        trace: Seconds of successive training steps, repeated cyclically, which replace `seconds`
+            and `distribution`. A trace may also be a sequence of sequences, one for each worker.
+        update: Seconds that a parameter server needs for one update. If `update` is None (default),
+            the time is measured if `seconds` is None; otherwise it is 0.
     """
 
     seconds: Seconds | None = Field(default=None, kw_only=False)
@@ -40,12 +41,14 @@ class ComputeTime(Checked):
     @model_validator(mode="after")
     def _one_of_both(self) -> ComputeTime:
         if self.trace is not None and (self.seconds is not None or not self.trace):
-            raise ValueError("give seconds and a distribution, or a trace of at least one time")
+            raise ValueError(
+                "give either `seconds` and a `distribution`, or a `trace` of one or more times"
+            )
         return self
 
     @classmethod
     def parse(cls, value: Any) -> Any:
-        """Convert a number, text, sequence or mapping to a `ComputeTime`; return others unchanged.
+        """Convert a number, text, sequence or mapping to a `ComputeTime`; other values unchanged.
 
         Args:
             value: A number or a text such as "5ms" for a constant time, a sequence for a trace, or
@@ -59,19 +62,19 @@ class ComputeTime(Checked):
 
     @property
     def mean(self) -> float | None:
-        """The mean seconds per step; None if the seconds are to be measured."""
+        """The mean seconds per training step; None if they are to be measured."""
         return self.seconds if self.trace is None else float(np.mean(self.trace))
 
     @property
     def even(self) -> bool:
-        """Whether all steps of all workers have the same compute time."""
+        """Whether all training steps of all workers have the same compute time."""
         constant = self.distribution == "constant" or (
             self.distribution == "lognormal" and not self.sigma
         )
         return self.trace is None and constant
 
     def of(self, worker: int, step: int, seed: int, measured: float) -> float:
-        """Return the compute time of a worker's step in seconds.
+        """Return the compute time, in seconds, of a worker's training step.
 
         Args:
             worker: The number of the worker.
@@ -86,10 +89,10 @@ class ComputeTime(Checked):
         return self.quantile(number, measured)
 
     def quantile(self, number: float, measured: float) -> float:
-        """Return a quantile of the compute time in seconds, to draw random times by inversion.
+        """Return a quantile of the compute time, in s; random quantiles give random compute times.
 
         Args:
-            number: The probability of the quantile, in [0, 1).
+            number: The probability of the quantile, a number in [0, 1).
             measured: Measured mean seconds per step, used if `seconds` is None.
         """
         mean = measured if self.seconds is None else self.seconds

@@ -25,25 +25,26 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Fault(Checked):
-    """An injected fault of one rank in a given step.
+    """A fault that labkit injects into one rank at a given training step.
 
     Args:
         kind: With "kill", the process dies at the start of the step. With "pause", the process
-            stops at the start of the step for `seconds`. With "slow", computation takes `factor`
-            times as long for `steps` steps. With "drop", a message of the step is not sent. With
-            "corrupt", one bit of a sent message flips. With "nan" and "inf", an element of the
-            gradient becomes NaN or infinite.
-        rank: The rank that has the fault; on the virtual clock and in programs, the number of the
-            worker.
-        step: The number of the step with the fault, counted from 0 across all epochs.
+            stops at the start of the step for `seconds`. With "slow", the computation takes
+            `factor` times as long during `steps` training steps. With "drop", a message of the step
+            is not sent. With "corrupt", one bit of a sent message flips. With "nan" and "inf", one
+            element of the gradient becomes NaN or infinite.
+        rank: The rank in which the fault occurs; on the virtual clock and in programs, the number
+            of the worker.
+        step: The number of the training step in which the fault occurs, counted from 0 across all
+            epochs.
         seconds: Seconds for which a "pause" fault stops the process; default: 1.
         factor: The factor by which a "slow" fault multiplies compute times, at least 1; default: 2.
-        steps: The number of steps for which a "slow" fault lasts; default: 1.
-        message: The number of the dropped or corrupted message, counted among the messages with
-            values that the rank sends in this step; default: 0.
+        steps: The number of training steps for which a "slow" fault lasts; default: 1.
+        message: The number of the dropped or corrupted message among the data messages that the
+            rank sends in this step; default: 0.
         offset, bit: The index of the affected element, and of the flipped bit in it; for "corrupt",
-            both are drawn from the seed by default.
-        layer: The name of the layer whose gradient becomes NaN or infinite; by default the layer
+            the default is a random choice from the seed.
+        layer: The name of the layer whose gradient becomes NaN or infinite; by default, the layer
             whose gradient is sent first.
     """
 
@@ -81,7 +82,7 @@ class Fault(Checked):
         return {name: value for name, value in fields.items() if value is not None}
 
     def hits(self, step: int) -> bool:
-        """Return whether the fault is active in the step with this number."""
+        """Return whether the fault is active in the training step with this number."""
         return self.step <= step < self.step + (self.steps or 1)
 
     def flipped(self, data: np.ndarray, seed: int) -> np.ndarray:

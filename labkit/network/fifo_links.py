@@ -1,11 +1,12 @@
 """FIFO links, each of which transfers one message at a time: `Network(sharing="fifo")`.
 
-A message of n bytes occupies each link of its route for n / bandwidth seconds, where bandwidth is
-that of the link. A message starts on a link when the link is free and the message has started on
-the previous link (cut-through; switches never block). A message moves at the speed of the slowest
-link of its route, and arrives `latency` seconds after its last byte leaves. If k senders each have
-a link with 1/k of an uplink's bandwidth, FIFO links occupy the uplink for too long. Real messages
-share an uplink at the same time, as `Flows` models it.
+A message of n bytes occupies each link of its route for n / bandwidth seconds, with the bandwidth
+of that link. A message starts on a link when the link is free and the message has started on the
+previous link: cut-through, with switches that never block. A message moves at the speed of the
+slowest link of its route, and arrives `latency` seconds after its last byte leaves. FIFO links
+occupy a shared uplink for too long if each of its k senders has a link with only 1/k of its
+bandwidth. In a real network, the messages of these senders share the uplink at the same time, as in
+`Flows`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from labkit.network.links import Links, Transfers, positions
-from labkit.network.model import Network
+from labkit.network.network import Network
 from labkit.network.topology import Seconds
 from labkit.schedules.round import Integers
 
@@ -21,12 +22,12 @@ from labkit.schedules.round import Integers
 class FifoLinks(Links):
     """FIFO links, each with the time until which it is busy with earlier messages.
 
-    `send` delivers all messages of a round in one call. `depart` and `arrive` do the same as `send`
-    for one message, in two steps. `depart` needs only the state of the sender's links, and `arrive`
-    only the state of the receiver's links. Ranks in different processes can therefore have separate
-    `FifoLinks`. Only emulated hosts with uplinks need a `busy` array in shared memory. `depart` and
-    `arrive` return the same times as `send` if they are called in the order in which the links
-    serve messages.
+    `send` delivers all messages of a communication round in one call. `depart` and `arrive`
+    together do the same as `send`, for one message. `depart` needs only the state of the sender's
+    links; `arrive` needs only the state of the receiver's links. Therefore ranks in different
+    processes can each have their own `FifoLinks` object. Only for emulated hosts with uplinks must
+    the array `busy` be in shared memory. `depart` and `arrive` return the same times as `send` if
+    they are called in the order in which the links serve messages.
 
     Args:
         network: The network whose links are modelled, with its bandwidths and latency.
@@ -34,11 +35,11 @@ class FifoLinks(Links):
         switches: The number of switches that take part in collectives; default: 0.
 
     Attributes:
-        busy: For each link, the time in s at which its last message ends, shape (links,). The array
-            `busy` may be replaced by an array in shared memory.
+        busy: For each link, the time in s at which its last message so far ends, shape (links,).
+            The array `busy` may be replaced by an array in shared memory.
 
     Raises:
-        InvalidInput: The network's hosts, links or slow ranks do not fit the number of ranks.
+        InvalidInput: If the network's hosts, links or slow ranks do not fit the number of ranks.
     """
 
     def __init__(self, network: Network, size: int, switches: int = 0) -> None:
@@ -54,14 +55,14 @@ class FifoLinks(Links):
         ready: Seconds,
         shared: bool = True,
     ) -> Transfers:
-        """Deliver the messages of a round; each link serves them by ready time, then by row.
+        """Deliver a round's messages; each link serves them by ready time, then by their order.
 
         Args:
             source, destination: The sending and the receiving rank of each message.
             nbytes: Bytes of each message.
             ready: For each message, the time in s at which the source hands it to the network.
-            shared: Ignored. The argument only exists because `Uncontended.send` has it; messages on
-                a FIFO link always queue.
+            shared: Ignored. The argument `shared` has no effect here; it exists only because
+                `Uncontended.send` has it, too.
         """
         way = self.way(source, destination)
         slowest = np.zeros(len(source))
@@ -81,7 +82,7 @@ class FifoLinks(Links):
         return Transfers(first_byte, start + slowest + way.latency, hops)
 
     def depart(self, source: int, destination: int, nbytes: float, now: float) -> float:
-        """Return the time in s at which a message's first byte leaves the sender's links."""
+        """Return the time in s at which the first byte of a message leaves the sender's links."""
         start = now
         for link in self._way(source, destination)[0]:
             start = max(start, float(self.busy[link]))
@@ -106,7 +107,7 @@ class FifoLinks(Links):
         return start + nbytes / bandwidth + latency
 
     def _way(self, source: int, destination: int) -> tuple[list[int], list[int], float, float]:
-        """Return a route's departure links, arrival links, lowest bandwidth, and latency."""
+        """Return a route's departure links and arrival links, lowest bandwidth, and latency."""
         key = (source, destination)
         if key not in self._ways:
             way = self.way(np.array([source]), np.array([destination]))
@@ -117,7 +118,7 @@ class FifoLinks(Links):
         return self._ways[key]
 
     def _serve(self, link: Integers, ready: Seconds, nbytes: Seconds, slowest: Seconds) -> Seconds:
-        """Book a link for each message; return start times, and update `slowest` (durations)."""
+        """Reserve a link for each message; return start times, and update the times `slowest`."""
         exists = link >= 0
         if not exists.all():
             start = ready.copy()
@@ -135,14 +136,14 @@ class FifoLinks(Links):
         return start
 
     def _book(self, link: Integers, ready: Seconds, duration: Seconds) -> Seconds:
-        """Book links for messages that all use different links; return the start times."""
+        """Reserve links for messages that all use different links; return their start times."""
         start = np.maximum(ready, self.busy[link])
         self.busy[link] = start + duration
         return start
 
 
 def _turns(link: Integers, ready: Seconds) -> list[Integers]:
-    """Return groups of row numbers: rows that are the first on their links, the second, …."""
+    """Return groups of array indices: the first message of each link, the second of each, …."""
     order = np.lexsort((ready, link))
     position = positions(link[order])
     by_turn = order[np.argsort(position, kind="stable")]

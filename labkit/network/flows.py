@@ -1,4 +1,4 @@
-"""Flows (messages in transfer) that share links with max-min fair rates, until they end."""
+"""Flows (messages in transfer), which share links at max-min fair rates until they end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from numpy.typing import ArrayLike
 from labkit.network.topology import Seconds
 from labkit.schedules.round import Booleans, Integers
 
-FREE = -1  # turn of a flow that need not wait for other flows
+FREE = -1  # turn number of a flow that never waits for other flows
 NO_NUMBERS: Integers = np.empty(0, np.int64)
 NO_TIMES: Seconds = np.empty(0)
-SAME_TIME = 1e-12  # relative rounding error; flows that end within it end together
+SAME_TIME = 1e-12  # relative rounding error; ends that differ less are equal
 
 
 class Segment(NamedTuple):
-    """An interval in which all rates are constant, with arrays that describe the flows.
+    """A time interval in which all flows have constant rates, with arrays that describe the flows.
 
     Attributes:
         number: The number that identifies each flow.
@@ -35,11 +35,12 @@ class Segment(NamedTuple):
 
 
 class Flows:
-    """The active flows, as arrays, with max-min fair rates between two events (`max_min`).
+    """All active flows, as arrays, with max-min fair rates between two events (`max_min`).
 
     From its start to its end, a flow uses its rate on all links of its route at the same time.
-    A flow may have a turn, which is a number that orders the rounds of a rank. Among the flows on a
-    rank's outgoing link that have turns, only those with the lowest turn transfer bytes.
+    A flow may have a turn: a number that orders the communication rounds of a rank. Some flows on a
+    rank's outgoing link have turns; of these, only flows with the lowest turn number transfer
+    bytes.
 
     Args:
         bandwidth: The bandwidth of each link, in bytes/s.
@@ -52,7 +53,7 @@ class Flows:
         number: The number that identifies each flow, chosen by the caller of `start`.
         way: The link numbers of each flow's route, shape (flows, hops), filled with -1 after a
             shorter route.
-        turn: The turn number of each flow; `FREE` if the flow need not wait.
+        turn: The turn number of each flow; `FREE` if the flow never waits.
         remaining: The bytes of each flow that are not yet transferred.
         rate: The rate of each flow, in bytes/s; None after flows have started or ended, until the
             rates are computed again.
@@ -81,7 +82,7 @@ class Flows:
             number: The number that identifies each flow.
             way: The link numbers of each flow's route, shape (flows, hops), filled with -1 after a
                 shorter route.
-            turn: The turn number of each flow; `FREE` if the flow need not wait.
+            turn: The turn number of each flow; `FREE` if the flow never waits.
             nbytes: Bytes of each flow.
         """
         self.number = np.concatenate([self.number, number])
@@ -92,11 +93,11 @@ class Flows:
 
     @property
     def next(self) -> float:
-        """The time of the next end of a flow, if no flow starts before; infinite without flows."""
+        """The time at which the next flow ends, unless a flow starts before; infinite if none."""
         return self.now + float(self._remaining().min(initial=np.inf))
 
     def run(self, until: float) -> tuple[Integers, Seconds]:
-        """Advance the time to `until`; return numbers and end times of the flows that have ended.
+        """Advance the time to `until`; return numbers and end times of flows that end by then.
 
         Args:
             until: The new simulated time, in s.
@@ -114,7 +115,7 @@ class Flows:
             self._select(stay)
         if self.now < until < np.inf:
             self._advance(until - self.now)
-            self.now = until  # rounding may make the sum differ from `until`
+            self.now = until  # because of rounding, the sum may differ from `until`
         return numbers, times
 
     def _select(self, stay: Booleans) -> None:
@@ -133,7 +134,7 @@ class Flows:
         self.remaining, self._wait = np.maximum(self.remaining - rate * seconds, 0.0), None
 
     def _remaining(self) -> Seconds:
-        """Return the seconds until each flow ends at its current rate."""
+        """Return the seconds until each flow ends, if all flows keep their current rates."""
         if self._wait is None:
             rate = self.find_rates()
             self._wait = np.full(len(rate), np.inf)
@@ -162,7 +163,7 @@ class Flows:
 def finish_times(
     way: ArrayLike, nbytes: ArrayLike, start: ArrayLike, bandwidth: ArrayLike
 ) -> Seconds:
-    """Return the end time in s of each flow, if all start times are given in advance.
+    """Return the end time of each flow in s, for start times that are all known in advance.
 
     Args:
         way: The link numbers of each flow's route, shape (flows, hops), filled with -1 after a
@@ -186,33 +187,35 @@ def finish_times(
 def max_min(way: Integers, bandwidth: Seconds) -> Seconds:
     r"""Return the max-min fair rates of flows, in bytes/s.
 
-    Rates \(x_f\) of flows f are feasible if \(\sum_{f \ni l} x_f \le c_l\) on each link l with
-    bandwidth \(c_l\). Feasible rates are max-min fair if no rate can increase without a decrease of
-    another rate that is at most as large. Equivalently, every flow has a bottleneck link on its
-    route. A bottleneck is fully used, and no other flow on it is faster.
+    Rates \(x_f\) of flows f are feasible if \(\sum_{f \ni l} x_f \le c_l\) for each link l, where
+    \(c_l\) is the link's bandwidth. Feasible rates are max-min fair if an increase of any rate
+    requires a decrease of another rate that is not larger. Equivalently, every flow has a
+    bottleneck link on its route. A bottleneck link is fully used, and no flow on it is faster than
+    the flow in question.
 
     The algorithm is progressive filling: the rates of all flows rise together, and a flow's rate
-    stops when a link of its route is full. The rate at which a link becomes full is its remaining
-    capacity divided by the number of its flows with rising rates. The rate at which a link becomes
-    full never falls during progressive filling. If this rate is the lowest along the routes of all
-    the link's flows, the link is therefore a bottleneck. One iteration finds all such bottleneck
-    links and fixes the rates of their flows.
+    becomes fixed when a link of its route is full. The rate at which a link becomes full is its
+    remaining capacity divided by the number of its flows whose rates still rise. The rate at which
+    a link becomes full never falls during progressive filling. Therefore a link is a bottleneck if
+    no other link on the routes of its flows becomes full at a lower rate. One iteration finds all
+    such bottleneck links and fixes the rates of their flows.
 
     Args:
         way: The link numbers of each flow's route, shape (flows, hops), filled with -1 after a
             shorter route.
         bandwidth: The bandwidth of each link, in bytes/s, shape (links,).
 
-    Source: Bertsekas and Gallager 1992, *Data Networks*, section 6.5.2. As the model of TCP on a
-    network: Velho and Legrand 2009, *Accuracy study and improvement of network simulation in the
-    SimGrid framework*; Casanova et al. 2014, *Versatile, scalable, and accurate simulation of
-    distributed applications and platforms*.
+    Source: Bertsekas and Gallager 1992, *Data Networks*, section 6.5.2. The following papers use
+        these rates as a model of TCP.
+    Velho and Legrand 2009, *Accuracy study and improvement of network simulation in the SimGrid
+    framework*; Casanova et al. 2014, *Versatile, scalable, and accurate simulation of distributed
+    applications and platforms*.
     """
     links = len(bandwidth)
     if len(way) == 1:
         alone: Seconds = bandwidth[way[way >= 0]].min(keepdims=True)
         return alone
-    # The index -1 becomes the number of an added link of infinite bandwidth.
+    # The index -1 is replaced by the number of an additional link with infinite bandwidth.
     way = np.where(way < 0, links, way)
     capacity = np.append(bandwidth, np.inf)
     rate: Seconds = np.zeros(len(way))
@@ -222,12 +225,12 @@ def max_min(way: Integers, bandwidth: Seconds) -> Seconds:
         count = np.bincount(crossed.ravel(), minlength=links + 1)
         share = capacity / np.maximum(count, 1)
         lowest = share[crossed].min(axis=1)
-        # If no two flows share a link, or all flows have the same lowest rate, the rates are final
-        # after one iteration.
+        # If no two flows share a link, or if all flows have the same lowest rate, one iteration
+        # gives the final rates.
         if count[:links].max(initial=0) <= 1 or lowest.min() == lowest.max():
             rate[rising] = lowest
             break
-        along = np.full(links + 1, np.inf)  # by link: lowest rate along the routes of its flows
+        along = np.full(links + 1, np.inf)  # per link: lowest rate on any link of its flows' routes
         np.minimum.at(along, crossed.ravel(), np.repeat(lowest, crossed.shape[1]))
         full = (along[crossed] >= share[crossed]).any(axis=1)
         rate[rising[full]] = lowest[full]

@@ -8,21 +8,21 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.network.flows import finish_times
-from labkit.network.model import Network
+from labkit.network.network import Network
 from labkit.network.random_streams import uniform
 from labkit.network.topology import Route, Seconds, topology
 from labkit.schedules.round import Integers
 
 
 class Transfers(NamedTuple):
-    """The times of the messages of a round, as arrays with one element per message.
+    """The times of the messages of one communication round: arrays with one element per message.
 
     Attributes:
-        start: The time in s at which a message's first byte leaves.
-        delivery: The time in s at which a message's last byte arrives.
-        hops: For the first, second, … link of all routes, the arrays link number, start in s, stop
-            in s, and fraction of the link's bandwidth. In `hops`, the link number -1 means that a
-            route is shorter and has no further link.
+        start: The time in s at which the first byte of a message leaves the sender.
+        delivery: The time in s at which the last byte of a message arrives at the receiver.
+        hops: For the first, second, … links of all routes: arrays of link numbers, start times in
+            s, end times in s, and fractions of the link's bandwidth. In `hops`, the link number -1
+            means that the route of the message has no further link.
     """
 
     start: Seconds
@@ -36,7 +36,8 @@ class Links:
     Args:
         network: The network whose links are modelled, with its bandwidths and latency.
         size: The number of ranks.
-        switches: The number of switches that take part in collectives, numbered after the ranks;
+        switches: The number of switches that take part in collectives; their numbers follow those
+            of the ranks;
             default: 0.
 
     Attributes:
@@ -48,13 +49,13 @@ class Links:
             (jitter) of its next message.
 
     Raises:
-        InvalidInput: The network's hosts, links or slow ranks do not fit the number of ranks.
+        InvalidInput: If the network's hosts, links or slow ranks do not fit the number of ranks.
     """
 
     def __init__(self, network: Network, size: int, switches: int = 0) -> None:
         absent = [rank for rank in network.stragglers if rank >= size]
         if absent:
-            raise InvalidInput(f"stragglers {absent}: there are only ranks 0 to {size - 1}")
+            raise InvalidInput(f"stragglers={absent} do not exist; give ranks from 0 to {size - 1}")
         self.network = network
         self.size = size
         self._ends: tuple[Integers, Integers] = np.full(1, -1), np.full(1, -1)
@@ -66,7 +67,7 @@ class Links:
         self.numbers: Integers = np.zeros(self.nodes, np.int64)
 
     def way(self, source: Integers, destination: Integers) -> Route:
-        """Return each message's links; if the arguments are repeated, return the same object."""
+        """Return each message's links; for the same arguments again, return the same object."""
         if not (
             np.array_equal(self._ends[0], source) and np.array_equal(self._ends[1], destination)
         ):
@@ -103,23 +104,23 @@ class Links:
 
 
 def positions(groups: Integers) -> Integers:
-    """Return each row's index within its group of equal adjacent rows: [5, 5, 7] -> [0, 1, 0]."""
+    """Return each element's index within its run of equal elements: [5, 5, 7] -> [0, 1, 0]."""
     index = np.arange(len(groups))
     first = np.concatenate([[True], groups[1:] != groups[:-1]])
     return index - np.maximum.accumulate(np.where(first, index, 0))
 
 
 class Uncontended(Links):
-    """A fast model of links for the case that no link has messages of two rounds at a time.
+    """A fast model of links, valid if no link transfers messages of two rounds at the same time.
 
     Raises:
-        InvalidInput: The network's hosts, links or slow ranks do not fit the number of ranks.
+        InvalidInput: If the network's hosts, links or slow ranks do not fit the number of ranks.
     """
 
     def __init__(self, network: Network, size: int, switches: int = 0) -> None:
         super().__init__(network, size, switches)
-        # Routes are filled with the link number -1, which selects this last element, an infinite
-        # bandwidth.
+        # The arrays of routes are filled with the link number -1, which selects this last element,
+        # an infinite bandwidth.
         self._speed = np.append(self.bandwidth, np.inf)
         self._free: Seconds = np.zeros(len(self._speed))
         self._known: tuple[Route | None, bool, Seconds] = None, False, self._speed
@@ -136,15 +137,16 @@ class Uncontended(Links):
     ) -> Transfers | None:
         """Deliver a round's messages; return None if they compete with another round for a link.
 
-        A message leaves when all earlier messages of its source have left the source's link.
+        A message leaves its source when all earlier messages of this source have left the source's
+        link.
 
         Args:
             source, destination: The sending and the receiving rank of each message.
             nbytes: Bytes of each message.
             ready: For each message, the time in s at which the source hands it to the network.
-            shared: Whether messages of the round may share links; default: True. If messages share
-                links, the bandwidth fractions in `hops` have no meaning. If `shared` is False and
-                messages share links, the result is None.
+            shared: Whether messages of the same round may share links; default: True. If messages
+                share links, the bandwidth fractions in `hops` are meaningless. If `shared` is False
+                and messages share links, the result is None.
         """
         way = self.way(source, destination)
         links = [*way.departure, *way.arrival]
@@ -168,7 +170,7 @@ class Uncontended(Links):
         return Transfers(start, stop + way.latency + self.jitters(source), hops)
 
     def _shared(self, way: Route, nbytes: Seconds, start: Seconds) -> Seconds:
-        """Return the end times of messages that share links; reuse them if a round is repeated."""
+        """Return the end times of messages that share links, stored for repetitions of a round."""
         first = float(start.min())
         known, size, wait, duration = self._latest
         if not (

@@ -1,4 +1,4 @@
-"""Counter-based random numbers: functions of a seed and of keys, equal in all processes."""
+"""Counter-based random numbers, which depend only on a seed and keys, equally in all processes."""
 
 from __future__ import annotations
 

@@ -10,14 +10,14 @@ import numpy as np
 from labkit.network.fifo_links import FifoLinks
 from labkit.network.flows import Flows
 from labkit.network.links import Links
-from labkit.network.model import Network
+from labkit.network.network import Network
 from labkit.network.topology import Seconds
 from labkit.schedules.round import Integers
 
 Message: TypeAlias = tuple[float, int, int, int]  # (ticket, source, destination, bytes)
 
-MAX_FLOWS = 4096  # maximum number of stored flows, active or ended
-HEAD = 4  # stored numbers: time in s, next flow number, active flows, whether rates are valid
+MAX_FLOWS = 4096  # maximum number of flows in the table, active or ended
+HEAD = 4  # floats before the table: time, next flow, flow count, rates valid
 
 
 class SharedLinks(Protocol):
@@ -26,8 +26,9 @@ class SharedLinks(Protocol):
     All times are in seconds of a clock that all processes share.
 
     Attributes:
-        length: Number of floats of the shared memory; all floats must initially be zero.
-        version: A number that changes when earlier returned delivery times become invalid.
+        length: Number of floats in the shared memory, all of which must be zero at the start.
+        version: A number that changes whenever delivery times that were returned earlier become
+            invalid.
     """
 
     length: int
@@ -44,35 +45,37 @@ class SharedLinks(Protocol):
         Args:
             source, destination: The ranks of sender and receiver.
             nbytes: Bytes of the message.
-            turn: The turn number of the message; on each link, messages with the lowest turn are
-                sent first. With the turn `FREE`, a message need not wait for other messages.
+            turn: The turn number of the message; messages with the lowest turn on the sender's
+                outgoing link are transferred first. With the turn `FREE`, a message never waits for
+                other messages.
             now: The current time, in s.
         """
 
     def room(self, now: float) -> float:
-        """Return the time at which the links can accept another message."""
+        """Return the time from which the links can accept another message."""
 
     def leaves(self, ticket: float, now: float) -> float:
-        """Return the time at which the first byte leaves of this process's last message."""
+        """Return the time at which the first byte of this process's last message leaves."""
 
     def arrive(self, messages: Sequence[Message], now: float) -> float:
-        """Return the time at which the last of the messages arrives if no other one starts."""
+        """Return the arrival time of the last of the messages, if no further message starts."""
 
 
 def shared_links(network: Network, size: int) -> SharedLinks:
-    """Return shared links among `size` ranks, either fair or FIFO as in `network.sharing`."""
+    """Return shared links among `size` ranks, with fair or FIFO sharing as in `network.sharing`."""
     return _Fifo(network, size) if network.sharing == "fifo" else FlowTable(network, size)
 
 
 class FlowTable:
-    """A table in shared memory of all processes' active flows, and of the last flows' end times.
+    """A table in shared memory: active flows of all processes, and end times of recent flows.
 
-    The ticket of a flow, which identifies it for the receiver, is its number. Each access to the
-    table first advances all flows to the current time at their current rates (`Flows`). The state
-    of the table therefore does not depend on which processes access it or how often.
+    The ticket of a flow, by which the receiver identifies it, is the number of the flow. Each
+    access to the table first advances all flows to the current time at their current rates
+    (`Flows`). The state of the table therefore does not depend on which processes access it or how
+    often.
 
     Raises:
-        InvalidInput: The network's hosts, links or slow ranks do not fit the number of ranks.
+        InvalidInput: If the network's hosts, links or slow ranks do not fit the number of ranks.
     """
 
     def __init__(self, network: Network, size: int) -> None:
@@ -80,8 +83,8 @@ class FlowTable:
         self._columns = 6 + self._links.hops
         self._routes: dict[tuple[int, int], tuple[Integers, float]] = {}
         self.length = HEAD + MAX_FLOWS * self._columns
-        # `_last_flows` contains this process's last two flows on each outgoing link, and `_latest`
-        # is the link of its last flow.
+        # For each outgoing link, `_last_flows` contains this process's last two flows; `_latest` is
+        # the link of its last flow.
         self._last_flows: dict[int, tuple[int, int]] = {}
         self._latest = -1
 
@@ -121,22 +124,22 @@ class FlowTable:
         return way, constant + float(self._links.jitters(np.array([source]))[0])
 
     def room(self, now: float) -> float:
-        """Return the end time of the flow whose table column the next flow will reuse."""
+        """Return the end time of the oldest stored flow, whose table column is reused next."""
         return self._end_times([int(self._head[1]) - MAX_FLOWS], now)[0]
 
     def leaves(self, ticket: float, now: float) -> float:
-        """Return the end time of this process's previous flow on its last flow's first link."""
+        """Return the end time of this process's second-to-last flow on its most recent link."""
         return self._end_times([self._last_flows[self._latest][0]], now)[0]
 
     def arrive(self, messages: Sequence[Message], now: float) -> float:
-        """Return the time at which the last of the messages arrives, see `SharedLinks.arrive`."""
+        """Return the arrival time of the last of the messages, see `SharedLinks.arrive`."""
         numbers = [int(ticket) for ticket, *_ in messages]
         times = self._end_times(numbers, now)
         latencies = [float(self._latency[number % MAX_FLOWS]) for number in numbers]
         return max((sum(both) for both in zip(times, latencies, strict=True)), default=0.0)
 
     def _end_times(self, numbers: Sequence[int], now: float) -> list[float]:
-        """Return the end time of each flow; 0.0 for flows whose table column was reused."""
+        """Return the end time of each flow; 0.0 if a newer flow has replaced it in the table."""
         known = [number for number in numbers if number >= max(0, self._head[1] - MAX_FLOWS)]
         ends = dict.fromkeys(numbers, 0.0)
         ends |= {number: float(self._ends[number % MAX_FLOWS]) for number in known}
@@ -179,12 +182,12 @@ class FlowTable:
 
 
 class _Fifo:
-    """FIFO links whose state, the time until which each link is busy, is in shared memory.
+    """FIFO links, whose state (the time until which each link is busy) is in shared memory.
 
     The ticket of a message, which the receiver needs, is the time at which its first byte leaves.
     """
 
-    version = 0.0  # constant, because later messages never change a delivery time
+    version = 0.0  # never changes, as later messages change no delivery times
 
     def __init__(self, network: Network, size: int) -> None:
         self._queues = FifoLinks(network, size)

@@ -1,4 +1,4 @@
-"""Topologies, which map messages to links: one switch, hosts with uplinks, or any graph."""
+"""Topologies, which assign links to messages: one switch, hosts with uplinks, or any graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from labkit import schedules
 from labkit.common.errors import InvalidInput
-from labkit.network.model import Network
+from labkit.network.network import Network
 from labkit.schedules.round import Integers
 
 Seconds: TypeAlias = NDArray[np.float64]
@@ -20,13 +20,14 @@ Seconds: TypeAlias = NDArray[np.float64]
 class Route(NamedTuple):
     """The routes of messages as arrays of link numbers, where -1 means no link.
 
-    The first link of a route is the outgoing link of the source. On FIFO links, the sending process
-    reserves the departure links of a route, and the receiving process reserves the arrival links.
+    The first link of each route is the outgoing link of the source. On FIFO links, the sending
+    process reserves the departure links of a route, and the receiving process reserves the arrival
+    links.
 
     Attributes:
-        departure: For each link in the first half of the routes, an array with one link number per
+        departure: One array for each link in the first half of the routes, with one link number per
             message.
-        arrival: For each link in the second half of the routes, an array with one link number per
+        arrival: One array for each link in the second half of the routes, with one link number per
             message.
         latency: Latency in seconds, either an array with one value per message or one value for all
             messages.
@@ -38,7 +39,7 @@ class Route(NamedTuple):
 
 
 def topology(network: Network, size: int, switches: int = 0) -> _Switch | _Graph | _Adding:
-    """Return a network's topology of `size` ranks, and of `switches` that add up gradients."""
+    """Return the topology of a network; `switches` is the number of switches that add gradients."""
     if switches:
         return _Adding(network, size)
     if network.links is not None:
@@ -49,7 +50,7 @@ def topology(network: Network, size: int, switches: int = 0) -> _Switch | _Graph
 
 
 class _Switch:
-    """A single switch; rank r has the outgoing link r and the incoming link size + r."""
+    """A single switch: rank r sends on link r and receives on link size + r."""
 
     def __init__(self, network: Network, size: int, bandwidth: float) -> None:
         factors = [network.transfer_factor(rank) for rank in range(size)]
@@ -66,7 +67,7 @@ class _Switch:
 
 
 class _Hosts(_Switch):
-    """Hosts with uplinks: the links of a host's ranks lead to the switch of the host.
+    """Hosts with uplinks: the ranks of a host are connected to the host's switch.
 
     The links of the ranks have the lowest link numbers. The outgoing links of the hosts follow, and
     then the incoming links of the hosts.
@@ -103,8 +104,8 @@ class _Hosts(_Switch):
 class _Adding:
     """A tree of switches that add up messages (`schedules.in_network`), with two links per node.
 
-    The link from a node up to its parent has the same number as the node. The links from the
-    parents down to the nodes follow, in the order of the nodes.
+    The upward link from a node to its parent has the same number as the node. The downward links
+    from parents to nodes have the numbers after these, in the order of the nodes.
     """
 
     hops = 1
@@ -112,8 +113,8 @@ class _Adding:
     def __init__(self, network: Network, size: int) -> None:
         if network.links is not None:
             raise InvalidInput(
-                "an allreduce in the network uses a tree of switches: give a network without "
-                "links; hosts are allowed"
+                "an allreduce in the network needs a tree of switches, which links exclude; give a "
+                "network without links (hosts are allowed)"
             )
         hosts = network.hosts
         groups = list(map(list, hosts)) if isinstance(hosts, tuple) else hosts
@@ -180,14 +181,14 @@ class _Graph:
 
 
 def _padded(routes: list[list[int]]) -> list[Integers]:
-    """Return arrays of the routes' first links, second links, …; -1 where a route has ended."""
+    """Return arrays of the routes' first links, second links, …; -1 after the end of a route."""
     longest = max(map(len, routes))
     table = np.array([route + [-1] * (longest - len(route)) for route in routes], np.int64)
     return list(table.reshape(len(routes), longest).T)
 
 
 def _search(neighbours: Mapping[int, Iterable[int]], source: int) -> dict[int, int]:
-    """Return the predecessor of each rank on the shortest route from a source (breadth first)."""
+    """Return each rank's predecessor on its shortest route from a source (breadth-first search)."""
     previous = {source: source}
     queue = deque([source])
     while queue:

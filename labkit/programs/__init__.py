@@ -1,4 +1,4 @@
-"""Programs: strategies whose order of updates depends on timing, executed by two runtimes."""
+"""Programs: update strategies whose order of updates depends on timing, with two runtimes."""
 
 from labkit.programs.actions import (
     Action,

@@ -1,9 +1,10 @@
 """The actions that a program yields; the runtime executes each one and sends back an answer.
 
-A program is a Python generator; each worker and each server has one. The same generators run in two
-runtimes: on MPI ranks with the wall clock (`labkit.programs.mpi_runtime`), and in one process with
-a virtual clock (`labkit.programs.virtual_runtime`). A program never reads the time, so it behaves
-the same in both runtimes.
+A program is a Python generator; each worker and each server has one. The same generators run in
+both runtimes.
+One runtime uses MPI ranks and the wall clock (`labkit.programs.mpi_runtime`); the other uses one
+process and a virtual clock (`labkit.programs.virtual_runtime`). A program never reads the time, so
+it behaves the same in both runtimes.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ class Gradient:
         rows: Number of samples in the batch. For an empty batch, `rows` is 0 and all `values` are
             0.
         loss: Loss of the batch at the weights at which the gradient was requested.
-        step: Number of batches whose gradients the worker computed before this one.
+        step: Number of batches for which the worker computed gradients before this one.
         last: Whether training ends after this gradient.
-        before: For a backward pass, the gradients of its inputs, one for each member that sent an
-            input.
+        before: In the answer to a backward pass: the gradients of the pass's inputs, one for each
+            replica member that sent an input.
     """
 
     values: Vector
@@ -48,13 +49,12 @@ class Gradient:
 
 
 class Place(NamedTuple):
-    """One pass of one member (a stage, or a machine of a grid) of a model-parallel replica.
+    """One pass of one member (pipeline stage, or machine of a grid) of a model-parallel replica.
 
     Attributes:
-        worker: Number of the replica, which is the number of its worker.
-        member: Number of the member in the replica, counted from 0; a member is a stage, or a
-            machine of a grid.
-        turn: Number of the member's pass over the batch, counted from 0.
+        worker: Number of the replica, which is also the number of its worker.
+        member: Number of the stage or machine in the replica, counted from 0.
+        turn: Number of the pass among this member's passes over one batch, counted from 0.
         share: Fraction of the replica's total computation that belongs to this pass.
     """
 
@@ -67,10 +67,10 @@ class Place(NamedTuple):
 @record()
 @dataclass(frozen=True)
 class Passed:
-    """The outputs of a replica member's forward pass over the replica's next batch.
+    """The outputs of one replica member (stage or machine) from a forward pass over a batch.
 
     Attributes:
-        values: Outputs as flat vectors, one per receiving member.
+        values: Outputs as flat vectors, one for each replica member that receives outputs.
         step: Number of batches that the replica processed before this one.
     """
 
@@ -87,14 +87,15 @@ class Message:
         source: Program number of the sender: workers are 0, 1, …; the servers' numbers follow.
         values: Payload as a flat vector; None for a message without payload.
         version: Version of the weights, which is the number of updates applied to them.
-        rows: Number of samples from which a gradient was computed.
-        step: Number of the step of the worker that sends or receives the message.
-        ends: In a message with a gradient: whether training ends. In an answer, `ends` means that
-            no work is left. In a message without values that expects no answer, `ends` means that
-            the worker has failed.
+        rows: Number of samples from which the gradient in the message was computed.
+        step: Number of the training step of the worker that sends or receives the message.
+        ends: In a message with a gradient: whether training ends after this gradient. In an answer,
+            `ends` means that no work is left for the worker. In a message without values that
+            expects no answer, `ends` means that the worker has failed.
         wants: Whether the sender expects an answer.
-        sent, delivered: Times when the message was sent and when it was delivered, s.
-        held: In an answer: seconds from the delivery of the request to the sending of the answer.
+        sent, delivered: Times at which the message was sent and delivered, in s.
+        held: In an answer: the seconds between the delivery of the request and the sending of the
+            answer.
     """
 
     source: int
@@ -115,10 +116,12 @@ class Compute:
 
     Attributes:
         weights: Weights at which the gradient is computed, as a flat vector.
-        soft: Soft targets that are added to the labels, as a flat vector; see `Predict`.
+        soft: Soft targets, as a flat vector, that are used in addition to the labels; see
+            `Predict`.
         share: Coefficient of the soft targets' loss in the total loss.
-        penalty: Value of loss terms whose gradient is computed elsewhere, for example by the
-            server. The penalty is added only to the recorded loss.
+        penalty: Value of loss terms whose gradient is computed elsewhere, for example by a server.
+            The value `penalty` is added only to the recorded loss, not to the loss that is
+            differentiated.
     """
 
     weights: Vector
@@ -132,12 +135,12 @@ class Curvature:
     """Compute the curvature of the loss of a worker's first batch along blocks of weights.
 
     The answer is a `Gradient` whose values contain one row per block, flattened. Each row is the
-    Hessian times a vector that is ±1 in the block and 0 elsewhere.
+    product of the Hessian and a vector that is ±1 in one block and 0 elsewhere.
 
     Attributes:
         weights: Weights at which the curvature is computed, as a flat vector.
-        ends: Indices into the flat weights that bound the blocks, one more than the number of
-            blocks.
+        ends: Indices into the flat weights at which the blocks begin and end, one more than the
+            number of blocks.
     """
 
     weights: Vector
@@ -150,7 +153,7 @@ class Predict:
 
     Attributes:
         worker: Number of the worker whose batch is the input of the prediction.
-        step: Number of the batch, counted per worker.
+        step: Number of the batch, counted separately for each worker.
         weights: Weights of the model that predicts, as a flat vector.
     """
 
@@ -161,11 +164,11 @@ class Predict:
 
 @dataclass(frozen=True)
 class Forward:
-    """Run a replica member's forward pass over the next batch; the answer is a `Passed`.
+    """Run a forward pass of a replica member (stage or machine); the answer is a `Passed`.
 
     Attributes:
-        place: The replica, the member, and the number of the member's pass.
-        weights: Weights of the replica member, as a flat vector.
+        place: The replica, its member (stage or machine), and the number of this member's pass.
+        weights: Weights that belong to the replica member, as a flat vector.
         values: Outputs of other members that the pass reads, see `labkit.programs.passes.Pass`.
     """
 
@@ -176,14 +179,15 @@ class Forward:
 
 @dataclass(frozen=True)
 class Backward:
-    """Run the backward pass of a completed forward pass; the answer is a `Gradient`.
+    """Run the backward pass that belongs to an earlier forward pass; the answer is a `Gradient`.
 
-    The answer to a member's last backward pass contains the gradient of the member's weights, the
-    number of samples and the loss.
+    The answer to a replica member's last backward pass contains the gradient of the member's
+    weights, the number of samples and the loss.
 
     Attributes:
-        place: The replica, the member, and the number of the member's pass.
-        values: Gradients of the member's outputs, one per member that received an output.
+        place: The replica, its member (stage or machine), and the number of this member's pass.
+        values: Gradients of the member's outputs, one for each replica member that received an
+            output.
     """
 
     place: Place
@@ -198,7 +202,7 @@ class Update:
 
     Attributes:
         gradient: Gradient of the weights that this program stores, as a flat vector.
-        of: Messages whose gradients are part of this update, for the event log.
+        of: Messages from which the gradients of this update came, for the event log.
         rate: Factor by which the optimizer's learning rate is multiplied in this update.
     """
 
@@ -216,7 +220,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Drop:
-    """Record a gradient that a server ignores, because it is too late or its batch is empty."""
+    """Record that a server ignores a gradient because it is too late, or its batch is empty."""
 
     message: Message
 
@@ -226,9 +230,9 @@ class Send:
     """Send a message to another program; the sender continues without waiting for delivery.
 
     Attributes:
-        to: Number of the receiving program.
+        to: Program number of the receiver.
         message: Message to send.
-        answers: Earlier message that `message` answers; None if `message` is not an answer.
+        answers: The earlier message to which `message` is the answer; None if it is not an answer.
     """
 
     to: int
@@ -239,7 +243,7 @@ class Send:
 @record()
 @dataclass(frozen=True)
 class Receive:
-    """Receive the next message from one program or, if `source` is None, from any program."""
+    """Receive the next message from the program `source`; from any program if it is None."""
 
     source: int | None = None
 
@@ -247,14 +251,14 @@ class Receive:
 @record()
 @dataclass(frozen=True)
 class AllReduceAction:
-    """Average the workers' gradients, weighted by their samples; the answer is a `Gradient`.
+    """Average the workers' gradients, weighted by sample counts; the answer is a `Gradient`.
 
     Attributes:
         gradient: Gradient of this worker, or another vector to be averaged.
         algorithm: Name of the allreduce algorithm in `labkit.schedules.ALLREDUCE`.
         compressor: Compressor of the payload; None if the payload is sent uncompressed.
-        fragment: Number of the fragment of the weights to which the vector belongs. Each fragment
-            of the weights has its own error feedback.
+        fragment: Number of the fragment (a part of the weights) to which the vector belongs. Error
+            feedback of compression is stored separately for each fragment of the weights.
     """
 
     gradient: Gradient
@@ -277,7 +281,7 @@ class Join:
 
 @dataclass(frozen=True)
 class States:
-    """Return the worker's optimizer slots and its layers' moving statistics as one flat vector."""
+    """Request a worker's optimizer slots and layers' moving statistics as one flat vector."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +290,8 @@ class Adopt:
 
     Attributes:
         weights: New weights, as a flat vector.
-        states: New optimizer slots and statistics, see `States`; None if they stay unchanged.
+        states: New optimizer slots and moving statistics, see `States`; None if they stay
+            unchanged.
     """
 
     weights: Vector = field(repr=False)
@@ -303,8 +308,7 @@ class RestartPoint:
     """Mark a point at which this program can restart after a checkpoint is loaded.
 
     Attributes:
-        state: Values of the program's variables (except its `Roles`) from which the program
-            restarts.
+        state: Values of the program's variables (except its `Roles`) at this restart point.
     """
 
     state: Any = field(repr=False)
@@ -319,7 +323,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Report the weights of this program at the end of an epoch, for evaluation."""
+    """Report this program's weights at the end of an epoch, so that they can be evaluated."""
 
     epoch: int
     weights: Vector = field(repr=False)

@@ -14,16 +14,17 @@ from labkit.schedules.round import Integers
 
 @record()
 class Event(NamedTuple):
-    """A future event as data: the name and the arguments of the runtime method to be called."""
+    """A future event as data: the name of a runtime's method, and the arguments of its call."""
 
     what: str
     given: tuple[Any, ...]
 
 
-# Objects that exist again after a restart, each with the names of the attributes that a checkpoint
-# restores.
+# For each object that exists again after a restart: the object, with the names of the attributes
+# that a checkpoint restores.
 StateAttributes: TypeAlias = Sequence[tuple[object, Sequence[str]]]
-Schedule: TypeAlias = Callable[[float, Event], None]  # adds an event to the runtime at a time in s
+# Adds an event at a time in s to the runtime's queue.
+Schedule: TypeAlias = Callable[[float, Event], None]
 
 
 class MessageCarrier(Protocol):
@@ -31,21 +32,21 @@ class MessageCarrier(Protocol):
 
     @property
     def next(self) -> float:
-        """The time of the next event on the links, s; infinity if no event is pending."""
+        """The time in s of the next event on the network links; infinity if no event is pending."""
 
     def run(self, until: float) -> Sequence[tuple[float, Event]]:
-        """Advance the time to `until`, s; return (arrival time, event) for each sent message."""
+        """Advance the time to `until`, in s; return (arrival time, event) for each sent message."""
 
     def start(self, ends: tuple[int, int], nbytes: int, now: float, arrive: Event) -> None:
-        """Start the transfer of a message between two ranks; at its arrival, `arrive` happens."""
+        """Start a message between two ranks; the event `arrive` takes place at its arrival."""
 
     @property
     def state_attributes(self) -> StateAttributes:
-        """The objects, with their attributes, that change while messages are transferred."""
+        """The objects whose attributes change while messages are transferred, with these names."""
 
 
 def carrier(network: Network | None, places: int, schedule: Schedule) -> MessageCarrier:
-    """Return a message transport for a network, or without delays if the network is None."""
+    """Return a message transport for a network; if `network` is None, messages have no delay."""
     if network is None:
         return _Free(schedule)
     return (
@@ -54,7 +55,7 @@ def carrier(network: Network | None, places: int, schedule: Schedule) -> Message
 
 
 class _Free:
-    """A message transport without a network, in which each message arrives at once."""
+    """A message transport without a network model, in which each message arrives at once."""
 
     next = np.inf
     state_attributes: StateAttributes = ()
@@ -89,12 +90,12 @@ class _Fair:
         self._links = Links(network, places)
         self._flows = Flows(self._links.bandwidth, self._links.hops)
         self._ways: dict[tuple[int, int], tuple[Integers, float]] = {}
-        # Messages that start at the same time are added together, so that the rates are computed
-        # only once.
+        # Messages that start at the same time are added to the links together, so that transfer
+        # rates are computed only once.
         self._handed: list[tuple[int, Integers, float]] = []
         self._under_way: dict[int, tuple[float, Event]] = {}
         self._drained: list[tuple[float, Event]] = []
-        self._number = 0  # number of the next message to be sent
+        self._number = 0  # number that the next message receives
 
     @property
     def state_attributes(self) -> StateAttributes:

@@ -9,7 +9,7 @@ from labkit.compression import Compressor, Decoder, Encoder
 from labkit.programs.actions import Vector
 from labkit.programs.roles import Roles
 
-TENSORS = 1_000  # seeds per receiving program; each tensor has its own seed
+TENSORS = 1_000  # number of seeds per receiving program; each tensor has its own
 
 
 @record(
@@ -19,23 +19,25 @@ TENSORS = 1_000  # seeds per receiving program; each tensor has its own seed
 class CodecChannel:
     r"""One end of the channel between a worker and a server; each end has one such object.
 
-    A worker sends its compressed gradient. If the compressor has a memory, the worker stores the
-    compression error and adds it to the next gradient. A server with weights w sends the compressed
-    difference to the worker's copy \(\tilde w\) of the weights. Both then update the copy: \(\tilde
-    w \leftarrow \tilde w + D(E(w - \tilde w))\). In this formula, E is encoding and D is decoding.
-    Worker and server store bitwise identical copies \(\tilde w\) of the weights. The compression
-    error of an answer is thus part of the next difference.
+    A worker sends each gradient in compressed form. If the compressor uses error feedback, the
+    worker stores the compression error and adds it to the next gradient. A server with weights w
+    stores a copy \(\tilde w\) of the worker's weights, and sends the compressed difference \(w -
+    \tilde w\). Worker and server then both update their copies: \(\tilde w \leftarrow \tilde w +
+    D(E(w - \tilde w))\). In this formula, E is encoding and D is decoding. Worker and server store
+    bitwise identical copies \(\tilde w\) of the weights. The compression error of one answer is
+    therefore part of the difference that the next answer contains.
 
     Without a compressor, payloads are sent unchanged.
 
     Args:
         compressor: Compressor for both directions; None if payloads are not compressed.
-        roles: Roles of all programs, including the servers' parts and the initial weights.
+        roles: Roles of all programs, with the parts of the weights on each server, and the initial
+            weights.
         worker, server: Program numbers of the worker and the server.
 
     Attributes:
         compressor: The compressor that was passed as argument.
-        size, dtype: Number of elements and dtype of an uncompressed message.
+        size, dtype: Number of elements and dtype of a message that is not compressed.
 
     References: H. Tang, C. Yu, X. Lian, T. Zhang, J. Liu, DoubleSqueeze, 2019, arXiv 1905.05957,
     which compresses both directions with error feedback at both ends. Difference from
@@ -52,10 +54,10 @@ class CodecChannel:
         self._shapes, self.size = part.shapes, part.size
         self._followed: Vector = roles.weights[:0]
         if compressor is not None:  # no copy is needed without a compressor
-            self._followed = part.take(roles.weights)  # copy of the weights at the worker
+            self._followed = part.take(roles.weights)  # the worker's copy of the weights
 
     def push(self, gradient: Vector) -> Vector:
-        """Return the payload that a worker sends for a gradient of the server's weights."""
+        """Return the payload in which a worker sends a gradient to the server."""
         return gradient if self.compressor is None else self._pushes.encode(gradient)
 
     def pushed(self, payload: Vector) -> Vector:
@@ -63,7 +65,7 @@ class CodecChannel:
         return payload if self.compressor is None else self._heard.decode(payload)
 
     def answer(self, weights: Vector) -> Vector:
-        """Return the payload that a server sends to answer with its weights."""
+        """Return the payload in which a server sends its weights as an answer."""
         if self.compressor is None:
             return weights
         payload = self._answers.encode(weights - self._followed)
@@ -71,18 +73,18 @@ class CodecChannel:
         return payload
 
     def has(self, payload: Vector) -> Vector:
-        """Return the worker's copy of the weights after the server has sent this answer."""
+        """Return the weights that the worker will have after it receives the server's answer."""
         return payload if self.compressor is None else self._followed
 
     def answered(self, payload: Vector) -> Vector:
-        """Return the weights that a worker stores after it has decoded the server's answer."""
+        """Return the weights that the worker stores after it has decoded the server's answer."""
         if self.compressor is None:
             return payload
         self._followed = self._followed + self._told.decode(payload)
         return self._followed
 
-    # A worker or server encodes one direction and decodes the other, so it uses only two of the
-    # four codec objects below.
+    # A worker or a server encodes in one direction and decodes in the other, so it uses only two of
+    # the four codec objects below.
 
     @cached_property
     def _pushes(self) -> Encoder:

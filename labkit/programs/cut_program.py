@@ -1,4 +1,4 @@
-"""Programs of model-parallel replicas: several members compute, but servers see one worker."""
+"""Programs of model-parallel replicas: stages or machines compute, but servers see one worker."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ ProgramFactory: TypeAlias = Callable[[Any], Program]
 
 
 def passing(create: ProgramFactory, roles: Roles, number: int, mark: Any = None) -> Program:
-    """Run a worker's program on one member of a model-parallel replica.
+    """Run a worker's program on one member (stage or machine) of a model-parallel replica.
 
-    The diagram shows the forward (F) and backward (B) passes of two members over time:
+    The diagram shows the forward (F) and backward (B) passes of two replica members (stages, or
+    machines of a grid) over time:
 
         stages    first  F         B push ·····      forward: outputs go to the next stage,
                   last      F B push ·····           backward: their gradients come back
@@ -41,13 +42,14 @@ def passing(create: ProgramFactory, roles: Roles, number: int, mark: Any = None)
         grid      one    F ⇄ F ⇄ F B ⇄ B ⇄ B push    before each layer, members exchange the values
                   other  F ⇄ F ⇄ F B ⇄ B ⇄ B push    that others read; their gradients come back
 
-    Except for passes, each member executes all actions alone, with its part of the weights.
+    Each replica member executes all other actions of the program alone, with its part of the
+    weights.
 
     Args:
-        create: Function that creates a worker's program for the weights of the member, see
+        create: Function that creates a worker's program for the weights of one replica member, see
             `Roles.of_member`.
         roles: Roles of all programs.
-        number: Program number of the member.
+        number: Program number of the replica member.
         mark: State at the restart point; None if the program runs from its beginning.
     """
     inner, latest_messages = mark or (None, {})
@@ -68,17 +70,19 @@ def whole_replica_program(
 ) -> Program:
     """Run a server's program, which sees all members of a replica as one worker.
 
-    The server's answer is divided among the members, so that each receives the weights that it
-    stores. The server thus applies a gradient only after the messages of all members have arrived.
+    The server's answer is divided among the replica members, so that each receives the weights that
+    it stores. The server applies a gradient only after messages from all members of a replica have
+    arrived.
 
     Args:
-        create: Function that creates the server's original program.
+        create: Function that creates the server's program, which knows nothing about replica
+            members.
         roles: Roles of all programs.
         number: Program number of the server.
         mark: State at the restart point; None if the program runs from its beginning.
 
-    Difference from Dean 2012: there, a server applies one machine's part of a gradient without
-    waiting for the other machines' parts.
+    Difference from Dean 2012: there, a server applies each machine's part of a gradient without
+    waiting for other machines.
     """
     pieces = _PieceBuffer(roles, number)
     inner = None
@@ -102,7 +106,7 @@ def whole_replica_program(
 
 
 class _Member:
-    """A replica member that computes each gradient with the other members in several passes."""
+    """A replica member (stage or machine), which computes gradients together with the others."""
 
     def __init__(self, roles: Roles, number: int, latest_messages: dict[int, Message]) -> None:
         place = roles.place(number)
@@ -111,12 +115,12 @@ class _Member:
             (place._replace(turn=turn, share=each_pass.share), each_pass)
             for turn, each_pass in enumerate(roles.passes[place.member])
         ]
-        # `heard` contains the latest message from each member, which the next message to that
-        # member answers.
+        # `heard` contains the latest message from each sender, which the next message to this
+        # sender answers.
         self.heard = latest_messages
 
     def gradient(self, weights: Vector) -> Generator[Action, Any, Gradient]:
-        """Compute the gradient of the replica's next batch at the member's weights."""
+        """Compute the gradient of the replica's next batch, given this member's weights."""
         for turn, current_pass in self._turns:
             passed: Passed = yield Forward(
                 turn, weights, (yield from self._received(current_pass.gets))
@@ -137,7 +141,8 @@ class _Member:
         for source in sources:
             message = yield Receive(self._members[source])
             values.append(message.values)
-            self.heard[source] = replace(message, values=None)  # frees the memory of activations
+            # Frees the memory of the activations in the message.
+            self.heard[source] = replace(message, values=None)
         return tuple(values)
 
     def _sent(
@@ -149,7 +154,7 @@ class _Member:
 
 
 class _PieceBuffer:
-    """A buffer that stores members' messages until all members of a replica have sent one."""
+    """A buffer for messages from the members of replicas, which waits until each has sent one."""
 
     def __init__(self, roles: Roles, number: int) -> None:
         self._roles, self._own = roles, roles.part(number)
@@ -160,7 +165,7 @@ class _PieceBuffer:
         self.latest: dict[int, list[Message]] = {}
 
     def add(self, piece: Message) -> Message | None:
-        """Add a member's message; return the joined message if every member has sent one."""
+        """Add a replica member's message; return the joined message if every member sent one."""
         worker, member, *_ = self._roles.place(piece.source)
         queues = self.here[worker]
         queues[member].append(piece)
@@ -168,8 +173,8 @@ class _PieceBuffer:
             return None
         messages = self.latest[worker] = [queue.popleft() for queue in queues]
         delivered = max(message.delivered for message in messages)
-        # If a member has failed, its message is used, because the gradients of the other members
-        # are incomplete.
+        # If a replica member has failed, its message is returned, because the joined gradient would
+        # be incomplete.
         last = next((message for message in messages if _lost(message)), messages[-1])
         values = None if last.values is None else self._joined(messages)
         return replace(last, source=worker, values=values, delivered=delivered)
@@ -177,7 +182,7 @@ class _PieceBuffer:
     def divided(
         self, worker: int, values: Vector | None
     ) -> list[tuple[int, Vector | None, Message]]:
-        """Divide an answer's values: (member number, its values, the message it answers) each."""
+        """Return, for each replica member: its number, its part of the values, and its message."""
         parts = [None if values is None else part.take(values) for part in self._shared]
         return list(zip(self._roles.members(worker), parts, self.latest[worker], strict=True))
 
@@ -194,7 +199,7 @@ def _lost(message: Message) -> bool:
 
 
 def _next(program: Program, answer: Any) -> Action | None:
-    """Resume a program with an answer, and return its next action; None if it has ended."""
+    """Resume a program with an answer, and return its next action, or None if it has ended."""
     try:
         return program.send(answer)
     except StopIteration:

@@ -21,7 +21,7 @@ from labkit.programs.replica import Batches, Replica, Triple
 
 
 class _PendingBatch(NamedTuple):
-    """What a stage stores after a forward pass: batch number, samples, loss, and output shape."""
+    """Data that a stage stores after a forward pass: batch number, samples, loss, output shape."""
 
     step: int
     rows: int
@@ -30,36 +30,37 @@ class _PendingBatch(NamedTuple):
 
 
 class ReplicaMember(Protocol):
-    """The computation of one member for all replicas; a replica has at most one pending batch."""
+    """Computation of one stage or machine for all replicas, with one pending batch per replica."""
 
     @property
     def paths(self) -> list[str]:
-        """The paths of the member's variables in the Keras model."""
+        """The paths, in the Keras model, of the variables that belong to this replica member."""
 
     def pieces(self, flat: Vector) -> list[Vector]:
-        """Split the flat weights, or their gradient, into one flat vector per variable."""
+        """Split flat weights, or their gradient, into one flat vector per variable."""
 
     def forward(self, place: Place, weights: Vector, values: Sequence[Vector]) -> Passed:
         """Run one forward pass of the replica member at given weights."""
 
     def backward(self, place: Place, values: Sequence[Vector]) -> Gradient:
-        """Run a backward pass of the batch whose forward passes the replica has completed."""
+        """Run one backward pass over the batch for which the replica has run all forward passes."""
 
     def states(self, worker: int) -> list[np.ndarray]:
-        """Return the values of the non-trainable layer variables for a worker's replica."""
+        """Return the values of the non-trainable layer variables in a worker's replica."""
 
     def finish(self, weights: Vector, states: Sequence[np.ndarray]) -> None:
-        """Store weights in the whole model, and values in its non-trainable variables."""
+        """Store these weights, and the values of non-trainable variables, in the whole model."""
 
 
 class CutReplicas(NamedTuple):
-    """The result of dividing a model: the members of each replica, their weights and passes.
+    """The result of dividing a model: members (stages or machines) of a replica, weights, passes.
 
     Attributes:
         members: Computation of each replica member.
         parts: For each member, the part of the flat weights that it stores.
-        passes: For each member, its passes, with the members that it exchanges messages with.
-        described: Description of the cuts between stages, for the record of the run.
+        passes: For each member, its passes, with the numbers of the members that it exchanges
+            messages with.
+        described: Description of the cuts between stages, which is stored in the record of the run.
     """
 
     members: Sequence[ReplicaMember]
@@ -75,8 +76,8 @@ class CutReplica(Replica):
         model: Model of the stage, which shares its layers with the whole model.
         batches: Function of (worker, batch number) that returns a batch.
         variables: Weights of the stage, in the order of the whole model.
-        read: At the first stage, function that returns the stage's inputs from those of the model;
-            None at other stages.
+        read: At the first stage, function that selects the stage's inputs from the inputs of the
+            model; None at other stages.
         loss: At the last stage, loss function of (y, predictions, sample weights); None at other
             stages.
     """
@@ -112,15 +113,16 @@ class CutReplica(Replica):
         output = np.asarray(self._stage.forward(worker, unwrap_single(x), 1.0, targets))
         if self._stage.own_loss is not None:
             raise InvalidInput(
-                f"layers of {[layer.name for layer in self.model.layers]} add to the loss, which "
-                "only the last stage knows; remove their regularizers, or give stages=1"
+                f"layers among {[layer.name for layer in self.model.layers]} add to the loss, but "
+                "only the last stage computes the loss; remove their regularizers, or give "
+                "stages=1"
             )
         loss = float(output) if last else 0.0
         self._pending[worker] = _PendingBatch(number, rows, loss, output.shape)
         return Passed(() if last else (output.reshape(-1),), number)
 
     def backward(self, place: Place, values: Sequence[Vector]) -> Gradient:
-        """Compute the pending batch's gradient; the last stage also returns samples and loss."""
+        """Compute the gradient of the pending batch; the last stage adds its samples and loss."""
         step, rows, loss, shape = self._pending.pop(place.worker)
         last = self._loss is not None
         facts = (rows, loss, step) if last else (0, np.nan, step)
@@ -137,7 +139,7 @@ class CutReplica(Replica):
     def _batch(
         self, worker: int, number: int, values: Sequence[Vector]
     ) -> tuple[list[tf.Tensor], tf.Tensor | None, tf.Tensor | None]:
-        """Return a stage's inputs; at the last stage, also the targets and sample weights."""
+        """Return the inputs of a stage, and at the last stage also targets and sample weights."""
         x, y, weight = None, None, None
         if self._read is not None or self._loss is not None:
             x, y, weight = self._batches(worker, number)
@@ -147,16 +149,16 @@ class CutReplica(Replica):
 
 
 def cut(model: keras.Model, batches: Batches, stages: int) -> CutReplicas:
-    """Divide a model into stages, and return the members of a replica with their weights.
+    """Divide a model into stages, and return the computation of each stage with its weights.
 
     Raises:
-        InvalidInput: The model cannot be divided into this number of stages, each with trainable
-            weights and with one tensor as input from the previous stage.
+        InvalidInput: If the model cannot be divided into this number of stages, each of which has
+            trainable weights and a single tensor from the previous stage.
     """
     blocks = Blocks(model)
     if stages > len(blocks):
         raise InvalidInput(
-            f"stages={stages} need a block each, but the model is a chain of {len(blocks)}; "
+            f"stages={stages} need a block each, but the model has {len(blocks)} blocks; "
             f"allowed: 1 to {len(blocks)}"
         )
     counts = [part.count_params() for part in blocks.split(range(len(blocks) + 1)).models]
@@ -191,19 +193,19 @@ def cut(model: keras.Model, batches: Batches, stages: int) -> CutReplicas:
 
 
 def _validate_stage(part: keras.Model, stage: int, stages: int, weights: bool, dtype: str) -> None:
-    """Raise InvalidInput for a stage without trainable weights, or with unsuitable inputs."""
+    """Raise InvalidInput if a stage has no trainable weights, or if its inputs are unsuitable."""
     if not weights:
         raise InvalidInput(
             f"stages={stages} leave stage {stage} ({part.layers[-1].name}) without weights to "
-            "train; give fewer"
+            "train; give fewer stages"
         )
     if stage == 0:
         return
     inputs = part.inputs
     if len(inputs) > 1:
         raise InvalidInput(
-            f"{len(inputs)} tensors enter stage {stage}, including a mask; only one can: give "
-            "stages=1, or lk.Pipeline"
+            f"stage {stage} would receive {len(inputs)} tensors, including a mask, but only one is "
+            "supported; give stages=1, or use lk.Pipeline"
         )
     if inputs[0].dtype != dtype or None in inputs[0].shape[1:]:
         raise InvalidInput(
@@ -214,7 +216,7 @@ def _validate_stage(part: keras.Model, stage: int, stages: int, weights: bool, d
 
 
 def cache_latest_batch(batches: Batches) -> Batches:
-    """Cache each worker's latest batch, because several members of a replica request it."""
+    """Store each worker's latest batch, because several members of a replica request it."""
     latest: dict[int, tuple[int, Triple]] = {}
 
     def batch(worker: int, number: int) -> Triple:

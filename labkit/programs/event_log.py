@@ -18,34 +18,34 @@ Event: TypeAlias = dict[str, float]
 
 
 class Backend(Protocol):
-    """What a runtime calls to compute: gradients, updates, evaluation and progress reports."""
+    """The interface through which a runtime computes gradients, updates and evaluations."""
 
     def gradient(self, worker: int, weights: Vector) -> Gradient:
         """Compute the gradient of a worker's next batch at given weights."""
 
     def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
-        """Compute a gradient of the loss plus the soft targets' loss, with coefficient `share`."""
+        """Compute the gradient of the loss plus `share` times the loss for soft targets."""
 
     def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
-        """Return soft targets for a batch of a worker at given weights, as a flat vector."""
+        """Return soft targets for a batch of a worker, predicted with given weights."""
 
     def curved(self, worker: int, weights: Vector, ends: Sequence[int]) -> Gradient:
-        """Compute the curvature of the loss of a worker's first batch, along blocks of weights."""
+        """Compute the curvature of the loss of a worker's first batch along blocks of weights."""
 
     def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
-        """Run a forward pass of a replica member over the replica's next batch."""
+        """Run a forward pass of a replica member (stage or machine) over the next batch."""
 
     def backward(self, place: Place, values: tuple[Vector, ...]) -> Gradient:
         """Run the backward pass that belongs to a completed forward pass."""
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
-        """Apply a gradient to a program's weights; return the new, read-only weights."""
+        """Apply a gradient to a program's weights; return the new weights, which are read-only."""
 
     def states(self, worker: int) -> Vector:
         """Return a worker's optimizer slots and layer statistics as one flat vector."""
 
     def adopt(self, worker: int, weights: Vector, states: Vector | None) -> Vector:
-        """Replace a worker's weights, and its state if one is given; return the new weights."""
+        """Replace a worker's weights, and its states if they are given; return the new weights."""
 
     def forget(self, worker: int) -> None:
         """Reset a worker's optimizer: its slots and its step counter."""
@@ -54,7 +54,7 @@ class Backend(Protocol):
         """Record a completed step of a worker as one row of the run's history."""
 
     def snapshot(self, epoch: int, holder: int, weights: Vector, now: float) -> None:
-        """Record a program's weights at the end of an epoch, at `now` elapsed seconds."""
+        """Record a program's weights at the end of an epoch; `now` is the elapsed time in s."""
 
     def stops(self) -> bool:
         """Return whether training must end now."""
@@ -63,12 +63,12 @@ class Backend(Protocol):
 @record()
 @dataclass
 class Carried:
-    """A worker's traffic: messages that it sent, or received from programs without history rows.
+    """A worker's traffic: messages that it sends, or receives from programs without history rows.
 
     Attributes:
-        nbytes: Total bytes of the messages' payloads.
+        nbytes: Total bytes of the payloads of all messages.
         wire: Total bytes that were sent over the network.
-        messages: Number of messages that this traffic consists of.
+        messages: Number of messages in this traffic.
     """
 
     nbytes: int = 0
@@ -84,16 +84,16 @@ class Carried:
 @record()
 @dataclass
 class Play:
-    """A worker's step in progress, which lasts from one gradient request to the next.
+    """A worker's unfinished training step, which lasts from one gradient request to the next.
 
     Attributes:
-        start: Time when the step began, in s.
-        gradient: Computed gradient of the step, without its values.
+        start: Time at which the step began, in s.
+        gradient: The gradient that the step computed, without its values.
         computed: Total compute time of the step, in s.
-        until: Time when the step's computation ended, in s.
+        until: Time at which the latest computation of the step ended, in s.
         carried: Traffic of the worker in this step.
         coded: Total time for encoding and decoding in the step, in s.
-        held: Seconds for which the worker waited for other workers.
+        held: Seconds for which the worker has waited for other workers in this step.
     """
 
     start: float
@@ -107,21 +107,23 @@ class Play:
 
 @dataclass
 class EventLog:
-    """The log of a program run: a history row per worker and step, and events of server updates.
+    """The log of a program run: one history row per worker and step, and events of server updates.
 
     Attributes:
-        backend: Backend, to which the log passes a row for each completed step.
-        steps: Number of steps per epoch.
-        events: One event for each gradient that a server receives. The keys of an event are server,
-            update, worker, step, version, staleness, rows, sent, delivered and applied. Here update
-            is the number of the server's update (-1 for a dropped gradient), and version is that of
-            the gradient's weights. The values of sent, delivered and applied are times in s.
-        losses: Failures of workers, each with worker, seconds (time in s), and gradients (the
-            number that the worker computed).
-        writers: Numbers of the programs that have history rows: workers, and all members of a
-            model-parallel replica. Each message is counted once, in its sender's row. If the sender
-            is a server, which has no rows, the message is counted in the receiver's row. The row of
-            a replica's last member contains the replica's loss and number of samples.
+        backend: Backend that receives a history row for each completed step.
+        steps: Number of training steps per epoch.
+        events: A list with one event for each gradient that a server receives. The keys of an event
+            are server, update, worker, step, version, staleness, rows, sent, delivered and applied.
+            Here `update` is the number of the server's update (-1 for a dropped gradient), and
+            `version` is that of the weights at which the gradient was computed. The values of
+            `sent`, `delivered` and `applied` are times in s.
+        losses: Failures of workers (not training losses), each with worker, seconds (time in s),
+            and gradients (the number that the worker computed).
+        writers: Numbers of the programs that have history rows: workers, or all members (stages or
+            machines) of model-parallel replicas. Each message is counted once, in the history row
+            of its sender. If the sender is a server, which has no history rows, the message is
+            counted in the receiver's row. The history row of a replica's last member contains the
+            loss and the number of samples of the replica.
     """
 
     backend: Backend
@@ -130,7 +132,8 @@ class EventLog:
     losses: list[Event] = field(default_factory=list)
     writers: Container[int] = ()
     _plays: dict[int, Play] = field(default_factory=dict)
-    _ahead: dict[int, Carried] = field(default_factory=dict)  # by worker: traffic of its next step
+    # For each worker: traffic of its next training step.
+    _ahead: dict[int, Carried] = field(default_factory=dict)
     _updates: dict[int, int] = field(default_factory=dict)
 
     def record_gradient(self, worker: int, gradient: Gradient, start: float, stop: float) -> None:
@@ -140,12 +143,12 @@ class EventLog:
         self._plays[worker] = Play(start, _about(gradient), stop - start, stop, carried)
 
     def record_prediction(self, worker: int, seconds: float) -> None:
-        """Add the seconds of a worker's predictions to the compute time of its current step."""
+        """Add the seconds of a worker's predictions to its current step's compute time."""
         if play := self._plays.get(worker):
             play.computed += seconds
 
     def record_forward(self, member: int, passed: Passed, start: float, stop: float) -> None:
-        """Record a member's forward pass; the first pass over a batch ends the previous step."""
+        """Record a replica member's forward pass; the first pass over a batch begins a new step."""
         play = self._plays.get(member)
         if play is None or play.gradient.step != passed.step:
             self.record_gradient(
@@ -155,17 +158,17 @@ class EventLog:
             play.computed, play.until = play.computed + stop - start, stop
 
     def record_backward(self, member: int, gradient: Gradient, start: float, stop: float) -> None:
-        """Record a member's backward pass; the last one returns the gradient of its weights."""
+        """Record a replica member's backward pass; the last one has the gradient of its weights."""
         if play := self._plays.get(member):
             play.gradient = _about(gradient)
             play.computed, play.until = play.computed + stop - start, stop
 
     def end_step(self, worker: int, now: float) -> None:
-        """End the current step of a worker, and record its row; do nothing without a step."""
+        """End the current step of a worker, if there is one, and record its history row."""
         play = self._plays.pop(worker, None)
         if play is None:
             return
-        if traffic := self._ahead.pop(worker, None):  # counted for a next step that never began
+        if traffic := self._ahead.pop(worker, None):  # traffic of a next step that never began
             play.carried.add(traffic.nbytes, traffic.wire, traffic.messages)
         seconds = now - play.start
         rest = max(0.0, seconds - play.computed - play.coded)
@@ -189,13 +192,13 @@ class EventLog:
         )
 
     def record_failure(self, members: Sequence[int], now: float) -> None:
-        """Record that a replica and all its members failed; discard unfinished gradients."""
+        """Record that a replica and all its members failed; discard gradients not yet complete."""
         *others, worker = members
         for member in others:
             self._plays.pop(member, None)
         play = self._plays.get(worker)
         step = play.gradient.step if play else 0
-        # If a member has not completed its last backward pass, its loss is NaN.
+        # The loss is NaN until the replica member has completed its last backward pass.
         done = play is not None and play.until <= now and not math.isnan(play.gradient.loss)
         if not done:
             self._plays.pop(worker, None)
@@ -203,7 +206,7 @@ class EventLog:
         self.end_step(worker, now)
 
     def count_sent(self, worker: int, message: Message, on_wire: bool) -> None:
-        """Count a sent message in the sender's current step, or else in its next step."""
+        """Count a sent message in the sender's current training step, or in its next step."""
         play = self._plays.get(worker)
         if play is not None and message.step <= play.gradient.step:
             _count(play.carried, message, on_wire)
@@ -211,7 +214,7 @@ class EventLog:
             _count(self._ahead.setdefault(worker, Carried()), message, on_wire)
 
     def count_received(self, worker: int, message: Message, on_wire: bool) -> None:
-        """Count a received message in the receiver's row if the sender is a server."""
+        """Count a received message in the receiver's history row if the sender is a server."""
         play = self._plays.get(worker)
         if play is not None and message.source not in self.writers:
             _count(play.carried, message, on_wire)
@@ -222,12 +225,12 @@ class EventLog:
             play.coded += seconds
 
     def record_wait(self, worker: int, seconds: float) -> None:
-        """Record that other workers delayed a worker; each step stores the longest such delay."""
+        """Record a delay of a worker by other workers; a step stores only its longest delay."""
         if play := self._plays.get(worker):
             play.held = max(play.held, seconds)
 
     def record_allreduce(self, worker: int, meeting: AllReduceState) -> None:
-        """Add a worker's traffic and waiting time in an allreduce to its current or next step."""
+        """Add an allreduce's traffic and waiting time to the current or next step of a worker."""
         play = self._plays.get(worker)
         carried = play.carried if play else self._ahead.setdefault(worker, Carried())
         carried.add(meeting.nbytes, meeting.wire, meeting.messages)
@@ -235,7 +238,7 @@ class EventLog:
             play.held += meeting.held
 
     def record_update(self, server: int, of: Sequence[Message], now: float) -> None:
-        """Record that a server applies the gradients of these messages as one update."""
+        """Record that a server applies the gradients from these messages in one update."""
         number = self._updates.get(server, 0)
         self._updates[server] = number + 1
         for message in of:

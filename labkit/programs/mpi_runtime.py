@@ -55,19 +55,19 @@ _STATE = ("_players", "_ready", "_near", "_far", "_wakes", "_begin")
 
 
 class MpiRuntime(Runtime):
-    """A runtime that executes the programs of one rank, and sends messages to others over MPI.
+    """A runtime that executes one rank's programs, and exchanges messages with others over MPI.
 
-    A rank with one program computes in its main thread. If a rank has a worker and a server, the
-    server can answer each gradient while the worker computes. The worker of such a rank computes in
-    a second thread, and only the main thread calls MPI.
+    A rank with one program computes in its main thread. If a rank has both a worker and a server,
+    the server can answer gradients while the worker computes. The worker of such a rank computes in
+    a second thread; only the main thread calls MPI.
 
     Args:
         programs: Programs of this rank, by program number.
-        hosts: Rank of each program, by the program's number.
+        hosts: Number of the rank that executes each program, by program number.
         communicator: Communicator of all ranks.
         backend: Backend that computes gradients and applies them.
         event_log: Event log of steps and updates.
-        dtype: Dtype of the messages' values.
+        dtype: Dtype of the vectors in messages.
         mailbox: Transport of messages; None for MPI's two-sided sends and receives.
         meanwhile: Whether a server may answer while the worker on the same rank computes.
         shapes: Shapes of the model's weights, for compression by layer.
@@ -89,15 +89,16 @@ class MpiRuntime(Runtime):
     ) -> None:
         super().__init__(programs, hosts, backend, event_log)
         self._communicator, self._dtype = communicator, np.dtype(dtype)
-        self._ready: dict[int, Any] = dict.fromkeys(programs)  # by program: its next answer
+        # For each program: the next answer that it receives.
+        self._ready: dict[int, Any] = dict.fromkeys(programs)
 
-        # Messages with their receivers: `_near` contains messages from this rank, and `_far` those
-        # from other ranks.
+        # `_near` and `_far` contain messages and their receivers: `_near` those from this rank,
+        # `_far` those from other ranks.
         self._near: deque[tuple[int, Message]] = deque()
         self._far: deque[tuple[int, Message]] = deque()
-        self._wakes: dict[int, float] = {}  # by program: time in s at which its `Wait` action ends
+        self._wakes: dict[int, float] = {}  # for each program: time in s at which its `Wait` ends
 
-        # Pending computations in the second thread, by program number.
+        # The computations, by program number, that have not ended in the second thread.
         self._computes: dict[int, Future[Spent]] = {}
         self._clock, self._mailbox = communicator.clock, mailbox or communicator.mailbox(hosts)
         self._behind = 0.0  # clock time minus this runtime's time, in s
@@ -106,12 +107,13 @@ class MpiRuntime(Runtime):
         self._slowdown_context: Callable[[], AbstractContextManager[None]] = computing(communicator)
         self._compute_thread = ThreadPoolExecutor(1) if len(programs) > 1 and meanwhile else None
         self._shapes, self._seed = shapes, seed
-        self._means: dict[int, CompressedMean] = {}  # error feedback of compressors, by fragment
+        # Compressors' error feedback, by fragment of the weights.
+        self._means: dict[int, CompressedMean] = {}
 
         # Error feedback that was restored from a checkpoint, by fragment of the weights.
         self._restored_feedback: dict[int, Mapping[str, Vector]] = {}
-        # While an allreduce runs in this thread, no other thread calls MPI, so no messages are
-        # sent.
+        # While an allreduce runs in this thread, no other thread calls MPI, so other messages are
+        # not sent.
         self._allreduce_thread = ThreadPoolExecutor(1)
         self._under_way: Future[AllReduceState] | None = None
 
@@ -122,7 +124,8 @@ class MpiRuntime(Runtime):
             between: Function that is called between two actions, for example to save a checkpoint.
 
         Raises:
-            RankFailed, WaitTooLong: A rank failed, or a wait took too long; see `Communicator`.
+            RankFailed, WaitTooLong: If a rank failed, or if a wait took too long; see
+                `Communicator`.
         """
         patience = self._communicator.wait_policy
         self._between, self._begin = between, self._begin or self._now()
@@ -150,7 +153,7 @@ class MpiRuntime(Runtime):
         return self.still is None or self.still.all_ended()
 
     def _advance(self) -> bool:
-        """Receive messages and resume all ready programs; return whether any program resumed."""
+        """Receive messages and resume all programs that are ready; return whether any was."""
         self._receive_all()
         for number in [number for number, wakes in self._wakes.items() if wakes <= self._now()]:
             del self._wakes[number]
@@ -166,7 +169,7 @@ class MpiRuntime(Runtime):
         return happens
 
     def _receive_all(self) -> None:
-        """Receive messages from other ranks, and results from the second thread."""
+        """Receive messages from other ranks, and results of computations in the second thread."""
         for letter in self._mailbox.collect():
             self._far.append(self._decode(letter))
             if self.still is not None:
@@ -180,14 +183,14 @@ class MpiRuntime(Runtime):
     # --- state -------------------------------------------------------------------------------
 
     def keeps(self, outside: Mapping[str, object]) -> None:
-        """Enable checkpoints, see `Runtime.keeps`; this rank then counts its messages."""
+        """Enable checkpoints, see `Runtime.keeps`; from now on, this rank counts its messages."""
         super().keeps(outside)
         self.still = Quiescence(self._communicator)
 
     def stands(self) -> int | None:
         """Pause until all ranks are quiescent (collective); return the total number of steps.
 
-        If another rank waits for this rank, the result is None, and this rank must continue first.
+        The result is None if another rank waits for this rank, which must then continue first.
         """
         assert self.still is not None  # for the type checker, because `keeps` was called
         if self._under_way is not None:
@@ -202,7 +205,7 @@ class MpiRuntime(Runtime):
         return [(self, _STATE), *super()._state_attributes]
 
     def keep(self, backend_state: Any = None) -> ProgramState:
-        """Return the state of this rank; all ranks must be quiescent (see `VirtualRuntime`)."""
+        """Return this rank's state, see `VirtualRuntime.keep`; all ranks must be quiescent."""
         assert self.still is not None  # for the type checker, because `keeps` was called
         meeting = None if self._under_way is None else self._under_way.result()
         means = {fragment: means.state_dict() for fragment, means in self._means.items()}
@@ -210,7 +213,7 @@ class MpiRuntime(Runtime):
         return self._save_state(own_state, backend_state)
 
     def take(self, state: ProgramState, program: Callable[[int, Any], Program]) -> Any:
-        """Restore a saved state of this rank, and return the backend's state that it contains."""
+        """Restore the state of this rank from `state`, and return the backend's state in it."""
         assert self.still is not None  # for the type checker, because `keeps` was called
         (now, steps, meeting, self._restored_feedback), backend_state = self._restore_state(
             state, program
@@ -223,10 +226,10 @@ class MpiRuntime(Runtime):
         return backend_state
 
     def _offer_checkpoint(self, number: int) -> None:
-        """Allow a checkpoint of the state before a program requested its current action.
+        """Offer a checkpoint of the state in which a program has not yet requested its action.
 
-        A restored program receives its previous answer again, and then requests the current action
-        again.
+        After a restart from this checkpoint, the program receives its previous answer again, and
+        then requests the same action again.
         """
         if self._between is not None:
             answers = self._players[number].heard
@@ -235,7 +238,7 @@ class MpiRuntime(Runtime):
             answers.append(self._ready.pop(number))
 
     def _execute(self, number: int, action: Action) -> tuple[bool, Any]:
-        """Execute an action; a computation runs in the second thread if there is one."""
+        """Execute an action; if the rank has a second thread, computations run in this thread."""
         self._offer_checkpoint(number)
         match action:
             case Compute() | Forward() | Backward():
@@ -296,7 +299,7 @@ class MpiRuntime(Runtime):
     # --- allreduce ---------------------------------------------------------------------------
 
     def _count_allreduce(self) -> None:
-        """Count an allreduce that this rank starts; all ranks must start it before they pause."""
+        """Count an allreduce at its start; ranks can pause only when their counts are equal."""
         if self.still is not None:
             self.still.count(allreduces=1)
 
@@ -325,7 +328,7 @@ class MpiRuntime(Runtime):
         return AllReduceState(mean, wait, self._now(), *counts)
 
     def _compressed_mean(self, action: AllReduceAction, values: Vector, name: str) -> None:
-        """Replace values by their mean over all ranks, using compressed messages (collective)."""
+        """Replace values by their mean over all ranks; the messages are compressed (collective)."""
         assert action.compressor is not None  # for the type checker
         if action.fragment not in self._means:
             means = CompressedMean(self._communicator, action.compressor, self._seed)
@@ -341,7 +344,8 @@ class MpiRuntime(Runtime):
             for edges, shape in zip(pairwise(ends), shapes, strict=True)
         ]
         means = self._means[action.fragment]
-        pieces = [values[layer.start : layer.stop] for layer in layers]  # views to update in place
+        # Views, so that `values` is updated in place.
+        pieces = [values[layer.start : layer.stop] for layer in layers]
         means.reduce(action.fragment, pieces, layers, action.algorithm, name)
 
     def _finish_allreduce(self, number: int, meeting: AllReduceState) -> Gradient:
@@ -362,7 +366,7 @@ class MpiRuntime(Runtime):
         has, version, rows, step, ends, sent, wait, wants = letter.words.tolist()
         values = letter.values.view(self._dtype) if has else None
         if values is not None and self.still is not None and self._mailbox.in_place:
-            # A checkpoint's state contains references to the values, but the mailbox reuses its
+            # The state for a checkpoint refers to the values, but the mailbox overwrites its
             # buffer, so the values are copied.
             values = values.copy()
             self._mailbox.free(letter.route)

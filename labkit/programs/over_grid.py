@@ -1,4 +1,4 @@
-"""Replicas of a model on a grid of machines: the division, and the exchanged values."""
+"""Replicas of a model on a grid of machines: weights of each machine, and exchanged values."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from labkit.schedules.grid import Grid, first_trained_layer, validate_grid
 
 
 def tiled(model: keras.Model, batches: Batches, grid: Grid) -> CutReplicas:
-    """Divide a model over a grid of machines; machine 0, which computes the loss, is the last.
+    """Divide a model over a grid of machines; machine 0, the last member, computes the loss.
 
     Raises:
-        InvalidInput: A layer cannot be divided, or has fewer positions or units than there are
-            machines.
+        InvalidInput: If a layer cannot be divided, or if there are more machines than output
+            positions or units of a layer to divide among them.
     """
     validate_grid(grid, None, planes_of(pieces_of(model)))
     dtype = str(model.trainable_variables[0].dtype)
@@ -41,7 +41,7 @@ def tiled(model: keras.Model, batches: Batches, grid: Grid) -> CutReplicas:
 
 
 def _part(machine: GridMachine, model: keras.Model) -> ServerPieces:
-    """Return the part of the flat weights that a machine stores."""
+    """Return the ranges of the flat weights that a machine stores."""
     weights = model.trainable_variables
     (all_of_it,) = placed([tuple(weight.shape) for weight in weights], 1, "round_robin")
     places = {id(pair.whole): pair.place for pair in machine.owned_pairs()}
@@ -54,7 +54,7 @@ def _part(machine: GridMachine, model: keras.Model) -> ServerPieces:
 
 
 def _passes(machine: GridMachine, work: int) -> list[Pass]:
-    """Return a machine's passes: one for the input, one for each layer, and one for the loss."""
+    """Return a machine's passes: one for the input, one per layer, and one for the loss."""
     others, first, last = machine.others, first_trained_layer(machine.planes), machine.number == 0
 
     def members(numbers: Sequence[int]) -> tuple[int, ...]:
@@ -82,7 +82,7 @@ def _passes(machine: GridMachine, work: int) -> list[Pass]:
 
 
 def _work(machine: GridMachine, number: int) -> int:
-    """Return the number of multiplications per sample of a machine's part of a layer."""
+    """Return how many multiplications a machine needs for a layer, per sample."""
     piece = machine.pieces[number]
     reads, holds = extent(machine.read[number]), extent(machine.held[number + 1])
     if piece.plane.kind == "units":

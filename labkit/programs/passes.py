@@ -1,4 +1,4 @@
-"""The passes of a replica member: its computations between exchanges of messages, as data."""
+"""Passes of a replica member: its computations between two exchanges of messages, as data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labkit.programs.placement import ServerPieces
 
 @dataclass(frozen=True)
 class Pass:
-    """A part of a member's computation, which runs first forward and later backward.
+    """A part of a replica member's computation, which runs forward, and later backward.
 
         forward     gets ──► compute ──► gives
         backward    gives ──► compute ──► gets      with the gradients of the same values
@@ -19,10 +19,10 @@ class Pass:
         gets: Numbers of the replica members whose outputs the pass reads.
         gives: Numbers of the replica members whose next pass reads the outputs of this pass.
         share: Fraction of the replica's total computation that belongs to this pass.
-        goes_back: Whether the pass runs backward, because its weights, or weights of earlier
+        goes_back: Whether the pass also runs backward, because its own weights, or those of earlier
             passes, need a gradient.
         returns: Whether weights of earlier passes need a gradient. If so, the backward pass sends
-            the gradients of the inputs to the members in `gets`.
+            gradients of the pass's inputs to the members in `gets`.
     """
 
     gets: tuple[int, ...] = ()
@@ -33,11 +33,11 @@ class Pass:
 
 
 def staged(parts: Sequence[ServerPieces]) -> list[list[Pass]]:
-    """Return the passes of each pipeline stage: one per stage, which runs forward and backward.
+    """Return the passes of each pipeline stage: a single one, which runs forward and backward.
 
     Args:
-        parts: Weights of each stage. The fraction of weights that a stage has is used as its
-            fraction of the computation.
+        parts: For each stage, the ranges of the flat weights that it has. A stage's fraction of the
+            computation is estimated by its fraction of the weights.
     """
     last, size = len(parts) - 1, sum(part.size for part in parts)
     return [

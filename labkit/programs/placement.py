@@ -15,7 +15,8 @@ from labkit.common.rows import cut
 from labkit.common.state import record
 from labkit.programs.actions import Vector
 
-Index: TypeAlias = tuple[slice | EllipsisType, ...]  # an index of elements within a tensor
+# An index expression that selects elements of a tensor.
+Index: TypeAlias = tuple[slice | EllipsisType, ...]
 
 
 @record()
@@ -26,7 +27,7 @@ class TensorPiece:
     Attributes:
         tensor: Number of the tensor in the model's list of weights.
         start, stop: Range of indices in the flat weights; `stop` is excluded.
-        shape: Shape of the tensor if the piece is a whole tensor, else None.
+        shape: Shape of the tensor if the whole tensor is in this range; otherwise None.
     """
 
     tensor: int
@@ -35,7 +36,7 @@ class TensorPiece:
     shape: tuple[int, ...] | None
 
     def within(self, index: Index) -> list[TensorPiece]:
-        """Return the ranges of the flat weights that an index into the tensor selects."""
+        """Return the ranges of the flat weights that an index into this tensor selects."""
         elements = np.arange(self.start, self.stop).reshape(self.shape or (-1,))[index].reshape(-1)
         ends = np.flatnonzero(np.diff(elements) > 1) + 1
         runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(elements, ends)]
@@ -45,7 +46,7 @@ class TensorPiece:
 @record()
 @dataclass(frozen=True)
 class ServerPieces:
-    """The weights of one server: several pieces of the flat weights, concatenated."""
+    """The weights on one server: several ranges of the flat weights, concatenated."""
 
     pieces: tuple[TensorPiece, ...]
 
@@ -56,14 +57,14 @@ class ServerPieces:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of the pieces; a piece that is not a whole tensor is a vector."""
+        """The shapes of the tensors on this server; a part of a tensor counts as a flat vector."""
         return [
             (piece.stop - piece.start,) if piece.shape is None else piece.shape
             for piece in self.pieces
         ]
 
     def take(self, flat: Vector) -> Vector:
-        """Return this server's elements of a flat vector; a view if they are contiguous."""
+        """Return this server's elements of a flat vector, as a view if they are contiguous."""
         stretches = self._stretches
         if len(stretches) == 1:
             return flat[stretches[0][0] : stretches[0][1]]
@@ -77,7 +78,7 @@ class ServerPieces:
             at += stop - start
 
     def within(self, other: ServerPieces) -> ServerPieces:
-        """Return the overlap with another server's pieces, as ranges of this server's vector."""
+        """Return the weights in both `self` and `other`, as ranges of this server's own vector."""
         pieces: list[TensorPiece] = []
         at = 0
         for piece in self.pieces:
@@ -95,7 +96,7 @@ class ServerPieces:
 
     @cached_property
     def _stretches(self) -> list[tuple[int, int]]:
-        """The index ranges of the pieces in the flat weights; adjacent ranges are merged."""
+        """The ranges of the flat weights on this server, where adjacent ranges are merged."""
         stretches: list[tuple[int, int]] = []
         for piece in self.pieces:
             if stretches and stretches[-1][1] == piece.start:
@@ -106,7 +107,7 @@ class ServerPieces:
 
 
 def placed(shapes: Sequence[tuple[int, ...]], servers: int, placement: str) -> list[ServerPieces]:
-    """Place tensors on servers by a rule of `PLACEMENTS`; return the pieces of each server."""
+    """Place tensors on servers by a named rule (`PLACEMENTS`); return the ranges of each server."""
     ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)]).tolist()
     tensors = [
         TensorPiece(number, start, stop, tuple(shape))
@@ -116,12 +117,12 @@ def placed(shapes: Sequence[tuple[int, ...]], servers: int, placement: str) -> l
 
 
 def round_robin(tensors: Sequence[TensorPiece], servers: int) -> list[list[TensorPiece]]:
-    """Place tensor k on server k mod n of n, as TensorFlow's `replica_device_setter` does."""
+    """Place tensor k on server k mod n of n servers, like TensorFlow's `replica_device_setter`."""
     return [list(tensors[server::servers]) for server in range(servers)]
 
 
 def greedy(tensors: Sequence[TensorPiece], servers: int) -> list[list[TensorPiece]]:
-    """Place each tensor, in the model's order, on the server that has the fewest weights so far.
+    """Place each tensor, in the model's order, on the server with the fewest weights so far.
 
     Reference: TensorFlow's `GreedyLoadBalancingStrategy` with `byte_size_load_fn`, which uses the
         same rule.
@@ -136,7 +137,7 @@ def greedy(tensors: Sequence[TensorPiece], servers: int) -> list[list[TensorPiec
 
 
 def sharded(tensors: Sequence[TensorPiece], servers: int) -> list[list[TensorPiece]]:
-    """Divide the flat weights into ranges of equal size, one per server; they may cut tensors."""
+    """Divide the flat weights into one range of equal size per server, which may divide tensors."""
     edges = cut(tensors[-1].stop, [1.0] * servers)
     return [
         [

@@ -15,9 +15,10 @@ from labkit.programs.reader import ObjectReader
 from labkit.programs.writer import ObjectWriter
 
 SCHEMA = 1
-# `LIMIT` is the maximum number of characters of a state's JSON. Each step of a worker adds about
-# 500 characters to a state, so the limit is reached after half a million steps. JSON of empty lists
-# needs 25 bytes of memory per character, so a forged state of maximum length can use 7 GB.
+# `LIMIT` is the maximum number of characters of the JSON text of a state. Each training step of a
+# worker adds about 500 characters to a state, so the limit is reached after half a million steps.
+# JSON of empty lists needs 25 bytes of memory per character, so a malicious text of maximum length
+# can use 7 GB.
 LIMIT = 2**28
 
 
@@ -27,8 +28,8 @@ class ProgramState:
     """A snapshot of objects: their structure as JSON text, and their arrays, which are read-only.
 
     Attributes:
-        form: Objects as JSON nodes, in which each array is replaced by its index in `arrays`.
-        arrays: The arrays to which the nodes refer by index.
+        form: JSON nodes that encode the objects; each array is replaced by its index in `arrays`.
+        arrays: The arrays, to which the nodes refer by index.
     """
 
     form: str
@@ -36,14 +37,14 @@ class ProgramState:
 
 
 def keep(value: Any, outside: Mapping[str, object]) -> ProgramState:
-    """Return the current state of an object; arrays are shared with the object, not copied.
+    """Return the current state of an object; its arrays are not copied.
 
     Args:
         value: Object to save.
-        outside: Objects, by name, to which the state refers without containing them.
+        outside: Objects, by name, to which the state refers but which it does not contain.
 
     Raises:
-        LabkitError: A part of the object cannot be stored, such as a function.
+        LabkitError: If a part of the object cannot be stored, for example a function.
     """
     writer = ObjectWriter(outside)
     root = writer.value(value)
@@ -52,10 +53,10 @@ def keep(value: Any, outside: Mapping[str, object]) -> ProgramState:
 
 
 def restore_object(state: ProgramState, outside: Mapping[str, object]) -> Any:
-    """Return a new object that is decoded from a saved state.
+    """Return a new object, decoded from a saved state.
 
     Raises:
-        LabkitError: The text is not a valid state, or names a type that states cannot contain.
+        LabkitError: If the text is not a valid state, or names a type that states cannot contain.
     """
     with decoding("the state in the checkpoint"):
         content = _content(state.form)
@@ -80,7 +81,7 @@ def _content(form: str) -> Any:
     content = json.loads(form)
     if content["schema"] != SCHEMA:
         raise LabkitError(
-            f"the state in the checkpoint has schema {short(content['schema'])}, this labkit reads "
-            f"{SCHEMA}: resume with the labkit that wrote it"
+            f"the state in the checkpoint has schema {short(content['schema'])}, but this labkit "
+            f"reads schema {SCHEMA}; resume with the labkit version that wrote it"
         )
     return content

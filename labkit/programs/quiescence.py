@@ -15,19 +15,19 @@ class Quiescence:
     r"""A consistent snapshot of the programs of several ranks, made possible by message counts.
 
     First, rank 0 requests a checkpoint from all ranks. Each rank then pauses before its next
-    action, but continues to receive messages. The ranks are quiescent when two conditions are
-    fulfilled: equal counts of allreduces, and no messages in transit. Equal counts mean that all
-        ranks have started the same number of allreduces. No messages are in transit if \(\sum_r s_r
-        = \sum_r g_r\), where \(s_r\) and \(g_r\) are the numbers of messages that rank r has sent
-        and received. A paused rank continues if another rank waits for it in an allreduce. Finally,
-        all ranks confirm the counts in a collective call, before any of them resumes.
+    action, but continues to receive messages. The ranks are quiescent when two conditions hold.
+    The counts of allreduces are equal, and no messages are in transit. Equal counts mean that all
+    ranks have started the same number of allreduces. No messages are in transit if \(\sum_r s_r =
+    \sum_r g_r\), where \(s_r\) and \(g_r\) are the numbers of messages that rank r has sent and
+    received. A paused rank continues if another rank waits for this rank in an allreduce. Finally,
+    all ranks compare the counts in a collective call, before any of them resumes.
 
     Args:
         communicator: Communicator of the ranks. The communicator's status table, in shared memory,
-            contains the counts of only one run.
+            can store the counts of only one run.
 
     Attributes:
-        steps: Number of steps that this rank has completed.
+        steps: Number of training steps that this rank has completed.
 
     References: F. Mattern, Efficient algorithms for distributed snapshots and global virtual time
     approximation, 1993 (counting messages), doi 10.1006/jpdc.1993.1075; K. M. Chandy, L. Lamport,
@@ -43,11 +43,11 @@ class Quiescence:
 
     @property
     def steps_of_all(self) -> int:
-        """The number of steps that all ranks have completed, according to the status table."""
+        """The number of training steps that all ranks together have completed (status table)."""
         return int(self._board.counts()[:, _STEPS].sum())
 
     def count(self, steps: int = 0, allreduces: int = 0, sent: int = 0, got: int = 0) -> None:
-        """Add steps, started allreduces, and sent and received messages to this rank's counts."""
+        """Add numbers of steps, started allreduces, sent messages and received messages."""
         self.steps, self._met = self.steps + steps, self._met + allreduces
         self._sent, self._got = self._sent + sent, self._got + got
         self._board.count(self._met, self._sent, self._got, self.steps, self._over)
@@ -70,7 +70,7 @@ class Quiescence:
             look: Function that receives this rank's pending messages.
 
         Returns:
-            Total number of completed steps of all ranks; None: this rank must continue first.
+            Total number of completed steps of all ranks, or None if this rank must continue first.
         """
         patience = self._communicator.wait_policy
         patience.name_call("a checkpoint of programs", collective=False)
@@ -87,8 +87,8 @@ class Quiescence:
                 counts = np.array(
                     self._communicator.allgather(own_counts, "a checkpoint of programs")
                 )
-                # The status table may contain a row that its rank was still writing, so the counts
-                # are exchanged and compared again.
+                # A row of the status table may be incomplete while its rank writes it, so the ranks
+                # exchange and compare the counts again.
                 counts = counts if self._agreed(counts) else None
             patience.pause(polls)
             polls += 1
@@ -98,7 +98,7 @@ class Quiescence:
     def all_ended(self) -> bool:
         """Return whether all ranks have ended; before that, a checkpoint may still be requested.
 
-        Rank 0 is the last rank to end, and it requests no checkpoint after its end.
+        Rank 0 ends after all other ranks, and requests no checkpoint after its end.
         """
         counts = self._board.counts()
         self._over = int(self._communicator.rank != 0 or counts[1:, _OVER].all())

@@ -1,4 +1,4 @@
-"""A decoder, which cannot execute code, for nodes that `labkit.programs.writer` encoded."""
+"""A decoder for nodes that `labkit.programs.writer` encodes; decoding executes no code."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from labkit.common.state import record_named
 from labkit.compression import Compressor, parse
 from labkit.programs.writer import PLAIN
 
-MOST_ALIKE = 32  # maximum number of keys with equal hash; a few may be chance
+MOST_ALIKE = 32  # maximum number of keys with equal hash; a few occur by chance
 
 
 class ObjectReader:
-    """A decoder of nodes; containers are filled after all nodes exist, so cycles are possible.
+    """A decoder of nodes; it fills containers last, so that objects may refer to each other.
 
     Args:
         arrays: The arrays to which nodes refer by index.
-        outside: Existing objects to which nodes refer by name, because the nodes do not encode
+        outside: Existing objects, to which nodes refer by name, because the nodes do not encode
             them.
     """
 
@@ -30,27 +30,27 @@ class ObjectReader:
         self._arrays, self._outside = arrays, outside
         self._things: list[Any] = []
         self._fills: list[Callable[[], object]] = []
-        # Sets and dicts are filled last, because the hash of a key depends on all fields of the
+        # Sets and dicts are filled last, because the hash of a key may depend on all fields of the
         # key.
         self._hashes: list[Callable[[], object]] = []
 
     def add(self, kind: str, data: Any) -> None:
-        """Create the object that the next node encodes, with empty contents if it is a container.
+        """Create the object that the next node encodes; a container remains empty until `fill`.
 
         Raises:
-            LabkitError: The node has an unknown kind.
+            LabkitError: If the node has an unknown kind.
         """
         if kind not in _KINDS:
             raise LabkitError(f"a state has a node {short(kind)}; allowed: {', '.join(_KINDS)}")
         self._things.append(_KINDS[kind](self, data))
 
     def fill(self) -> None:
-        """Fill all containers and records with their contents."""
+        """Fill all containers and records that were created with their contents."""
         for fill in (*self._fills, *self._hashes):
             fill()
 
     def value(self, data: Any) -> Any:
-        """Return plain data unchanged; if `data` contains a node's number, return its object."""
+        """Return plain data unchanged; if `data` is a node's number, return the node's object."""
         if type(data) in PLAIN:
             return data
         (number,) = data
@@ -98,7 +98,7 @@ class ObjectReader:
 
     def _record(self, data: list[Any]) -> Any:
         name, names, values = data
-        # Names are converted to strings, because the hash of a string cannot be forged.
+        # Names are converted to strings, because nobody can construct strings with equal hashes.
         entry, pairs = record_named(name), dict(zip(map(str, names), values, strict=True))
         entry.validate_names(pairs)
         if entry.is_tuple:
@@ -145,7 +145,7 @@ class ObjectReader:
 
 
 def _refuse_slow(keys: Sequence[Any]) -> None:
-    """Raise an error for keys that are slow to hash (nested tuples), or have many collisions."""
+    """Raise an error if keys are slow to hash (nested tuples), or if too many have equal hashes."""
     for key in keys:
         if type(key) in PLAIN:
             continue
@@ -157,8 +157,8 @@ def _refuse_slow(keys: Sequence[Any]) -> None:
                     f"a state has a key of type {kind.__name__}; allowed: numbers, strings, "
                     "tuples of these, and records that are compared by identity"
                 )
-    # If many keys have the same hash, lookups are slow; the hashes of numbers and tuples can be
-    # forged.
+    # Lookups are slow if many keys have the same hash, and such numbers and tuples are easy to
+    # construct.
     largest_collision = max(Counter(map(hash, keys)).values(), default=0)
     if largest_collision > MOST_ALIKE:
         raise LabkitError(
@@ -167,7 +167,7 @@ def _refuse_slow(keys: Sequence[Any]) -> None:
 
 
 def _at(sequence: Any, number: int) -> Any:
-    if number < 0:  # a negative index would count from the end of the list
+    if number < 0:  # Python would count a negative index from the list's end
         raise IndexError(f"node {number}")
     return sequence[number]
 

@@ -1,4 +1,4 @@
-"""A single model that computes the gradients of many workers, each at its weights."""
+"""One model that computes the gradients of many workers, each at the worker's own weights."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from labkit.programs.placement import ServerPieces
 from labkit.programs.soft_targets import Soft
 
 Triple: TypeAlias = tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]  # x, y, sample weight
-Batches: TypeAlias = Callable[[int, int], Triple]  # from (worker, batch number) to a batch
+# Function of (worker, batch number) that returns a batch.
+Batches: TypeAlias = Callable[[int, int], Triple]
 
 
 class Replica:
     """A model's gradient as a function of flat weights; all workers use one TensorFlow graph.
 
-    Besides weights, each worker has a separate copy of the layers' state, such as moving statistics
-    and random seeds.
+    Each worker also has its own copy of the layers' state, such as moving statistics and random
+    seeds.
 
     Args:
         model: Compiled model with the initial weights.
         batches: Function of (worker, batch number) that returns a batch.
-        variables: Trainable variables in the order of the flat weights; None for the order of the
-            model.
+        variables: Trainable variables in the order of the flat weights; if None, in the order of
+            the model.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Replica:
         dtypes = {variable.dtype for variable in self._variables}
         if len(dtypes) != 1:
             raise InvalidInput(
-                f"weights of {', '.join(sorted(dtypes)) or 'no dtype'} are not one vector; "
+                f"weights of {', '.join(sorted(dtypes)) or 'no dtype'} cannot form one vector; "
                 "give the model trainable weights of one dtype"
             )
         self.shapes = [tuple(variable.shape) for variable in self._variables]
@@ -79,7 +80,7 @@ class Replica:
         return self.gradient_of(worker, number, weights, self._batches)
 
     def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
-        """Compute the gradient of the loss plus the soft targets' loss, scaled by `share`."""
+        """Compute the gradient of the loss plus `share` times the loss for soft targets."""
         number = self._steps.get(worker, 0)
         self._steps[worker] = number + 1
         soft_targets = tf.convert_to_tensor(soft), tf.constant(share, soft.dtype)
@@ -107,9 +108,9 @@ class Replica:
     def curved(
         self, worker: int, weights: Vector, ends: Sequence[int], batches: Batches
     ) -> Gradient:
-        """Multiply the Hessian of the loss of a worker's first batch by one vector per block.
+        """Multiply the Hessian of the loss of a worker's first batch by a vector for each block.
 
-        See `labkit.programs.actions.Curvature` for the vectors.
+        See `labkit.programs.actions.Curvature` for these vectors.
         """
         x, y, weight = batches(worker, 0)
         rows = len(keras.tree.flatten(x)[0])
@@ -126,32 +127,32 @@ class Replica:
         return Gradient(products.reshape(-1), rows, 0.0, 0)
 
     def try_out(self, batches: Batches) -> None:
-        """Compute and discard one gradient, for compilation or a time measurement."""
+        """Compute a gradient and discard it, to compile the graph or to measure the time."""
         x, y, weight = batches(0, 0)
         self._compiled(tf.convert_to_tensor(self.weights), x, y, weight)[0].numpy()
         self._assign(self._first)
 
     def states(self, worker: int) -> list[np.ndarray]:
-        """Return the values of the layers' non-trainable variables for a worker."""
+        """Return the values that a worker has for the layers' non-trainable variables."""
         if worker == self._whose:
             return [variable.numpy() for variable in self.model.non_trainable_variables]
         return self._states.get(worker, self._first)
 
     def put_states(self, worker: int, states: Sequence[np.ndarray]) -> None:
-        """Set the values of the layers' non-trainable variables for a worker."""
+        """Set the values that a worker has for the layers' non-trainable variables."""
         self._states[worker] = list(states)
         if worker == self._whose:
             self._assign(states)
 
     def keep(self) -> tuple[dict[int, int], dict[int, list[np.ndarray]]]:
-        """Return each worker's number of computed batches, and each worker's layer state."""
+        """Return, for each worker, the number of batches computed so far, and its layer state."""
         workers = self._steps.keys() | self._states.keys()
         return dict(self._steps), {worker: self.states(worker) for worker in workers}
 
     def take(self, steps: dict[int, int], states: dict[int, list[np.ndarray]]) -> None:
-        """Restore the workers' batch counts and layer states that `keep` returned."""
+        """Restore the numbers of batches and the layer states that `keep` returned."""
         for worker, count in steps.items():
-            for number in range(count):  # skip used batches: each is available only once
+            for number in range(count):  # request used batches again to skip them
                 self._batches(worker, number)
         self._steps, self._states, self._whose = steps, states, None
 
@@ -168,7 +169,7 @@ class Replica:
             variable.assign(weights[start:stop].reshape(variable.shape))
 
     def _become(self, worker: int) -> None:
-        """Load a worker's state into the layers; first save the previous worker's state."""
+        """Load a worker's layer state into the layers; save the previous worker's state first."""
         if not self._first or worker == self._whose:
             return
         variables = self.model.non_trainable_variables
@@ -193,14 +194,14 @@ class Replica:
         y: tf.Tensor,
         weight: tf.Tensor | None,
     ) -> tf.Tensor:
-        """Return the Hessian times a vector: the gradient of the directional derivative."""
+        """Return the product of the Hessian and the vector `along`."""
         with tf.GradientTape() as tape:
             gradient, _ = self._step(flat, x, y, weight)
             slope = tf.reduce_sum(gradient * along)
         return self._flat(tape, slope, flat.dtype)
 
     def _flat(self, tape: tf.GradientTape, of: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        """Return the flat gradient by all weights; 0 for weights without influence on `of`."""
+        """Return the flat gradient of `of` with respect to all weights; 0 without influence."""
         gradients = tape.gradient(of, [variable.value for variable in self._variables])
         pieces = [
             tf.zeros([stop - start], dtype) if gradient is None else tf.reshape(gradient, [-1])
@@ -237,9 +238,9 @@ class Shard:
     """The weights that a server stores, with the optimizer that updates them.
 
     Args:
-        part: Part of the flat weights that the server stores.
+        part: Ranges of the flat weights that the server stores.
         weights: Initial weights of the whole model, as one flat vector.
-        optimizer: A new optimizer that only updates this part.
+        optimizer: A new optimizer, which updates only the weights of this server.
         variables: Variables of the model, from which names and constraints are copied.
     """
 
@@ -273,12 +274,12 @@ class Shard:
 
     @property
     def nbytes(self) -> int:
-        """The total bytes of the weights and of the optimizer's variables."""
+        """The total bytes of this server's weights and of its optimizer's variables."""
         return sum(np.asarray(v).nbytes for v in (*self._variables, *self._optimizer.variables))
 
     @property
     def slots(self) -> list[keras.Variable]:
-        """The slots of the optimizer, without its learning rate and its step counter."""
+        """The slots of the optimizer: its variables without learning rate and step counter."""
         return _slots(self._optimizer)
 
     def keep(self) -> list[np.ndarray]:
@@ -286,7 +287,7 @@ class Shard:
         return [np.array(variable.numpy()) for variable in self._all]
 
     def take(self, values: Sequence[np.ndarray]) -> None:
-        """Restore the values of weights and optimizer that `keep` returned."""
+        """Restore the weights and the optimizer variables from values that `keep` returned."""
         for variable, value in zip(self._all, values, strict=True):
             variable.assign(value)
 
@@ -331,9 +332,9 @@ def _slots(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
 def _scale(
     optimizer: keras.optimizers.Optimizer, factor: tf.Variable, forgotten: tf.Variable
 ) -> None:
-    """Multiply the optimizer's learning rate by a factor, without a change of its dtype.
+    """Multiply the optimizer's learning rate by a factor, and keep the dtype of the learning rate.
 
-    A learning rate schedule counts all steps, including those before the optimizer was reset.
+    A learning rate schedule also counts the steps before the optimizer was reset.
     """
     rate = optimizer._learning_rate
     schedules = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)

@@ -1,4 +1,4 @@
-"""The roles in a program run: facts about all programs, known to every program at its start."""
+"""Roles in a program run: data about all programs, which every program knows at its start."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ class Roles:
 
     A worker may be a model-parallel replica, which is divided into stages or over a grid of
     machines. Each member of a replica (a stage or a machine) has its own program number. The last
-    member of a replica computes the loss and has the worker's number. The numbers of the other
-    members begin after the numbers of all servers.
+    member of a replica computes the loss and has the worker's number. The program numbers of the
+    other members begin after those of all servers.
 
     Attributes:
         workers: Number of workers.
-        parts: For each server, the part of the flat weights that it stores; empty if there are no
-            servers and each worker stores all weights.
+        parts: For each server, the ranges of the flat weights that it stores; empty without
+            servers, when each worker stores all weights.
         steps: Steps per epoch; in each step, every worker computes one batch.
         epochs: Number of epochs.
         weights: Initial weights of the model, as one flat vector.
         hosts: Rank of each program, by program number; programs on one rank share its network link.
         seed: Seed of the programs' random choices.
         slower: For each worker, its compute time divided by that of the fastest worker.
-        layers: Number of weights of each layer, in the order of the flat weights.
-        rate: Learning rate of the optimizer at the first step.
-        cut: For each member of a replica, its part of the flat weights; empty if the model is not
-            divided.
-        passes: For each member of a replica, its passes, with the members that it exchanges
-            messages with.
+        layers: For each layer, its number of weights, in the order of the flat weights.
+        rate: Learning rate of the optimizer in the first training step.
+        cut: For each member (stage or machine) of a replica, the ranges of the flat weights that it
+            has; empty if the model is not divided.
+        passes: For each member (stage or machine) of a replica, its passes, with the numbers of the
+            members that it exchanges messages with.
     """
 
     workers: int
@@ -63,10 +63,10 @@ class Roles:
         return self.workers
 
     def assemble_weights(self, parts: Mapping[int, Vector]) -> Vector:
-        """Join the servers' parts of the flat weights, or average the workers' copies."""
+        """Join the parts of the weights from all servers, or average the workers' copies."""
         if len(parts) == 1:
             return next(iter(parts.values()))
-        if not self.parts:  # without servers, each worker has a copy
+        if not self.parts:  # without servers, each worker has a copy of all weights
             total = np.zeros_like(self.weights)
             for worker in sorted(parts):
                 total += parts[worker]
@@ -78,19 +78,20 @@ class Roles:
         return flat
 
     def consensus_distance(self, parts: Mapping[int, Vector]) -> float:
-        """Return the root mean square, over workers, of the distance from the mean weights."""
+        """Return the root mean square distance of the workers' weights from their mean."""
         mean = self.assemble_weights(parts)
         return float(
             np.sqrt(np.mean([np.sum((weights - mean) ** 2) for weights in parts.values()]))
         )
 
     def routes(self, compressed: bool = False) -> dict[tuple[int, int], int]:
-        """Return the maximum message size in bytes for each (sender, receiver) on different ranks.
+        """Return the maximum bytes of a message for each (sender, receiver) on different ranks.
 
         Args:
             compressed: Whether messages are compressed. A compressed message may be larger than the
-                original: up to all elements with their indices (twice the bytes), and a few numbers
-                per tensor.
+                original message.
+                It contains at most all elements with their indices (twice the bytes), and a few
+                numbers per tensor.
         """
 
         def max_bytes(server: int) -> int:
@@ -107,24 +108,24 @@ class Roles:
         }
 
     def part(self, server: int) -> ServerPieces:
-        """Return the part of the flat weights that a server stores."""
+        """Return the ranges of the flat weights that a server stores."""
         return self.parts[server - self.workers]
 
     # --- model-parallel replicas -------------------------------------------------------------
 
     def members(self, worker: int) -> list[int]:
-        """Return the program numbers of a worker's members; without members, its own number."""
+        """Return the program numbers of a replica's members, or only `worker` if it has none."""
         others = max(0, len(self.cut) - 1)
         first = self.workers + len(self.parts) + worker * others
         return [*range(first, first + others), worker]
 
     def place(self, number: int) -> Place:
-        """Return the replica and the member to which a program number belongs."""
+        """Return the numbers of the replica and the member to which a program number belongs."""
         behind, member = number - self.workers - len(self.parts), len(self.cut) - 1
         return Place(number, member) if behind < 0 else Place(*divmod(behind, member))
 
     def of_member(self, member: int) -> Roles:
-        """Return the roles as one member sees them: all weights are restricted to its part."""
+        """Return roles in which all weights are restricted to those of one replica member."""
         part_of_member = self.cut[member]
         parts = [part_of_member.within(part) for part in self.parts]
         return replace(self, parts=parts, weights=part_of_member.take(self.weights))

@@ -38,18 +38,19 @@ from labkit.programs.program_state import ProgramState, keep, restore_object
 @record("inbox", "waits", "over", "mark", "heard")
 @dataclass
 class Player:
-    """A program that a runtime executes, with its inbox and recorded answers.
+    """A program that a runtime executes, with its inbox and the answers that it received.
 
     A Python generator cannot be saved in a checkpoint. After a checkpoint is loaded, a new
     generator starts at the program's restart point and receives the recorded answers again.
 
     Attributes:
         inbox: Delivered messages that the program has not yet received.
-        waits: The request for a message for which the program waits; None if it does not wait.
+        waits: The request of a program that waits for a message; None if the program does not wait.
         over: Whether the program has ended.
-        mark: State at the latest restart point; None if the program restarts from its beginning.
-        heard: Answers to the program since its restart point, recorded only if checkpoints are
-            enabled.
+        mark: State of the program at its latest restart point; None if it restarts from its
+            beginning.
+        heard: Answers that the program has received since its restart point, recorded only if
+            checkpoints are enabled.
     """
 
     program: Program
@@ -60,12 +61,12 @@ class Player:
     heard: list[Any] = field(default_factory=list)
 
     def replay(self, program: Program) -> None:
-        """Replace the program by a new one, and replay the recorded answers to it."""
+        """Replace the program by a new one, and repeat the recorded answers to the new program."""
         self.program = program
         if not self.over:
             for answer in self.heard:
                 action = program.send(answer)
-                if isinstance(action, Code):  # run again, because it changes the program's state
+                if isinstance(action, Code):  # called again, because it changes the program's state
                     action.call()
 
 
@@ -92,11 +93,12 @@ class Runtime:
         self._players = {number: Player(program) for number, program in programs.items()}
         self._hosts, self._backend, self._event_log = hosts, backend, event_log
         self._begin = 0.0
-        # Objects to which a saved state refers by name; None if checkpoints are disabled.
+        # `_outside` contains objects to which a saved state refers by name; None if checkpoints are
+        # disabled.
         self._outside: Mapping[str, object] | None = None
 
     def keeps(self, outside: Mapping[str, object]) -> None:
-        """Enable checkpoints: record each program's answers since its latest restart point.
+        """Enable checkpoints: from now on, record each program's answers since its restart point.
 
         Args:
             outside: Objects, by name, to which saved states refer without containing them.
@@ -105,11 +107,11 @@ class Runtime:
 
     @property
     def _state_attributes(self) -> StateAttributes:
-        """The objects, with their attributes, that change while programs run."""
+        """The objects whose attributes change while programs run, with these attributes' names."""
         return [(self._event_log, _LOG_STATE)]
 
     def _save_state(self, *more: Any) -> ProgramState:
-        """Save the changing attributes and more objects; arrays in them are not copied."""
+        """Save all attributes that change, and the objects `more`; arrays are not copied."""
         assert self._outside is not None  # for the type checker, because `keeps` was called
         parts = [
             {name: _snapshot_value(vars(thing)[name]) for name in names}
@@ -120,7 +122,7 @@ class Runtime:
     def _restore_state(
         self, state: ProgramState, program: Callable[[int, Any], Program]
     ) -> Sequence[Any]:
-        """Restore a saved state; return the further objects that `_save_state` was given."""
+        """Restore a saved state; return the objects that `_save_state` received as `more`."""
         assert self._outside is not None  # for the type checker, because `keeps` was called
         content: list[Any] = restore_object(state, self._outside)
         parts, *further = content
@@ -140,7 +142,7 @@ class Runtime:
         raise NotImplementedError
 
     def _resume(self, number: int, answer: Any) -> None:
-        """Send an answer to a program, and execute its actions until it waits or ends."""
+        """Send an answer to a program, then execute its next actions until it waits or ends."""
         player = self._players[number]
         while True:
             if self._outside is not None:
@@ -156,7 +158,7 @@ class Runtime:
                 return
 
     def _execute(self, number: int, action: Action) -> tuple[bool, Any]:
-        """Execute an action; return whether it is complete, and the answer to the program."""
+        """Execute an action; return whether it is complete, and the answer for the program."""
         answer: Any = None
         match action:
             case Send(to, message, answers):
@@ -189,7 +191,7 @@ class Runtime:
     def _set_mark(self, number: int, state: Any) -> None:
         if self._outside is not None:
             player = self._players[number]
-            # A restarted generator must first receive None, so this is its first recorded answer.
+            # A new generator must first receive None, so the first recorded answer is None.
             player.mark, player.heard = keep(state, self._outside), [None]
 
     def _execute_compute(self, number: int, action: Computes) -> Gradient | Passed:
@@ -211,7 +213,7 @@ class Runtime:
     def _record_compute(
         self, number: int, action: Computes, result: Gradient | Passed, start: float, stop: float
     ) -> None:
-        """Record a computation and its duration."""
+        """Record a computation with its start and end time."""
         if isinstance(result, Passed):
             self._event_log.record_forward(number, result, start, stop)
         elif isinstance(action, Backward):
@@ -225,7 +227,7 @@ class Runtime:
     # --- messages ----------------------------------------------------------------------------
 
     def _record_sent(self, source: int, to: int, message: Message) -> bool:
-        """Count a sent message, and return whether its receiver is on another rank."""
+        """Count a sent message; return whether the receiver is on another rank."""
         away = self._hosts[source] != self._hosts[to]
         self._event_log.count_sent(source, message, away)
         return away
@@ -237,7 +239,7 @@ class Runtime:
             self._resume(to, received)
 
     def _try_receive(self, number: int, request: Receive) -> Message | None:
-        """Return a requested message, or record that the program waits for the message."""
+        """Return the requested message; if it is missing, record that the program waits."""
         message = self._next(number, request)
         self._players[number].waits = request if message is None else None
         if message is not None:
@@ -255,7 +257,7 @@ class Runtime:
         return None
 
     def _may_receive(self, number: int, message: Message) -> bool:
-        """Return whether a program may receive a message now; if so, it must receive it."""
+        """Return whether a program may receive a message now; then it must receive the message."""
         return True
 
 

@@ -22,17 +22,18 @@ from labkit.schedules.grid import first_trained_layer
 
 @dataclass
 class _PendingBatch:
-    """The batch of a replica that a machine is processing.
+    """The batch of a replica that one machine of the grid is processing.
 
     Attributes:
-        step: Number of batches that the replica processed before this one.
+        step: Number of batches that the replica processed before this batch.
         rows: Number of samples in the batch.
         targets: Targets and sample weights of the loss.
-        weights: All weights that the machine uses, as a flat vector, including shared kernels.
-        x: In the forward pass, the machine's part of the most recent layer's output. In the
-            backward pass, `x` is the gradient of a layer's input.
-        loss: Loss of the batch; 0 until the forward pass ends.
-        gradients: Gradients of the weights, one flat vector per layer; the last layer comes first.
+        weights: All weights that the machine uses, including shared kernels, as a flat vector.
+        x: In the forward pass, the machine's part of the latest layer's output. In the backward
+            pass, `x` is the gradient with respect to the latest layer's input.
+        loss: Loss of the batch; 0 until the forward pass is complete.
+        gradients: Gradients of the weights: one flat vector per layer, from the last layer to the
+            first.
     """
 
     step: int
@@ -45,12 +46,13 @@ class _PendingBatch:
 
 
 class TiledReplica:
-    """One grid machine's computation for all replicas; each has at most one pending batch.
+    """One machine's computation for all replicas on grids, with one pending batch per replica.
 
-    The first pass reads the batch's input, which all machines have. In the first pass, the last
-    member sends shared kernels to the other members. Backward, it adds up the gradients of these
-    kernels. Each of the following passes computes one layer. In the final pass, the last member of
-    the replica computes the loss.
+    The first pass reads the inputs of the batch, which all machines have. In the first forward
+    pass, machine 0, which is the last member of the replica, sends shared kernels to the other
+    machines. In the corresponding backward pass, machine 0 adds up the gradients of these kernels.
+    Each later pass computes one layer, except for the final pass. In the final pass, machine 0
+    computes the loss.
 
     Args:
         machine: Machine of the grid, with its layers and the values that it exchanges with other
@@ -69,8 +71,8 @@ class TiledReplica:
         self._end = _end(machine, whole) if self._last else None
         sizes = [layer.size for layer in self._layers]
         self._bounds = np.cumsum([0, *sizes]).tolist()
-        # True for weights that all machines share, which the last member sends to the other
-        # members.
+        # `_shared_mask` is True for weights that all machines share, which machine 0 sends to the
+        # other machines.
         self._shared_mask = np.repeat([machine.shares(number) for number in numbers], sizes)
         self._steps: dict[int, int] = {}
         self._pending: dict[int, _PendingBatch] = {}
@@ -85,7 +87,7 @@ class TiledReplica:
         return [flat[start:stop] for start, stop in pairwise(self._bounds)]
 
     def forward(self, place: Place, weights: Vector, values: Sequence[Vector]) -> Passed:
-        """Compute a layer from own and received values; return outputs for other members."""
+        """Compute a layer from own and received values; return outputs for other machines."""
         worker, turn = place.worker, place.turn
         if turn == 0:
             return self._begin_batch(worker, weights, values)
@@ -107,7 +109,7 @@ class TiledReplica:
         )
 
     def _begin_batch(self, worker: int, weights: Vector, values: Sequence[Vector]) -> Passed:
-        """Read a batch; combine the machine's own weights with the received shared weights."""
+        """Read a batch; combine this machine's own weights with shared weights that it received."""
         step = self._steps.get(worker, 0)
         self._steps[worker] = step + 1
         x, y, weight = self._batches(worker, step)
@@ -121,7 +123,7 @@ class TiledReplica:
         return Passed((weights[self._shared_mask],) * others, step)
 
     def backward(self, place: Place, values: Sequence[Vector]) -> Gradient:
-        """Compute a layer's input gradients; at the first pass, return the gradients of weights."""
+        """Return the gradients of a layer's input or, at the first pass, those of all weights."""
         worker, turn = place.worker, place.turn
         if turn == 0:
             return self._end_batch(worker, values)
@@ -134,14 +136,14 @@ class TiledReplica:
             pending.x, gradient = self._layers[turn - 1].backward(worker, seed)
             pending.gradients.append(gradient)
         elif self._end is not None:
-            # The loss needs no gradient from outside; only the number of samples in `x` is used.
+            # The loss needs no gradient from outside; `x` only tells the number of samples.
             pending.x, _ = self._end.backward(worker, pending.x)
         senders = self._machine.borders[turn - 1].come if turn > self._first else ()
         before = tuple(pending.x[input_index].reshape(-1) for _, input_index in senders)
         return Gradient(pending.weights[:0], 0, nan, pending.step, before=before)
 
     def _end_batch(self, worker: int, values: Sequence[Vector]) -> Gradient:
-        """Return a machine's weight gradients; the last member also returns samples and loss."""
+        """Return this machine's weight gradients; machine 0 also returns samples and loss."""
         pending = self._pending.pop(worker)
         gradients = np.concatenate([pending.weights[:0], *pending.gradients[::-1]])
         if not self._last:
@@ -152,7 +154,7 @@ class TiledReplica:
         return Gradient(gradients, pending.rows, pending.loss, pending.step)
 
     def states(self, worker: int) -> list[np.ndarray]:
-        """Return an empty list, because layers on a grid have no state besides weights."""
+        """Return an empty list, because layers on a grid have no state other than weights."""
         return []
 
     def finish(self, weights: Vector, states: Sequence[np.ndarray]) -> None:
@@ -166,13 +168,12 @@ class TiledReplica:
 
 
 class _Layer:
-    """One machine's part of a layer, or the loss of the model.
+    """One machine's part of a layer, or the loss of the whole model.
 
     Args:
         model: Keras model from the layer's input (batch, rows, columns, channels) to its output.
         loss: Loss function, if the object computes the loss; None if it computes a layer.
-        first: Whether the gradient of the input is not needed, because no earlier layer has
-            trainable weights.
+        first: Whether the input needs no gradient, because no earlier layer has trainable weights.
     """
 
     def __init__(self, model: keras.Model, loss: Loss | None = None, first: bool = False) -> None:
@@ -193,12 +194,11 @@ class _Layer:
         return np.asarray(self._stage.forward(worker, tf.constant(x), 1.0, targets))
 
     def backward(self, worker: int, gradient: Batch) -> tuple[Batch, Vector]:
-        """Compute the gradient of the layer's input, and the flat gradient of its weights.
+        """Compute the gradient of the layer's input, and the flat gradient of the layer's weights.
 
         Args:
             worker: Number of the worker whose batch is pending.
-            gradient: Gradient of the layer's output; for the loss, only its number of samples is
-                used.
+            gradient: Gradient of the layer's output; the loss uses only its number of samples.
         """
         if not len(gradient):
             empty = np.zeros((0, *self._model.input_shape[1:]), gradient.dtype)
@@ -207,7 +207,8 @@ class _Layer:
         gradients = [
             weight_gradient.numpy().reshape(-1) for weight_gradient in self._stage.take_gradients()
         ]
-        input_gradient = gradient[:, :0] if dx is None else np.asarray(dx)  # None: not needed
+        # Empty if the input needs no gradient.
+        input_gradient = gradient[:, :0] if dx is None else np.asarray(dx)
         return input_gradient, np.concatenate([np.empty(0, gradient.dtype), *gradients])
 
 

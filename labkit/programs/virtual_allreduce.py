@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.common.state import record
 from labkit.compression import Compressor, Gather, Mean, Request, State, nbytes
-from labkit.compression.lockstep import reduce_all
+from labkit.compression.simulated_reduction import reduce_all
 from labkit.network import Network
 from labkit.network.topology import Seconds
 from labkit.programs.actions import AllReduceAction, Gradient, Vector
@@ -25,8 +25,8 @@ class AllReduceState:
     Attributes:
         mean: Mean of the gradients of all workers.
         held: Seconds for which the worker waited for the last worker to start the allreduce.
-        stop: Time when the worker has received the mean, in s.
-        nbytes: Bytes that the worker contributed to the allreduce.
+        stop: Time, in s, at which the worker has received the mean.
+        nbytes: Bytes of the vector that the worker contributed to the allreduce.
         wire, messages: Total bytes and number of messages that the worker sent.
     """
 
@@ -44,7 +44,7 @@ class VirtualAllReduce:
     Args:
         workers: Number of workers.
         network: Network between the workers; None if an allreduce takes no time.
-        shapes: Shapes of the weights, whose gradients are concatenated in the flat vectors.
+        shapes: Shapes of the model's weights, whose gradients are concatenated to flat vectors.
         seed: Seed of the compressors' random numbers.
     """
 
@@ -52,8 +52,8 @@ class VirtualAllReduce:
         self, workers: int, network: Network | None, shapes: Sequence[tuple[int, ...]], seed: int
     ) -> None:
         self._workers, self._shapes, self._seed = workers, shapes, seed
-        # The network's slowdowns of ranks are removed, because the arrival times already include
-        # them.
+        # Slowdowns of the ranks' computation are removed from the network, because the arrival
+        # times already include them.
         self._network = network and network.with_full_speed_compute
         self._here: dict[int, tuple[AllReduceAction, float]] = {}
         self._states: dict[tuple[int, int, int], State] = {}
@@ -61,7 +61,7 @@ class VirtualAllReduce:
     def add_worker(
         self, worker: int, action: AllReduceAction, now: float
     ) -> dict[int, AllReduceState] | None:
-        """Register a worker's call; at the last worker's call, return the results by worker."""
+        """Register a worker's call; after the last worker's call, return the result per worker."""
         self._here[worker] = action, now
         if len(self._here) < self._workers:
             return None
@@ -94,13 +94,14 @@ class VirtualAllReduce:
     def _exchange(
         self, kind: str, size: float, arrivals: np.ndarray, algorithm: str
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return each rank's end time, and the messages and bytes that it has sent."""
+        """Return, for each rank, the end time and the numbers of sent messages and sent bytes."""
         none = np.zeros(len(arrivals))
         if self._network is None or len(arrivals) == 1:
             return np.full(len(arrivals), arrivals.max()), none, none
         start = arrivals.min()
         name = algorithm if kind == "sum" else "allgather_ring"
-        # An allgather transfers one payload per rank, so the sizes are added.
+        # In an allgather, each rank contributes its own payload, so the bytes of all ranks are
+        # added.
         total_bytes = size if kind == "sum" else size * len(arrivals)
         simulation = self._simulated(name, total_bytes, self._network, arrivals - start)
         return start + simulation.finish, simulation.messages, simulation.sent
@@ -108,11 +109,11 @@ class VirtualAllReduce:
     def _simulated(
         self, name: str, nbytes: float, network: Network, arrivals: Seconds
     ) -> Simulation:
-        """Simulate a collective whose ranks start it at the times `arrivals`, in s."""
+        """Simulate a collective that the ranks start at the times `arrivals`, in s."""
         return simulate(name, len(arrivals), nbytes, network, compute=arrivals)
 
     def _mean(self, actions: Sequence[AllReduceAction]) -> tuple[Vector, list[tuple[str, float]]]:
-        """Return the mean gradient, and the (kind, bytes) of each collective that computes it."""
+        """Return the mean gradient, and (kind, bytes) of each collective used to compute it."""
         gradients = [action.gradient for action in actions]
         rows = np.array([gradient.rows for gradient in gradients], np.float64)
         shares = rows / rows.sum()
@@ -145,7 +146,7 @@ class VirtualAllReduce:
             tensors = [tf.constant(vector[start:stop].reshape(shape)) for vector in weighted]
             for rank in range(len(weighted)):
                 if (fragment, rank, number) not in self._states:
-                    seed = self._seed + 1_000 * fragment + number  # MPI ranks use the same seed
+                    seed = self._seed + 1_000 * fragment + number  # the same seed as on MPI ranks
                     first = compressor.start(shape, rank, seed, len(weighted))
                     self._states[fragment, rank, number] = first
             states = [self._states[fragment, rank, number] for rank in range(len(weighted))]
@@ -156,7 +157,7 @@ class VirtualAllReduce:
         return np.concatenate(means), sends
 
     def _pieces(self, compressor: Compressor, size: int) -> list[tuple[int, int, tuple[int, ...]]]:
-        """Return (start, stop, shape) for each range of values that is compressed separately."""
+        """Return (start, stop, shape) of each part of a vector that is compressed separately."""
         if not compressor.by_layer:
             return [(0, size, (size,))]
         ends = np.cumsum([0, *(int(np.prod(shape)) for shape in self._shapes)]).tolist()
@@ -164,13 +165,13 @@ class VirtualAllReduce:
 
 
 def _mean(losses: Sequence[float]) -> float:
-    """Return the mean of the losses that are not NaN; only a replica's last stage has a loss."""
+    """Return the mean of all losses except NaN; in a replica, only the last stage has a loss."""
     known_losses = [loss for loss in losses if not np.isnan(loss)]
     return float(np.mean(known_losses)) if known_losses else float("nan")
 
 
 def handed(request: Request) -> int:
-    """Return the bytes that a rank passes to a collective that a compressor requests."""
+    """Return the bytes that a compressor on one rank passes to the collective of a request."""
     if isinstance(request, Gather):
         return nbytes(request.payload)
     if isinstance(request, Mean):

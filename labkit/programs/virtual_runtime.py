@@ -41,47 +41,47 @@ _STATE = (
     *("_met", "_joins", "_script"),
 )
 _EVENTS = frozenset({"_arrive", "_comes", "_lose", "_resume"})
-FORWARDS = 1 / 3  # fraction of a gradient's compute time for the forward pass
+FORWARDS = 1 / 3  # a forward pass takes this fraction of a gradient's time
 
 
 class VirtualTiming(Protocol):
-    """An interface that returns the times of events on the virtual clock, in s."""
+    """The interface of a timing model, which returns times of events on the virtual clock."""
 
     def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
-        """Return the time when a worker ends a step's computation, or a fraction `share` of it."""
+        """Return the end time of a worker's computation: a step, or its fraction `share`."""
 
     def updated(self, server: int, start: float) -> float:
-        """Return the time when a server ends an update that it starts at `start`."""
+        """Return the end time of an update that a server starts at the time `start`."""
 
     def late(self, to: int, message: Message) -> float:
-        """Return a message's injected delay in s, which is added to the network's delay."""
+        """Return the injected delay of a message in s, which is added to the network's delay."""
 
 
 class VirtualRuntime(Runtime):
-    """A runtime on the virtual clock, which computes real values, but simulates their times.
+    """A runtime on the virtual clock: values are really computed, but their times are simulated.
 
-    Events are processed in the order of their times; simultaneous events are processed in the order
-    in which they were scheduled. Two runs with the same timing model and seed are therefore bitwise
+    Events are processed in order of time; simultaneous events are processed in the order in which
+    they were scheduled. Two runs with the same timing model and seed are therefore bitwise
     identical. Messages are simulated as flows that share the links of a network, see
-    `labkit.network.Flows`. Without a network, and between programs on the same rank, messages take
-    no time.
+    `labkit.network.Flows`. Messages take no time if there is no network, or if both programs are on
+    the same rank.
 
     Args:
         programs: Programs by program number; workers come before servers.
-        hosts: Simulated rank on which each program runs, by program number.
+        hosts: Simulated rank that runs each program, by program number.
         backend: Backend that computes gradients and applies them.
         event_log: Event log of steps and updates.
         times: Timing model of computations, updates and message delays, such as `TimingModel`.
-        network: Network between the ranks; None if messages arrive at once.
+        network: Network between the ranks; if None, messages take no time.
         shapes: Shapes of the model's weights.
         seed: Seed of the compressors' random numbers.
-        script: For each server, the prescribed order of the gradients that it receives, as (worker,
-            step) pairs.
-        lost: Failure times in s; the keys are the program numbers of a replica's members. Messages
-            that were sent before a failure arrive before the surviving programs are notified of the
+        script: For each server, the order in which it must receive gradients, as (worker, step)
+            pairs.
+        lost: Failure times in s, by the tuple of the program numbers of a replica's members.
+            Messages that were sent before a failure arrive before surviving programs learn of the
             failure.
         servers: Program numbers of the servers that are notified of failures.
-        killed: For each worker that fails, the step at whose start it fails.
+        killed: For each worker that fails, the training step at whose start it fails.
         injectors: Fault injectors that drop or corrupt messages, by sending worker.
 
     Attributes:
@@ -109,14 +109,14 @@ class VirtualRuntime(Runtime):
         self.now, self.times = 0.0, times
         self._script = {server: list(order)[::-1] for server, order in (script or {}).items()}
         self._heap: list[tuple[float, int, Event]] = []
-        self._order = 0  # number of the next event; orders simultaneous events
+        self._order = 0  # number of the next event; ranks simultaneous events
         self._carrier = carrier(network, 1 + max(hosts), self._schedule)
         # Messages that are not yet delivered, in sending order, by (sender, receiver).
         self._lines: dict[tuple[int, int], deque[Message]] = {}
-        # Messages that have arrived before an earlier message of the same sender.
+        # Messages that arrived too early, before an earlier message from the same sender.
         self._there: set[Message] = set()
         self._allreduces = VirtualAllReduce(len(programs), network, shapes, seed)
-        self._met: dict[int, AllReduceState] = {}  # by worker: result of its allreduce
+        self._met: dict[int, AllReduceState] = {}  # for each worker: result of its allreduce
         self._joins: set[int] = set()  # workers that wait for an allreduce's result
         self._servers, self._begun = servers, False
         self._killed, self._injectors = killed or {}, injectors or {}
@@ -127,11 +127,11 @@ class VirtualRuntime(Runtime):
         """Run all programs until each has ended.
 
         Args:
-            between: Function that is called after all events of one time, for example to save a
-                checkpoint.
+            between: Function that is called between two points in virtual time, for example to save
+                a checkpoint.
 
         Raises:
-            LabkitError: The programs are in a deadlock, because they wait for messages that no
+            LabkitError: If the programs are in a deadlock, because each waits for a message that no
                 program will send.
         """
         if not self._begun:
@@ -167,8 +167,8 @@ class VirtualRuntime(Runtime):
         """Return the state of the run, including its results and its pending events.
 
         Args:
-            backend_state: State of the backend, to be stored with that of the runtime. An array
-                that both states contain is stored only once.
+            backend_state: State of the backend, to be stored together with that of the runtime. An
+                array that is in both states is stored only once.
         """
         return self._save_state(backend_state)
 
@@ -177,8 +177,8 @@ class VirtualRuntime(Runtime):
 
         Args:
             state: State that was saved by a runtime with the same programs.
-            program: Function of a program's number and its state at the restart point (None for the
-                program's beginning) that creates the program.
+            program: Function that creates a program from its number and its state at the restart
+                point (None: from the beginning).
         """
         (backend_state,) = self._restore_state(state, program)
         return backend_state
@@ -191,21 +191,21 @@ class VirtualRuntime(Runtime):
         self._order += 1
 
     def _handle(self, event: Event) -> None:
-        if event.what not in _EVENTS:  # the check prevents a forged state from calling any method
+        if event.what not in _EVENTS:  # otherwise a malicious state could call any method
             raise LabkitError(
                 f"a state names the event {event.what!r:.80}; allowed: {', '.join(sorted(_EVENTS))}"
             )
         getattr(self, event.what)(*event.given)
 
     def _answer(self, moment: float, number: int, answer: Any) -> None:
-        """Schedule the event in which a program receives an answer."""
+        """Schedule an event at which a program receives an answer."""
         self._schedule(moment, Event("_resume", (number, answer)))
 
     def _now(self) -> float:
         return self.now
 
     def _execute(self, number: int, action: Action) -> tuple[bool, Any]:
-        """Execute an action; if it takes virtual time, schedule the answer at its end."""
+        """Execute an action; if it takes virtual time, schedule its answer for its end."""
         match action:
             case Compute() | Forward() | Backward():
                 result = self._execute_compute(number, action)
@@ -222,8 +222,8 @@ class VirtualRuntime(Runtime):
                 self._answer(stop, number, predicted)
             case Curvature(weights, ends):
                 curved = self._backend.curved(number, weights, ends)
-                # A Hessian-vector product takes as long as two gradients: that of the loss, and
-                # that of the product of this gradient and the vector.
+                # A Hessian-vector product takes the time of two gradients: the gradient of the
+                # loss, and that of the product of this gradient and the vector.
                 stop = self.times.computed(number, 0, self.now, 2.0 * (len(ends) - 1))
                 self._answer(stop, number, curved)
             case Update(gradient, of, rate):
@@ -257,7 +257,7 @@ class VirtualRuntime(Runtime):
         return self.times.computed(place.worker, step, self.now, share)
 
     def _lose(self, members: tuple[int, ...]) -> None:
-        """Remove a failed worker and all members of its replica, and notify the servers."""
+        """Remove a failed worker with all members of its replica, and notify the servers."""
         if self._players[members[-1]].over:
             return
         self._event_log.record_failure(members, self.now)
@@ -288,7 +288,7 @@ class VirtualRuntime(Runtime):
             self._schedule(self.now, arrives)
 
     def _arrive(self, source: int, to: int, message: Message) -> None:
-        """Deliver a message that the network has transferred; first add its injected delay."""
+        """Deliver a message that the network has transferred, after its injected delay."""
         delay = self.times.late(to, message)
         if delay:
             self._schedule(self.now + delay, Event("_comes", (source, to, message)))
@@ -296,7 +296,7 @@ class VirtualRuntime(Runtime):
             self._comes(source, to, message)
 
     def _comes(self, source: int, to: int, message: Message) -> None:
-        """Deliver each sender's messages in the order in which they were sent, as MPI does."""
+        """Deliver the messages of each sender in the order in which they were sent, as MPI does."""
         queue = self._lines[source, to]
         self._there.add(message)
         while queue and queue[0] in self._there:
@@ -304,7 +304,7 @@ class VirtualRuntime(Runtime):
             self._deliver(to, queue.popleft())
 
     def _may_receive(self, number: int, message: Message) -> bool:
-        """Return whether the script allows a message; messages without values always are."""
+        """Return whether the script allows a message now; without values, it is always allowed."""
         script = self._script.get(number)
         if not script or message.values is None:
             return True
@@ -314,7 +314,7 @@ class VirtualRuntime(Runtime):
         return is_next
 
     def _begin_allreduce(self, number: int, action: AllReduceAction) -> None:
-        """Register a worker's allreduce; when the last worker registers, store all results."""
+        """Register a worker's allreduce call; after the last worker's call, store all results."""
         for worker, meeting in (
             self._allreduces.add_worker(number, action, self.now) or {}
         ).items():
@@ -323,7 +323,7 @@ class VirtualRuntime(Runtime):
                 self._join(worker)
 
     def _join(self, number: int) -> None:
-        """Make a worker wait for the allreduce's result, or schedule the answer if it is there."""
+        """Let a worker wait for its allreduce's result; if it is known, schedule the answer."""
         meeting = self._met.pop(number, None)
         if meeting is None:
             self._joins.add(number)

@@ -1,9 +1,9 @@
 """Encoding of Python objects as nodes of JSON, which `labkit.programs.reader` decodes.
 
-A node consists of the kind of the object and its data. Numbers, strings and None are written
-directly, without a node. The JSON `[n]` refers to node n, so objects may be shared, and references
-may form cycles. Nodes contain no code: the node of a record contains the name of its class in
-`labkit.common.state`, and its fields.
+Each node consists of the kind of an object and the object's data. Numbers, strings and None are not
+nodes; they are written as they are. The JSON `[n]` refers to node n, so that objects may be shared
+and references may form cycles. Nodes contain no code: a record's node contains the fields and the
+class name from `labkit.common.state`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ObjectWriter:
     """An encoder of Python objects as nodes of JSON.
 
     Args:
-        outside: Existing objects to which nodes refer by name, because the nodes do not encode
+        outside: Existing objects, to which nodes refer by name, because the nodes do not encode
             them.
 
     Attributes:
@@ -39,7 +39,7 @@ class ObjectWriter:
     def __init__(self, outside: Mapping[str, object]) -> None:
         self._outside = {id(thing): name for name, thing in outside.items()}
         self._numbers: dict[int, int] = {}
-        self._things: list[object] = []  # references that prevent reuse of the objects' ids
+        self._things: list[object] = []  # keeps the objects alive, so that their ids stay unique
         self.nodes: list[Node | None] = []
         self.arrays: list[np.ndarray] = []
 
@@ -47,7 +47,7 @@ class ObjectWriter:
         """Return a plain value unchanged, or a reference to the node of an object.
 
         Raises:
-            LabkitError: The object cannot be stored, such as a function.
+            LabkitError: If the object cannot be stored, for example a function.
         """
         if type(item) in PLAIN:
             plain: JSON = item
@@ -59,8 +59,8 @@ class ObjectWriter:
     def _add(self, thing: Any) -> None:
         self._things.append(thing)
         if isinstance(thing, tuple):
-            # A tuple cannot be filled after its creation, so the nodes of its items must come
-            # first.
+            # A tuple cannot be changed after its creation, so the nodes of its items must precede
+            # its own node.
             node = self._node(thing)
             self._numbers[id(thing)] = len(self.nodes)
             self.nodes.append(node)

@@ -2,5 +2,6 @@
 
 import lazy_loader
 
-# The lazy import makes `labkit ls` fast, because `ls` only reads statuses and needs no exporters.
+# The lazy import keeps the command `labkit ls` fast, which only reads the states of runs and needs
+# no exporters.
 __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submodules=["export"])

@@ -1,4 +1,4 @@
-"""Predicted step times of methods on other links, from measured work and bytes per step."""
+"""Predicted step times of training methods on other links, from measured work and bytes."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from labkit.schedules import ALLREDUCE
 from labkit.simulate import modelled
 
 RANGE = (10e6 / 8, 100e9 / 8)  # range of bandwidths in bytes/s: 10 Mb/s to 100 Gb/s
-LATENCY = 50e-6  # latency in seconds, typical of 1 Gb/s Ethernet
-_AS_COUNTED = 0.02  # maximum relative difference between measured and computed bytes
+LATENCY = 50e-6  # latency in seconds that is typical of 1 Gb/s Ethernet
+_AS_COUNTED = 0.02  # maximum relative difference of measured and computed bytes
 
 
 @dataclass(frozen=True)
 class MethodCost:
-    r"""A training method with the model \(w + a\alpha + n/B\) of its step time on a link.
+    r"""A training method, whose step time on a link is modelled as \(w + a\alpha + n/B\).
 
     Attributes:
         name: Name of the method.
-        runs: Measured runs of the method, which differ only in networks and seeds.
-        work: The seconds \(w\) per step in which the slowest rank computes, compresses and
+        runs: Measured runs of the method, which differ only in their networks and seeds.
+        work: The seconds \(w\) per training step in which the slowest rank computes, compresses and
             decompresses.
-        hops: The number \(a\) of consecutive messages per step; each message needs the latency
-            \(\alpha\).
-        nbytes: The bytes \(n\) per step on the busiest link, whose bandwidth is \(B\).
+        hops: The number \(a\) of successive messages per training step, each of which takes the
+            latency \(\alpha\).
+        nbytes: The bytes \(n\) per training step on the busiest link, whose bandwidth is \(B\).
     """
 
     name: str
@@ -39,7 +39,7 @@ class MethodCost:
     nbytes: float
 
     def seconds(self, bandwidth: float, latency: float = LATENCY) -> float:
-        """Return the step time in s, for a bandwidth in bytes/s and a latency in seconds.
+        """Return the time of a training step in s, for a bandwidth in bytes/s and a latency in s.
 
         The model assumes that computation and communication do not overlap.
         """
@@ -48,7 +48,7 @@ class MethodCost:
 
 @dataclass(frozen=True)
 class Win:
-    """The range of bandwidths, from `first` to `last` bytes/s, in which a method is the fastest."""
+    """The bandwidths, from `first` to `last` bytes/s, at which one training method is fastest."""
 
     method: MethodCost
     first: float
@@ -56,12 +56,12 @@ class Win:
 
 
 def methods(groups: Mapping[str, Sequence[Run]]) -> list[MethodCost]:
-    """Return each named group's cost model, whose numbers are medians over the group's runs."""
+    """Return the cost model of each named group, with medians over the group's runs."""
     measured = []
     for name, runs in groups.items():
         links = [_link_costs(run, costs) for run in runs if (costs := step_costs(run))]
         if links:
-            # A method does the same work and sends the same bytes on every network. Other
+            # A training method does the same work and sends the same bytes on every network. Any
             # differences between its runs are therefore noise, which the median reduces.
             work, hops, nbytes = (median(column) for column in zip(*links, strict=True))
             measured.append(MethodCost(name, tuple(runs), work, hops, nbytes))
@@ -69,19 +69,21 @@ def methods(groups: Mapping[str, Sequence[Run]]) -> list[MethodCost]:
 
 
 def winners(methods: Sequence[MethodCost], latency: float, over: tuple[float, float]) -> list[Win]:
-    r"""Return the fastest methods, ordered from the lowest to the highest bandwidth.
+    r"""Return the fastest training method for each bandwidth, from the lowest to the highest.
 
-    As a function of 1/B, where B is the bandwidth, a method's step time is a straight line. Its
-    slope is the number n of bytes, and its constant term is the fixed time \(f = w + a\alpha\). As
-    the bandwidth grows, a method (n', f') with less fixed time becomes faster than a method (n, f).
-    This happens at \(B = (n' - n) / (f - f')\).
+    The step time of a training method is a straight line as a function of 1/B, where B is the
+    bandwidth. The slope of this line is the number n of bytes, and its constant term is the fixed
+    time \(f = w + a\alpha\). With increasing bandwidth, a method with bytes n' and a shorter fixed
+    time f' becomes faster than a method with n and f. Both methods are equally fast at \(B = (n' -
+    n) / (f - f')\).
     """
     first, high = over
 
     def fixed(method: MethodCost) -> float:
         return method.work + latency * method.hops
 
-    # If two methods are equally fast, the one with less fixed time is faster at higher bandwidths.
+    # If two methods are equally fast, the one with the shorter fixed time is faster at higher
+    # bandwidths.
     best = min(methods, key=lambda method: (method.seconds(first, latency), fixed(method)))
     wins: list[Win] = []
     while True:
@@ -90,21 +92,21 @@ def winners(methods: Sequence[MethodCost], latency: float, over: tuple[float, fl
             for index, other in enumerate(methods)
             if fixed(other) < fixed(best)
         ]
-        # If several lines cross at one point, the line with the lowest fixed time is the fastest
+        # If several lines cross at one point, the line with the shortest fixed time is the fastest
         # beyond this point.
         edge, _, index = min(edges, default=(high, 0.0, 0))
         if edge >= high:
             return [*wins, Win(best, first, high)]
-        if edge > first:  # a tie at the lowest bandwidth ends no range
+        if edge > first:  # methods that tie at the lowest bandwidth need no range
             wins.append(Win(best, first, edge))
             first = edge
         best = methods[index]
 
 
 def prediction_errors(methods: Iterable[MethodCost]) -> dict[Run, float]:
-    """Return the relative prediction error (predicted / measured - 1) of each run's step time.
+    """Return each run's relative prediction error (predicted / measured - 1) of the step time.
 
-    The result contains only runs on an emulated switch.
+    The result contains only runs on an emulated network with a single switch.
     """
     return {
         run: method.seconds(network.bandwidth, network.latency) / seconds - 1
@@ -114,7 +116,7 @@ def prediction_errors(methods: Iterable[MethodCost]) -> dict[Run, float]:
 
 
 def emulated_runs(method: MethodCost) -> list[tuple[Run, Network, tuple[float, float, float]]]:
-    """Return (run, network, (median, p10, p90) step seconds) for runs on emulated switches."""
+    """Return (run, network, (median, p10, p90) of step seconds) for runs on emulated switches."""
     return [
         (run, network, (step["median"] / 1e3, step["p10"] / 1e3, step["p90"] / 1e3))
         for run in method.runs
@@ -131,7 +133,7 @@ def winners_text(wins: Sequence[Win]) -> str:
 
 
 def _link_costs(run: Run, costs: StepCosts) -> tuple[float, float, float]:
-    """Return a run's seconds of work, number of hops, and busiest link's bytes, per step."""
+    """Return a run's seconds of work, successive messages, and busiest link's bytes, per step."""
     size = int(run.metrics["workers"])
     exchange = run.metrics.get("exchange") or run.experiment.get("strategy") or {}
     name = exchange.get("algorithm")
@@ -139,18 +141,19 @@ def _link_costs(run: Run, costs: StepCosts) -> tuple[float, float, float]:
         formula = ALLREDUCE[name].counts(size)
         volume = float(formula.bytes(costs.payload).sum())
         if abs(volume - costs.sent) <= _AS_COUNTED * costs.sent:
-            # If the sent bytes equal those of the algorithm's formula, the run reduces its whole
-            # payload. Of the phases of the algorithm, the most expensive one is used.
+            # If the sent bytes equal those in the formula of the allreduce algorithm, the run
+            # reduces its whole payload. If the algorithm has several phases, the most expensive
+            # phase is used.
             phase = max(modelled(name, size), key=lambda schedule: (schedule.beta, schedule.alpha))
             times = costs.messages / float(formula.messages.sum())
             return costs.work, phase.alpha * times, phase.beta * costs.payload
-    # If the sent bytes differ from the formula, payloads change along the route. The messages of
-    # the busiest rank are then counted one by one.
+    # If the sent bytes differ from the formula, the payload changes its size along the route. In
+    # this case, the messages of the busiest rank are counted one by one.
     return costs.work, costs.busiest_messages, costs.busiest
 
 
 def _switch(run: Run) -> Network | None:
-    """Return a run's emulated network if it is a single switch, else None."""
+    """Return a run's emulated network if it consists of a single switch; otherwise None."""
     record = run.experiment.get("network")
     network = Network(**record) if isinstance(record, dict) else Network.parse(record)
     plain = network is not None and network.hosts is None and network.links is None

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: their interval, their folders, and the test that one is complete."""
+"""Checkpoints of a run: their interval, their folders, and the test of their completeness."""
 
 from __future__ import annotations
 
@@ -24,34 +24,36 @@ from labkit.records import store
 from labkit.records.renamed import rename_experiment
 from labkit.records.store import Record
 
-FOLDER = "checkpoints"  # subfolder of a run, with one folder per checkpoint, named by its step
+FOLDER = "checkpoints"  # subfolder of a run; each checkpoint's folder is named by its step
 RESUME_VARIABLE = "LABKIT_RESUME"  # environment variable that makes experiments resume
-MANIFEST = "manifest.json"  # file written last; without it, a checkpoint is incomplete
+MANIFEST = "manifest.json"  # written last; a checkpoint without it is incomplete
 DEFAULT_INTERVAL = 30.0  # seconds between checkpoints
-ALLOWED_EVERY = "steps, or a time such as '30s', '5min', '1h'"
+ALLOWED_EVERY = "a number of steps, or a time such as '30s', '5min', '1h'"
 MAX_RANKS = 2**20  # maximum number of ranks in a checkpoint
 
 Same: TypeAlias = Callable[[Record], bool]
 
 
 class Checkpoint(Checked):
-    r"""How often a run saves its training state, so that training can resume after a failure.
+    r"""The settings of a run's checkpoints, from which training can resume after a failure.
 
-    Each rank copies its state at the end of a step and writes its own file while training goes on.
-    A checkpoint that is due before the previous one is written is skipped and counted.
+    Each rank copies its state at the end of a training step, and writes its own file while training
+    continues. If a checkpoint is due before the previous one is written, it is skipped, and the
+    skip is counted.
 
     With mtbf M and a measured cost of δ seconds per checkpoint, the interval is
     \(\tau = \sqrt{2 δ M} (1 + \frac13 \sqrt{δ/2M} + \frac19 \frac{δ}{2M}) - δ\).
     If δ is at least 2M, the interval is M.
 
     Args:
-        every: Number of steps between checkpoints, or a time such as "30s", "5min", "1h"; default:
-            30 s. With parameter servers, and on the virtual clock, the steps of all workers are
-            counted together. With an interval of fewer than three steps, some checkpoints are
-            skipped. Give either `every` or `mtbf`.
-        max_to_keep: Number of newest checkpoints that stay on disk; default: 2.
+        every: Number of training steps between checkpoints, or a time such as "30s", "5min", "1h";
+            default: 30 s. With parameter servers or a virtual clock, the steps of all workers are
+                added up. If the interval is less than three training steps, some checkpoints are
+                skipped. Specify either `every` or `mtbf`, not both.
+        max_to_keep: Number of checkpoints that remain on disk, of which only the newest are kept;
+            default: 2.
         mtbf: Mean time between failures in seconds, or a text such as "6h", from which labkit
-            computes the interval; default: None, which means that `every` is the interval.
+            computes the interval; default: None, so that `every` determines the interval.
 
     Source: J. W. Young: A first order approximation to the optimum checkpoint interval, CACM 17(9),
     1974. J. T. Daly: A higher order estimate of the optimum checkpoint interval for restart dumps,
@@ -66,7 +68,7 @@ class Checkpoint(Checked):
     @classmethod
     def _every(cls, value: int | str | None) -> int | str | None:
         if isinstance(value, str) and (value.strip()[-1:].isdigit() or not _seconds(value)):
-            # A text of a number without a unit could mean steps or seconds.
+            # A text with a number but no unit is rejected, because it could mean steps or seconds.
             raise ValueError(f"every={value!r} is impossible; give {ALLOWED_EVERY}")
         return value
 
@@ -74,20 +76,20 @@ class Checkpoint(Checked):
     def _one_of_both(self) -> Self:
         if self.every is not None and self.mtbf is not None:
             raise InvalidInput(
-                f"every={self.every!r} and mtbf={self.mtbf} both set the interval; give one"
+                f"every={self.every!r} and mtbf={self.mtbf} both set the interval; give only one"
             )
         return self
 
     @property
     def steps(self) -> int | None:
-        """Number of steps between checkpoints, or None if the interval is a time."""
+        """Number of training steps between checkpoints, or None if the interval is a time."""
         return self.every if isinstance(self.every, int) else None
 
     def interval(self, cost: float | None) -> float:
-        """Return the seconds between checkpoints.
+        """Return the interval between checkpoints in seconds.
 
         Args:
-            cost: Seconds by which a checkpoint delays training; None before the first checkpoint.
+            cost: Seconds by which one checkpoint delays training; None before the first checkpoint.
         """
         if self.mtbf is None:
             return _seconds(self.every) if isinstance(self.every, str) else DEFAULT_INTERVAL
@@ -98,7 +100,7 @@ def daly(cost: float, failures: float) -> float:
     """Return Daly's optimal interval between checkpoints in seconds.
 
     Args:
-        cost: Seconds by which a checkpoint delays training.
+        cost: Seconds by which one checkpoint delays training.
         failures: Mean time between failures in seconds.
 
     >>> round(daly(1.0, 3600.0), 2)
@@ -115,15 +117,16 @@ def _seconds(text: str) -> float:
 
 
 class Resume(NamedTuple):
-    """A checkpoint from which training resumes.
+    """A checkpoint, with the data that are needed to resume training from it.
 
     Attributes:
         folder: Folder of the checkpoint.
-        manifest: Record in the checkpoint's manifest file.
-        same: True if the same ranks resume in the same way, so that each rank loads its own state.
-        notes: Remarks for the user, such as the name of a newer checkpoint that is damaged.
-        files: Contents of the state files by rank, if they are in memory; None (default): they are
-            on disk.
+        manifest: The contents of the checkpoint's manifest file.
+        same: True if training resumes with the same ranks in the same way, so that each rank loads
+            its own state.
+        notes: Remarks for the user, for example the name of a newer checkpoint that is damaged.
+        files: Contents of the state files by rank, if they are in memory; None (default) if they
+            are on disk.
     """
 
     folder: str
@@ -142,12 +145,13 @@ class CheckpointContext(NamedTuple):
     """The checkpoint settings that each rank receives, and the state from which it starts.
 
     Attributes:
-        checkpoint: Settings of the checkpoints; None: the run writes no checkpoints.
-        resume: Checkpoint from which training resumes; None: training starts at step 0.
-        goes_on: True if the run continues an interrupted run's record, including its history rows.
+        checkpoint: Settings of the checkpoints; None if the run writes no checkpoints.
+        resume: Checkpoint from which training resumes; None if training starts at step 0.
+        goes_on: True if this run adds to the record of an interrupted run, including its history
+            rows.
         folder: Folder of the run's checkpoints.
-        owner: Identity of the process that writes the run's record. Ranks that briefly outlive a
-            killed owner must not change files that another process has taken over.
+        owner: Identity of the process that writes the record of the run. If ranks briefly outlive
+            an owner that was killed, they must not change files that now belong to another process.
     """
 
     checkpoint: Checkpoint | None
@@ -158,7 +162,7 @@ class CheckpointContext(NamedTuple):
 
 
 def publish(half: Path, manifest: Mapping[str, JSON]) -> None:
-    """Write a checkpoint's manifest with a checksum; rename its folder to its number of steps."""
+    """Write a checkpoint's manifest with a checksum; then rename its folder to its step number."""
     record = json.loads(json.dumps(manifest))
     store.write_json(half / MANIFEST, record | {"checksum": _checksum(record)})
     half.rename(half.parent / str(manifest["taken"]))
@@ -172,7 +176,7 @@ def read_manifest(folder: Path) -> Record:
     """Return the manifest of a complete checkpoint, after its checksums are verified.
 
     Raises:
-        LabkitError: The checkpoint is damaged; the message names the file.
+        LabkitError: If the checkpoint is damaged; the error message names the file.
     """
     record = store.read_json(folder / MANIFEST)
     record_body = {
@@ -184,7 +188,7 @@ def read_manifest(folder: Path) -> Record:
     if not (0 < ranks <= MAX_RANKS and steps >= 0):
         raise LabkitError(
             f"{folder.name}/{MANIFEST} has {ranks:,} ranks after {steps:,} steps; allowed: 1 to "
-            f"{MAX_RANKS:,} ranks, 0 steps or more"
+            f"{MAX_RANKS:,} ranks, and 0 steps or more"
         )
     for name, file in record_body["files"].items():
         path = folder / name
@@ -195,7 +199,8 @@ def read_manifest(folder: Path) -> Record:
             raise LabkitError(f"{folder.name}/{name} cannot be read: {error.strerror}") from error
         if digest != file["sha256"]:
             raise LabkitError(f"{folder.name}/{name} is damaged: its checksum does not match")
-    # The checksum is of the manifest as it was written, so that names are changed last.
+    # The checksum applies to the manifest as it was written, so outdated names are changed only
+    # after the check.
     if record["schema"] < SCHEMA:
         record_body["experiment"] = rename_experiment(record_body["experiment"])
     return record_body
@@ -204,7 +209,7 @@ def read_manifest(folder: Path) -> Record:
 def complete_checkpoints(run: Path) -> list[Path]:
     """Return the folders of a run's checkpoints that have a manifest, newest first."""
     folders = [path.parent for path in (run / FOLDER).glob(f"*/{MANIFEST}")]
-    # labkit neither resumes nor removes a folder behind a symbolic link.
+    # If a folder is a symbolic link, labkit neither resumes from it nor removes it.
     whole = (folder for folder in folders if folder.name.isdecimal() and not folder.is_symlink())
     return sorted(whole, key=_step, reverse=True)
 
@@ -212,14 +217,14 @@ def complete_checkpoints(run: Path) -> list[Path]:
 def newest_checkpoint(run: Path, same: Same) -> Resume | None:
     """Return the newest complete checkpoint of a run, or None if the run has none.
 
-    Damaged checkpoints are skipped, and named in the result's `notes`.
+    Damaged checkpoints are skipped, and the attribute `notes` of the result names them.
 
     Args:
         run: Directory of the run.
-        same: Function that returns, for a manifest, the value of `Resume.same`.
+        same: Function that takes a manifest and returns the value of `Resume.same`.
 
     Raises:
-        LabkitError: All checkpoints are damaged.
+        LabkitError: If all checkpoints are damaged.
     """
     notes: list[str] = []
     for folder in complete_checkpoints(run):
@@ -232,21 +237,23 @@ def newest_checkpoint(run: Path, same: Same) -> Resume | None:
             continue
         return resume
     if notes:
-        raise LabkitError(f"{run.name}: {'; '.join(notes)}; no checkpoint is complete: start again")
+        raise LabkitError(
+            f"{run.name}: {'; '.join(notes)}; no checkpoint is complete; start training again"
+        )
     return None
 
 
 def remove_old(folder: Path, keep: int) -> None:
-    """Remove all but the `keep` newest complete checkpoints in the parent of a folder."""
+    """Remove all but the `keep` newest complete checkpoints among the siblings of a folder."""
     for checkpoint in complete_checkpoints(folder.parent)[keep:]:
-        (checkpoint / MANIFEST).unlink()  # First, so that a half-removed checkpoint is incomplete.
+        (checkpoint / MANIFEST).unlink()  # first, so that a half-removed checkpoint is incomplete
         shutil.rmtree(checkpoint)
 
 
 def remove_after(folder: Path, step: int) -> None:
     """Remove incomplete checkpoints and all checkpoints after a step.
 
-    A killed process may still be writing one of these checkpoints, so errors are ignored.
+    A killed process may still write to one of these checkpoints, so errors are ignored.
     """
     for entry in folder.iterdir():
         if entry.is_symlink():

@@ -1,4 +1,4 @@
-"""Texts that describe the compression of a run, and the search for an uncompressed baseline."""
+"""Texts that describe the compression of a run, and a search for an uncompressed baseline run."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from labkit.compression import COMPRESSORS
 from labkit.records.run import Run, flatten
 
 DENSE = "no compression"
-MAX_NAME_LENGTH = 80  # maximum length of the name of a compression, in characters
-_IGNORED_FIELDS = ("name", "network", "seed", "repeats")  # fields that may differ for one method
+MAX_NAME_LENGTH = 80  # maximum length, in characters, of a text for a compression
+# Fields in which runs of the same method may differ.
+_IGNORED_FIELDS = ("name", "network", "seed", "repeats")
 
 
 def compressor_expression(compressor: JSON) -> str:
     """Return a compressor's record as an expression, such as `ErrorFeedback(TopK(ratio=0.01))`.
 
-    The expression contains all numeric options; it contains texts and booleans only if they differ
-    from the default.
+    The expression contains all numeric options, but texts and booleans only if they differ from the
+    default.
     """
     if compressor is None:
         return DENSE
@@ -41,7 +42,7 @@ def compressor_of(run: Run) -> dict[str, JSON] | None:
 
 
 def method(run: Run) -> str:
-    """Return the name of a run's compression, such as `TopK(ratio=0.01)` or `no compression`."""
+    """Return a text for a run's compression, such as `TopK(ratio=0.01)` or `no compression`."""
     text = compressor_expression(compressor_of(run))
     return text if len(text) <= MAX_NAME_LENGTH else text[: MAX_NAME_LENGTH - 1] + "…"
 
@@ -52,10 +53,10 @@ def task_fields(run: Run) -> dict[str, JSON]:
 
 
 def baseline_of(run: Run, runs: Iterable[Run]) -> Run | None:
-    """Return an uncompressed run of the same task as a compressed run, or None.
+    """Return an uncompressed run of the same task as a compressed run, or None if there is none.
 
-    A baseline on the same network is preferred; among several, the one with the most similar
-    strategy is chosen. If the run itself is uncompressed, the result is None.
+    Baselines on the same network are preferred; among these, the run with the most similar strategy
+    is chosen. For an uncompressed run, the result is None.
     """
     if compressor_of(run) is None:
         return None
@@ -74,19 +75,19 @@ def _difference(one: Run, other: Run) -> tuple[bool, int]:
         name for name in strategy | other_strategy if strategy.get(name) != other_strategy.get(name)
     ]
     network = one.experiment.get("network") != other.experiment.get("network")
-    # In the comparison of tuples, the network comes first, because it matters more than the
+    # The network is the first element of the tuple, because it matters more in comparisons than the
     # strategy.
     return network, sum(not name.startswith("compressor") for name in differing)
 
 
 def method_fields(run: Run) -> dict[str, JSON]:
-    """Return the fields of a run's experiment that distinguish training methods and tasks."""
+    """Return the experiment fields of a run that distinguish training methods and tasks."""
     return {name: value for name, value in run.experiment.items() if name not in _IGNORED_FIELDS}
 
 
 def _is_default(name: str, field: str, value: JSON) -> bool:
-    # A record may contain a compressor that is not part of labkit, such as one defined in a
-    # notebook.
+    # A record may contain a compressor that is not part of labkit, for example one that a notebook
+    # defines.
     if name not in COMPRESSORS or not isinstance(value, str | bool):
         return False
     field_info = COMPRESSORS[name].model_fields.get(field)

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
-# Signals by which someone asks a process to end. If any other signal ends a process, the process
-# has crashed.
+# These signals are sent to a process as a request to end. If any other signal ends a process, the
+# process is considered to have crashed.
 STOP_SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 _SIGNALLED = re.compile(r"process rank (\d+) .*?exited on\s+signal (\d+)", re.DOTALL)
 _EXITED = re.compile(r"@\d+,(\d+)\]\s+Exit code:\s+(\d+)")
 _OF_STEP = re.compile(r"srun: error: (\S+: tasks? \S+: .+)")
-# When mpiexec loses a host, it prints this message, which names its own daemon before the remote
+# The message that mpiexec prints when it loses a host; it names its own daemon before the remote
 # daemon.
 _LOST = re.compile(
     r"lost communication with a remote daemon.*?Remote daemon:.*? on node (\S+)", re.DOTALL
@@ -24,18 +24,18 @@ _LOST = re.compile(
 _NO_REPORT = re.compile(r"daemon failed to report back.*?Remote host:\s+(\S+)", re.DOTALL)
 _NO_MEMORY = re.compile(
     r"MemoryError|bad_alloc|[Cc]annot allocate memory|failed to map segment|ResourceExhausted|"
-    # C extensions print these messages when they run out of memory without raising an exception.
+    # C extensions print these messages if they run out of memory but raise no exception.
     r"error return without exception set|returned NULL without setting an exception|"
     r"can't start new thread|pthread_create|Thread creation failed"
 )
 
 
 class End(NamedTuple):
-    """A description of how a cluster, or one of its processes, ended.
+    """A description of how a cluster, or one of the processes in it, ended.
 
     Attributes:
         message: Text that describes the end; "" if nothing is known about it.
-        rank: The rank that ended; None if the end is not that of a single rank.
+        rank: The rank that ended; None if the description does not concern a single rank.
         signal: Signal that ended the process, such as "SIGKILL"; "" if there was none.
     """
 
@@ -45,7 +45,7 @@ class End(NamedTuple):
 
 
 class Terminated(KeyboardInterrupt):
-    """An exception for signals that ask this process to end; it cleans up as after Ctrl-C."""
+    """An exception for signals that ask this process to end; its cleanup is that of Ctrl-C."""
 
 
 def terminate(number: int, frame: FrameType | None) -> NoReturn:
@@ -57,8 +57,8 @@ def terminate(number: int, frame: FrameType | None) -> NoReturn:
 def raise_on_signals() -> Iterator[None]:
     """Raise `Terminated` on SIGTERM and SIGUSR1 while the context is active.
 
-    Slurm sends SIGUSR1 before a job reaches its time limit. The handlers are installed only in the
-    main thread, and only for signals that have no other handler.
+    Slurm sends SIGUSR1 shortly before a job reaches its time limit. Handlers are installed only in
+    the main thread, and only for signals without another handler.
     """
     numbers = (signal.SIGTERM, signal.SIGUSR1)
     main = threading.current_thread() is threading.main_thread()
@@ -73,7 +73,7 @@ def raise_on_signals() -> Iterator[None]:
 
 
 def interruption_text(error: KeyboardInterrupt, verb: str = "interrupted") -> str:
-    """Return a text that tells who or what interrupted this process.
+    """Return a text that states who or what interrupted this process.
 
     >>> interruption_text(KeyboardInterrupt()), interruption_text(Terminated("SIGTERM"))
     ('interrupted by the user', 'ended by SIGTERM')
@@ -82,7 +82,7 @@ def interruption_text(error: KeyboardInterrupt, verb: str = "interrupted") -> st
 
 
 def describe_exit(process: str, code: int, output: str = "") -> End:
-    """Describe the end of a process from its exit code, which is negative for a signal.
+    """Describe how a process ended, from its exit code, which is negative for a signal.
 
     >>> describe_exit("the controller", -9).message
     'the controller was ended by SIGKILL (as the system does when memory runs out)'
@@ -90,7 +90,7 @@ def describe_exit(process: str, code: int, output: str = "") -> End:
     rank = int(process.removeprefix("rank ")) if process.startswith("rank ") else None
     if code >= 0:
         return End(f"{process} ended with code {code}{out_of_memory_hint(output)}", rank)
-    names = {Signal.value: Signal.name for Signal in signal.Signals}  # no real-time signals
+    names = {Signal.value: Signal.name for Signal in signal.Signals}  # omits real-time signals
     name = names.get(-code, f"signal {-code}")
     if name == "SIGSTOP":
         return End(f"{process} is stopped (SIGSTOP) and does not continue", rank, name)
@@ -99,14 +99,14 @@ def describe_exit(process: str, code: int, output: str = "") -> End:
 
 
 def lost_host(output: str) -> End | None:
-    """Describe a host's loss that mpiexec's output reports; None if it reports no loss."""
+    """Describe the loss of a host that mpiexec's output reports; None if no loss is reported."""
     if match := _LOST.search(output) or _NO_REPORT.search(output):
         return End(f"host {match[1]} is lost: the host, its link or its mpiexec daemon is down")
     return None
 
 
 def ended_rank(output: str) -> End | None:
-    """Describe the end of a rank that mpiexec's output reports; None if it reports no rank."""
+    """Describe the end of a rank that mpiexec's output reports; None if no rank is reported."""
     if match := _SIGNALLED.search(output):
         return describe_exit(f"rank {match[1]}", -int(match[2]), output)
     if match := _EXITED.search(output):
@@ -115,21 +115,21 @@ def ended_rank(output: str) -> End | None:
 
 
 def ended_step(output: str) -> End | None:
-    """Describe the ends of the ranks that srun's output reports, which may be in any order.
+    """Describe the ends of the ranks that srun's output reports, in any order.
 
     >>> ended_step("srun: error: b: task 3: Killed").message
-    'ranks of the step ended: b: task 3: Killed'
+    'ranks of the Slurm step ended: b: task 3: Killed'
     """
     ranks = _OF_STEP.findall(output)
-    return End(f"ranks of the step ended: {'; '.join(ranks)}") if ranks else None
+    return End(f"ranks of the Slurm step ended: {'; '.join(ranks)}") if ranks else None
 
 
 def out_of_memory_hint(output: str) -> str:
-    """Return a remark that memory ran out if a process's output shows this, else "".
+    """Return a remark that memory ran out, if the output of a process shows this, or else "".
 
     >>> out_of_memory_hint("terminate called after throwing an instance of 'std::bad_alloc'")
     ': memory ran out (ulimit -v, a quota, or the machine sets its limit)'
     """
     if not _NO_MEMORY.search(output):
         return ""
-    return ": memory ran out (ulimit -v, a quota, or the machine sets its limit)"
+    return ": memory ran out (the limit is set by ulimit -v, a quota, or the machine)"

@@ -10,7 +10,7 @@ from labkit.common.machine import machine
 
 
 def describe() -> dict[str, JSON]:
-    """Return the versions and hardware that this rank sees; this imports TensorFlow and MPI."""
+    """Return the versions and hardware that this rank sees; imports TensorFlow and MPI."""
     import keras
     import mpi4py
     import tensorflow as tf

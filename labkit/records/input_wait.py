@@ -1,4 +1,4 @@
-"""The time that training steps wait for input, and their overhead over synthetic input."""
+"""The time for which training steps wait for input, and the overhead over synthetic input."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import pandas
 
 SYNTHETIC, INSIDE = "synthetic", "in the step"
-# Each input pipeline after the synthetic one adds a technique to the previous pipeline; "cache"
-# includes prefetching, too.
+# Each input pipeline after the synthetic one adds a technique to the one before it; "cache"
+# therefore also includes prefetching.
 WAYS = (SYNTHETIC, INSIDE, "map", "parallel calls", "prefetch", "cache")
 
 
@@ -22,11 +22,11 @@ class FedStep(NamedTuple):
 
     Attributes:
         way: Name of the input pipeline, one of `WAYS`.
-        repeat, step: Number of the repeat, and of the step within the repeat.
-        start, got, stop: Times when the step requested its batch, when it received the batch, and
-            when it ended.
-        made_start, made_stop: Times when the preparation of the batch began and ended; NaN if the
-            batch was prepared before the repeat.
+        repeat, step: Number of the repeat of the measurement, and number of the step within the
+            repeat.
+        start, got, stop: Times at which the step requested its batch, received it, and ended.
+        made_start, made_stop: Times at which the preparation of the batch began and ended; NaN if
+            this was before the repeat.
     """
 
     way: str
@@ -46,8 +46,8 @@ class InputTrace:
     Attributes:
         fed: Measured training steps (`FedStep`).
         nbytes: Size of the input file in bytes.
-        filled: Seconds of the first pass over the data with the pipeline "cache", which fills the
-            cache.
+        filled: Seconds of the first pass over the data with the pipeline "cache"; this pass fills
+            the cache.
     """
 
     fed: Sequence[FedStep]
@@ -63,8 +63,8 @@ class InputTrace:
     def to_dataframe(self) -> pandas.DataFrame:
         """Return one row per step with the columns `ready` (s), `idle_ms`, `compute_ms`, `step_ms`.
 
-        The column `ready` is the time when the step received its batch. If the step prepares the
-        batch itself, `ready` is the time when the batch was prepared.
+        The column `ready` is the time at which the training step received its batch. If the
+        training step prepares the batch itself, `ready` is the time at which the preparation ended.
         """
         import pandas as pd
 
@@ -80,13 +80,13 @@ class InputTrace:
 
 
 def input_costs(trace: InputTrace) -> pandas.DataFrame:
-    r"""Return one row per input pipeline: step time, idle time and overhead over synthetic input.
+    r"""Return step time, idle time and overhead over synthetic input, one row per input pipeline.
 
-    Let \(t_r\) be the median step time of repeat \(r\), and \(s_r\) the median step time with
-    synthetic input in this repeat. The I/O overhead is the median over the repeats r of \((t_r -
-    s_r)/s_r\); `overhead_low` and `overhead_high` are the minimum and the maximum over repeats.
-    Times in ms are medians over repeats of the median over the steps of each repeat. The column
-    `idle_share` is the fraction of the step time in which the step waits for input.
+    Here \(t_r\) is the median step time of repeat \(r\), and \(s_r\) the median step time with
+    synthetic input in the same repeat. The I/O overhead is the median over the repeats r of \((t_r
+    - s_r)/s_r\); `overhead_low` and `overhead_high` are the minimum and the maximum over repeats.
+    Times in ms are first medians over the steps of each repeat, then medians over the repeats. The
+    column `idle_share` is the fraction of the step time for which the step waits for input.
 
     Source: TensorFlow's "Benchmarks" (2017) measures a baseline with synthetic data and adds real
     data. Murray et al. 2021, *tf.data: A machine learning data processing framework*

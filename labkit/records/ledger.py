@@ -1,7 +1,7 @@
-"""A ledger that lists the samples of each rank and step, to check that each sample is used once.
+"""A ledger of the samples of each rank and step, to check that each sample is used once.
 
-The check compares hashes of the samples with the data set, so it does not depend on the plan that
-assigns samples to ranks.
+The check compares hashes of the samples with the data set; therefore it does not depend on how
+samples were assigned to ranks.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class SampleRecord(NamedTuple):
     Attributes:
         step: Training step, counted from 0.
         rank: Number that the rank had at the start of the run, before any failure.
-        world: Number of ranks that had failed before this attempt of the step. If the step is
-            repeated after further failures, the entry is ignored.
-        samples: A hash of each sample.
+        world: Number of ranks that had failed before this attempt to run the step. If the step is
+            repeated after further ranks fail, the entry is ignored.
+        samples: The hash of each sample.
     """
 
     step: int
@@ -38,16 +38,17 @@ class SampleRecord(NamedTuple):
 
 
 class Account(NamedTuple):
-    """The totals of a ledger that was compared with the data set.
+    """The totals of a ledger, after its comparison with the data set.
 
     Attributes:
-        epochs, steps: Number of checked epochs, and number of steps for which there are entries.
+        epochs, steps: Number of epochs that were checked, and number of steps that have entries.
         lost: Number of samples that are missing in an epoch, summed over all epochs.
         repeated: Number of samples that are used more than once in an epoch, or that the data set
             does not contain, summed over all epochs.
-        steps_repeated: Number of attempts of steps that were rolled back after failures.
-        steps_missing: Number of steps for which no rank has an entry.
-        by_rank: For each rank, the number of its samples, without those of rolled-back attempts.
+        steps_repeated: Number of attempts to run steps that were rolled back after ranks failed.
+        steps_missing: Number of training steps for which no rank has an entry.
+        by_rank: For each rank, its number of samples, without those of attempts that were rolled
+            back.
     """
 
     epochs: int
@@ -71,12 +72,12 @@ def hashes(leaves: Sequence[np.ndarray]) -> list[str]:
 
 
 def encode_entry(entry: SampleRecord) -> bytes:
-    """Return an entry as one line, so that a rank that dies can damage only the last line."""
+    """Return an entry as one line, so that a rank that dies can damage only its last line."""
     return json.dumps(entry).encode() + b"\n"
 
 
 def read(folder: Path) -> list[SampleRecord]:
-    """Return the entries of all ranks, without incomplete last lines of ranks that died."""
+    """Return the entries of all ranks, except incomplete last lines from ranks that died."""
     entries = []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         lines = read_file(path).rpartition(b"\n")[0]
@@ -114,6 +115,6 @@ def audit(
 
 
 def _taken(entries: Sequence[SampleRecord]) -> list[SampleRecord]:
-    """Return the entries of the last attempt of a step, which completed it."""
+    """Return the entries of the last attempt to run a step, which is the successful one."""
     last = max(entry.world for entry in entries)
     return [entry for entry in entries if entry.world == last]

@@ -16,7 +16,7 @@ from labkit.records.timed_steps import steady_steps, step_seconds, timeline_of
 if TYPE_CHECKING:
     import pandas
 
-MIN_HIDDEN_FRACTION = 0.01  # minimum hideable fraction of communication for a ratio
+MIN_HIDDEN_FRACTION = 0.01  # least fraction of communication time that must be hideable
 NO_SPEED: dict[str, float] = {"steps": 0, "buckets": 0} | dict.fromkeys(
     ("step_ms", "communication_ms", "exposed_ms", "hidden_ms", "ideal_ms", "reached"), math.nan
 )
@@ -24,17 +24,18 @@ NO_SPEED: dict[str, float] = {"steps": 0, "buckets": 0} | dict.fromkeys(
 
 @dataclass(frozen=True)
 class Overlap:
-    """The exchange of all gradient buckets in one step, with the times of all ranks combined.
+    """The exchange of all gradient buckets in one step, with the combined times of all ranks.
 
     All ranks of one host use the same clock. A bucket is ready when the last rank has packed it.
-    The exchange of a bucket starts when the last rank joins it, so the time of waiting for slower
-    ranks is not communication.
+    The exchange of a bucket starts when the last rank joins it, so waiting for slower ranks does
+    not count as communication.
     """
 
     step: int
-    ready: list[float]  # by bucket: time in s when it is ready, on the host's clock
-    seconds: list[float]  # by bucket: duration of its communication in s
-    waits: list[tuple[int, float, float]]  # (bucket, start, stop), of the rank that waits least
+    ready: list[float]  # for each bucket: time in s, on the host's clock, when it is ready
+    seconds: list[float]  # for each bucket: duration of its communication in s
+    # (bucket, start, stop) of waits, on the rank that waits least.
+    waits: list[tuple[int, float, float]]
 
     @property
     def communication(self) -> float:
@@ -43,8 +44,8 @@ class Overlap:
 
     @property
     def exposed(self) -> float:
-        """Seconds for which training waits for communication; overlapping waits count once."""
-        # The time until `waited_until` has already been counted.
+        """Seconds for which training waits for communication; waits that overlap count once."""
+        # Time before `waited_until` has already been counted.
         exposed, waited_until = 0.0, self.waits[0][1]
         for _, start, stop in self.waits:
             exposed += max(0.0, stop - max(start, waited_until))
@@ -55,13 +56,13 @@ class Overlap:
     def ideal(self) -> float:
         """Seconds of waiting that would remain with the better of two orders of buckets.
 
-        In this ideal case, the communication channel is never idle while a bucket is ready. Buckets
-        are exchanged either in the order in which they are ready or by urgency, whichever leaves
-        less waiting. The computation between waits has its measured duration.
+        In this ideal case, the exchange is never idle while any bucket is ready. The two orders are
+        by ready time and by urgency; the order with less waiting is chosen. The computation between
+        two waits is assumed to take its measured time.
         """
         urgency = [0] * len(self.ready)
         for position, (bucket, _, _) in enumerate(self.waits):
-            # If training waits for a bucket earlier, the bucket is more urgent.
+            # The earlier training waits for a bucket, the more urgent is the bucket.
             urgency[bucket] = position
         # No single order is optimal in all cases, so two orders are compared.
         by_ready_time = sorted(range(len(self.ready)), key=lambda bucket: self.ready[bucket])
@@ -71,7 +72,8 @@ class Overlap:
     def _finish(self, order: Iterable[int]) -> list[float]:
         finish, free = [0.0] * len(self.ready), float("-inf")
         for bucket in order:
-            # The exchange of a bucket starts when the bucket is ready and the channel is free.
+            # The exchange of a bucket starts as soon as the bucket is ready and no other exchange
+            # is running.
             free = max(self.ready[bucket], free) + self.seconds[bucket]
             finish[bucket] = free
         return finish
@@ -79,20 +81,21 @@ class Overlap:
     def _exposed(self, finish: list[float]) -> float:
         now, waited_until, exposed = self.waits[0][1], self.waits[0][1], 0.0
         for bucket, start, stop in self.waits:
-            now += max(0.0, start - waited_until)  # adds the computation since the previous wait
+            # Adds the computation time since the previous wait.
+            now += max(0.0, start - waited_until)
             exposed += max(0.0, finish[bucket] - now)
             now, waited_until = max(now, finish[bucket]), max(waited_until, stop)
         return exposed
 
 
 def hidden_parts(run: Run) -> dict[str, float]:
-    """Return how much of a run's communication time is hidden: medians over all steady steps.
+    """Return how much communication time a run hides, as medians over all steps after warm-up.
 
-    `labkit.figures.overlap` shows the returned values as a table row. If verification failed, the
-    row is `NO_SPEED`.
+    `labkit.figures.overlap` shows the returned values as one row of a table. If verification of the
+    run failed, the table row is `NO_SPEED` instead.
 
     Raises:
-        LabkitError: The run has no timeline of gradient exchanges.
+        LabkitError: If the run has no timeline of gradient exchanges.
     """
     timeline = timeline_of(run)
     exchanges = overlaps(timeline)
@@ -105,7 +108,8 @@ def hidden_parts(run: Run) -> dict[str, float]:
     communication, exposed, ideal = 1e3 * np.array(parts).T
     possible = float(np.median(communication - ideal))
     reached = float(np.median(communication - exposed))
-    # If very little time can be hidden, its ratio would be noise and is not reported.
+    # If very little communication can be hidden, the hidden fraction would be noise and is not
+    # reported.
     significant = possible > MIN_HIDDEN_FRACTION * float(np.median(communication))
     return {
         "steps": len(chosen_exchanges),
@@ -120,21 +124,21 @@ def hidden_parts(run: Run) -> dict[str, float]:
 
 
 def overlaps(timeline: pandas.DataFrame) -> list[Overlap]:
-    """Return all complete gradient exchanges of a timeline; the oldest comes first.
+    """Return all complete gradient exchanges of a timeline, from the oldest to the newest.
 
     Exchanges are counted from the end, because the timeline of a long run contains only its last
-    events. Step numbers cannot be used, because an event of the communication thread has the number
-    of the step in which it ended. This may be the next step.
+    events. Step numbers cannot be used, because events of the communication thread are numbered by
+    the step in which they end. The step in which an event ends may be the next step.
 
     Args:
         timeline: Events of all ranks, each with rank, kind, step, bucket, start and stop (in
             seconds).
     """
     events = timeline[timeline["kind"] != "step"].sort_values("start", kind="stable")
-    # On every rank, the n-th last event of a bucket is part of the n-th last exchange.
+    # On every rank, the n-th last event of a bucket belongs to the n-th last exchange.
     back = events.groupby(["rank", "kind", "bucket"]).cumcount(ascending=False)
     buckets = sorted(events["bucket"].unique())
-    # Each rank has three events per bucket: packing, communication and waiting.
+    # Each rank has three events per bucket: packing, communication, and waiting.
     whole = 3 * len(buckets) * events["rank"].nunique()
     exchanges = [_overlap(part) for _, part in events.groupby(back) if len(part) == whole]
     return exchanges[::-1]
@@ -145,7 +149,7 @@ def _overlap(part: pandas.DataFrame) -> Overlap:
     by_bucket = serves.groupby("bucket")
     waits = part[part["kind"] == "wait"]
     waited = (waits["stop"] - waits["start"]).groupby(waits["rank"]).sum()
-    # The rank that waits least is the slowest one, and the other ranks wait for it.
+    # The rank that waits least is the slowest rank, for which the other ranks wait.
     critical_waits = waits[waits["rank"] == waited.idxmin()]
     positions = {
         bucket: position for position, bucket in enumerate(sorted(serves["bucket"].unique()))

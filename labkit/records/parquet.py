@@ -1,4 +1,4 @@
-"""A reader of runs' Parquet tables that limits their declared and their unpacked size."""
+"""A reader of runs' Parquet tables, which limits their declared size and their unpacked size."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-MAX_CELLS = 2**25  # maximum values per table; each step of a rank has about 20
+MAX_CELLS = 2**25  # maximum number of values in a table; a rank's step has about 20
 MAX_COLUMNS = 1_000
 MAX_BYTES = 2**29  # maximum bytes of an unpacked table
 TEXT_BATCH_ROWS, NUMBER_BATCH_ROWS = (
     2**8,
     2**14,
-)  # rows per read of text columns, and of number columns
-MAX_SCHEMA_BYTES = 2**20  # maximum bytes of a name or of metadata in the schema
-MAX_INTEGER = 2**53  # largest bound up to which a float represents every integer
-MAX_SPARSITY = 20  # maximum ratio of seeds times steps to rows
-# Columns that identify a row, so none of their values may be missing.
+)  # rows that are read at once: of text columns, of number columns
+MAX_SCHEMA_BYTES = 2**20  # maximum bytes of a name, or of metadata, in a schema
+MAX_INTEGER = 2**53  # floats represent all integers up to this one
+MAX_SPARSITY = 20  # maximum of (seeds × steps) / rows
+# No value may be missing in these columns, because they identify a row.
 INDEX_COLUMNS = {"seed", "rank", "step", "epoch", "bucket", "server", "worker", "update", "version"}
-# Other encodings are rejected, because they could expand to texts much longer than the encoded
-# bytes.
+# Other encodings are rejected, because a short file could expand to very long texts.
 ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 
 
@@ -42,8 +41,8 @@ def read_parquet(content: bytes) -> pa.Table:
     file = pq.ParquetFile(pa.BufferReader(content), **limits)
     if reason := _size_problem(file.metadata) or _schema_problem(file.schema_arrow):
         raise NotPlain(reason)
-    # Text columns are read as dictionaries, so that a repeated text occupies memory only once until
-    # its unpacked size is known.
+    # Text columns are read as dictionaries, so that a repeated text occupies memory only once while
+    # its unpacked size is unknown.
     texts = [field.name for field in file.schema_arrow if _is_text(field.type)]
     file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=texts, **limits)
     return _read_bounded(file)
@@ -52,8 +51,8 @@ def read_parquet(content: bytes) -> pa.Table:
 def _read_bounded(file: pq.ParquetFile) -> pa.Table:
     """Return a file's table; raise an error as soon as its unpacked size exceeds the limit.
 
-    Arrow compares the unpacked size of a page only with the size in the page's header. The footer
-    of a file may therefore declare a small size for a column of gigabytes.
+    Arrow checks the unpacked size of a page only against the size in the page's own header.
+    Therefore the footer of a file may declare a small size for a column that has gigabytes.
     """
     import pyarrow as pa
 
@@ -71,10 +70,10 @@ def _read_bounded(file: pq.ParquetFile) -> pa.Table:
 
 
 def column_problem(table: pa.Table, columns: Mapping[str, str]) -> str | None:
-    """Return a description of what is wrong with a table's columns; None if they are valid.
+    """Return a description of what is wrong with a table's columns, or None if they are valid.
 
     Args:
-        table: Table that `read_parquet` has returned.
+        table: Table that `read_parquet` returned.
         columns: Required columns with their pandas types; all other columns must contain numbers.
     """
     if missing := columns.keys() - set(table.column_names):
@@ -86,24 +85,24 @@ def column_problem(table: pa.Table, columns: Mapping[str, str]) -> str | None:
             return f"has no {reason} in {name}"
     seeds, steps = (_distinct(table, name) for name in ("seed", "step"))
     if seeds * steps > MAX_SPARSITY * table.num_rows + MAX_CELLS // 64:
-        return f"has {seeds:,} seeds and {steps:,} steps in only {table.num_rows:,} rows"
+        return f"has {seeds:,} seeds and {steps:,} steps, but only {table.num_rows:,} rows"
     return None
 
 
 def _type_problem(column: pa.ChunkedArray, kind: str, is_place: bool) -> str | None:
-    """Return the type that a column should have; None if the column has it."""
+    """Return the type that a column should have, or None if the column has this type."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     types = pa.types
     is_whole = types.is_integer(column.type)
-    if types.is_null(column.type) and not is_place:  # e.g. an optional text missing in all rows
+    # For example, an optional text that is missing in all rows.
+    if types.is_null(column.type) and not is_place:
         return None
     if kind == "object":
         return None if _is_text(column.type) else "texts"
     if kind != "int64":
-        # Integers are accepted as numbers, and pandas converts them to floats if values are
-        # missing.
+        # Integers are accepted as numbers; pandas converts them to floats if values are missing.
         is_numeric = is_whole or types.is_floating(column.type) or types.is_boolean(column.type)
         return None if is_numeric else "numbers"
     if not is_whole or (is_place and column.null_count):
@@ -123,7 +122,7 @@ def _distinct(table: pa.Table, name: str) -> int:
 
 
 def _size_problem(metadata: pq.FileMetaData) -> str | None:
-    """Return which size that a Parquet file declares exceeds a limit; None if none does."""
+    """Return which declared size of a Parquet file exceeds a limit, or None if none does."""
     if metadata.num_columns > MAX_COLUMNS:
         return f"has {metadata.num_columns:,} columns; allowed: at most {MAX_COLUMNS:,}"
     if (
@@ -131,7 +130,7 @@ def _size_problem(metadata: pq.FileMetaData) -> str | None:
         or metadata.num_row_groups > MAX_CELLS // 64
     ):
         return (
-            f"has {metadata.num_rows:,} rows of {metadata.num_columns} columns, which is too many"
+            f"has {metadata.num_rows:,} rows of {metadata.num_columns} columns, which are too many"
         )
     cells = size = 0
     for group in range(metadata.num_row_groups):
@@ -154,7 +153,7 @@ def _schema_problem(schema: pa.Schema) -> str | None:
         kind = field.type
         plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
         if not (plain or pa.types.is_boolean(kind) or _is_text(kind)):
-            return f"has a column of {str(kind)[:60]}; labkit writes numbers, booleans and texts"
+            return f"has a column of type {str(kind)[:60]}; allowed: numbers, booleans and texts"
     return None
 
 
@@ -171,7 +170,7 @@ def _plain(kind: Any) -> Any:
 
 
 def _size(part: pa.Array) -> int:
-    """Return the unpacked bytes of a column part, in which each repetition of a text counts."""
+    """Return the unpacked bytes of an array, in which each repetition of a text counts."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

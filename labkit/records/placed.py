@@ -10,7 +10,7 @@ from labkit.records.step_graph import StepGraph
 from labkit.simulate.placement import TaskGraph
 
 Row: TypeAlias = dict[str, str | int | float | bool]  # one row of a table
-WAY = "product, with the copies"  # label of matrix products that are timed with their copies
+WAY = "product, with the copies"  # label of rows that time matrix products with their copies
 
 
 @dataclass(frozen=True)
@@ -18,20 +18,21 @@ class PlacementMeasurements:
     """Measurements of devices and operations, made before placement plans are executed.
 
     Attributes:
-        listed: Names of all logical devices that TensorFlow lists.
-        kernels: Rows of TensorFlow's kernel registry: op, device, types.
-        rules: Rows of tests of TensorFlow's placer, each with the requested device and the
-            resulting device.
-        scoped: Executed graph of a step in which each tower (parallel branch of the model) has its
-            own device scope.
-        log: Device of each graph node, from TensorFlow's placement log of the step in `scoped`.
-        tasks: Graph of a step without device scopes, with the seconds and output bytes of each
-            operation.
+        listed: Names of all logical devices, as TensorFlow lists them.
+        kernels: Rows of TensorFlow's kernel registry, each with op, device and types.
+        rules: Rows of tests of TensorFlow's placer, each with the requested and the resulting
+            device.
+        scoped: Executed graph of a training step in which each tower (parallel branch of the model)
+            has its own device scope.
+        log: For each graph node of the step in `scoped`, its device, from TensorFlow's placement
+            log.
+        tasks: Graph of a training step without device scopes, with the seconds and output bytes of
+            each operation.
         links: Rows of timed copies between two logical devices, each with bytes and seconds.
-        latency, bandwidth: Fixed seconds of each copy between two logical devices, and bytes/s of
-            the copy.
-        dispatch: Seconds that TensorFlow needs for each operation in addition to its computation.
-        speeds: Rows of timed matrix products and copies, by size; empty without a GPU.
+        latency, bandwidth: Fixed seconds per copy between two logical devices, and bytes/s of the
+            copy.
+        dispatch: Seconds that TensorFlow needs per operation in addition to the computation.
+        speeds: Rows of timed matrix products and copies of different sizes; empty without a GPU.
     """
 
     listed: Sequence[str]
@@ -53,9 +54,10 @@ class PlanMeasurement:
 
     Attributes:
         name: Name of the plan.
-        seconds: Duration of each step.
-        losses: Training losses of the first steps, which should be equal for all plans.
-        copies: Number of tensors and signals that TensorFlow sends between devices in a step.
+        seconds: Duration of each training step.
+        losses: Training losses of the first steps, which should be the same for all plans.
+        copies: Number of tensors and signals that TensorFlow sends between devices in a training
+            step.
         graph: Graph that TensorFlow executed with this plan.
     """
 

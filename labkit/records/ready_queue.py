@@ -1,4 +1,4 @@
-"""A replay of TensorFlow's ready queue in a traced step: unresolved dependencies and waits."""
+"""A replay of TensorFlow's ready queue in a traced step: unresolved dependencies, waiting times."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from typing import NamedTuple
 from labkit.common.errors import LabkitError
 from labkit.records.step_graph import Operation, StepGraph
 
-RESOLUTION = 1e-6  # seconds by which clocks of two threads may differ
+RESOLUTION = 1e-6  # clocks of two threads may differ by these seconds
 
 
 @dataclass(frozen=True)
 class QueuedOperation:
-    """An operation with the times at which it became ready, started and ended. All times are
-    seconds from the start of the step.
+    """An operation, with the times at which it was ready, started and ended. All times are in
+    seconds since the start of the training step.
 
     Attributes:
         operation: The operation that TensorFlow executed.
-        needs: Number of inputs and control inputs that must end before the operation can start.
-        ready: Time when the last dependency ended, after which the operation could start.
-        start, stop: Times when the execution started and ended. TensorFlow's profiler records no
-            events for constants and arguments. An operation without an event is assumed to end as
-            soon as it is ready.
+        needs: Number of inputs and control inputs that must be complete before the operation can
+            start.
+        ready: Time at which the operation's last dependency ended, so that it could start.
+        start, stop: Times at which the operation started and ended. TensorFlow's profiler records
+            no events for constants and arguments. An operation without an event is assumed to end
+            as soon as it is ready.
         timed: Whether the profiler recorded an event for the operation.
     """
 
@@ -37,17 +38,18 @@ class QueuedOperation:
 
     @property
     def wait(self) -> float:
-        """Seconds that the operation waits in the queue, from ready to start."""
+        """Seconds for which the operation waits in the queue, from ready to start."""
         return self.start - self.ready
 
 
 class Moment(NamedTuple):
-    """The state of TensorFlow's executor at one time in a step.
+    """The state of TensorFlow's executor at one time in a training step.
 
     Attributes:
-        time: Seconds from the start of the step.
-        unresolved: For each operation, by name, the number of its dependencies that have not ended.
-        queued, running, done: Names of the queued, running and finished operations.
+        time: Seconds since the start of the training step.
+        unresolved: For each operation, by name, the number of its dependencies that have not yet
+            ended.
+        queued, running, done: Names of the operations that are queued, running, or finished.
     """
 
     time: float
@@ -59,19 +61,19 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadyQueue:
-    """All operations of a step, sorted by the time when they became ready.
+    """All operations of a training step, sorted by the time at which they became ready.
 
     Attributes:
-        served: One entry per operation, sorted by the time when it became ready.
-        before: For each operation, the names of its dependencies; a name is repeated if several of
-            its outputs are used.
+        served: One entry per operation, sorted by the time at which it became ready.
+        before: For each operation, the names of its dependencies; a name is repeated if the
+            operation uses several outputs of it.
     """
 
     served: tuple[QueuedOperation, ...]
     before: Mapping[str, tuple[str, ...]]
 
     def at(self, time: float) -> Moment:
-        """Return the executor's state at a time, including all events at that time."""
+        """Return the executor's state at a time, after all events of that time."""
         ended = {entry.operation.name for entry in self.served if entry.stop <= time}
         unresolved = {
             name: sum(entry not in ended for entry in before)
@@ -88,14 +90,14 @@ class ReadyQueue:
         )
 
     def moments(self) -> list[Moment]:
-        """Return the executor's state at each start and end of an operation with a profiler event.
+        """Return the executor's states at all starts and ends of operations in the profile.
 
-        Events whose times differ by less than the clock's resolution are combined into one moment.
+        Events that are closer in time than the clock's resolution are combined into one moment.
         """
         times = {t for entry in self.served if entry.timed for t in (entry.start, entry.stop)}
         distinct_times: list[float] = []
         for time in sorted(times, reverse=True):
-            # If the clock cannot distinguish several times, the last of them is used.
+            # If several times are closer than the clock's resolution, the last of them is used.
             if not distinct_times or distinct_times[-1] - time > RESOLUTION:
                 distinct_times.append(time)
         return [self.at(time) for time in reversed(distinct_times)]
@@ -106,7 +108,7 @@ class ReadyQueue:
 
     @property
     def waited(self) -> list[QueuedOperation]:
-        """Operations with a profiler event, sorted by time in the queue, longest first."""
+        """Operations with a profiler event, sorted by waiting time in the queue, longest first."""
         timed = [entry for entry in self.served if entry.timed]
         return sorted(timed, key=lambda entry: entry.wait, reverse=True)
 
@@ -115,16 +117,16 @@ def ready_queue(graph: StepGraph) -> ReadyQueue:
     r"""Compute when each operation of a traced step was ready, and how long it waited to start.
 
     An operation \(v\) with dependencies \(d(v)\) is ready at \(\max_{u \in d(v)} stop(u)\), when
-    the last of them stops. An operation without dependencies is ready when the step's first
-    operation starts. A ready operation waits in the queue until it starts. A copy between devices
-    is counted as part of its source operation, because TensorFlow's profiler does not show when
-    sends and receives run.
+    the last dependency ends. An operation without dependencies is ready when the first operation of
+    the step starts. A ready operation waits in the queue until it starts. A copy between devices
+    counts as part of its source operation, because TensorFlow's profiler does not show when sends
+    and receives run.
 
     Args:
         graph: Step graph from `labkit.worker.executed_step`, which must not contain loops.
 
     Raises:
-        LabkitError: No operation of the step has a profiler event.
+        LabkitError: If no operation of the step has a profiler event.
 
     Source: Abadi et al. 2016, *TensorFlow: Large-scale machine learning on heterogeneous
     distributed systems*, section 3.1 (arXiv:1603.04467): a count of unresolved dependencies per
@@ -135,10 +137,11 @@ def ready_queue(graph: StepGraph) -> ReadyQueue:
     for flow in graph.flows:
         before[flow.target].append(flow.source)
     served: dict[str, QueuedOperation] = {}
-    # Time starts with the first operation, because only Python code runs before it.
+    # Times are counted from the start of the first operation, because only Python code runs before
+    # it.
     starts = [operation.start for operation in graph.operations if not math.isnan(operation.start)]
     if not starts:
-        raise LabkitError("no operation of this step has times: trace it with step_graph")
+        raise LabkitError("no operation of this step has times; trace the step with step_graph")
     first_start = min(starts)
     for name in _in_order(before):
         ready = max((served[source].stop for source in before[name]), default=first_start)
@@ -154,7 +157,7 @@ def _queued_operation(operation: Operation, needs: int, ready: float) -> QueuedO
 
 
 def _in_order(before: Mapping[str, list[str]]) -> Iterator[str]:
-    """Yield the names in topological order, in which each name follows all its dependencies."""
+    """Yield the names in topological order: each name follows all names that it depends on."""
     counts = {name: len(needs) for name, needs in before.items()}
     after: dict[str, list[str]] = {name: [] for name in before}
     for name, needs in before.items():

@@ -1,8 +1,8 @@
-"""A registry of the processes and job arrays that this user started and `labkit stop` may end.
+"""A registry of processes and job arrays that this user started and `labkit stop` may end.
 
 The registry is in the user's private state folder, which remains after a logout and is shared by
 all login nodes. Other users may write to a runs folder, so a record in it may name any process or
-Slurm job. labkit displays the process that such a record names, but never sends it a signal.
+Slurm job. labkit displays a process that such a record names, but never sends it a signal.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ PROCESSES, ARRAYS = "processes", "arrays"  # kinds of registry entries
 
 @contextmanager
 def registration(folder: Path) -> Iterator[None]:
-    """Register this process as the worker of a job or sweep while the context is active.
+    """Context manager that registers this process as the worker of a job or sweep.
 
     Args:
         folder: Folder of the job or sweep.
     """
-    if store.ELEMENT in os.environ:  # Slurm ends the tasks of a job array
+    if store.ELEMENT in os.environ:  # this is a task of a job array, which Slurm ends
         yield
         return
     entry = identity = None
     try:
         entry, identity = _process(folder), store.this_process() | {"machine": _machine()}
         store.write_json(entry, identity)
-    except (OSError, LabkitError) as error:  # the run continues without a registry entry
+    except (OSError, LabkitError) as error:  # the run continues even without a registry entry
         print(
-            f"labkit stop will not be able to end {folder.name}: {error}",
+            f"{folder.name} cannot be registered, so labkit stop cannot end it: {error}",
             file=sys.stderr,
             flush=True,
         )
     try:
         yield
     finally:
-        # The entry is removed only if a later worker in the same folder has not replaced it.
+        # The entry is removed unless a later worker in the same folder has replaced it.
         if entry is not None and identity is not None and _matches(_read(entry), identity):
             entry.unlink(missing_ok=True)
 
 
 def process(folder: Path) -> Record | None:
-    """Return the registered process of a job or sweep if it runs on this machine, or None."""
+    """Return a job's or sweep's registered process, or None if it does not run on this machine."""
     entry = _read(_process(folder))
     return entry if entry and entry.get("machine") == _machine() else None
 
 
 def add_array(folder: Path, number: str) -> None:
-    """Register a Slurm job array that executes notebooks of a sweep."""
+    """Register a Slurm job array that executes the notebooks of a sweep."""
     entry = _entry(ARRAYS, folder)
     store.write_json(entry, {"arrays": [*arrays(folder), number]})
 
@@ -69,14 +69,14 @@ def arrays(folder: Path) -> list[str]:
 
 
 def forget_arrays(folder: Path) -> None:
-    """Remove a sweep's job arrays from the registry, because all their tasks have left Slurm."""
+    """Remove a sweep's job arrays from the registry, when none of their tasks are left in Slurm."""
     _entry(ARRAYS, folder).unlink(missing_ok=True)
 
 
 def _machine() -> str:
-    """Return an identifier of the machine's current boot and of the process's pid namespace."""
-    # A container and its host may share a state folder, and after a reboot Linux reuses process
-    # numbers.
+    """Return an identifier of this machine, its current boot, and this process's pid namespace."""
+    # A container may share a state folder with its host, and Linux reuses process numbers after a
+    # reboot.
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -85,13 +85,13 @@ def _machine() -> str:
 
 
 def _process(folder: Path) -> Path:
-    # Machines that share a home folder may have different local folders with the same path.
+    # Machines that share a home folder may have different local folders under the same path.
     return _entry(PROCESSES, folder, _machine())
 
 
 def _entry(kind: str, folder: Path, machine: str = "") -> Path:
-    # The path is resolved, because other callers may use a different working directory or a
-    # symbolic link.
+    # The path is resolved, because other callers may use another working directory, or a symbolic
+    # link.
     path = f"{folder.resolve()}{machine}".encode("utf-8", "surrogateescape")
     return state_folder("registry") / f"{kind}-{hashlib.sha256(path).hexdigest()}.json"
 

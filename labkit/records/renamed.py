@@ -26,7 +26,7 @@ def with_names_of_today(file: str, record: Fields) -> Fields:
 
     Args:
         file: Name of the record's file, such as "experiment.json".
-        record: Fields of the record, with the names that labkit used when it wrote the record.
+        record: Fields of the record, with the names that labkit used when it wrote the file.
     """
     if file == "experiment.json":
         return rename_experiment(record)
@@ -45,7 +45,7 @@ def rename_experiment(record: Fields) -> Fields:
     fields = rename_keys(record, EXPERIMENT)
     if "schema" in fields:
         fields["schema"] = SCHEMA
-    defaults: tuple[Any, ...] = (None, [], [], [])  # default values of fields that the record omits
+    defaults: tuple[Any, ...] = (None, [], [], [])  # default values of missing fields
     virtual = {
         new: fields.pop(old, default)
         for (old, new), default in zip(VIRTUAL_CLOCK.items(), defaults, strict=True)

@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 Row: TypeAlias = Mapping[str, float]  # history of one training step (`store.HISTORY_COLUMNS`)
 Rows: TypeAlias = list[dict[str, JSON]]
-Event: TypeAlias = tuple[str, int, int, float, float]  # (kind, step, bucket, start, stop)
+Event: TypeAlias = tuple[str, int, int, float, float]  # (kind, step, bucket, start in s, stop in s)
 
 
 class FirstDifference(TypedDict):
     """The first operation in which a run differs from its reference run.
 
-    All operations of the step before this operation are equal in both runs. The field `operation`
-    is "initial weights", "batch" (different rows), "gradient", "mean", "round", "bucket",
-    "optimizer", or "collection". Here "round" is a round of the reduction schedule, "bucket" is
-    packing and unpacking, and "collection" is that of the trained weights.
+    Up to this operation, all operations of the training step are equal in both runs. The field
+    `operation` is "initial weights", "batch" (different rows), "gradient", "mean", "round",
+    "bucket", "optimizer", or "collection". Here "round" is a round of the reduction schedule,
+    "bucket" is packing and unpacking of a bucket, and "collection" is that of the trained weights.
     """
 
     step: int
     layer: str
-    rank: int | None  # None if all ranks that have this layer differ
+    rank: int | None  # None if all ranks with this layer differ from the reference
     operation: str
     bucket: int | None
     round: int | None  # number of the reduction round, counted from 1
@@ -39,7 +39,7 @@ class FirstDifference(TypedDict):
 
 
 class Verdict(TypedDict):
-    """The verdict of the equivalence check; if it failed, with the place of the difference."""
+    """The verdict of the equivalence check; after a failure, also the place of the difference."""
 
     verdict: Literal["passed", "failed", "not applicable"]
     max_abs_difference: float | None
@@ -49,12 +49,12 @@ class Verdict(TypedDict):
 
 
 def place_text(place: FirstDifference) -> str:
-    """Return text that describes where a run first differs from its reference run."""
+    """Return a text that describes where a run first differs from its reference run."""
     location = "" if place["rank"] is None else f" on rank {place['rank']}"
     parts = [f"{n} {place[n]}" for n in ("round", "bucket") if place[n] is not None]
     details = f" ({', '.join(parts)})" if parts else ""
     return (
-        f"first in step {place['step']}: {place['operation']} of {place['layer']}"
+        f"first difference in step {place['step']}: {place['operation']} of {place['layer']}"
         f"{location}{details}, "
         f"{place['found']:.9g} instead of {place['expected']:.9g}"
     )
@@ -62,22 +62,21 @@ def place_text(place: FirstDifference) -> str:
 
 @dataclass(frozen=True)
 class WholeResult:
-    """The results of a run that are not specific to a rank.
+    """The results of a run that belong to the whole run, not to a single rank.
 
     Attributes:
         epochs: Metrics after each epoch.
         evaluation: Metrics of the trained model on held-out samples.
         equivalence: Verdict of the check that the run is equivalent to its reference run.
         environment: Versions of packages, and hardware of the machine.
-        exchange: Method of gradient exchange with the reason for its choice; None if no gradients
+        exchange: Method of gradient exchange, with the reason for its choice; None if no gradients
             are exchanged.
-        partition: Positions at which the model is divided into stages; None if it is not divided.
+        partition: Positions at which the model is cut into stages; None if it is not cut.
         checkpoints: Number and costs of the run's checkpoints; None if the run writes no
             checkpoints.
-        faults: Failures of ranks that the training survived, with the seconds that each failure
-            cost.
-        membership_history: For each set of ranks that trained together, the first step in which
-            they did.
+        faults: Failures of ranks that training survived, with the seconds that each of them cost.
+        membership_history: For each set of ranks that trained together, the number of their first
+            training step.
         model: Bytes of the trained model's .keras file; None if Keras cannot save the model.
     """
 
@@ -99,19 +98,19 @@ class RankResult:
 
     Attributes:
         rows: History of the rank, with one row per step.
-        memory: Bytes that the rank stores, by kind of memory, measured and predicted.
+        memory: Bytes that the rank stores, measured and predicted, by kind of memory.
         peak: Peak memory of the rank's process in bytes.
         stopped: Whether the user stopped the training early; default: False.
         timeline: Timed events of the rank, see `labkit.exchange.Timeline`.
-        offsets: Offsets of the rank's clock from that of rank 0, measured before and after
+        offsets: Offsets of this rank's clock from the clock of rank 0, measured before and after
             training.
         compression_stats: Rows with statistics of gradient compression.
-        nonfinite: Records of gradients and losses that were not finite.
-        update_log: The parameter servers' event for each gradient, see
+        nonfinite: Records of gradients and losses that were infinite or NaN.
+        update_log: One event of the parameter servers for each gradient, see
             `labkit.programs.event_log.EventLog`.
-        layers: For each layer under tensor parallelism, how it is divided and the bytes that it
+        layers: For each layer under tensor parallelism, how it is divided, and the bytes that it
             sends.
-        whole: Results of the whole run on rank 0; None on other ranks.
+        whole: Results of the whole run, on rank 0; None on other ranks.
     """
 
     rows: Sequence[Row]
@@ -128,9 +127,9 @@ class RankResult:
 
 
 def on_one_clock(events: Sequence[Event], offsets: Sequence[Offset]) -> Sequence[Event]:
-    """Return a rank's events in rank 0's clock time, assuming that clocks drift linearly.
+    """Return a rank's events with times of rank 0's clock; clocks are assumed to drift linearly.
 
-    If no measured offset is larger than its error, as on a single host, the times are not changed.
+    If no measured offset exceeds its error, as on a single host, times are unchanged.
     """
     if all(abs(offset.seconds) <= offset.within for offset in offsets):
         return events
@@ -148,13 +147,12 @@ def on_one_clock(events: Sequence[Event], offsets: Sequence[Offset]) -> Sequence
 
 
 def memory_bytes(results: Iterable[RankResult]) -> dict[str, int]:
-    """Return the bytes of each kind of memory, and of the process's peak, as maxima over ranks.
+    """Return the bytes of each kind of memory, and the peak of a process, as maxima over ranks.
 
-    Gradients have the same dtype as the weights. With a mixed precision policy, weights stay
-    float32 and are cast when they are used, so the policy changes only the activations.
+    Gradients have the same dtype as weights. With a mixed-precision policy, weights stay float32
+    and are cast when they are used, so only activations have another dtype.
     """
-    # The maximum is used, because the rank that needs the most memory determines whether a job fits
-    # a machine.
+    # The maximum over ranks decides whether a job fits a machine.
     bytes_by_rank = [result.memory.trained() | {"peak": result.peak} for result in results]
     return {
         kind: max(rank_bytes[kind] for rank_bytes in bytes_by_rank) for kind in bytes_by_rank[0]

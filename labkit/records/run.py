@@ -1,4 +1,4 @@
-"""Runs, whose files are read lazily; a run may be running, completed or failed."""
+"""Runs, whose files are read only when needed; a run may be running, completed or failed."""
 
 from __future__ import annotations
 
@@ -41,19 +41,21 @@ KEY_METRICS = (
 @refuse_former_attributes
 @dataclass(frozen=True)
 class Run:
-    """The record of a training run: experiment, metrics, history, environment, model and verdict.
+    """The record of a training run: experiment, metrics, history, environment and model.
+
+    `Cluster.run` returns a run, and `lk.load_runs` reads all runs of a folder.
 
     Args:
-        path: Folder of the run, such as `runs/mlp-digits-AllReduce-2-1f3a9c04`. Its files are read
-            at the first use. The folder of a run that still trains has no metrics yet.
+        path: Folder of the run, such as `runs/mlp-digits-AllReduce-2-1f3a9c04`. Each file of the
+            run is read at its first use. A run that is still training has no metrics yet.
     """
 
     path: Path
 
     @property
     def name(self) -> str:
-        """Name of the directory: `<label>-<hash8>`, followed by -2, -3 … for repeated runs."""
-        name = self.path.name  # The name is empty if the path is the current folder.
+        """Name of the run's folder: `<label>-<hash8>`, followed by -2, -3 … for repeated runs."""
+        name = self.path.name  # the name is empty if the path is the current folder
         return name if name not in ("", "..") else self.path.resolve().name
 
     @cached_property
@@ -63,17 +65,22 @@ class Run:
 
     @property
     def status(self) -> Record:
-        """The current status, a dict.
+        """The current status of the run, a dict.
 
-        `state` is "running", "completed", "failed" or "interrupted". A run that has ended also has
-        `ended`, and a run that failed has `cause` and `rank`.
+        `state` is "running", "completed", "failed" or "interrupted". The status of a run that has
+        ended also contains `ended`; that of a failed run, `cause` and `rank`.
         """
         return self.__dict__.get("_final") or store.read_status(self.path)
 
     @property
     def metrics(self) -> Record:
-        """Results of the run by name; empty before the run has results."""
-        # Metrics are written once, at the end of the run. An existing file is therefore cached.
+        """Results of the run by name, such as `test_accuracy`; empty before the run has results.
+
+        `step_ms` is the time of a step in milliseconds, `samples_per_second` the throughput, and
+        `equivalence` the verdict of the equivalence check.
+        """
+        # Metrics are written only once, at the end of the run. Therefore they are cached as soon as
+        # the file exists.
         is_written = "_metrics" in self.__dict__ or (self.path / "metrics.json").exists()
         return self._metrics if is_written else {}
 
@@ -83,7 +90,7 @@ class Run:
 
     @property
     def history(self) -> pandas.DataFrame:
-        """A data frame with one row per step and rank; empty until the run has results.
+        """A data frame with one row per training step and rank; empty until the run has results.
 
         Columns: seed, epoch, step, rank, loss, seconds, compute_seconds, communicate_seconds,
         wait_seconds, payload_bytes, wire_bytes, messages, samples.
@@ -98,9 +105,9 @@ class Run:
 
     @cached_property
     def timeline(self) -> pandas.DataFrame:
-        """Timed events of each rank: rank, kind, step, bucket, start, stop (seconds).
+        """A data frame of timed events: rank, kind, step, bucket, start, stop (seconds).
 
-        `labkit.exchange.Timeline` lists the kinds. The clock starts with the first event.
+        `labkit.exchange.Timeline` lists the kinds. Times are counted from the first event.
         """
         return self._table("timeline")
 
@@ -125,7 +132,7 @@ class Run:
 
     @cached_property
     def layers(self) -> pandas.DataFrame:
-        """Slicing of each layer under tensor parallelism; empty for a run without slices.
+        """How each layer is sliced under tensor parallelism; empty for a run without slices.
 
         Columns: rank, layer, slices (the sliced dimension: outputs, inputs, heads, words, …), why
         (reason why a layer is not sliced), forward_bytes, forward_wire_bytes, backward_bytes,
@@ -135,7 +142,7 @@ class Run:
         return self._table("layers")
 
     def _table(self, name: str) -> pandas.DataFrame:
-        """Return a table that the ranks wrote besides the history; empty if it has no file."""
+        """Return another table that the ranks wrote, or an empty one if it has no file."""
         path, kinds = self.path / f"{name}.parquet", TABLES[name]
         if name in renamed.TABLES and not path.exists():
             path = self.path / f"{renamed.TABLES[name]}.parquet"
@@ -143,13 +150,13 @@ class Run:
 
     @property
     def memory(self) -> pandas.DataFrame:
-        """Peak bytes of each rank: rank, kind, measured, predicted.
+        """Peak bytes of each rank, with columns rank, kind, measured, predicted.
 
         Kinds: weights, gradients, optimizer, activations (between forward and backward), versions
         (old weights that a backward pass still needs).
         `labkit.model_parallel.stages.memory_ledger.MemoryLedger` defines the counts. Predictions
-        follow from tensor shapes and the schedule. `measured` is missing for a run that did not
-        measure its memory.
+        are computed from tensor shapes and the pipeline schedule. The column `measured` is missing
+        for a run that did not measure its memory.
         """
         import pandas as pd
 
@@ -166,16 +173,16 @@ class Run:
 
         Args:
             path: Path of the trace file.
-            more_rows: Further timeline rows to write, such as
+            more_rows: Additional timeline rows, such as
                 `labkit.records.staged_steps.predicted_rows(run)`.
 
         Raises:
-            LabkitError: The run has no timeline.
+            LabkitError: If the run has no timeline.
         """
         from labkit.records.export.chrome_trace import chrome_trace
 
         if self.timeline.empty:
-            hint = "; each of its seeds has a timeline" if self.seeds else ""
+            hint = "; give one of its seeds, each of which has a timeline" if self.seeds else ""
             raise LabkitError(
                 f"{self.name} has no timeline (state: {self.status['state']}); a completed run on "
                 f"two or more workers that exchange gradients has one{hint}"
@@ -199,18 +206,18 @@ class Run:
         """Runs of the repeats (one per seed), ordered by seed; empty for a run without repeats."""
         entries = [path for path in self.path.iterdir() if not path.is_symlink()]
         numbered = ((re.fullmatch(r"seed(\d+)", path.name), path) for path in entries)
-        # The order is numeric, because the text seed10 sorts before seed2.
+        # Seeds are sorted as numbers, because the text seed10 would come before seed2.
         seeds = sorted((int(match[1]), path) for match, path in numbered if match)
         return [Run(path) for _, path in seeds]
 
     @property
     def model_file(self) -> Path:
-        """Path of the trained model's Keras file, of the first seed if there are several.
+        """Path of the trained model's Keras file; if there are several seeds, that of the first.
 
         Raises:
-            LabkitError: The run has no model file.
+            LabkitError: If the run has no model file.
         """
-        # A run with repeats has model files only in the folders of its seeds.
+        # If a run has repeats, only the folders of its seeds contain model files.
         directories = [self.path, *(seed.path for seed in self.seeds)]
         files = [
             directory / "model.keras"
@@ -222,14 +229,15 @@ class Run:
                 f"{self.name} has no model.keras (state: {self.status['state']}); only a completed "
                 "run of a model that Keras can save has one"
             )
-        os.close(open_file(files[0]))  # rejects a symbolic link, and a pipe that would block Keras
+        os.close(open_file(files[0]))  # rejects symbolic links, and pipes, which would block Keras
         return files[0]
 
     def model(self) -> keras.Model:
-        """Return the trained model, loaded in Keras's safe mode; the call imports Keras.
+        """Return the trained model, loaded in Keras's safe mode; this imports Keras.
 
         Raises:
-            LabkitError: The model file contains code, such as a Lambda layer, or unknown classes.
+            LabkitError: If the model file contains code, such as a Lambda layer, or unknown
+                classes.
         """
         from labkit.keras.safe_mode import load_model
 
@@ -250,18 +258,19 @@ class Run:
 
 
 def load_runs(root: Path | str | Iterable[Path | str] = "runs") -> list[Run]:
-    """Return all usable runs in one or several folders, oldest first.
+    """Return all usable runs in one or several folders, from the oldest to the newest.
 
-    Each unusable run causes a warning. A pattern such as `runs/tour/00*` stands for all matching
-    folders. A relative path that does not exist in the current folder is searched next to the
-    folder of all runs (`LABKIT_RUNS`).
+    A warning is issued for each unusable run. A pattern such as `runs/tour/00*` means all folders
+    that match it. If a relative path does not exist in the current folder, it is searched in the
+    parent of the folder of all runs (`LABKIT_RUNS`).
 
     Raises:
-        LabkitError: A folder does not exist.
+        LabkitError: If a folder does not exist.
     """
     roots = [root] if isinstance(root, str | Path) else list(root)
     folders = [folder for root_path in roots for folder in _matching_folders(Path(root_path))]
-    # A run in nested folders is returned once. Runs with equal starting times are sorted by path.
+    # If the folders are nested, each run is still returned only once. Runs with the same starting
+    # time are sorted by path.
     runs_by_path = {run.path: run for folder in folders for run in find_runs(folder)}
     order = sorted(
         runs_by_path.values(), key=lambda run: (run.status.get("started") or "", run.path)
@@ -270,7 +279,7 @@ def load_runs(root: Path | str | Iterable[Path | str] = "runs") -> list[Run]:
 
 
 def run_from_records(records: RunRecords) -> Run:
-    """Return a run from records that were already read; its final records are not read again."""
+    """Return a run from records that were already read, so that they are not read again."""
     run = Run(records.path)
     run.__dict__["experiment"] = _without_schema(records.experiment)
     if records.metrics is not None:
@@ -283,9 +292,9 @@ def run_from_records(records: RunRecords) -> Run:
 def to_dataframe(runs: Iterable[Run]) -> pandas.DataFrame:
     """Return one row per run: run, state, started, and flattened parameters and metrics.
 
-    Values are texts, numbers, booleans or missing. A list becomes its JSON text. The function reads
-    no histories, so that a thousand runs take only a moment. A parameter overrides a metric of the
-    same name.
+    Values are texts, numbers, booleans or missing. A list is converted to its JSON text. The
+    function reads no histories, so it is fast even for a thousand runs. If a parameter and a metric
+    have the same name, the parameter is used.
     """
     import pandas as pd
 
@@ -296,7 +305,8 @@ def flatten(record: Mapping[str, JSON], prefix: str = "") -> Record:
     """Flatten nested fields: `{"a": {"b": 1}, "c": [2]}` becomes `{"a.b": 1, "c": "[2]"}`."""
     flat: Record = {}
     for key, value in record.items():
-        # The most frequent case is tested first: a page of a thousand runs has a million values.
+        # The most frequent case is tested first, because a page of a thousand runs has a million
+        # values.
         if value is None or isinstance(value, str | int | float):
             flat[f"{prefix}{key}"] = value
         elif isinstance(value, Mapping) and value:
@@ -307,10 +317,10 @@ def flatten(record: Mapping[str, JSON], prefix: str = "") -> Record:
 
 
 def key_metrics(run: Run) -> Record:
-    """Return those metrics of a run that tables of runs show, by name."""
-    metrics, hidden = run.metrics, SPEED_METRICS if gate_failed(run) else ()
+    """Return, by name, the metrics of a run that are shown in tables of runs."""
+    metrics, hidden = run.metrics, SPEED_METRICS if equivalence_failed(run) else ()
     shown_metrics: Record = {}
-    # The metrics have the order of KEY_METRICS and not the order of the record.
+    # The metrics are ordered as in KEY_METRICS, not as in the record.
     for name in (*KEY_METRICS, *logged_names(run)):
         outer, _, inner = name.partition(".")
         value = metrics.get(name)
@@ -322,7 +332,7 @@ def key_metrics(run: Run) -> Record:
 
 
 def logged_names(run: Run) -> list[str]:
-    """Return the names of the user's results from `lk.log`, except names that labkit defines."""
+    """Return the names of results that the user logged with `lk.log`, without labkit's names."""
     names = run.metrics.get("logged") or []
     return [
         name for name in names if name not in ("accuracy", "val_accuracy", "val_loss", *KEY_METRICS)
@@ -330,7 +340,7 @@ def logged_names(run: Run) -> list[str]:
 
 
 def logged_results(run: Run) -> Record:
-    """Return the user's numeric results from `lk.log` by name, without the training loss."""
+    """Return the numbers that the user logged with `lk.log`, by name, without the training loss."""
     results = {name: run.metrics.get(name) for name in logged_names(run) if name != "loss"}
     return {name: value for name, value in results.items() if is_number(value)}
 
@@ -338,27 +348,27 @@ def logged_results(run: Run) -> Record:
 SPEED_METRICS = {"samples_per_second", "step_ms.median", "train_seconds"}
 
 
-def gate_failed(run: Run) -> bool:
-    """Return True if the run's equivalence check failed; labkit then shows no speed of the run."""
+def equivalence_failed(run: Run) -> bool:
+    """Return True if the equivalence check failed; labkit then shows no speed of this run."""
     return bool((run.metrics.get("equivalence") or {}).get("verdict") == "failed")
 
 
 def verdict(run: Run) -> str:
     """Return the equivalence verdict as short text: "passed (max |Δ| 3.1e-16)", "not run" …"""
-    gate = run.metrics.get("equivalence")
-    if not gate:
+    equivalence = run.metrics.get("equivalence")
+    if not equivalence:
         return "not run"
-    difference = gate.get("max_abs_difference")
+    difference = equivalence.get("max_abs_difference")
     if difference is not None:
-        place = gate.get("place") or {}
+        place = equivalence.get("place") or {}
         where = (
             f", {place['operation']} of {place['layer']}"
             if {"operation", "layer"} <= place.keys()
             else ""
         )
-        return f"{gate['verdict']} (max |Δ| {difference:.2g}{where})"
-    reason = gate.get("reason")
-    return f"{gate['verdict']} ({reason})" if reason else str(gate["verdict"])
+        return f"{equivalence['verdict']} (max |Δ| {difference:.2g}{where})"
+    reason = equivalence.get("reason")
+    return f"{equivalence['verdict']} ({reason})" if reason else str(equivalence["verdict"])
 
 
 def _row(run: Run) -> Record:
@@ -372,10 +382,11 @@ def _row(run: Run) -> Record:
 
 
 def _matching_folders(root: Path) -> list[Path]:
-    """Return the folders that a path or pattern matches, or the path itself if none does."""
+    """Return the folders that match a path or pattern, or the path itself if none matches."""
     all_runs = os.environ.get("LABKIT_RUNS")
     for start in (Path(), *([Path(all_runs).parent] if all_runs else [])):
-        # A missing path without wildcards is returned as it is, so that the error names the folder.
+        # A missing path without wildcards is returned unchanged, so that the error message names
+        # this folder.
         if glob.has_magic(str(root)):
             matches = [Path(match) for match in sorted(glob.glob(str(start / root)))]
         else:
@@ -390,12 +401,12 @@ def _without_schema(record: Record) -> Record:
 
 
 def metric_text(value: JSON) -> str:
-    """Return a metric as text for display."""
+    """Return the value of a metric as text for display."""
     return number_text(value) if isinstance(value, float) else str(value)
 
 
 def _losses(epochs: list[Record]) -> str:
-    """Return an HTML curve of the held-out loss, or of the training loss without held-out data."""
+    """Return an HTML curve of the held-out loss, or of the training loss if there is none."""
     for name, words in (("val_loss", "held-out loss"), ("loss", "loss")):
         values = [epoch[name] for epoch in epochs if epoch.get(name) is not None]
         if len(values) > 1:

@@ -11,7 +11,7 @@ from labkit.common.canonical_json import JSON
 from labkit.common.safe_files import read_file
 from labkit.common.safe_json import NotPlain
 
-MAX_LENGTH = 100_000  # maximum characters; a long sweep's parameters have thousands
+MAX_LENGTH = 100_000  # maximum number of characters; long sweeps have thousands
 MAX_DEPTH = 20  # maximum number of nested levels
 
 
@@ -19,11 +19,11 @@ def read_plain(text: str) -> JSON:
     """Return the value of a YAML text as plain data.
 
     Numbers, booleans and null follow YAML 1.2: for example, 1e-3 is a number, but `on`, `1:30` and
-    dates are text. Anchors are rejected, because a few lines with anchors can expand to more than
-    the memory, or describe a list that contains itself.
+    dates are text. Anchors are rejected, because a few lines with anchors can expand to more data
+    than fits in memory, or describe a list that contains itself.
 
     Raises:
-        NotPlain: The text is not YAML, or exceeds a limit of length or depth.
+        NotPlain: If the text is not YAML, or exceeds a limit of length or depth.
     """
     if len(text) > MAX_LENGTH:
         raise NotPlain(f"has {len(text):,} characters; allowed: at most {MAX_LENGTH:,}")
@@ -31,7 +31,8 @@ def read_plain(text: str) -> JSON:
         value: JSON = yaml.load(text, Loader=_Plain)
     except yaml.YAMLError as error:
         raise NotPlain(f"is not YAML: {' '.join(str(error).split())}") from error
-    except (ValueError, TypeError) as error:  # e.g. a number of 5000 digits, or a list as a key
+    # For example, a number of 5000 digits, or a list as a key.
+    except (ValueError, TypeError) as error:
         raise NotPlain(f"is not plain YAML: {error}") from error
     return value
 
@@ -40,7 +41,7 @@ def read_plain_file(path: Path) -> JSON:
     """Return the value of a YAML file as plain data.
 
     Raises:
-        NotPlain: The file cannot be read, or `read_plain` rejects its text.
+        NotPlain: If the file cannot be read, or if `read_plain` rejects its text.
     """
     try:
         return read_plain(read_file(path, limit=4 * MAX_LENGTH).decode())
@@ -50,7 +51,7 @@ def read_plain_file(path: Path) -> JSON:
 
 
 class _Plain(yaml.SafeLoader):
-    """A YAML loader that rejects deep nesting and aliases before any value is constructed."""
+    """A YAML loader that rejects deep nesting and aliases before it constructs any value."""
 
     depth = 0
 
@@ -67,11 +68,11 @@ class _Plain(yaml.SafeLoader):
 
 _Plain.yaml_implicit_resolvers = {}
 for _tag, _pattern in {
-    "null": r"null|Null|NULL|None|~|",  # also None, as Python users write null
+    "null": r"null|Null|NULL|None|~|",  # None is accepted, because Python users write it for null
     "bool": r"true|True|TRUE|false|False|FALSE",
     "int": r"[-+]?[0-9]+",
     "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan",
 }.items():
     _Plain.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), None)
-# YAML 1.2 reads 010 as ten, but PyYAML by default reads it as octal eight.
+# In YAML 1.2, 010 means ten, but PyYAML would read it as octal eight.
 _Plain.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))

@@ -12,13 +12,13 @@ from labkit.common.errors import LabkitError
 from labkit.common.safe_json import is_text
 from labkit.records.store import Record, checked_status, read_bytes, read_json
 
-PARQUET = b"PAR1"  # the first and the last bytes of a Parquet file
+PARQUET = b"PAR1"  # a Parquet file begins and ends with these bytes
 
-LINKED = "left out: it is a symbolic link; give its own path to read it"
+LINKED = "left out, because it is a symbolic link; give the path of the link itself to read it"
 
 
 class RunRecords(NamedTuple):
-    """A usable run's directory and records; `metrics` is None if the run has no results yet."""
+    """A usable run's directory and its records; `metrics` is None if the run has no results yet."""
 
     path: Path
     experiment: Record
@@ -27,7 +27,7 @@ class RunRecords(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """The result of a search for runs: usable runs, and one message line per unusable run."""
+    """The result of a search for runs: the usable runs, and one line of text per unusable run."""
 
     usable: list[RunRecords]
     skipped: list[str]
@@ -39,7 +39,7 @@ class Scan(NamedTuple):
 
 
 class Folder(NamedTuple):
-    """A folder: path, file names, whether it is a run, and its symbolic links to folders."""
+    """A folder: its path, its files' names, whether it is a run, and its links to other folders."""
 
     path: str
     files: set[str]
@@ -48,29 +48,31 @@ class Folder(NamedTuple):
 
     @property
     def name_problem(self) -> str:
-        """The reason why the folder's name cannot be used; empty if it can be used."""
+        """The reason why the folder's name cannot be used; empty if the name is valid."""
         # HTML pages, tables and other tools cannot contain a name that is not UTF-8.
-        return "" if is_text(self.path) else "its name is not UTF-8: rename it"
+        return "" if is_text(self.path) else "the folder's name is not UTF-8; rename the folder"
 
 
 def folders(root: Path | str) -> Iterator[Folder]:
-    """Yield `root` and the folders below it in order, except hidden folders and insides of runs.
+    """Yield `root` and the folders below it in order, except hidden ones and those inside runs.
 
     Raises:
-        LabkitError: The folder does not exist.
+        LabkitError: If the folder does not exist.
     """
     root = Path(root)
-    if not os.path.isdir(root):  # pathlib's is_dir would raise an error for a very long name
-        raise LabkitError(f"no folder {root}: give the folder of runs (usually runs/) or a run")
+    if not os.path.isdir(root):  # `is_dir` of pathlib fails for a very long name
+        raise LabkitError(
+            f"there is no folder {root}; give the folder of runs (usually runs/) or a run"
+        )
     for path, subfolders, names in os.walk(root):
         files = set(names)
-        # A notebook job's folder is not a run, but contains runs; it has the files status.json and
-        # params.yaml.
+        # The folder of a notebook job is no run, but contains runs; it has the files status.json
+        # and params.yaml.
         is_run = "experiment.json" in files or (
             "status.json" in files and "params.yaml" not in files
         )
         # os.walk omits a subfolder only if the list is changed in place. Hidden folders are
-        # omitted, because they contain runs that a sweep has replaced.
+        # omitted, because a sweep moves replaced runs to them.
         subfolders[:] = (
             [] if is_run else sorted(name for name in subfolders if not name.startswith("."))
         )
@@ -79,7 +81,7 @@ def folders(root: Path | str) -> Iterator[Folder]:
 
 
 def scan(root: Path | str) -> Scan:
-    """Search a folder and all folders below it for runs, but not the insides of runs."""
+    """Search a folder and all folders below it for runs; folders inside runs are not searched."""
     result = Scan([], [])
     for folder in folders(root):
         result.skipped.extend(skipped_links(folder, Path(root)))
@@ -94,18 +96,18 @@ def scan(root: Path | str) -> Scan:
 
 
 def skip_message(folder: Folder, root: Path, reason: str) -> str:
-    """Return the message line that reports an unusable run and the reason."""
+    """Return a line of text that reports an unusable run and the reason."""
     return f"{Path(folder.path).relative_to(root.parent)} left out: {reason}"
 
 
 def skipped_links(folder: Folder, root: Path) -> list[str]:
-    """Return a message line for each symbolic link to a folder, which a scan does not follow."""
+    """Return a line of text for each link to a folder, because a scan follows no links."""
     path = Path(folder.path).relative_to(root.parent)
     return [f"{path / name} {LINKED}" for name in folder.links]
 
 
 def find_runs(root: Path | str) -> list[RunRecords]:
-    """Return the usable runs in a folder, and warn with one line about each unusable run."""
+    """Return the usable runs in a folder; warn with one line about each unusable run."""
     result = scan(root)
     for line in result.skipped:
         warnings.warn(line, stacklevel=2)
@@ -113,7 +115,7 @@ def find_runs(root: Path | str) -> list[RunRecords]:
 
 
 def read_run(folder: Folder) -> RunRecords | str:
-    """Return a run's records, or why the run cannot be used, for example a newer schema."""
+    """Return a run's records, or a text why the run cannot be used, for example a newer schema."""
     path = folder.path
     if folder.name_problem:
         return folder.name_problem
@@ -125,10 +127,10 @@ def read_run(folder: Folder) -> RunRecords | str:
         has_metrics = status["state"] == "completed" or "metrics.json" in folder.files
         metrics = read_json(f"{path}/metrics.json") if has_metrics else None
         for name in folder.files:
-            # Only the last bytes of a table are read, because reading 1000 whole histories would
-            # take minutes.
+            # Only the last bytes of a table are compared, because reading 1000 whole histories
+            # would take minutes.
             if name.endswith(".parquet") and read_bytes(f"{path}/{name}", 4) != PARQUET:
-                return f"{os.path.basename(path)}/{name} is truncated: copy the run again"
+                return f"{os.path.basename(path)}/{name} is truncated; copy the run again"
     except LabkitError as error:
         return str(error)
     except OSError as error:  # permission is denied, or another process removes the run

@@ -1,6 +1,6 @@
-"""Checks of the types of record fields, because a record file may be foreign or damaged.
+"""Checks of the types of record fields, because a record file may be untrusted or damaged.
 
-Every record is checked once, when its file is read, so other code can rely on the types of its
+Every record is checked once, when its file is read, so that other code can rely on the types of its
 fields.
 """
 
@@ -15,17 +15,18 @@ from labkit.common.canonical_json import JSON
 
 Field: TypeAlias = Callable[[JSON], bool]
 
-MAX_FIELDS = 1_000  # maximum table columns of a record; experiments have about 50
+MAX_FIELDS = 1_000  # maximum table columns of a record; an experiment has about 50
 MAX_FOLDER_BYTES = 255  # maximum bytes of a folder's name in usual file systems
-MAX_COUNT = 10**6  # maximum of counts of ranks, threads or repeats
+MAX_COUNT = 10**6  # maximum number of ranks, threads or repeats
 EARLIEST, LATEST = datetime(1970, 1, 2).timestamp(), datetime(2200, 1, 1).timestamp()
 
 
 def field_problem(file: str, record: Mapping[str, JSON]) -> str | None:
     """Return a description of the first invalid field of a record; None if all fields are valid.
 
-    Only the fields that labkit's readers use are checked. A field that is missing or null is valid.
-    Pydantic is not used for this check, because its import takes longer than `labkit ls`.
+    Only the fields that labkit reads are checked. A field that is missing or null is valid.
+    Pydantic is not used for this check, because its import alone takes longer than the command
+    `labkit ls`.
 
     Args:
         file: Name of the file that contains the record, such as "status.json".
@@ -41,7 +42,7 @@ def field_problem(file: str, record: Mapping[str, JSON]) -> str | None:
 
 
 def _result_problem(metrics: Mapping[str, JSON]) -> str | None:
-    """Return a description of the first invalid result of `lk.log`; None if all are valid."""
+    """Return a description of the first invalid value from `lk.log`; None if all are valid."""
     logged = metrics.get("logged")
     for name in logged if isinstance(logged, list) else ():
         value = metrics.get(name)
@@ -51,7 +52,7 @@ def _result_problem(metrics: Mapping[str, JSON]) -> str | None:
 
 
 def _columns(value: JSON) -> int:
-    """Return the number of table columns of a record when flattened; a list is one column."""
+    """Return the number of table columns of a flattened record, where a list is one column."""
     if not isinstance(value, Mapping):
         return 1
     return sum(map(_columns, value.values()))
@@ -79,7 +80,7 @@ def integer(value: JSON) -> bool:
 
 def count(value: JSON) -> bool:
     """An integer from 1 to a million."""
-    # A record of several seeds contains medians as counts, and the median of 2 and 2 is the float
+    # A record of several seeds contains medians of counts, and the median of 2 and 2 is the float
     # 2.0.
     return number(value) and 0 < value <= MAX_COUNT and value % 1 == 0
 
@@ -119,8 +120,8 @@ def numbers(value: JSON) -> bool:
     """A mapping from names to numbers."""
     if not isinstance(value, dict):
         return False
-    # The sets of types are compared first, because this is fast for the numbers of thousands of
-    # runs.
+    # Only the sets of types are compared first, because this is fast even for the numbers of
+    # thousands of runs.
     other_types = {*map(type, value.values())} - {float, int, type(None)}
     return not other_types and all(
         number_or_none is None or number(number_or_none) for number_or_none in value.values()
@@ -163,7 +164,7 @@ def members(value: JSON) -> bool:
         isinstance(member, dict)
         and isinstance(folder := member.get("folder"), str)
         and 0 < len(folder.encode()) <= MAX_FOLDER_BYTES
-        and folder not in (".", "..")  # such a path would lead out of the sweep's folder
+        and folder not in (".", "..")  # such a path would lead outside of the sweep's folder
         and not {"/", "\0"} & {*folder}
         and isinstance(values := member.get("values"), dict)
         and _columns(values) <= MAX_FIELDS

@@ -1,4 +1,4 @@
-"""Table rows for runs with pipeline stages: time, traffic, memory, bubble and speed-up."""
+"""Table rows for runs with pipeline stages: time, traffic, memory, idle time, and speed-up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 import numpy as np
 
-from labkit.records.run import Run, gate_failed
+from labkit.records.run import Run, equivalence_failed
 from labkit.records.staged_steps import (
     COMPUTES,
     is_staged,
@@ -29,7 +29,7 @@ Value: TypeAlias = str | float | list[int]
 
 
 class RankMemory(TypedDict):
-    """The record of one rank's memory: bytes by kind, and bytes of the whole model's weights."""
+    """A record of one rank's memory: bytes by kind, and bytes of the whole model's weights."""
 
     rank: int
     stages: list[int]
@@ -39,17 +39,18 @@ class RankMemory(TypedDict):
 
 
 def rank_row(run: Run, part: RankMemory) -> dict[str, Value]:
-    """Return the time, traffic and memory of a rank; `part` is its entry in the metric `memory`."""
+    """Return a rank's time, traffic and memory; `part` is its entry in the metric `memory`."""
     return {"rank": int(part["rank"]), **_time(run, part), **_memory(part)}
 
 
 def pipeline_row(run: Run, baseline: Run | None) -> dict[str, Value]:
-    """Return a run's row of `labkit.figures.pipeline_table`, including bubble and speed-up."""
+    """Return the row of a run in `labkit.figures.pipeline_table`, with bubble and speed-up."""
     strategy = strategy_of(run)
     predicted, events = predicted_pipeline(run), stage_events(run)
     table = predicted.table
     seconds = stage_seconds(events, table.stages)
-    # With delayed gradients, iterations overlap, so a single iteration has no defined bubble.
+    # With delayed gradients, iterations overlap, so the bubble (idle fraction) of a single
+    # iteration is undefined.
     formula = (
         None if strategy.unlocked else table.bubble_share(*_rank_seconds(seconds, table.ranks))
     )
@@ -77,7 +78,7 @@ def _time(run: Run, part: RankMemory) -> dict[str, float]:
     rank_history = history[
         (history["rank"] == rank) & history["step"].isin(steady_steps(history["step"]))
     ]
-    failed = gate_failed(run)
+    failed = equivalence_failed(run)
     return {
         "utilisation": MISSING if failed else _utilisation(run, rank, rank_history),
         "step_ms": MISSING if failed else 1e3 * float(rank_history["seconds"].median()),
@@ -87,10 +88,10 @@ def _time(run: Run, part: RankMemory) -> dict[str, float]:
 
 
 def _utilisation(run: Run, rank: int, history: pandas.DataFrame) -> float:
-    """Return the fraction of a rank's time in which it computes, from events of its timeline.
+    """Return the fraction of time for which a rank computes, from the events of its timeline.
 
-    For a run without stages, the fraction is computed from the history. The history is also used
-    for stages with tensor parallelism, because their compute events include communication.
+    If a run has no stages, the fraction is computed from the history. The history is also used if
+    stages use tensor parallelism, because their compute events then include communication.
     """
     if not is_staged(run) or strategy_of(run).tensor_parallel_size > 1:
         return float(history["compute_seconds"].sum() / history["seconds"].sum())
@@ -100,7 +101,7 @@ def _utilisation(run: Run, rank: int, history: pandas.DataFrame) -> float:
     )
     if timeline is None:  # a single rank has no timeline
         return float(history["compute_seconds"].sum() / history["seconds"].sum())
-    # Only the steps that `history` contains are used, which excludes the warm-up steps.
+    # Only steps in `history` are used, which excludes warm-up steps.
     rank_events = timeline[(timeline["rank"] == rank) & timeline["step"].isin(set(history["step"]))]
     kinds = rank_events["kind"].astype(str).str.split(" ").str[0]
     durations = rank_events["stop"] - rank_events["start"]
@@ -119,7 +120,8 @@ def _memory(part: RankMemory) -> dict[str, Value]:
         )
         total += measured_bytes, predicted_bytes
         row |= {f"{kind}_bytes": measured_bytes, f"{kind}_predicted": predicted_bytes}
-        # If a rank does not use a kind of memory, its relative error is undefined.
+        # If a rank does not use a kind of memory, the relative error of the prediction is
+        # undefined.
         row[f"{kind}_error"] = measured_bytes / predicted_bytes - 1 if predicted_bytes else MISSING
     return row | {"bytes": float(total[0]), "bytes_predicted": float(total[1])}
 
@@ -129,25 +131,26 @@ def _number(value: float | None) -> float:
 
 
 def _rank_seconds(seconds: dict[str, np.ndarray], ranks: int) -> Sequence[float]:
-    """Return a rank's compute seconds (F, B, W) per micro-batch, averaged over ranks.
+    """Return the compute seconds (F, B, W) per micro-batch of a rank, averaged over ranks.
 
     F is the time of the forward pass, B that of the backward pass, and W that of separate weight
     gradients. If a rank has several stages, their times are added.
     """
     forward = seconds["forward"].sum() / ranks
     weight = seconds["backward_weight"].sum() / ranks
-    # A schedule uses either backward or backward_input, and the action that it does not use has 0
+    # A schedule uses only one of backward and backward_input; the action that it does not use has 0
     # s.
     backward = (seconds["backward"] + seconds["backward_input"]).sum() / ranks
     return float(forward), float(backward), float(weight)
 
 
 def _schedule_times(run: Run) -> dict[str, float]:
-    steps = [] if gate_failed(run) else measured_steps(run)
+    steps = [] if equivalence_failed(run) else measured_steps(run)
     names = ("bubble_measured", "bubble_low", "bubble_high", "schedule_ms")
     if not steps:
         return dict.fromkeys(names, MISSING)
-    # Like step times, bubbles are reported as the median, p10 and p90 over steps.
+    # The bubble (idle fraction) is reported, like step times, as the median, p10 and p90 over
+    # steps.
     shares = np.percentile([step.bubble_share for step in steps], (50, 10, 90))
     duration = float(np.median([step.seconds for step in steps]))
     return dict(zip(names, (*map(float, shares), 1e3 * duration), strict=True))
@@ -156,14 +159,14 @@ def _schedule_times(run: Run) -> dict[str, float]:
 def _speedup(run: Run, baseline: Run | None) -> dict[str, float]:
     """Return the speed-up of a run over the baseline for the same number of samples.
 
-    The fields `speedup_low` and `speedup_high` are computed from the 90th and 10th percentiles of
-    the run's step time.
+    The fields `speedup_low` and `speedup_high` are computed from the run's 90th and 10th
+    percentiles of step time.
     """
     names = ("speedup", "speedup_low", "speedup_high")
-    if baseline is None or gate_failed(run):
+    if baseline is None or equivalence_failed(run):
         return dict.fromkeys(names, MISSING)
-    # The batch sizes of run and baseline may differ, so the baseline's time is scaled to the run's
-    # batch size.
+    # The run and the baseline may have different batch sizes, so the baseline's time is scaled to
+    # the run's batch size.
     rows = run.experiment["batch_size"] / baseline.experiment["batch_size"]
     work = rows * baseline.metrics["step_ms"]["median"]
     step = run.metrics["step_ms"]

@@ -1,4 +1,4 @@
-"""Measured and predicted steps of runs whose model is divided into pipeline stages."""
+"""Measured and predicted training steps of runs whose model is divided into pipeline stages."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 COMPUTES = ("forward", "backward", "backward_input", "backward_weight")
 ROWS = (*COMPUTES, "send", "receive")
-ITERATIONS = 3  # iterations that figures show for delayed gradients
-SETTLING_ITERATIONS = 10  # iterations per module until the delays are constant
+ITERATIONS = 3  # number of iterations in figures of delayed gradients
+SETTLING_ITERATIONS = 10  # iterations per module after which the delays are constant
 
 
 def is_staged(run: Run) -> bool:
@@ -34,32 +34,32 @@ def is_staged(run: Run) -> bool:
 
 
 def strategy_of(run: Run) -> Staged:
-    """Return the strategy of a run whose model is divided into stages."""
+    """Return the strategy of a run, whose model must be divided into stages."""
     fields = dict(run.experiment["strategy"])
     kind = STRATEGIES[fields.pop("name")]
-    assert issubclass(kind, Staged)  # for the type checker, because callers check `is_staged`
+    assert issubclass(kind, Staged)  # for the type checker; callers check `is_staged` first
     return kind(**fields)
 
 
 def stage_events(run: Run) -> pandas.DataFrame:
-    """Return events of the first replica: rank, step, action, stage, number, start, stop.
+    """Return events of one replica, with rank, step, action, stage, number, start and stop.
 
-    The events are those of the first seed, and of the first tensor-parallel slice of each stage.
-    The column `number` is the number of the micro-batch.
+    The events are those of the first seed, of its first replica, and of the first tensor-parallel
+    slice of each stage. The column `number` contains the number of the micro-batch.
 
     Raises:
-        LabkitError: The run has no timeline of stages.
+        LabkitError: If the run has no timeline of stages.
     """
     timeline = next((r.timeline for r in (run, *run.seeds) if not r.timeline.empty), run.timeline)
     parts = timeline["kind"].astype(str).str.extract(r"^([a-z_]+) (\d+)$")
     is_stage_event = parts[0].isin((*ROWS, "update"))
     if not is_stage_event.any():
         raise LabkitError(
-            f"{run.name} has no timeline of stages (state: {run.status['state']}); completed runs "
-            "of lk.Pipeline, lk.Layerwise and lk.DelayedGradients have one"
+            f"{run.name} has no timeline of stages (state: {run.status['state']}); give a "
+            "completed run of lk.Pipeline, lk.Layerwise or lk.DelayedGradients"
         )
-    # Timelines of all strategies have the same columns; for stages, the column bucket is the
-    # micro-batch.
+    # Timelines of all strategies have the same columns; for stages, the column bucket contains the
+    # micro-batch number.
     events = timeline[is_stage_event].rename(columns={"bucket": "number"})
     events = events.assign(
         action=parts[0][is_stage_event], stage=parts[1][is_stage_event].astype(int)
@@ -71,33 +71,34 @@ def stage_events(run: Run) -> pandas.DataFrame:
 
 
 def measured_pipeline(run: Run, step: int | None = None) -> PipelineSimulation:
-    """Return a measured step (or three, with delayed gradients) as a `PipelineSimulation`.
+    """Return a measured step (three, with delayed gradients) as a `PipelineSimulation` object.
 
-    On an emulated network, the time of a message is from its send until it is received.
+    On an emulated network, the time of a message lasts from its sending to its receipt.
 
     Args:
-        run: Run of `lk.Pipeline`, `lk.Layerwise` or `lk.DelayedGradients`, of which only the first
-            replica is used.
-        step: Number of the step; by default the step with the median duration among all steps after
-            the first ten.
+        run: Run of `lk.Pipeline`, `lk.Layerwise` or `lk.DelayedGradients`; only its first replica
+            is used.
+        step: Number of the training step; by default, the step with the median duration among all
+            steps after the first ten.
 
     Raises:
-        LabkitError: The run has no timeline of stages.
-        InvalidInput: The run has no complete events for the step of this number.
+        LabkitError: If the run has no timeline of stages.
+        InvalidInput: If the run has no complete events for the step with this number.
     """
     simulations = measured_steps(run, None if step is None else [step])
     if not simulations:
         raise InvalidInput(f"{run.name} has no complete step {'' if step is None else step}")
-    # A median step is returned instead of a mean, so that all its times are measured times.
+    # The step with the median duration is returned instead of a mean step, so that all its times
+    # were really measured.
     return sorted(simulations, key=lambda step_simulation: step_simulation.seconds)[
         len(simulations) // 2
     ]
 
 
 def measured_steps(run: Run, steps: Iterable[int] | None = None) -> list[PipelineSimulation]:
-    """Return measured steps as `PipelineSimulation` objects, see `measured_pipeline`.
+    """Return measured training steps as `PipelineSimulation` objects, see `measured_pipeline`.
 
-    By default, all steady steps are returned, which are all steps after the first ten.
+    By default, all training steps after the first ten are returned.
     """
     events = stage_events(run)
     events = events[events["action"] != "update"]
@@ -111,7 +112,7 @@ def measured_steps(run: Run, steps: Iterable[int] | None = None) -> list[Pipelin
         if all(step_simulation in groups for step_simulation in range(step, step + iterations)):
             parts = [groups[step_simulation] for step_simulation in range(step, step + iterations)]
             simulations.append(_as_simulation(run, table, parts))
-    # A step whose events are incomplete has fewer rows than other steps, and is omitted.
+    # A training step with incomplete events has fewer rows than other steps, and is omitted.
     most_rows = max((len(step_simulation.table) for step_simulation in simulations), default=0)
     return [
         step_simulation
@@ -121,13 +122,13 @@ def measured_steps(run: Run, steps: Iterable[int] | None = None) -> list[Pipelin
 
 
 def predicted_pipeline(run: Run) -> PipelineSimulation:
-    """Return the simulation of a run's step, based on the measured time of each action.
+    """Return a simulation of a run's training step, using the measured time of each action.
 
-    The messages of the simulation use the run's network. The computation times are measured
-    medians, so they include the slowdown of stragglers.
+    The simulated messages use the network of the run. The computation times are measured medians,
+    so they already include slowdowns of stragglers.
 
     Raises:
-        LabkitError: The run has no timeline of stages.
+        LabkitError: If the run has no timeline of stages.
     """
     events, strategy = stage_events(run), strategy_of(run)
     modules = _ranks(run)
@@ -135,12 +136,14 @@ def predicted_pipeline(run: Run) -> PipelineSimulation:
     table = strategy.table(modules, iterations)
     seconds = stage_seconds(events, table.stages)
     rows = strategy.rows(run.experiment["batch_size"], run.experiment["workers"])
-    # The bytes that cross a cut are proportional to the number of samples in a micro-batch.
+    # The bytes that cross a cut of the model are proportional to the number of samples in a
+    # micro-batch.
     nbytes = rows * np.array(run.metrics["partition"]["bytes_a_row"], np.float64)
-    if table.recurrent:  # each micro-batch is a segment of time steps
+    if table.recurrent:  # each micro-batch is a time segment
         nbytes /= table.microbatches
     network = _network(run)
-    # Measured times include the slowdown of stragglers, so the simulation must not add it again.
+    # Measured times already include the slowdown of stragglers, so the simulation must not add it
+    # again.
     free = None if network is None else network.model_copy(update={"stragglers": {}})
     backward = seconds["backward"] if seconds["backward"].any() else seconds["backward_input"]
     forward, weight = seconds["forward"], seconds["backward_weight"]
@@ -148,26 +151,26 @@ def predicted_pipeline(run: Run) -> PipelineSimulation:
     simulation = replace(simulation, network=network)
     if not strategy.unlocked:
         return simulation
-    last = iterations - 1  # omitted, because some of its messages are never sent
+    last = iterations - 1  # omitted, because some messages of this iteration are never sent
     delays = np.where(_is_backward(table), modules - 1 - table.stage, 0)
     step = table.microbatch + delays
     return _select(simulation, (step >= last - ITERATIONS) & (step < last))
 
 
 def predicted_rows(run: Run) -> list[Record]:
-    """Return the predicted events of each rank as timeline rows, timed from each step's start.
+    """Return the predicted events of each rank as timeline rows, timed from the step's start.
 
-    The kinds of the rows are `predicted forward 0`, `predicted backward 0`, and so on. With delayed
-    gradients, the rows begin with the first steady step. For a run without stages or without a
-    timeline, the list is empty.
+    The rows have the kinds `predicted forward 0`, `predicted backward 0`, and so on. With delayed
+    gradients, the rows begin with the first step after the warm-up steps. For a run that has no
+    stages or no timeline, the list is empty.
     """
     if not is_staged(run) or run.timeline.empty:
         return []
     simulation, events, strategy = predicted_pipeline(run), stage_events(run), strategy_of(run)
     starts = events[events["action"] != "update"].groupby("step")["start"].min()
     starts = starts.loc[steady_steps(starts.index)[:1]] if strategy.unlocked else starts
-    # Sends are omitted, because they do not block the sender, and the receive shows when the
-    # message arrives.
+    # Sends are omitted, because they do not block the sender, and receives show when messages
+    # arrive.
     ranks = (simulation.table.rank * strategy.tensor_parallel_size).tolist()
     times = zip(
         ranks,
@@ -196,7 +199,7 @@ def predicted_rows(run: Run) -> list[Record]:
 
 
 def stage_seconds(events: pandas.DataFrame, stages: int) -> dict[str, np.ndarray]:
-    """Return the median seconds of each action over steady steps, with one element per stage."""
+    """Return each action's median seconds over steps after warm-up, one element per stage."""
     steady_events = events[events["step"].isin(steady_steps(events["step"]))]
     medians = (
         (steady_events["stop"] - steady_events["start"])
@@ -212,7 +215,7 @@ def stage_seconds(events: pandas.DataFrame, stages: int) -> dict[str, np.ndarray
 def _as_simulation(
     run: Run, table: ScheduleTable, parts: list[pandas.DataFrame]
 ) -> PipelineSimulation:
-    """Return the schedule rows for which there are events, with the times of these events."""
+    """Return a simulation with those schedule rows that have events, and the events' times."""
     import pandas as pd
 
     times: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
@@ -222,7 +225,7 @@ def _as_simulation(
         times.setdefault((action, int(stage), int(number)), []).append((start, stop))
     chosen, start, stop = [], [], []
     for index, (_, stage, action, number, _) in enumerate(table.rows()):
-        # A stage receives the activation of a micro-batch before its gradient, so the times are
+        # For each micro-batch, a stage receives the activation before the gradient, so times are
         # assigned in order.
         remaining = times.get((action, stage, number))
         if remaining:
@@ -230,7 +233,7 @@ def _as_simulation(
             chosen.append(index)
             start.append(event_start)
             stop.append(event_stop)
-    # Times are counted from the first event of the step.
+    # Times are counted from the start of the first event of the step.
     first_start = min(start)
     rows = table.take(np.array(chosen))
     simulation = PipelineSimulation(
@@ -244,7 +247,7 @@ def _as_simulation(
 
 
 def _with_deliveries(simulation: PipelineSimulation) -> PipelineSimulation:
-    """Return a simulation in which each send ends when its message is received.
+    """Return a copy of a simulation in which each send ends when its message is received.
 
     If the network is not emulated, each send takes 0 s.
     """
@@ -257,8 +260,7 @@ def _with_deliveries(simulation: PipelineSimulation) -> PipelineSimulation:
     stop = simulation.stop.copy()
     for index, (_, stage, action, number, peer) in enumerate(rows):
         if action == "send":
-            # A send ends when the corresponding receive ends, which the receiving rank has
-            # measured.
+            # A send ends when the receiving rank's measured receive ends.
             receive_index = received.get((stage, peer, number))
             takes_time = simulation.network is not None and receive_index is not None
             stop[index] = simulation.stop[receive_index] if takes_time else simulation.start[index]
@@ -277,7 +279,7 @@ def _select(simulation: PipelineSimulation, rows: np.ndarray) -> PipelineSimulat
 
 
 def _is_backward(table: ScheduleTable) -> np.ndarray:
-    """Return a mask of the rows of a schedule that belong to the backward pass."""
+    """Return which rows of a pipeline schedule belong to the backward pass."""
     is_message_back = np.where(
         table.action == "send", table.peer < table.stage, table.peer > table.stage
     )

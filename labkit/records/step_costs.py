@@ -1,4 +1,4 @@
-"""The costs of a run's steps: times of computation, compression, transfer and waiting; bytes."""
+"""Costs of a run's steps: bytes, and times of computation, compression, transfer and waiting."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _COLUMNS = {"wire": "communicate_seconds", "wait": "wait_seconds", "codec": "cod
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Costs of a training step, over all seeds and all steady steps (all but the first 10).
+    """Costs of a training step, over all seeds and all steps except the first 10.
 
     Attributes:
-        compute, codec, wire, wait: Seconds of computation, compression, transfer and waiting,
-            averaged over ranks, then the median over steps. The value of compute is the rest of the
-            step.
-        work: Seconds of compute plus codec on the rank with the most work, as the median over
-            steps.
+        compute, codec, wire, wait: Seconds of computation, compression, transfer and waiting:
+            averages over ranks, then medians over steps. The value `compute` is what remains of the
+            step after the other times are subtracted.
+        work: Seconds of `compute` plus `codec` on the rank where this sum is largest, as the median
+            over steps.
         payload: Bytes per step that each rank passes to the gradient exchange, averaged over ranks
             and steps.
         sent: Total bytes that all ranks send per step, averaged over steps.
-        busiest: Bytes per step that the rank with the most traffic sends, averaged over steps.
-        messages, busiest_messages: Messages per step of all ranks and of the busiest rank, counted
-            as for `sent` and `busiest`.
+        busiest: Bytes per step that are sent by the rank that sends the most, averaged over steps.
+        messages, busiest_messages: Messages per step of all ranks and of the rank that sends the
+            most, averaged like `sent` and `busiest`.
     """
 
     compute: float
@@ -54,7 +54,7 @@ def step_costs(run: Run) -> StepCosts | None:
     history = with_end_times(history)
     rows = _parts(history[history["step"].isin(steady_steps(history["step"]))])
     steps = rows.groupby(["seed", "step"])
-    # The times of a step are averaged over the ranks. The median over steps is used, because
+    # The times of a training step are averaged over ranks. The median over steps is used, because
     # outliers hardly change it.
     seconds = steps[list(PARTS)].mean().median()
     ranks = rows.groupby("rank")[["wire_bytes", "messages"]].mean()
@@ -70,13 +70,13 @@ def step_costs(run: Run) -> StepCosts | None:
 
 
 def _parts(rows: pandas.DataFrame) -> pandas.DataFrame:
-    # Records that early versions of labkit wrote have no column for compression times.
+    # Records of early labkit versions have no column for compression times.
     parts: dict[str, Any] = {
         part: rows[column].fillna(0.0) if column in rows else 0.0
         for part, column in _COLUMNS.items()
     }
-    # Communication that overlaps computation is also subtracted, so the rest may be negative and is
-    # set to 0.
+    # Communication that overlaps computation is also subtracted, so the rest may be negative; it is
+    # then set to 0.
     rest = rows["seconds"] - parts["codec"] - parts["wire"] - parts["wait"]
     parts["compute"] = rest.clip(lower=0.0)
     return rows.assign(**parts, work=parts["compute"] + parts["codec"])

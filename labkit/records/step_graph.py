@@ -14,11 +14,11 @@ class Operation:
         name: Name of the graph node.
         op: Type of the operation, such as `MatMul`.
         device: Device that executed the operation, in short form such as `CPU:1`.
-        bytes: Bytes of all outputs; NaN if an output's shape is only known during execution.
-        seconds: Median duration over the traced steps; 0 for operations without profiler events,
-            such as constants and arguments.
-        start, stop: Times in seconds from the start of the step that figures show; NaN if there is
-            no profiler event.
+        bytes: Bytes of all outputs; NaN if the shape of an output is known only during execution.
+        seconds: Median duration over the traced steps; 0 for operations without events in
+            TensorFlow's profiler, such as constants and arguments.
+        start, stop: Times in seconds since the start of the step that figures show; NaN if the
+            profiler recorded no event.
     """
 
     name: str
@@ -32,10 +32,10 @@ class Operation:
 
 @dataclass(frozen=True)
 class Flow:
-    """A dependency between two operations, which transfers a tensor or only controls the order.
+    """A dependency between two operations, which transfers a tensor or only controls their order.
 
     Attributes:
-        source, target: Names of the operation that produces the tensor and of the operation that
+        source, target: Names of the operation that produces the tensor, and of the operation that
             uses it.
         bytes: Bytes of the tensor.
         control: Whether this is a control dependency, which transfers no tensor.
@@ -51,13 +51,13 @@ class Flow:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A pair of send and receive that TensorFlow inserts for a dependency between two devices.
+    """A send and a receive that TensorFlow inserts for a dependency between two devices.
 
     Attributes:
-        tensor_name: Key that the send and its receive have in common.
+        tensor_name: Key that the send and the receive have in common.
         source: Name of the operation that produces the tensor.
         send, receive: Names of the send operation and of the receive operation.
-        sender, receiver: Devices of the send operation and of the receive operation.
+        sender, receiver: Devices on which the send and the receive run.
         bytes: Bytes of the tensor; 0 for a control dependency.
     """
 
@@ -77,9 +77,11 @@ class StepGraph:
     Attributes:
         operations: Operations of all devices, in the order of TensorFlow's graph.
         flows: Dependencies between operations (`Flow`). A copy from one device to another is a
-            single flow. Edges that lead back to the start of a loop are omitted.
-        seconds: Duration of the step in which the operations' `start` and `stop` were measured.
-        transfers: Pairs of send and receive (`Transfer`) that execute the flows between devices.
+            single dependency. Dependencies that lead back to the start of a loop are omitted.
+        seconds: Duration of the step for which the times `start` and `stop` of operations were
+            measured.
+        transfers: Pairs of a send and a receive (`Transfer`), which carry out dependencies between
+            devices.
     """
 
     operations: tuple[Operation, ...]
@@ -94,9 +96,9 @@ class StepGraph:
 
     @property
     def copies(self) -> list[Flow]:
-        """The flows between devices: one for each tensor and each device that receives the tensor.
+        """Dependencies between devices: one per tensor and device that receives the tensor.
 
-        A control dependency between devices is also counted, because TensorFlow implements it by
+        A control dependency between devices also counts, because TensorFlow implements it by
         sending an empty constant.
         """
         device_of = {operation.name: operation.device for operation in self.operations}

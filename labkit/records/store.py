@@ -1,4 +1,4 @@
-"""Run directories on disk: files are written atomically, and records are validated when read."""
+"""Run directories on disk: files are written atomically, and records are checked when read."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow as pa
 
-# Name of the environment variable with the Slurm job array's task that started a process. The
-# process of such a task may run on another node, whose processes this machine cannot see.
+# This environment variable contains the task of a Slurm job array that started the process. The
+# process of such an array task may run on another node, whose processes this machine cannot see.
 ELEMENT = "LABKIT_ELEMENT"
-_REASON = ".reason"  # file in a job's folder with the reason of an interrupt
+_REASON = ".reason"  # file in a job's folder with the reason why it was interrupted
 STATES = ("queued", "running", "completed", "failed", "interrupted", "pruned")
 END_STATES = STATES[2:]
-MAX_RECORD_BYTES = 2**26  # maximum bytes; metrics of 100,000 epochs have tens of millions
+MAX_RECORD_BYTES = 2**26  # maximum bytes; metrics of 100,000 epochs have some 10 million
 MAX_TABLE_BYTES = 2**28  # maximum bytes of a compressed Parquet file
-START_TOLERANCE = 0.1  # seconds by which two readings of a start time may differ
-MAX_NAME_BYTES = 120  # maximum bytes; archives and mounts add to names (limit 255)
+START_TOLERANCE = 0.1  # seconds by which two readings of a process's start may differ
+MAX_NAME_BYTES = 120  # maximum bytes; archives and mounts lengthen names (limit 255)
 
 _SECONDS = ("seconds", "compute_seconds", "communicate_seconds", "wait_seconds")
 HISTORY_COLUMNS = (
@@ -57,8 +57,8 @@ HISTORY_COLUMNS = (
     | dict.fromkeys(("payload_bytes", "wire_bytes", "messages", "samples"), "int64")
 )
 
-# The content of a JSON file that labkit writes, as a dict. The fields of a record depend on the
-# kind of file.
+# The content of a JSON file that labkit writes, as a dict. The fields of such a record depend on
+# the kind of file.
 Record: TypeAlias = dict[str, Any]
 Fields: TypeAlias = Mapping[str, JSON]
 Rows: TypeAlias = Sequence[Fields]
@@ -68,12 +68,13 @@ Rows: TypeAlias = Sequence[Fields]
 
 
 def write_atomically(path: Path, content: bytes | str) -> Path:
-    """Write a file completely or not at all, with a temporary file, fsync and rename."""
+    """Write a file completely or not at all, using a temporary file, fsync and rename."""
     data = content.encode() if isinstance(content, str) else content
     try:
         replace_file(path, data)
     except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk's error contains no file name
+        # The error of a full disk contains no file name.
+        error.filename = error.filename or str(path)
         raise
     return path
 
@@ -93,8 +94,8 @@ def read_json(path: Path | str) -> Record:
     """Return the validated record that a JSON file contains.
 
     Raises:
-        LabkitError: The file is missing or damaged, or has a newer schema. The message of the error
-            has only one line.
+        LabkitError: If the file is missing or damaged, or has a newer schema. The message of this
+            error has only one line.
     """
     try:
         return _record(path)
@@ -122,7 +123,7 @@ def _record(path: Path | str) -> Record:
         raise _InvalidRecord(f"has no schema version (expected {SCHEMA} or lower)")
     if schema > SCHEMA:
         raise _InvalidRecord(
-            f"has schema {short(schema)}, this labkit reads up to {SCHEMA}: update labkit"
+            f"has schema {short(schema)}, but this labkit reads only up to {SCHEMA}; update labkit"
         )
     file = os.path.basename(path)
     if schema < SCHEMA:
@@ -133,11 +134,11 @@ def _record(path: Path | str) -> Record:
 
 
 def read_bytes(path: Path | str, last: int | None = None) -> bytes:
-    """Return the content of a file, or only its last bytes if their number `last` is given.
+    """Return the content of a file; if `last` is given, return only so many of its last bytes.
 
     Raises:
-        OSError: The file cannot be read.
-        UnsafeFile: The path is not that of a regular file, or the file has more than
+        OSError: If the file cannot be read.
+        UnsafeFile: If the path is not that of a regular file, or if the file has more than
             MAX_RECORD_BYTES.
     """
     return read_file(path, MAX_RECORD_BYTES, last)
@@ -145,8 +146,8 @@ def read_bytes(path: Path | str, last: int | None = None) -> bytes:
 
 def _plain(value: Any) -> Any:
     """Convert NumPy values, paths and tuples to values that strict JSON allows."""
-    # All NumPy and pandas values have the method `tolist`, so these packages need not be imported
-    # to recognise them.
+    # All NumPy and pandas values have the method `tolist`, by which they are recognised without an
+    # import of these packages.
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -167,8 +168,8 @@ def _plain(value: Any) -> Any:
 def safe_name(text: str, limit: int = MAX_NAME_BYTES) -> str:
     """Return a valid file name of at most `limit` ASCII bytes, without separators and not hidden.
 
-    If the text is longer, it is cut, and eight hex digits of its SHA-256 are appended. Two long
-    texts that differ only at the end thus have different names.
+    A longer text is cut, and eight hex digits of its SHA-256 are appended. Therefore two long texts
+    that differ only at the end have different names.
     """
     name = re.sub(r"[^A-Za-z0-9._=,+@-]+", "_", text).strip("._-") or "unnamed"
     if len(name) <= limit:
@@ -179,7 +180,7 @@ def safe_name(text: str, limit: int = MAX_NAME_BYTES) -> str:
 def new_run_directory(parent: Path | str, name: str) -> Path:
     """Create the directory `<name>` in `parent`; if it exists, `<name>-2`, `<name>-3` and so on.
 
-    Two processes never create the same directory, because mkdir is atomic.
+    Two processes cannot create the same directory, because mkdir is atomic.
     """
     base = safe_name(name)
     for number in count(1):
@@ -193,12 +194,12 @@ def new_run_directory(parent: Path | str, name: str) -> Path:
 
 
 def run_directory(name: str) -> Path:
-    """Create a run directory in this process's job folder, or in that of interactive runs."""
+    """Create a run directory in this process's job folder, or else in the interactive folder."""
     interactive = Path(os.environ.get("LABKIT_RUNS", "runs")) / "interactive"
     job = os.environ.get("LABKIT_JOB")
     folder = Path(job or interactive)
     make_folder(folder, folder if job else folder.parent)
-    # The path is resolved, so that it stays valid if the notebook changes its working directory.
+    # The path is resolved, so that it remains valid if the notebook changes its working directory.
     return new_run_directory(folder.resolve(), name)
 
 
@@ -207,8 +208,9 @@ def new_job_directory(root: Path | str, notebook: Path | str, parameters: Fields
 
     Args:
         root: Folder that contains all runs.
-        notebook: Name or path of the notebook; of an absolute path, only the last part is recorded.
-        parameters: Parameters that differ from the notebook's defaults.
+        notebook: Name or path of the notebook; if the path is absolute, only its last part is
+            recorded.
+        parameters: Those parameters that differ from the notebook's defaults.
     """
     folder = Path(root) / safe_name(Path(notebook).stem)
     make_folder(folder, root)
@@ -229,7 +231,7 @@ def unfinished_job(root: Path | str, notebook: Path | str, parameters: Fields) -
     Args: See `new_job_directory`.
 
     Raises:
-        UnsafeFile: The job's folder contains a symbolic link, or an entry that is neither a file
+        UnsafeFile: If the job's folder contains a symbolic link, or an entry that is neither a file
             nor a folder.
     """
     folder, words = Path(root) / safe_name(Path(notebook).stem), job_name(0, parameters, 1)[1:]
@@ -251,11 +253,11 @@ def job_name(number: int, parameters: Mapping[str, JSON], digits: int = 3) -> st
 
 
 def mark_queued(directory: Path, notebook: Path | str, parameters: Fields, **fields: JSON) -> None:
-    """Write a job's file params.yaml, and the status "queued" with further status fields."""
+    """Write the file params.yaml of a job, and its status "queued" with the fields `fields`."""
     import yaml
 
     values = _plain(dict(parameters))
-    # The header is a YAML comment, so `labkit run -f` accepts the file.
+    # The header is a YAML comment, so the command `labkit run -f` accepts the file.
     head = f"# labkit parameters, schema {SCHEMA}\n"
     body = yaml.safe_dump(values, sort_keys=False, allow_unicode=True) if values else "{}\n"
     write_atomically(directory / "params.yaml", head + body)
@@ -263,20 +265,20 @@ def mark_queued(directory: Path, notebook: Path | str, parameters: Fields, **fie
 
 
 def recorded_path(path: Path | str) -> str:
-    """Return a path as records contain it: relative paths whole, of others only the last part."""
+    """Return a path as records contain it: a relative path in full, or else only its last part."""
     path = Path(path)
     return path.name if path.is_absolute() else path.as_posix()
 
 
 def _short(value: JSON) -> str:
-    """Return a parameter's value as text for a folder name, with only the last part of a path."""
+    """Return a parameter's value as text for a folder name; a path is cut to its last part."""
     text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     return Path(text).name if text.startswith(("/", "~")) else text
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock the folder while the context is active, so that processes choose distinct numbers."""
+    """Lock the folder in a context, so that no two processes choose the same number."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -289,7 +291,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def start(directory: Path, experiment: Fields, environment: Fields | None = None) -> None:
-    """Record the experiment, its environment, and that this process now executes the run."""
+    """Record the experiment and its environment, and that this process now executes the run."""
     write_json(directory / "experiment.json", experiment)
     if environment is not None:
         write_json(directory / "environment.json", environment)
@@ -297,7 +299,7 @@ def start(directory: Path, experiment: Fields, environment: Fields | None = None
 
 
 def mark_running(directory: Path, **fields: JSON) -> None:
-    """Record that this process now executes the run or job, with further status fields."""
+    """Record that this process now executes the run or job; add the status fields `fields`."""
     fields_now = {"started": now(), "ended": None, "cause": None, "rank": None}
     _write_status(directory, "running", **fields_now | fields)
 
@@ -310,16 +312,16 @@ def finish(
     stopped: str | None = None,
     pruned: bool = False,
 ) -> None:
-    """Write a run's results, and then its status "completed", "interrupted" or "pruned".
+    """Write the results of a run, then its status "completed", "interrupted" or "pruned".
 
     Args:
         directory: Directory of the run.
-        metrics: Fields of the record metrics.json.
-        history: A table, either as columns (a DataFrame, or a mapping from names to values) or as a
-            list of rows (mappings). The table must have all columns of HISTORY_COLUMNS, and may
-            have others.
-        model: Bytes of the trained model's .keras file; None if no model is to be written.
-        stopped: Cause of an early end; None if the run completed.
+        metrics: Fields of the record in metrics.json.
+        history: The history as a table, either columns (a DataFrame, or a mapping from names to
+            values) or a list of rows (mappings). This table must have all columns in
+            HISTORY_COLUMNS, and may have more.
+        model: Bytes of the trained model's .keras file; None if no model is written.
+        stopped: Why the run ended early; None if it completed.
         pruned: Whether a search ended the run, because other trials were better.
     """
     if model is not None:
@@ -335,30 +337,30 @@ def finish(
 def write_results(
     directory: Path, metrics: Mapping[str, JSON], history: Rows | pandas.DataFrame
 ) -> None:
-    """Write metrics and history like `finish`, but no final status; the run may continue."""
+    """Write metrics and history like `finish`, but no final status, as the run may continue."""
     # The metrics are written last, so that every run with metrics also has a history.
     write_atomically(directory / "history.parquet", _parquet(history))
     write_json(directory / "metrics.json", metrics)
 
 
 def write_table(path: Path, rows: Rows) -> Path:
-    """Write rows to a Parquet file; if there are no rows, write no file."""
+    """Write rows to a Parquet file; without rows, write no file."""
     import pyarrow as pa
 
     return write_atomically(path, _compressed(pa.Table.from_pylist(list(rows)))) if rows else path
 
 
 def read_table(path: Path, columns: Mapping[str, str]) -> pandas.DataFrame:
-    """Return a Parquet table; if the file is damaged, warn and return an empty table.
+    """Return a Parquet table; if its file is damaged, warn and return an empty table.
 
-    The table must have the columns in `columns` with their types; all its other columns must
-    contain numbers.
+    The table must have the columns in `columns`, with these types; all other columns must contain
+    numbers.
     """
     import pyarrow as pa
 
     try:
-        # pandas.read_parquet would take three times as long for a short table, and would trust the
-        # metadata of the file.
+        # `pandas.read_parquet` would take three times as long for a short table, and would trust
+        # the file's metadata.
         table = read_parquet(read_file(path, MAX_TABLE_BYTES))
         if problem := column_problem(table, columns):
             raise NotPlain(problem)
@@ -375,26 +377,26 @@ def read_table(path: Path, columns: Mapping[str, str]) -> pandas.DataFrame:
 
 
 def empty_table(columns: Mapping[str, str]) -> pandas.DataFrame:
-    """Return a table without rows that has these columns, with their types."""
+    """Return a table that has these columns with these types, but no rows."""
     import pandas as pd
 
     return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
 
 
 def complete(directory: Path) -> None:
-    """Record that a run's files are complete, or that a notebook job's last cell succeeded."""
+    """Record that all files of a run are complete, or that a notebook job's last cell succeeded."""
     _write_status(directory, "completed", ended=now())
 
 
 def fail(directory: Path, cause: str, rank: int | None = None) -> None:
-    """Record a failure with the first failed rank, and a cause without local paths and names."""
+    """Record a failure, with the first failed rank; the cause loses local paths and names."""
     _write_status(directory, "failed", ended=now(), cause=scrub(cause), rank=rank)
 
 
 def interrupt(
     directory: Path, cause: str = "interrupted by the user", rank: int | None = None
 ) -> None:
-    """Record that a user, a limit or a signal has stopped the run or one of its ranks."""
+    """Record that a user, a limit or a signal has stopped the run, or one of its ranks."""
     _write_status(directory, "interrupted", ended=now(), cause=scrub(cause), rank=rank)
 
 
@@ -404,13 +406,13 @@ def prune(directory: Path, cause: str) -> None:
 
 
 def write_reason(directory: Path, cause: str) -> None:
-    """Write the reason of an interrupt to a file, which the process of the job reads."""
-    with suppress(OSError):  # without the file, the interrupt has no reason
+    """Write the reason for an interrupt to a file, from which the process of the job reads it."""
+    with suppress(OSError):  # if this fails, the interrupt has no reason
         write_atomically(directory / _REASON, cause)
 
 
 def read_reason(directory: Path) -> str | None:
-    """Return the reason of the job's current interrupt, or None if there is none."""
+    """Return the reason for the job's current interrupt, or None if there is no reason."""
     try:
         return read_bytes(directory / _REASON).decode(errors="replace")
     except FileNotFoundError:
@@ -418,7 +420,7 @@ def read_reason(directory: Path) -> str | None:
 
 
 def clear_reason(directory: Path) -> None:
-    """Remove the file with an interrupt's reason, because the job's status now contains it."""
+    """Remove the file with the reason for an interrupt, which the job's status now contains."""
     with suppress(OSError):
         (directory / _REASON).unlink(missing_ok=True)
 
@@ -426,9 +428,9 @@ def clear_reason(directory: Path) -> None:
 def end_orphans(
     job: Path, cause: str, seconds: float = 5.0, record: Callable[[Path, str], None] = fail
 ) -> None:
-    """Record the end of a job's runs whose process ended without recording it.
+    """Record the end of those runs of a job whose process ended without recording it.
 
-    If the process of a run is still alive, the function waits up to `seconds` for its end.
+    If the process of a run is still alive, the function waits up to `seconds` until it ends.
     """
     end = time.monotonic() + seconds
     for run in runs_of(job):
@@ -442,17 +444,17 @@ def end_orphans(
 
 
 def runs_of(job: Path) -> list[Path]:
-    """Return the runs in a job's folder, except symbolic links to runs in other folders."""
+    """Return the runs in a job's folder, but no runs behind symbolic links to other folders."""
     return sorted(path.parent for path in job.glob("*/status.json") if not path.parent.is_symlink())
 
 
 def read_status(directory: Path) -> Record:
-    """Return a run's status; if "running" without a living process, it becomes "interrupted"."""
+    """Return a run's status; "running" without a living process is changed to "interrupted"."""
     return checked_status(read_json(directory / "status.json"), directory)
 
 
 def checked_status(status: Record, directory: Path | str) -> Record:
-    """Return the status that `read_status` would return for this status record."""
+    """Return the status that `read_status` would return if it read this status record."""
     if status.get("state") not in STATES:
         raise LabkitError(
             f"{os.path.basename(directory)}/status.json has the state "
@@ -466,20 +468,21 @@ def checked_status(status: Record, directory: Path | str) -> Record:
 
 
 def fallback_status(directory: Path, status: Record) -> Record | None:
-    """Return the final status if it had to be written to the runtime folder; None if it was not.
+    """Return a final status that was written to the runtime folder instead, or None.
 
-    A final status of an earlier attempt in the same directory is ignored.
+    If the final status belongs to an earlier attempt in the same directory, it is ignored.
     """
     try:
         record = read_json(_fallback_path(directory))
-    except LabkitError:  # usually, there is no such record
+    except LabkitError:  # the usual case: no such record exists
         return None
     return record if record.get("started") == status.get("started") else None
 
 
 def _write_status(directory: Path, state: str, **fields: JSON) -> None:
-    """Update a run's status record; fields that are not passed keep their values."""
-    # A run's status is written by only one process, so reading it before writing causes no race.
+    """Update the status record of a run; fields that are not given keep their values."""
+    # Only one process writes the status of a run, so no other process writes between this reading
+    # and writing.
     path = directory / "status.json"
     blank = {"state": state, "started": None, "ended": None, "cause": None, "rank": None}
     previous = read_json(path) if path.exists() else blank
@@ -488,12 +491,12 @@ def _write_status(directory: Path, state: str, **fields: JSON) -> None:
         write_json(path, record)
     except OSError as error:
         if not fields.get("ended"):
-            raise  # a run that is starting has no results to be saved
+            raise  # a run that is just starting has no results to save
         _write_fallback_status(directory, record, error)
 
 
 def _write_fallback_status(directory: Path, record: Record, error: OSError) -> None:
-    """Write a final status to the runtime folder, because the run's folder is not writable."""
+    """Write a final status to the runtime folder, as the run's own folder is not writable."""
     outcome = f"{record['state']}: {record['cause']}" if record.get("cause") else record["state"]
     line = f"labkit: {recorded_path(directory.name)}/status.json: {error.strerror}; {outcome}"
     try:
@@ -504,16 +507,16 @@ def _write_fallback_status(directory: Path, record: Record, error: OSError) -> N
 
 
 def _fallback_path(directory: Path) -> Path:
-    """Return where the status of a run or job is written if its own folder is not writable."""
+    """Return the status file's path for a run or job whose own folder is not writable."""
     name = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:16]
     return runtime_folder("records") / f"{name}.json"
 
 
 def this_process() -> Record:
-    """Return status fields that identify this process even if its pid is reused later."""
+    """Return status fields that identify this process, even if its pid is reused later."""
     import psutil
 
-    # The boot time is read first, because the start times of processes are relative to it.
+    # The boot time is read first, because processes' start times are relative to it.
     boot = psutil.boot_time()
     started = psutil.Process().create_time()
     identity = {"pid": os.getpid(), "process_started": started, "since_boot": started - boot}
@@ -521,26 +524,26 @@ def this_process() -> Record:
 
 
 def is_alive(status: Record) -> bool:
-    """Return whether a recorded process still runs, and its pid does not belong to another process.
+    """Return whether a recorded process is still running and no other process has its pid.
 
-    The process of a Slurm array task is always considered alive, unless this process belongs to the
-    same task, because only Slurm can tell.
+    The process of a Slurm array task always counts as alive, because only Slurm can tell, unless
+    this process belongs to the same task.
     """
     import psutil
 
     if "element" in status and status["element"] != os.environ.get(ELEMENT):
         return True
     pid = status.get("pid")
-    # A record from elsewhere may contain invalid process numbers, such as True, -1 and 0.
+    # A record from another source may contain invalid process numbers, such as True, -1 and 0.
     if type(pid) is not int or pid <= 0:
         return False
     try:
         boot = psutil.boot_time()
         process = psutil.Process(pid)
         started = process.create_time()
-        # The system computes a process's start from a rounded boot time, so a difference of 2 s is
-        # tolerated. If the clock is set, the boot time changes, but the seconds from boot to start
-        # do not.
+        # The system computes the start of a process from a rounded boot time, so a difference of 2
+        # s is tolerated. If someone sets the clock, the boot time changes, but the seconds from
+        # boot to process start do not.
         same = abs(started - float(status["process_started"])) < 2.0
         same = same or abs(started - boot - float(status.get("since_boot", -1.0))) < START_TOLERANCE
         return same and process.status() != psutil.STATUS_ZOMBIE
@@ -549,7 +552,7 @@ def is_alive(status: Record) -> bool:
 
 
 def _parquet(history: Rows | pandas.DataFrame) -> bytes:
-    """Return the history as Parquet bytes; HISTORY_COLUMNS come first, in order and with types."""
+    """Return the history in Parquet format; HISTORY_COLUMNS come first, in order and with types."""
     import pyarrow as pa
 
     if isinstance(history, Sequence):
@@ -581,5 +584,5 @@ def _compressed(table: pa.Table) -> bytes:
 
 
 def now() -> str:
-    """Return the current time as records contain it: UTC, ISO 8601, with milliseconds."""
+    """Return the current time in the form used in records: UTC, ISO 8601, with milliseconds."""
     return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")

@@ -1,9 +1,10 @@
-"""The live messages of an active run, in files of its directory that any process may read.
+"""Live messages of an active run, in files of its directory that any process may read.
 
-Each line of a file is one message, which consists of a kind and a record. A message of kind `doing`
-contains the current activity of the ranks. A message of kind `plan` contains the steps per epoch,
-of kind `step` a row of the history, and of kind `epoch` the metrics after an epoch. A message of
-kind `fault` contains the costs of rank failures after which spare ranks replaced the failed ranks.
+Each line of such a file is one message, which consists of a kind and a record. A message of kind
+`doing` contains the current activity of the ranks. A message of kind `plan` contains the steps per
+epoch, of kind `step` a row of the history, and of kind `epoch` the metrics after an epoch. A
+message of kind `fault` contains the costs of rank failures, after which spare ranks replaced the
+failed ranks.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from labkit.common.safe_json import NotPlain, read_plain_json
 from labkit.records import store
 from labkit.records.store import Record
 
-PRUNED = "pruned"  # content of the stop file if a search prunes the run
+PRUNED = "pruned"  # content of the stop file if a search ends the run
 FOLDER = "live"  # subfolder of a run's directory that exists while it is active
-STOP = "stop"  # file in the folder `live` that requests the end of training
+STOP = "stop"  # file in the folder `live` that asks ranks to end training
 SUBMITTER = "submitter.json"  # file in the folder `live` that identifies the submitter
-MAX_READ_BYTES = 2**26  # maximum bytes of a rank's file that are read at once
+MAX_READ_BYTES = 2**26  # maximum bytes that one call reads from a rank's file
 Message = tuple[str, Record]
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
 def _is_message(kind: Any, record: Any) -> bool:
-    """Return whether a message has a kind and a record whose numbers are valid."""
+    """Return whether a message has a valid kind, and a record with valid numbers."""
     if not isinstance(kind, str) or not isinstance(record, dict):
         return False
     numbers = {name: record[name] for name in ("step", "rank", "epoch") if name in record}
@@ -42,7 +43,7 @@ def _is_message(kind: Any, record: Any) -> bool:
 
 
 def make_stream(folder: Path, submitter: Record) -> None:
-    """Create the folder of a run's stream, with a file that identifies the submitting process."""
+    """Create the folder of a run's messages, with a file that identifies the submitting process."""
     folder.mkdir()
     store.write_atomically(folder / SUBMITTER, json.dumps(submitter))
 
@@ -56,18 +57,18 @@ def is_shared(folder: Path, submitter: Record) -> bool:
 
 
 def encode_lines(kind: str, records: Sequence[Record]) -> str:
-    """Return records of one kind as lines of a rank's message file."""
+    """Return records of one kind as lines for a rank's message file."""
     return "".join(json.dumps([kind, record], default=float) + "\n" for record in records)
 
 
 class StreamWriter:
-    """The writer of one rank's message file in a stream.
+    """The writer of one rank's message file in the folder of live messages.
 
     Args:
-        folder: Folder of the stream.
+        folder: Folder of the run's live messages.
         rank: Number of the rank that writes messages to the file.
-        submitter: Identity of the process that submitted the run and will write its records. It
-            contains the fields of `store.this_process`, and `host`.
+        submitter: Identity of the process that submitted the run, and that will write its records.
+            This identity contains the fields of `store.this_process`, and `host`.
     """
 
     def __init__(self, folder: Path, rank: int, submitter: Record) -> None:
@@ -76,36 +77,36 @@ class StreamWriter:
         self._failed = False
 
     def write(self, kind: str, records: Sequence[Record]) -> None:
-        """Append messages of one kind to the file; if any write has failed, write nothing more."""
+        """Append messages of one kind to the file, unless an earlier write has failed."""
         self.append(encode_lines(kind, records))
 
     def append(self, text: str) -> None:
-        """Append lines to the message file; if any write has failed, write nothing more."""
+        """Append lines to the message file, unless an earlier write has failed."""
         if self._failed:
             return
-        # The flag `_failed` is cleared only after a complete write, so that nothing is written
-        # after a partial line.
+        # The flag `_failed` is cleared only after a complete write, so that nothing follows a
+        # partial line.
         self._failed = True
-        # If a write fails, training continues without messages. This happens if the folder of an
-        # abandoned run was removed, or if a disk is full. A full disk may truncate a line, which
-        # readers treat as incomplete.
+        # If a write fails, training continues without messages. A write fails if the folder of an
+        # abandoned run was removed, or if the disk is full. A full disk may truncate a line, which
+        # readers then treat as incomplete.
         with suppress(OSError):
             with os.fdopen(open_file(self._path, _APPEND, self._folder.parent), "a") as file:
                 file.write(text)
             self._failed = False
 
     def stop_asked(self) -> bool:
-        """Return whether a user or a search requests a stop, or the submitting process is dead."""
+        """Return whether a user or a search requests a stop, or the submitter is dead."""
         return (self._folder / STOP).exists() or self._is_abandoned()
 
     def _is_abandoned(self) -> bool:
-        # The process number of the submitter is only meaningful on the submitter's host.
+        # Only on the submitter's host does the submitter's process number have a meaning.
         here = self._submitter.get("host") == socket.gethostname()
         return here and not store.is_alive(self._submitter)
 
 
 class StreamReader:
-    """A reader of a stream's messages, which remembers its position in the file of every rank."""
+    """A reader of a run's live messages, which remembers its position in each rank's file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -121,23 +122,23 @@ class StreamReader:
         return messages
 
     def _new(self, path: Path) -> bytes:
-        """Return a file's new complete lines since the last call, at most MAX_READ_BYTES."""
+        """Return the complete lines added since the last call, at most MAX_READ_BYTES in total."""
         with os.fdopen(open_file(path, root=self.folder.parent), "rb") as file:
-            # Reading starts at the position of the last call, because long files are read twice per
+            # Reading continues where the last call ended, because long files are read twice per
             # second.
             file.seek(self._positions.get(path, 0))
             content = file.read(MAX_READ_BYTES)
-            # The last line may be incomplete; then it is read again in the next call.
+            # The last line may be incomplete; the next call then reads it again.
             complete_lines, newline, _ = content.rpartition(b"\n")
             if (
                 not newline and len(content) == MAX_READ_BYTES
-            ):  # a line of this length is not from labkit and is skipped
+            ):  # skips a line this long, which labkit cannot have written
                 newline = content
         self._positions[path] = self._positions.get(path, 0) + len(complete_lines) + len(newline)
         return complete_lines
 
     def _record(self, line: bytes) -> Message | None:
-        """Return a line's message; None if it is invalid, with a warning the first time."""
+        """Return the message in a line; None if it is invalid, with a warning the first time."""
         try:
             message = read_plain_json(line, strict=False)
             if isinstance(message, list) and len(message) == 2 and _is_message(*message):
@@ -147,22 +148,22 @@ class StreamReader:
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"{self.folder.parent.name}/{FOLDER} has invalid lines; they are skipped",
+                f"{self.folder.parent.name}/{FOLDER} has invalid lines, which are skipped",
                 stacklevel=3,
             )
         return None
 
     def stop(self, reason: str = "") -> None:
-        """Request that all ranks end the training after a common step."""
-        with suppress(FileNotFoundError):  # the run has ended and its folder of messages is removed
+        """Ask all ranks to end the training after the same step."""
+        with suppress(FileNotFoundError):  # the run has ended, so its message folder is removed
             replace_file(self.folder / STOP, reason.encode(), self.folder.parent)
 
     def is_stop_requested(self) -> bool:
-        """Return whether a user or a search has requested the end of the training."""
+        """Return whether a user or a search has requested that training end."""
         return (self.folder / STOP).exists()
 
     def is_prune_requested(self) -> bool:
-        """Return whether a search has requested the run's end, because other trials are better."""
+        """Return whether a search has asked for the run's end, because other trials are better."""
         with suppress(FileNotFoundError):
             return read_file(self.folder / STOP, root=self.folder.parent) == PRUNED.encode()
         return False

@@ -1,4 +1,4 @@
-"""Step times by number of threads, and the thread counts from which steps become slower."""
+"""Step times by number of threads, and the numbers of threads from which steps are slower."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import pandas
 
-KINDS = ("intra", "inter")  # threads within an operation, and for parallel operations
+KINDS = ("intra", "inter")  # threads within one operation; threads for parallel operations
 
 
 class StepTime(NamedTuple):
@@ -25,11 +25,11 @@ class StepTime(NamedTuple):
 
 @dataclass(frozen=True)
 class ThreadSweep:
-    """Step times for all measured numbers of threads.
+    """Step times for all measured combinations of thread counts.
 
     Attributes:
         timed: One entry per batch size, pair of thread counts, and repeat.
-        cores: Number of CPU cores that the measured processes use.
+        cores: Number of CPU cores that the measured processes may use.
     """
 
     timed: Sequence[StepTime]
@@ -52,13 +52,13 @@ def thread_costs(sweep: ThreadSweep) -> pandas.DataFrame:
 def more_is_less(sweep: ThreadSweep) -> pandas.DataFrame:
     r"""Return the thread count from which steps become slower, by batch size and kind of thread.
 
-    Only one thread count is varied, and the count of the other kind of threads is that of the
-    fastest step. Let \(t_r(k)\) be the step time with \(k\) threads in repeat \(r\), and \(k^*\)
-    the number of threads with the shortest median. The column `less_from` is the smallest \(k >
-    k^*\) such that \(t_r(j)/t_r(k^*)\) exceeds 1 for all measured \(j \geq k\) and all repeats.
-    The value of `less_from` is missing if there is no such \(k\), or if there is only one repeat.
-    The columns `ratio`, `ratio_low` and `ratio_high` are the median, minimum and maximum of the
-    ratio at `less_from`.
+    Only one of the two thread counts is varied; the other one is that of the fastest step. Let
+    \(t_r(k)\) be the step time with \(k\) threads in repeat \(r\), and \(k^*\) the thread count
+    with the lowest median step time. The column `less_from` is the smallest \(k > k^*\) such that
+    \(t_r(j)/t_r(k^*)\) exceeds 1 for all measured \(j \geq k\) and all repeats. The column
+    `less_from` has no value if there is no such \(k\), or if there is only one repeat. The columns
+    `ratio`, `ratio_low` and `ratio_high` contain the median, minimum and maximum of this ratio for
+    \(j\) = `less_from`.
     """
     import pandas as pd
 
@@ -76,15 +76,15 @@ def _slowdowns(sweep: ThreadSweep, batch: int) -> Iterator[dict[str, float | str
     )
     best: tuple[int, int] = steps.median().idxmin()
     for index, kind in enumerate(KINDS):
-        # Candidates differ from the best pair only in the number of this kind of threads, and are
-        # sorted by this number.
+        # Candidates differ from the fastest pair only in the thread count of this kind, by which
+        # they are sorted.
         candidates = sorted(pair for pair in steps if pair[1 - index] == best[1 - index])
         row: dict[str, float | str] = {"batch": batch}
         row |= {"threads": kind, "best": best[index], "other": best[1 - index]}
         row |= {"best_ms": float(steps[best].median()), "most": candidates[-1][index]}
         row |= dict.fromkeys(("less_from", "ratio", "ratio_low", "ratio_high"), nan)
-        # The search starts at the largest number of threads, and ends at the first number that is
-        # not slower in all repeats.
+        # The search starts at the highest thread count, and ends at the first count that is not
+        # slower in all repeats.
         for pair in candidates[: candidates.index(best) : -1] if len(steps) > 1 else []:
             ratio = steps[pair] / steps[best]
             if ratio.min() <= 1:

@@ -1,4 +1,4 @@
-"""The steps of a run's timeline: steady steps, durations of steps, and activities of ranks."""
+"""Steps in the timeline of a run: steps after warm-up, step durations, and ranks' activities."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from labkit.records.run import Run
 if TYPE_CHECKING:
     import pandas
 
-WARM_UP_STEPS = 10  # number of first steps of a run that are not steady
+WARM_UP_STEPS = 10  # number of first steps that count as warm-up
 
 Interval = tuple[float, float]
 
 
 def steady_steps(steps: Iterable[int]) -> list[int]:
-    """Return all steps except the first 10; of a short run, except the first half."""
-    # If a run has fewer than 20 steps, only half of them are omitted, so that some steps remain.
+    """Return the numbers of all steps except the first 10, or the first half in a short run."""
+    # In a run with fewer than 20 steps, only the first half is omitted, so that some steps remain.
     ordered = sorted(set(steps))
     return ordered[min(WARM_UP_STEPS, len(ordered) // 2) :]
 
@@ -29,7 +29,7 @@ def timeline_of(run: Run) -> pandas.DataFrame:
     """Return the timeline of a run, or of its first seed that has a timeline.
 
     Raises:
-        LabkitError: Neither the run nor its seeds have a timeline of gradient exchanges.
+        LabkitError: If neither the run nor any of its seeds has a timeline of gradient exchanges.
     """
     for candidate in (run, *run.seeds):
         if (candidate.timeline["kind"] == "communicate").any():
@@ -41,32 +41,32 @@ def timeline_of(run: Run) -> pandas.DataFrame:
 
 
 def step_seconds(timeline: pandas.DataFrame) -> pandas.Series[float]:
-    """Return the duration of each step on its slowest rank, in seconds, by step number."""
+    """Return, by step number, the seconds that a step takes on its slowest rank."""
     steps = timeline[timeline["kind"] == "step"]
     seconds: pandas.Series[float] = (steps["stop"] - steps["start"]).groupby(steps["step"]).max()
     return seconds
 
 
 def typical_steps(timeline: pandas.DataFrame, count: int) -> list[int]:
-    """Return `count` consecutive steady steps of typical (median) total duration."""
+    """Return `count` consecutive steps whose total duration is the median (typical)."""
     steps = timeline[timeline["kind"] == "step"].groupby("step")
     starts, stops = steps["start"].min(), steps["stop"].max()
     numbers = steady_steps(starts.index)
     rows = [numbers[start : start + count] for start in range(max(len(numbers) - count + 1, 1))]
     durations = [float(stops[row[-1]] - starts[row[0]]) for row in rows]
-    # A group that contains an evaluation after an epoch is one of the longest, so it is not the
+    # A group of steps with an evaluation in between is among the longest groups, so it is not the
     # median.
     return rows[int(np.argsort(durations)[len(durations) // 2])]
 
 
 def activities(timeline: pandas.DataFrame, steps: Sequence[int]) -> pandas.DataFrame:
-    """Return the activities of all ranks in these steps, timed from the start of the first step.
+    """Return all ranks' activities in these steps, timed from the start of the first step.
 
-    The returned table has the columns of a timeline. The table also has rows of kind "compute",
-    which cover the time of a step without packing and waiting.
+    The returned table has the same columns as a timeline. It also has rows of kind "compute", which
+    cover the time of a step except for packing and waiting.
 
     Raises:
-        InvalidInput: The timeline contains none of these steps.
+        InvalidInput: If the timeline contains none of these steps.
     """
     import pandas as pd
 
@@ -79,10 +79,10 @@ def activities(timeline: pandas.DataFrame, steps: Sequence[int]) -> pandas.DataF
             f"{recorded.max()}"
         )
     begin, end = chosen["start"].min(), chosen["stop"].max()
-    # Events are selected by time, because a bucket of the previous step may still be in transfer.
+    # Events are selected by time, because a bucket of the previous step may still be being sent.
     events = timeline[(timeline["stop"] > begin) & (timeline["start"] < end)]
-    # Communication events are not selected by step, because the communication thread may record the
-    # number of the previous or next step.
+    # Communication events are not selected by step number, because the communication thread may
+    # record that of the previous or next step.
     events = events[(events["kind"] == "communicate") | events["step"].isin(steps)]
     events = events.assign(start=events["start"] - begin, stop=events["stop"] - begin)
     computed = [
@@ -95,7 +95,7 @@ def activities(timeline: pandas.DataFrame, steps: Sequence[int]) -> pandas.DataF
 
 
 def _computations(rows: pandas.DataFrame) -> Iterable[tuple[int, float, float]]:
-    """Yield (step, start, stop) of the intervals in which a rank neither packs nor waits."""
+    """Yield (step, start, stop) of each interval in which a rank neither packs nor waits."""
     other = rows[rows["kind"].isin(["pack", "wait"])]
     others = sorted(zip(other["start"], other["stop"], strict=True))
     steps = rows[rows["kind"] == "step"]
@@ -105,12 +105,11 @@ def _computations(rows: pandas.DataFrame) -> Iterable[tuple[int, float, float]]:
 
 
 def _subtract(whole: Interval, others: Iterable[Interval]) -> list[Interval]:
-    """Return the parts of an interval that are outside of all other intervals, which are sorted."""
+    """Return the parts of an interval that no other interval covers; the others are sorted."""
     position, end = whole
     parts = []
     for start, stop in others:
-        # The other intervals may overlap one another and may begin or end outside of the whole
-        # interval.
+        # The other intervals may overlap one another, and may start or end outside of `whole`.
         if start > position and position < end:
             parts.append((position, min(start, end)))
         position = max(position, stop)

@@ -1,4 +1,4 @@
-"""Statistical verdicts on accuracy over seeds, and the time and bytes until a target is reached."""
+"""Statistical verdicts on accuracy over seeds, and time and bytes until a target is reached."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Judgement:
-    r"""A verdict whether a candidate is less accurate than its baseline, judged over seeds.
+    r"""A verdict, judged over seeds, on whether a candidate is less accurate than a baseline.
 
     Attributes:
         candidate, baseline: Test accuracies between 0 and 1, one per seed.
         kind: "loss" if Welch's interval of the difference is entirely below 0. The kind is "no
-            loss" if the interval of the candidate's mean lies within the range of the baseline's
-            accuracies or above it. Otherwise "none".
-        difference: Difference \(\bar c - \bar b\) of the mean accuracies of candidate and baseline.
+            loss" if the interval of the candidate's mean is within or above the range of the
+            baseline's accuracies. Otherwise "none".
+        difference: Mean accuracy of the candidate minus that of the baseline, \(\bar c - \bar b\).
         low, high: Welch's 95 % interval of the difference, \(\bar c - \bar b \pm t_\nu
-            \sqrt{s_c^2/n_c + s_b^2/n_b}\). Here s is the standard deviation and n the number of
-            seeds; with fewer than two seeds, the bounds are NaN.
+            \sqrt{s_c^2/n_c + s_b^2/n_b}\). Here s is a standard deviation and n a number of seeds;
+            with fewer than two seeds, both bounds are NaN.
         mean_low, mean_high: 95 % interval of the candidate's mean, \(\bar c \pm t_{n_c-1}
             s_c/\sqrt{n_c}\), with standard deviation \(s_c\) over \(n_c\) seeds.
 
@@ -46,7 +46,7 @@ class Judgement:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The minimum and maximum of the baseline's accuracies over its seeds."""
+        """The minimum and the maximum of the baseline's accuracies over its seeds."""
         return min(self.baseline), max(self.baseline)
 
     @property
@@ -54,11 +54,11 @@ class Judgement:
         """The verdict as an English sentence with the numbers that explain it."""
         counts = f"{len(self.candidate)} against {len(self.baseline)} seeds"
         if not self.candidate or not self.baseline:
-            return "no verdict: no test accuracy"
+            return "no verdict, because there is no test accuracy"
         if math.isnan(self.low):
             shortage = "one seed" if len(self.candidate) == 1 else "one seed of the baseline"
             means = f"{mean(self.candidate):.2%} against {mean(self.baseline):.2%}"
-            return f"no verdict: {shortage} ({means}); use repeats=8 to tell noise from loss"
+            return f"no verdict: {shortage} ({means}); give repeats=8 to separate noise from loss"
         least, greatest = self.spread
         if self.kind == "no loss":
             return (
@@ -80,21 +80,21 @@ class Judgement:
 
 
 def judge(candidate: Sequence[float], baseline: Sequence[float]) -> Judgement:
-    """Judge a candidate's accuracies against the baseline's; a verdict needs two seeds each."""
+    """Judge a candidate's accuracies against a baseline's; a verdict needs two seeds of each."""
     candidate_values, baseline_values = tuple(candidate), tuple(baseline)
     nan = math.nan
     if not candidate_values or not baseline_values:
         return Judgement(candidate_values, baseline_values, "none", nan, nan, nan, nan, nan)
-    # statistics.mean is exact, so the difference is exactly 0 if the same accuracies occur in
-    # another order or number.
+    # `statistics.mean` is exact, so the difference is exactly 0 if both have the same accuracies in
+    # another order, or another number of times.
     difference = mean(candidate_values) - mean(baseline_values)
-    # A single seed has no variance, so no verdict is possible.
+    # A single seed has no variance, so that no verdict is possible.
     if min(len(candidate_values), len(baseline_values)) < 2:
         return Judgement(candidate_values, baseline_values, "none", difference, nan, nan, nan, nan)
     half_width = _welch(candidate_values, baseline_values)
     low, high = difference - half_width, difference + half_width
-    # The interval of the mean uses only the candidate's variance, because the baseline may have
-    # another variance.
+    # This interval uses only the candidate's variance, because the baseline may have another
+    # variance.
     mean_half_width = _quantile(len(candidate_values) - 1) * math.sqrt(
         variance(candidate_values) / len(candidate_values)
     )
@@ -118,7 +118,7 @@ def judge_runs(candidate: Run, baseline: Run) -> Judgement:
 
 
 def accuracies(run: Run) -> dict[int, float]:
-    """Return, by seed, the test accuracy of each completed seed that has measured one."""
+    """Return, by seed, the test accuracy of each completed seed that has one."""
     measured = {
         seed_run.experiment.get("seed", 0): seed_run.metrics.get("test_accuracy")
         for seed_run in completed_seeds(run)
@@ -127,7 +127,7 @@ def accuracies(run: Run) -> dict[int, float]:
 
 
 def completed_seeds(run: Run) -> list[Run]:
-    """Return the completed seeds of a run; a run without repeats is its only seed."""
+    """Return the completed seeds of a run; a run without repeats is its own only seed."""
     return [seed_run for seed_run in run.seeds or [run] if seed_run.status["state"] == "completed"]
 
 
@@ -136,11 +136,11 @@ class Arrival:
     """The step in which a seed reaches a target, and its costs from step 0, including warm-up.
 
     Attributes:
-        step: Number of completed steps when the target is reached.
-        seconds: Seconds of training. They include the compilation in the first step, but no
-            evaluations.
-        codec_seconds: Part of `seconds` that is spent on gradient compression and decompression,
-            averaged over ranks.
+        step: Number of training steps completed when the target is reached.
+        seconds: Seconds of training until the target is reached. These seconds include the
+            compilation in the first step, but no evaluations.
+        codec_seconds: The part of `seconds` that is spent on gradient compression and
+            decompression, averaged over ranks.
         payload_bytes, wire_bytes: Bytes that all ranks passed to the gradient exchange, and bytes
             that all ranks sent.
         samples: Number of training samples whose gradients changed the weights.
@@ -159,7 +159,8 @@ def arrivals(run: Run, target: float, measure: str = "val_accuracy") -> dict[int
 
     Args:
         run: Run with one seed or several.
-        target: Lowest validation accuracy, or highest validation loss, that reaches the target.
+        target: The target is reached at this validation accuracy or a higher one, or at this
+            validation loss or a lower one.
         measure: Metric to compare with the target, "val_accuracy" or "val_loss".
     """
     refuse_unknown("measure", [measure], ("val_accuracy", "val_loss"))
@@ -170,7 +171,7 @@ def arrivals(run: Run, target: float, measure: str = "val_accuracy") -> dict[int
 
 
 def _arrival(run: Run, target: float, measure: str) -> Arrival | None:
-    # A loss reaches its target from above, so both are multiplied by -1 before the comparison.
+    # A lower loss is better, so loss and target are multiplied by -1 before the comparison.
     sign = -1 if measure == "val_loss" else 1
     for epoch in run.metrics.get("epochs") or []:
         value = epoch.get(measure)
@@ -179,13 +180,13 @@ def _arrival(run: Run, target: float, measure: str) -> Arrival | None:
     else:
         return None
     history = run.history
-    # Asynchronous workers end an epoch at the same time, although their step numbers differ.
+    # All asynchronous workers end an epoch at the same time, although their step numbers differ.
     asynchronous = is_asynchronous(history)
     history = with_end_times(history) if asynchronous else history
     spent = history[
         history["step"] < (steps_until(run, epoch["step"]) if asynchronous else epoch["step"])
     ]
-    # Records that early versions of labkit wrote have no column for compression times.
+    # Records of early labkit versions have no column for compression times.
     codec = spent["codec_seconds"].sum() if "codec_seconds" in spent else 0.0
     return Arrival(
         step=int(epoch["step"]),
@@ -198,10 +199,10 @@ def _arrival(run: Run, target: float, measure: str) -> Arrival | None:
 
 
 def _welch(candidate: Sequence[float], baseline: Sequence[float]) -> float:
-    r"""Return half the width of Welch's interval, with its \(\nu\) degrees of freedom.
+    r"""Return half the width of Welch's interval, computed with \(\nu\) degrees of freedom.
 
     The degrees of freedom are \(\nu = 1 / (q^2/(n_c-1) + (1-q)^2/(n_b-1))\) for \(n_c\) and \(n_b\)
-    seeds. Here \(q\) is the candidate's fraction of the variance of the difference.
+    seeds. Here \(q\) is the fraction of the difference's variance that comes from the candidate.
     """
     first, second = variance(candidate) / len(candidate), variance(baseline) / len(baseline)
     total = first + second
@@ -214,8 +215,8 @@ def _welch(candidate: Sequence[float], baseline: Sequence[float]) -> float:
 
 
 def _quantile(freedom: float) -> float:
-    """Return the bound below which Student's t stays in absolute value with probability 95 %."""
-    # The import is inside the function, because SciPy takes long to import and most runs need no
+    """Return the value that |t| does not exceed with probability 95 %, for Student's t."""
+    # The import is inside the function, because SciPy is slow to import, and most runs need no
     # verdict.
     from scipy.special import stdtrit
 
@@ -223,5 +224,5 @@ def _quantile(freedom: float) -> float:
 
 
 def _points(share: float) -> str:
-    """Return a difference of accuracies as text, in percentage points."""
+    """Return a difference of accuracies as text in percentage points."""
     return f"{100 * share:.2g}"

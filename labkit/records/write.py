@@ -13,8 +13,8 @@ from labkit.common.safe_files import make_folder, read_file, replace_file
 from labkit.exchange import timeline_rows
 from labkit.experiment import Experiment
 from labkit.records import store
-from labkit.records.measure import summarise
 from labkit.records.result import Event, RankResult, Row, on_one_clock
+from labkit.records.run_metrics import summarise
 from labkit.records.store import Rows
 
 
@@ -28,24 +28,23 @@ def write(
     faults: Rows = (),
     dead: Sequence[int] = (),
 ) -> None:
-    """Write results and the final status of a run.
+    """Write the results and the final status of a run.
 
     Args:
         directory: Directory of the run.
         experiment: Experiment that was run.
-        results: Results by rank, in the order of ranks; empty if the ranks were stopped before they
-            had results.
+        results: Results by rank number; empty if the ranks were stopped before they had results.
         reason: Why the submitting process stopped the ranks; None if it did not stop them.
         pruned: Whether a search stopped the ranks, because other trials were better.
         dead_rows: History rows of the ranks that died.
-        faults: Records of the restarts that happened before the last attempt.
+        faults: Records of the restarts before the last attempt.
         dead: Numbers of the ranks that died in the last attempt.
     """
     ranks = list(results.values())
     run_result = next((rank.whole for rank in ranks if rank.whole is not None), None)
     if run_result is None:
         cause = reason or "interrupted"
-        store.interrupt(directory, f"{cause}, before the ranks had a result")
+        store.interrupt(directory, f"{cause}, before the ranks had results")
         return
     staleness = _staleness(event for rank in ranks for event in rank.update_log)
     rows = [
@@ -53,7 +52,7 @@ def write(
         for rank_rows in (*(rank.rows for rank in ranks), dead_rows)
         for row in rank_rows
     ]
-    # The rows are grouped by rank, but in the history they must be ordered by step.
+    # The rows are grouped by rank, but the history must be ordered by step.
     rows.sort(key=lambda row: (row["step"], row["rank"]))
     store.write_json(directory / "environment.json", run_result.environment)
     tables = {
@@ -79,7 +78,7 @@ def write(
 def unreported_deaths(
     dead: Sequence[int], faults: Sequence[Mapping[str, Any]], step: float
 ) -> list[dict[str, Any]]:
-    """Return a fault record of ranks whose death after the last step no other rank has noticed.
+    """Return a fault record of ranks that died after the last step, unnoticed by other ranks.
 
     >>> unreported_deaths([0, 2], [{"ranks": [2]}], 90)[0]["ranks"]
     [0]
@@ -99,21 +98,21 @@ def unreported_deaths(
 
 
 def _timelines(results: Mapping[int, RankResult]) -> Iterator[Sequence[Event]]:
-    """Yield each rank's timeline in rank 0's clock time; it is empty for a rank that died."""
+    """Yield each rank's timeline with times of rank 0's clock; it is empty if the rank died."""
     for number in range(1 + max(results)):
         rank = results.get(number)
         yield [] if rank is None else on_one_clock(rank.timeline, rank.offsets)
 
 
 def _step_count(rows: Sequence[Row]) -> str:
-    """Return how many steps the ranks have completed, as a number or as a range."""
+    """Return the number of steps that the ranks have completed, as text: a number or a range."""
     counts = Counter(row["rank"] for row in rows).values()
     fewest, most = min(counts), max(counts)
     return f"{most}" if fewest == most else f"{fewest} to {most}"
 
 
 def _staleness(events: Iterable[Row]) -> dict[tuple[float, float], Row]:
-    """Return the staleness of each applied gradient, averaged over servers, by (worker, step)."""
+    """Return each applied gradient's staleness, averaged over servers, by (worker, step)."""
     samples: dict[tuple[float, float], list[float]] = defaultdict(list)
     for event in events:
         if event["update"] >= 0:
@@ -122,7 +121,7 @@ def _staleness(events: Iterable[Row]) -> dict[tuple[float, float], Row]:
 
 
 def write_logs(directory: Path, outputs: Sequence[str]) -> None:
-    """Append each rank's output to its log file, which exists already if the run was resumed."""
+    """Append each rank's output to its log file, which already exists if the run was resumed."""
     folder = directory / "logs"
     make_folder(folder, directory)
     for rank, output in enumerate(outputs):

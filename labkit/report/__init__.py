@@ -1,4 +1,4 @@
-"""Reports of runs: one HTML file for offline use, with figures and commands to reproduce runs."""
+"""Reports of runs: one HTML file for offline use, with figures and commands that repeat runs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from labkit.common.units import plural
 from labkit.figures import compression_stats, has_grid, search_history, summarize_comparison
 from labkit.figures.kit.entries import RunEntry, clock_and_network, settings
 from labkit.figures.runs.comparison import sheets
-from labkit.figures.runs.parameters import heat_sheet, parallel_sheet
-from labkit.figures.runs.scatter import pareto_sheet
+from labkit.figures.runs.parameter_effects import heat_sheet, parallel_sheet
+from labkit.figures.runs.scatter_plot import pareto_sheet
 from labkit.records import store
 from labkit.records.analysis.search_results import folders, search_result
 from labkit.records.run import Run, flatten, load_runs
@@ -26,7 +26,7 @@ from labkit.records.verdict import completed_seeds
 from labkit.report.embed import data_html, figure_html, policy, scripts, sheet_html, tables
 from labkit.report.inert import render
 from labkit.report.jobs import command, commands, jobs_without_runs, notebooks
-from labkit.report.table import table_of
+from labkit.report.runs_table import table_of
 
 if TYPE_CHECKING:
     from labkit.figures.kit.canvas import Figure
@@ -37,19 +37,19 @@ Runs = Iterable[Run | Path | str] | Run | Path | str
 def report(
     runs: Runs, path: Path | str = "report.html", notebook: Path | str | None = None
 ) -> Path:
-    """Write a report of runs as a single HTML file that needs no other files and no network.
+    """Write a report of runs as one HTML file, which needs no other files and no network.
 
-    If a folder contains a notebook job but no runs, the report shows the notebook of the job.
+    If a folder contains a notebook job but no runs, the report shows the notebook of this job.
 
     Args:
         runs: One or several runs or folders of runs.
         path: HTML file to be written.
-        notebook: Executed notebook that the report shows; by default the notebook of the job that
-            contains all runs. If the runs are those of several jobs, each notebook appears once,
-            without its outputs.
+        notebook: Executed notebook that the report shows; by default, the notebook of the job that
+            contains all runs. If the runs belong to several jobs, each notebook appears once,
+            without outputs.
 
     Raises:
-        LabkitError: There are neither runs nor a notebook, or the notebook cannot be read.
+        LabkitError: If there are neither runs nor a notebook, or if the notebook cannot be read.
     """
     run_list = _runs(runs)
     if not run_list:
@@ -62,13 +62,13 @@ def report(
 
 
 def _without_runs(runs: Runs, path: Path, notebook: Path | str | None) -> Path:
-    """Write a report of jobs without runs: their notebooks, and commands that rerun these."""
+    """Write a report of jobs without runs: their notebooks, and commands to rerun them."""
     items = [runs] if isinstance(runs, Run | Path | str) else list(runs)
     jobs = jobs_without_runs([Path(item) for item in items if not isinstance(item, Run)])
     paths = [Path(notebook)] if notebook is not None else [job / "output.ipynb" for job in jobs]
     if not paths:
         raise LabkitError(
-            "no runs to report: give runs, or a folder that contains runs (usually runs/)"
+            "no runs to report; give runs, or a folder that contains runs (usually runs/)"
         )
     lines = [line for job in jobs if (line := command(job))]
     return notebook_page(paths, path, lines, links=notebook is not None)
@@ -87,11 +87,11 @@ def notebook_page(
         executed: Paths of the executed notebooks.
         path: HTML file to be written.
         commands: Shell commands that rerun the notebooks.
-        about: Remark for the header of the page, such as the job's state.
+        about: Remark for the header of the page, for example the state of the job.
         links: Whether to follow symbolic links, which is safe only if the user has named the paths.
 
     Raises:
-        LabkitError: A notebook cannot be read.
+        LabkitError: If a notebook cannot be read.
     """
     from jinja2 import Environment, PackageLoader
 
@@ -124,7 +124,7 @@ def _runs(runs: Runs) -> list[Run]:
 
 
 def _shown(executed: Mapping[Path, bool], is_named: bool) -> list[str]:
-    """Return notebooks as HTML; skip an invalid one, unless the user has named it."""
+    """Return notebooks as HTML; skip an invalid notebook, unless the user named it."""
     pages = []
     for path, outputs in executed.items():
         try:
@@ -172,7 +172,7 @@ def _page(runs: Sequence[Run], executed: Mapping[Path, bool], notebooks: Sequenc
 
 
 def _figures(runs: Sequence[Run], entries: Sequence[RunEntry]) -> list[dict[str, str]]:
-    """Return the HTML of all figures for which the runs have data, each with a heading."""
+    """Return the HTML of all figures for which these runs have data, each with a heading."""
     with_metrics = [entry for entry in entries if entry.metrics]
     drawn = list(zip(("Learning", "Speed"), sheets(entries), strict=True))
     if any(entry.metrics.get("test_accuracy") is not None for entry in entries):
@@ -186,8 +186,8 @@ def _figures(runs: Sequence[Run], entries: Sequence[RunEntry]) -> list[dict[str,
     measured_runs = (
         run for run in runs if any(len(path.compression_stats) for path in completed_seeds(run))
     )
-    # Only four runs get this figure. It has five panels, and a browser cannot open a page with
-    # fifty such figures.
+    # Only the first four runs get a figure of this kind. Each such figure has five panels, and a
+    # browser cannot open a page with fifty of them.
     whole_figures += [
         ("Compression statistics", compression_stats(run)) for run in islice(measured_runs, 4)
     ]
@@ -198,7 +198,7 @@ def _figures(runs: Sequence[Run], entries: Sequence[RunEntry]) -> list[dict[str,
 
 
 def _searches(runs: Sequence[Run]) -> Iterator[Figure]:
-    """Yield a figure per hyperparameter search; warn if Optuna's journal cannot be read."""
+    """Yield one figure per hyperparameter search; warn if Optuna's journal cannot be read."""
     for folder in folders(runs):
         try:
             yield search_history(search_result(folder))
@@ -207,7 +207,7 @@ def _searches(runs: Sequence[Run]) -> Iterator[Figure]:
 
 
 def _sentences(runs: Sequence[Run]) -> list[list[tuple[str, bool]]]:
-    """Return a summary of runs: for each line, a list of (text, whether the text is bold)."""
+    """Return the lines of a summary of runs; each line is a list of (text, whether it is bold)."""
     lines = [line.removeprefix("- ") for line in summarize_comparison(runs).splitlines()]
     return [
         [(scrub(part), bool(index % 2)) for index, part in enumerate(line.split("**"))]
@@ -225,7 +225,7 @@ def _title(runs: Sequence[Run], executed: Mapping[Path, bool]) -> str:
 
 
 def _shared(runs: Sequence[Run]) -> dict[str, str]:
-    """Return the parameters whose values are equal in all runs, with the values as texts."""
+    """Return the parameters that have the same value in all runs, with this value as text."""
     rows = [flatten(run.experiment) for run in runs]
     common = {k: v for k, v in rows[0].items() if all(k in row and row[k] == v for row in rows)}
     return {key: _parameter(value) for key, value in common.items()}
@@ -236,7 +236,7 @@ _DASHES = {"solid": "solid", "dash": "dashed", "dot": "dotted", "dashdot": "doub
 
 
 def _details(entry: RunEntry, shared: Mapping[str, str]) -> dict[str, JSON]:
-    """Return the parameters in which a table row's runs differ from others, and how they ended."""
+    """Return the parameters by which a table row's runs differ from others, and how they ended."""
     own_parameters = {
         k: _parameter(v) for k, v in flatten(entry.run.experiment).items() if k not in shared
     }
@@ -250,11 +250,11 @@ def _details(entry: RunEntry, shared: Mapping[str, str]) -> dict[str, JSON]:
 
 
 def _ended(run: Run) -> str:
-    """Return a line that describes how a run ended, with cause and reason of the verdict."""
-    status, gate = run.status, run.metrics.get("equivalence") or {}
+    """Return a line on how a run ended, with the cause, and the reason for the verdict."""
+    status, equivalence = run.status, run.metrics.get("equivalence") or {}
     started = str(status.get("started") or "—")[:19].replace("T", " ")
     cause = f": {status['cause']}" if status.get("cause") else ""
-    reason = f" · equivalence check: {gate['reason']}" if gate.get("reason") else ""
+    reason = f" · equivalence check: {equivalence['reason']}" if equivalence.get("reason") else ""
     seed = f"seed {run.experiment.get('seed')}"
     return scrub(f"{run.name} · {seed} · {status['state']}{cause} · started {started} UTC{reason}")
 
@@ -269,7 +269,7 @@ def _environments(entries: Sequence[RunEntry]) -> list[dict[str, JSON]]:
     for entry in entries:
         record = {k: _parameter(v) for k, v in flatten(entry.run.environment).items()}
         if record:
-            # The JSON text of an environment is the key, because a dict cannot be a key.
+            # The key is the JSON text of an environment, because a dict cannot be a key.
             labels.setdefault(json.dumps(record), []).append(entry.label)
     return [{"labels": _some(names), "values": json.loads(text)} for text, names in labels.items()]
 

@@ -1,4 +1,4 @@
-"""Embedding of images that were pasted into Markdown cells, as data URLs in the text."""
+"""Embedding of images, which were pasted into Markdown cells, as data URLs in the text."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _PLACE = re.compile(r"^(?P<head> {0,3}\[[^\]\n]+\]:\s*)<?attachment:(?P<name>\S+
 
 
 def embed_images(source: str, attachments: Mapping[str, Any]) -> str:
-    """Return Markdown with its images embedded; a line of text replaces each missing image.
+    """Return Markdown with embedded images; each missing image is replaced by a line of text.
 
     Args:
         source: Markdown text that refers to images as `attachment:NAME`.
-        attachments: Images of the cell by name; each is a mapping from MIME types to base64
+        attachments: Images of the cell by name, each as a mapping from MIME types to base64
             content.
     """
     if "attachment:" not in source:
@@ -32,7 +32,8 @@ def embed_images(source: str, attachments: Mapping[str, Any]) -> str:
         if (address := _address(bundle))
         for form in (name, quote(name), quote(name, safe="()!*'"))
     }
-    # Longer names are replaced first, because a name such as "a.png" is a prefix of "a.png.png".
+    # Longer names are replaced first, because one name may be the beginning of another, as "a.png"
+    # of "a.png.png".
     for form in sorted(addresses, key=len, reverse=True):
         source = source.replace(f"attachment:{form}", addresses[form])
     source = _IMAGE.sub(_missing_note, _TAG.sub(_missing_note, source))
@@ -45,7 +46,7 @@ def _missing_note(match: re.Match[str]) -> str:
 
 
 def _address(bundle: Any) -> str:
-    """Return an image as a `data:` URL, or "" if the page does not support its type."""
+    """Return an image as a `data:` URL, or "" if a page cannot show images of its type."""
     kinds = [kind for kind in IMAGES if kind in bundle] if isinstance(bundle, Mapping) else []
     if not kinds:
         return ""

@@ -1,7 +1,7 @@
 """HTML elements for figures, with data and texts, and the scripts that draw the figures.
 
 The data of figures are JSON, escaped so that they cannot end the script element that contains them.
-The content security policy of the page allows a browser to run only the drawing scripts.
+The page's content security policy allows a browser to run only the scripts that draw figures.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from labkit.report.still import picture
 
 BUNDLE_BODY = '"use strict";var Plotly='
 MAX_HEIGHT = 20_000  # maximum height of a figure in pixels
-NARROW_AXES = 4  # maximum number of axes that fit side by side on a phone
+NARROW_AXES = 4  # maximum number of parallel axes that fit on a phone
 MAX_ALT_LENGTH = 6_000  # maximum length of an alternative text in characters
 OFFERS = '<p class="offers"></p>'  # the page's script adds download buttons here
 BUNDLE_END = "window.Plotly = Plotly;"
-# This element contains figures that may be wider than the page, and tabindex allows scrolling by
-# keyboard.
+# This HTML element contains figures that may be wider than the page; its tabindex allows scrolling
+# by keyboard.
 _SCROLLABLE = '<div class="scroll" tabindex="0" role="group" aria-label="figure">'
 
 
 def figure_html(content: Mapping[str, JSON]) -> str:
-    """Return the HTML element of a figure; a script of the page draws the figure into it.
+    """Return the HTML element of a figure, into which a script of the page draws the figure.
 
     Args:
-        content: JSON of a Plotly figure, which may be untrusted.
+        content: JSON of a Plotly figure, possibly from an untrusted source.
     """
     from labkit.figures.kit.canvas import CONFIG
 
@@ -54,7 +54,7 @@ def figure_html(content: Mapping[str, JSON]) -> str:
         record["frames"] = content["frames"]
     words = html.escape(scrub(_description(layout)))
     title = html.escape(scrub(_title(layout)))
-    # If a figure has no alternative text, it was not made by labkit and may be unreadable on a dark
+    # A figure without alternative text was not made by labkit, and may be unreadable on a dark
     # background.
     kind = "figure foreign" if _alt(layout) is None else "figure"
     canvas = f'{_SCROLLABLE}<div class="canvas">{_plot(record)}</div></div>'
@@ -62,7 +62,7 @@ def figure_html(content: Mapping[str, JSON]) -> str:
 
 
 def sheet_html(sheet: Sheet) -> str:
-    """Return the HTML of a figure sheet: its panels with titles, notes and alternative text."""
+    """Return the HTML of a sheet with several panels: their titles, notes and alternative text."""
     from labkit.figures.kit.canvas import CONFIG, panel_content
 
     many = len(sheet.shown) > MANY
@@ -77,13 +77,12 @@ def sheet_html(sheet: Sheet) -> str:
         texts = (("h4", first), ('p class="small"', rest))
         head = "".join(f"<{tag}>{_text(text)}</{tag.split()[0]}>" for tag, text in texts if text)
         foot = f'<p class="note">{_text(note)}</p>' if note else ""
-        # A panel with many parallel coordinates can be scrolled, because it is too wide for a
-        # phone.
+        # A panel with many parallel coordinates is too wide for a phone, so it can be scrolled.
         is_wide = len(panel.x_axis.get("tickvals", ())) > NARROW_AXES and not panel.x
         plot = f'<div class="panel{" wide" if is_wide else ""}">{_plot(drawn)}</div>'
         parts.append(f"{_SCROLLABLE if is_wide else '<div>'}{head}{plot}{foot}{OFFERS}</div>")
     words = sheet.alt
-    # A longer text is not usable with a screen reader, and the table contains all values, too.
+    # A longer text is useless in a screen reader, and the table also contains all values.
     if len(words) > MAX_ALT_LENGTH:
         words = f"{words[:MAX_ALT_LENGTH].rpartition('; ')[0]}; the table lists all other runs."
     title, words = _text(sheet.title), _text(words)
@@ -94,7 +93,7 @@ def sheet_html(sheet: Sheet) -> str:
 
 
 def data_html(value: JSON, **attributes: str) -> str:
-    """Return a script element with JSON; "<" is escaped, so the data cannot end the element."""
+    """Return a script element with JSON, in which "<" is escaped, so that it cannot end early."""
     text = json.dumps(_scrub(value), ensure_ascii=False, separators=(",", ":"))
     text = text.replace("<", "\\u003c")
     named = "".join(f' {name}="{content}"' for name, content in attributes.items())
@@ -104,10 +103,10 @@ def data_html(value: JSON, **attributes: str) -> str:
 def _plot(record: Mapping[str, JSON]) -> str:
     layout = record["layout"]
     height = layout.get("height") if isinstance(layout, dict) else None
-    # The page reserves the height of a figure before it is drawn, so that the text below it does
-    # not move.
+    # The page reserves the height of a figure before drawing it, so that the text below does not
+    # move.
     pixels = int(height) if isinstance(height, int | float) and 0 < height < MAX_HEIGHT else 450
-    # Without scripts, a browser shows the still picture, which a script otherwise replaces with the
+    # A browser without scripts shows the still picture; otherwise, a script replaces it by the
     # interactive figure.
     still = picture(record)
     place = f'<div class="plot" style="min-height:{pixels}px">{still}</div>'
@@ -155,8 +154,8 @@ def _scrub(value: JSON) -> JSON:
         return _scrub(value.item())
     if isinstance(value, list | tuple):
         return [_scrub(item) for item in value]
-    # NaN and infinity are replaced with null, because JSON has neither, and a browser would reject
-    # all data of the figure.
+    # NaN and infinity are replaced by null, because JSON has neither, and a browser would reject
+    # the whole figure.
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return scrub(value) if isinstance(value, str) else value
@@ -167,7 +166,7 @@ def _is_remote(source: JSON) -> bool:
 
 
 def scripts() -> list[str]:
-    """Return the scripts that draw figures: Plotly's script and those of the report page."""
+    """Return the scripts that draw figures: Plotly's script, and those of the report page."""
     from plotly.offline import get_plotlyjs
 
     scripts_ = ("offers.js", "narrow.js", "page.js")
@@ -175,9 +174,9 @@ def scripts() -> list[str]:
 
 
 def tables() -> tuple[str, str]:
-    """Return the script of DataTables, extended by an event that it is loaded, and its styles.
+    """Return the script of DataTables, which here signals when it is loaded, and its styles.
 
-    Script and styles are read from the bundle for offline pages in the package itables.
+    Script and styles come from the package itables, from its bundle for offline pages.
     """
     from itables import options
 
@@ -185,16 +184,16 @@ def tables() -> tuple[str, str]:
     code, _, rest = bundle.read_text().rpartition("export{")
     match = re.match(r"[^}]*?(\w+) as default", rest)
     if match is None:
-        raise LabkitError(f"{bundle} has an unknown format: install itables 2.9")
+        raise LabkitError(f"{bundle} has an unknown format; install itables 2.9")
     code_end = f'window.DataTable={match[1]};dispatchEvent(new Event("tables"));'
     return code + code_end, bundle.with_suffix(".css").read_text()
 
 
 def unwrap(bundle: str) -> str:
-    """Return Plotly's script without its enclosing function, which only module loaders need.
+    """Return Plotly's script without the enclosing function, which only module loaders need.
 
-    A browser parses the body of a function twice. For Plotly's 4.8 MB, this delays the first figure
-    by 0.4 s in Chromium. If the script has another format, it is returned unchanged.
+    A browser parses twice what is inside a function. For Plotly's 4.8 MB, the second parsing delays
+    the first figure by 0.4 s in Chromium. A script in another format is returned unchanged.
     """
     licence, separator, rest = bundle.partition("*/")
     body, end_found, _ = rest.rpartition(BUNDLE_END)

@@ -1,4 +1,4 @@
-"""An executed notebook as inert HTML: text, figures, folded code, and no active content."""
+"""An executed notebook as inert HTML: text, figures and folded code, but no active content."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.common.safe_files import read_file
 from labkit.common.safe_json import LONGEST_TEXT, read_plain_json
-from labkit.records.notebook import MAX_NOTEBOOK_BYTES, notebook_bytes
+from labkit.records.executed_notebook import MAX_NOTEBOOK_BYTES, notebook_bytes
 from labkit.report.attachments import embed_images
 from labkit.report.embed import figure_html
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-# `_TAGS` lists the HTML elements that sanitizing allows: text, tables and foldable sections.
-# `_ATTRIBUTES` lists the allowed attributes; ids are forbidden, because the script of the report
-# page finds its own elements by id.
+# `_TAGS` contains the HTML elements that remain after sanitizing: text, tables and foldable
+# sections. `_ATTRIBUTES` contains the allowed attributes; ids are forbidden, because the script of
+# the report page finds its own elements by id.
 _TAGS = {
     *("a", "abbr", "b", "blockquote", "br", "caption", "code", "dd", "del", "details", "div", "dl"),
     *("dt", "em", "figcaption", "figure", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "i", "img"),
@@ -56,15 +56,16 @@ _TEMPLATE = """
 
 
 def render(path: Path, outputs: bool = True, links: bool = False) -> str:
-    """Return a notebook's HTML; Plotly figures have the form that the report page's script draws.
+    """Return a notebook's HTML, whose Plotly figures the report page's script can draw.
 
     Args:
         path: Executed notebook file.
-        outputs: True to show the outputs of cells and the parameters of the notebook's job.
+        outputs: True to show the outputs of cells, and the parameters of the notebook's job.
         links: True to follow symbolic links, which is safe only for a path that the user named.
 
     Raises:
-        LabkitError: The file is not a notebook, or cannot be shown; the message has one line.
+        LabkitError: If the file is not a notebook or cannot be shown; the error message has one
+            line.
     """
     from jinja2 import DictLoader
     from nbconvert import HTMLExporter
@@ -83,15 +84,16 @@ def render(path: Path, outputs: bool = True, links: bool = False) -> str:
             cell.source = embed_images(cell.source, attachments)
         for output in cell.get("outputs", []):
             for content in _make_safe(output):
-                # The placeholder is random, so that the notebook's author cannot predict it.
+                # The placeholder of a figure is random, so that the notebook's author cannot
+                # predict it.
                 placeholder = f"figure-{secrets.token_hex(16)}"
                 figures[placeholder] = figure_html(content)
-                # The figure replaces the placeholder later, because sanitizing would remove its
-                # script.
+                # The figure is inserted later for the placeholder, because sanitizing would remove
+                # the figure's script.
                 output["data"] = {"text/html": f"<div>{placeholder}</div>"}
     exporter = HTMLExporter(
         extra_loaders=[DictLoader({"labkit.html.j2": _TEMPLATE})],
-        extra_template_basedirs=[],  # excludes the current folder, because templates can run code
+        extra_template_basedirs=[],  # without the current folder, because templates can run code
         template_file="labkit.html.j2",
         template_name="basic",
         exclude_input_prompt=True,
@@ -100,17 +102,17 @@ def render(path: Path, outputs: bool = True, links: bool = False) -> str:
     )
     try:
         text = sanitized(exporter.from_notebook_node(notebook)[0])
-    except Exception as error:  # nbconvert may raise any error for a notebook of another author.
+    except Exception as error:  # a notebook by another author may cause any error in nbconvert
         reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
         raise LabkitError(f"{path} cannot be shown: {reason}") from error
     for placeholder, figure in figures.items():
-        # Figures are inserted after sanitizing, which leaves the text of the placeholder unchanged.
+        # Figures are inserted after sanitizing, which does not change the placeholders.
         text = text.replace(f"<div>{placeholder}</div>", figure)
     return text
 
 
 def _is_job_specific(cell: NotebookNode) -> bool:
-    """Return True if papermill inserted the cell: the job's parameters or its error."""
+    """Return True if papermill inserted the cell, with the job's parameters or its error."""
     tags = {"injected-parameters", "papermill-error-cell-tag", "papermill-error-cell"}
     return not tags.isdisjoint(cell.metadata.get("tags", []))
 
@@ -125,8 +127,8 @@ def sanitized(text: str) -> str:
     """Return HTML without scripts, styles, handlers, ids, forms, frames and remote images."""
     import bleach
 
-    # This substitution removes the text of scripts and styles, which would be visible. Only the
-    # call of `bleach` below makes the HTML safe.
+    # This substitution removes the text of scripts and styles, which a browser would otherwise
+    # show. Only the call of `bleach` below makes the HTML safe.
     text = re.sub(r"(?is)<(script|style)\b.*?</\1\s*>", "", text)
     clean = bleach.clean(text, tags=_TAGS, attributes=_allowed, protocols=_PROTOCOLS, strip=True)
     return re.sub(r"<img(?![^>]* src=)[^>]*>", "", clean)  # drops images whose address was removed
@@ -148,22 +150,22 @@ def _read(path: Path, links: bool) -> NotebookNode:
     import nbformat
 
     try:
-        # Links are not followed by default, because a link in an untrusted job folder may lead to a
-        # private file.
+        # By default, links are not followed, because a link in an untrusted job folder may lead to
+        # a private file.
         content = notebook_bytes(path) if links else read_file(path, MAX_NOTEBOOK_BYTES)
-        # `read_plain_json` rejects JSON that is nested too deeply or too large.
+        # `read_plain_json` raises an error if the JSON is nested too deeply or too large.
         read_plain_json(content, strict=False)
         notebook = nbformat.reads(content.decode(), as_version=4)
-        nbformat.validate(notebook)  # for invalid notebooks, `reads` itself only warns
+        nbformat.validate(notebook)  # `reads` only warns about invalid notebooks
         return notebook
-    # For files that are no notebooks, nbformat raises many types of errors.
+    # If a file is not a notebook, nbformat may raise errors of many types.
     except Exception as error:
         lines = str(error).splitlines() or [type(error).__name__]
         raise LabkitError(f"{path} is not a notebook that can be read: {lines[0][:200]}") from error
 
 
 def _make_safe(output: NotebookNode) -> list[dict[str, JSON]]:
-    """Reduce an output to content that a page can show; return its Plotly figure, if any."""
+    """Reduce an output to content that is safe in a page; return its Plotly figure, if any."""
     if output.output_type == "stream":
         output.text = scrub(_overwritten_text(_truncate(output.text)))
     if output.output_type == "error":
@@ -173,7 +175,7 @@ def _make_safe(output: NotebookNode) -> list[dict[str, JSON]]:
         return []
     if isinstance(data.get(_PLOTLY), dict):
         return [data[_PLOTLY]]
-    # An SVG image is shown in an image element, in which its scripts and links are inactive.
+    # An SVG image is shown in an image element, where its scripts and links are inactive.
     if "image/svg+xml" in data:
         code = base64.b64encode(data["image/svg+xml"].encode()).decode()
         words = scrub(str(data.get("text/plain", "drawing"))).replace('"', "'")
@@ -187,7 +189,7 @@ def _make_safe(output: NotebookNode) -> list[dict[str, JSON]]:
 
 
 def _join_streams(cell: NotebookNode) -> None:
-    """Join the printed outputs of a cell, so that the progress of many runs is one text box."""
+    """Join the printed outputs of a cell, so that a page shows them as one text box."""
     joined: list[NotebookNode] = []
     for output in cell.get("outputs", []):
         last = joined[-1] if joined else None
@@ -200,7 +202,7 @@ def _join_streams(cell: NotebookNode) -> None:
 
 
 def _truncate(text: str) -> str:
-    """Return a text cut to the maximal length, with a note that it was cut."""
+    """Return a text, cut to the maximum length with a note that it was cut."""
     if len(text) <= LONGEST_TEXT:
         return text
     return f"{text[:LONGEST_TEXT]}\n… {LONGEST_TEXT:,} of {len(text):,} characters are shown."

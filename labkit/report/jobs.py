@@ -1,4 +1,4 @@
-"""The notebook jobs that produced the runs of a report, and command lines that reproduce runs."""
+"""Notebook jobs that produced the runs of a report, and command lines that reproduce runs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def jobs(runs: Sequence[Run]) -> list[Path]:
 
 
 def notebooks(runs: Sequence[Run]) -> dict[Path, bool]:
-    """Map each executed notebook that the report shows to whether its outputs are shown.
+    """Return the notebooks that a report shows: for each path, whether outputs are shown, too.
 
-    If one notebook job produced all runs, the report shows its notebook with outputs. If several
-    jobs produced the runs, each notebook appears once without outputs, because the report compares
-    the results of all jobs.
+    If a single notebook job produced all runs, the report shows its notebook with outputs. If
+    several jobs produced the runs, each notebook appears once, without outputs, because the report
+    itself compares the results of all jobs.
     """
     job_folders = jobs(runs)
     whole = len(job_folders) == 1 and all(
@@ -34,22 +34,23 @@ def notebooks(runs: Sequence[Run]) -> dict[Path, bool]:
     executed: dict[str, Path] = {}
     for job in job_folders:
         if (path := job / "output.ipynb").exists():
-            # If several jobs ran the same notebook, the report shows only the first job's copy.
+            # If several jobs ran the same notebook, the report shows only the copy of the first
+            # job.
             executed.setdefault(_name(job), path)
     return dict.fromkeys(executed.values(), whole)
 
 
 def jobs_without_runs(folders: Sequence[Path]) -> list[Path]:
-    """Return the folders of notebook jobs in and below `folders`, including jobs without runs."""
+    """Return the folders of all notebook jobs in and below `folders`, even without runs."""
     outputs = [path.parent for folder in folders for path in sorted(folder.rglob("output.ipynb"))]
     return [job for job in dict.fromkeys(outputs) if (job / "params.yaml").exists()]
 
 
 def commands(runs: Sequence[Run]) -> list[str]:
-    """Return the command lines that reproduce runs from notebooks or experiments.
+    """Return the command lines that reproduce runs from their notebooks or experiments.
 
-    A run outside a notebook job has its own command line, unless its experiment contains a function
-    or arrays.
+    A run outside of a notebook job has its own command line, unless its experiment contains a
+    function or arrays.
     """
     from labkit.experiment import Experiment
 
@@ -62,25 +63,26 @@ def commands(runs: Sequence[Run]) -> list[str]:
 
 
 def _experiment(run: Run, defaults: dict[str, JSON]) -> str:
-    # If the user logged the run with lk.log, no command reproduces it.
+    # No command reproduces a run that the user only logged with `lk.log`.
     if "notebook" in run.experiment:
         return ""
     fields = {k: v for k, v in run.experiment.items() if k not in defaults or v != defaults[k]}
-    # No command reproduces a function or arrays, because a record has only their source or
-    # checksums.
+    # No command reproduces a run with a function or arrays, because its record has only their
+    # source or checksums.
     if any(_has_external_parts(value) for value in fields.values()):
         return ""
     file = f"{run.name}.yaml"
-    # Private paths are removed before quoting, because their removal could delete a quote.
+    # Private paths are removed before quoting, because their removal afterwards could delete a
+    # quotation mark.
     quoted_fields = shlex.quote(scrub(json.dumps(fields)))
     run_command = shlex.join(["labkit", "run", _safe_path(file)])
-    # `printf` is needed for backslashes, because the echo of some shells interprets them.
+    # `printf` is needed for backslashes, because `echo` interprets them in some shells.
     print_command = r"printf '%s\n'" if "\\" in quoted_fields else "echo"
     return f"{print_command} {quoted_fields} > {shlex.quote(_safe_path(file))} && {run_command}"
 
 
 def _has_external_parts(value: JSON) -> bool:
-    """Return True if a record refers to a function or arrays that it does not contain."""
+    """Return True if a record refers to a function or to arrays that it does not contain."""
     if isinstance(value, dict):
         markers = value.keys() & {"callable", "sha256"}
         return bool(markers) or any(_has_external_parts(item) for item in value.values())
@@ -95,7 +97,7 @@ def command(job: Path) -> str:
     try:
         parameters = read_plain_file(job / "params.yaml") or {}
     except NotPlain:
-        return ""  # The report is written without the command of a job whose record is damaged.
+        return ""  # the record is damaged: the report shows no command
     if not isinstance(parameters, dict):
         return ""
     words = ["labkit", "run", _safe_path(_name(job))]
@@ -105,7 +107,7 @@ def command(job: Path) -> str:
 
 
 def _safe_path(name: str) -> str:
-    """Return the file name in a form that no command interprets as an option."""
+    """Return the file name in a form that no command takes for an option."""
     return f"./{name}" if name.startswith("-") else name
 
 

@@ -1,4 +1,4 @@
-"""Communication schedules as data: functions from the number of ranks to rounds of messages."""
+"""Communication schedules as data: a function takes the number of ranks and returns rounds."""
 
 from labkit.common.errors import InvalidInput
 from labkit.common.nearest import listed

@@ -13,7 +13,7 @@ from labkit.schedules.round import Round, circle
     all_ranks_hold(SUM),
     counts=lambda p: uniform_counts(p, p - 1, 1),
     cost=lambda p: AlphaBetaCost(p - 1, p - 1, p - 1),
-    # A rank submits all its messages at once and therefore pays one latency.
+    # A rank submits all its messages at once, so it pays the latency only once.
     critical_paths=lambda p: (AlphaBetaCost(p > 1, p - 1, p - 1),),
 )
 def all_to_all(size: int) -> Iterator[Round]:

@@ -1,4 +1,4 @@
-"""Selection of the weight blocks that a round updates: by priority, in turn, or at random."""
+"""Selection of the weight blocks that the next round updates: by priority, in turn, at random."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Matrix = NDArray[np.float64]
 class BlockRounds:
     r"""Select the blocks of each round so that no two of them depend on each other.
 
-    Let \(\delta_j\) be the last change of block j, and \(a_j\) the number of rounds since block j
-    was last selected. Priority selection draws block j with probability \(p_j\):
+    Let \(\delta_j\) be the most recent change of block j, and \(a_j\) the number of rounds since
+    block j was last selected. Priority selection draws block j with probability \(p_j\):
 
     \[p_j \propto a_j \bigl(|\delta_j| + \eta \max_k |\delta_k|\bigr).\]
 
@@ -36,14 +36,14 @@ class BlockRounds:
             "random" (uniform).
         depends: Boolean matrix of shape (count, count): whether two blocks must not change in the
             same round; None: no block depends on another.
-        floor: The constant η, which keeps blocks that hardly change from never being drawn.
+        floor: The constant η, which gives blocks that hardly change a chance of being selected.
         seed: Random seed; equal seeds give equal selections.
 
     Source: S. Lee, J. K. Kim, X. Zheng, Q. Ho, G. Gibson, E. Xing: On model parallelization and
     scheduling strategies for distributed machine learning, NIPS 2014 (STRADS). Differs from it: η
-    is relative to the largest change, because changes shrink to zero at the optimum. The waiting
-    time is a factor, because without it a block that once did not move would never be drawn again.
-    The next free blocks replace blocks that must wait.
+    is multiplied by the largest change, because all changes shrink to zero at the optimum. The
+    waiting time \(a_j\) is a factor, because without it a block that did not move once would never
+    be drawn again. If a block must wait, the next independent block takes its place.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class BlockRounds:
         self._parallel, self._select, self._floor = parallel, select, floor
         self._depends = depends
         self._random = np.random.default_rng(seed)
-        self._order = np.arange(count)  # the block that has waited longest comes first
+        self._order = np.arange(count)  # block numbers, longest wait first
         self._chosen = np.zeros(count)  # number of the round that last selected each block
         self._round = 0
         self._changes = np.full(count, np.inf)  # infinite for blocks that were never selected
@@ -77,23 +77,24 @@ class BlockRounds:
                     free &= ~self._depends[block]
         waits = ~np.isin(self._order, chosen)
         self._order = np.concatenate([self._order[waits], chosen]).astype(np.intp)
-        self._chosen = self._chosen.copy()  # a saved state still refers to the old array
+        self._chosen = self._chosen.copy()  # copied because a saved state refers to the old array
         self._chosen[chosen] = self._round
         self._round += 1
         return np.sort(np.array(chosen, np.intp))
 
     def learn(self, chosen: Sequence[int] | NDArray[np.intp], changes: Sequence[float]) -> None:
-        """Record by how much the weights of these selected blocks changed in their round."""
-        self._changes = self._changes.copy()  # a saved state still refers to the old array
+        """Record how much the weights of the selected blocks changed in their round."""
+        self._changes = self._changes.copy()  # copied because a saved state refers to the old array
         self._changes[chosen] = np.abs(changes)
 
     def _candidates(self) -> NDArray[np.intp]:
-        """Return the numbers of all blocks; the block to select first comes first."""
+        """Return the numbers of all blocks in the order in which they should be selected."""
         if self._select == "round_robin":
             return self._order
         if self._select == "random":
             return self._random.permutation(len(self._order))
-        # Gumbel trick: this order is a weighted random draw without replacement.
+        # By the Gumbel trick, sorting by weight plus noise is a weighted random draw without
+        # replacement.
         noise = self._random.gumbel(size=len(self._order))
         selected_before = np.isfinite(self._changes)
         moved, waited = np.where(selected_before, self._changes, 0.0), self._round - self._chosen
@@ -101,12 +102,12 @@ class BlockRounds:
         with np.errstate(divide="ignore"):
             weight = np.log(waited * (moved + self._floor * largest))
         weight = np.where(selected_before & (largest > 0), weight, 0.0)
-        # The second key puts blocks that were never selected first.
+        # The last key of `lexsort` counts most, so blocks that were never selected come first.
         return np.lexsort((-(weight + noise), selected_before))
 
 
 def couplings(products: Matrix, ends: Sequence[int]) -> Matrix:
-    r"""Return the strength of the dependence between blocks, from the curvature of the loss.
+    r"""Return how strongly each two blocks depend on each other, from the curvature of the loss.
 
     \[c_{ab} = \|H_{ab}\| / \sqrt{\|H_{aa}\|\,\|H_{bb}\|}\]
 

@@ -24,12 +24,12 @@ def _cost(size: int) -> AlphaBetaCost:
 
 
 def _critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
-    """Return the candidate critical paths; ranks without a folded partner send early.
+    """Return the candidate critical paths; ranks without a folded partner start to send earlier.
 
     For p = 2ᶠ + e ranks with F = ⌊lg p⌋, one of two paths is the longest. On the first path, the
     last rank without a folded partner ends after F + 1 hops. On the second path, a folded rank gets
-    the result after 2 + ⌈lg e⌉ hops. This result queues behind F - ⌈lg e⌉ messages on its
-    neighbour's link.
+    the result after 2 + ⌈lg e⌉ hops. This result waits in the queue behind F - ⌈lg e⌉ other
+    messages on the link of its neighbour.
     """
     rounds = floor_lg(size)
     extra = size - (1 << rounds)
@@ -43,7 +43,7 @@ def _critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
 
 @collective(all_ranks_hold(SUM), _counts, _cost, _critical_paths)
 def butterfly(size: int) -> Iterator[Round]:
-    """After round k every rank holds the sum of its 2ᵏ neighbours: lg p rounds of n bytes.
+    """After round k every rank holds a sum over 2ᵏ ranks; there are lg p rounds of n bytes.
 
         0   1   2   3   4   5   6   7
         0 ↔ 1   2 ↔ 3   4 ↔ 5   6 ↔ 7        distance 1
@@ -51,7 +51,8 @@ def butterfly(size: int) -> Iterator[Round]:
         0 ↔ 4   1 ↔ 5   2 ↔ 6   3 ↔ 7        distance 4
 
     Args:
-        size: Number of ranks, at least 1; surplus ranks above a power of two fold (`folded`).
+        size: Number of ranks, at least 1; ranks beyond the largest power of two are folded
+            (`folded`).
 
     Source: Thakur, Rabenseifner and Gropp 2005, *Optimization of collective communication
     operations in MPICH*.

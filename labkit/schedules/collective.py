@@ -16,7 +16,7 @@ from labkit.common.html import card, table
 from labkit.schedules.formulas import AlphaBetaCost, Counts
 from labkit.schedules.round import Integers, Round, describe_messages
 
-SUM = -1  # the sum of the chunk over all ranks
+SUM = -1  # a chunk ends as its sum over all ranks
 ANY = -2  # unspecified: the collective makes no promise for this chunk
 SHOWN = 4  # number of ranks in the HTML display of a collective
 
@@ -25,21 +25,22 @@ Ends: TypeAlias = Callable[[int, int], Integers]
 
 
 class DrawnFunction:
-    """A function whose docstring contains a drawing; the fields store facts about the function.
+    """A function whose docstring contains a drawing; the fields store facts about this function.
 
-    The object has the name and the documentation of the function.
+    This object takes the name and the docstring of the function.
     """
 
     def take_name(self, drawing: Callable[..., object]) -> None:
-        """Copy the name and the documentation of the function to this object."""
+        """Copy the name and the docstring of the function to this object."""
         for name in WRAPPER_ASSIGNMENTS:
             if hasattr(drawing, name):  # a `partial` lacks some attributes
                 object.__setattr__(self, name, getattr(drawing, name))
-        # `inspect.signature` follows `__wrapped__`; the frozen dataclass forbids plain assignment.
+        # `inspect.signature` reads `__wrapped__`; because the dataclass is frozen, plain assignment
+        # would fail.
         object.__setattr__(self, "__wrapped__", drawing)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
-        # Pickle stores this object by its name, because it replaces a function of that name.
+        # Pickle finds this object by its name, because it replaces the function of that name.
         name = getattr(self, "__name__", "")
         if getattr(sys.modules.get(self.__module__), name, None) is self:
             return str(name)
@@ -52,7 +53,7 @@ class DrawnFunction:
 
 
 def _unknown(*_: object) -> NoReturn:
-    raise InvalidInput("no formula is known for this schedule: write one, or simulate the schedule")
+    raise InvalidInput("this schedule has no formula; give it one, or simulate the schedule")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,22 +63,23 @@ class Collective(DrawnFunction, Generic[Call]):
     Args:
         schedule: Function from the number of ranks to the rounds.
         ends: Function (size, chunks) -> table of shape (size, chunks) with the final content of
-            each chunk of each rank. An entry is `SUM`, `ANY`, or the rank r ≥ 0 whose initial chunk
-            it is.
-        counts: Function from the number p of ranks to the messages and volume of each rank, by the
-            textbook formula.
-        cost: Function from the number p of ranks to the time by the textbook formula.
+            each chunk on each rank. An entry of this table is `SUM`, `ANY`, or the rank r ≥ 0 whose
+            initial chunk ends there.
+        counts: Function from the number p of ranks to the textbook numbers of messages and chunks
+            that each rank sends.
+        cost: Function from the number p of ranks to the time according to the textbook.
         critical_paths: Function from the number p of ranks to the costs of the possible critical
             paths on one switch; the slowest path determines the time. Default: the textbook cost as
             the only path.
-        layout: Name of the schedule's argument for the layout of the network: "hosts", "links" or
+        layout: Name of the schedule's argument that describes the network: "hosts", "links" or
             None.
         gathers: Rounds of the final allgather, in which each rank distributes its part of the sum;
             None if the schedule does not end with an allgather.
-        between: Rounds between hosts, in schedules that begin and end inside hosts. The buffer has
-            as many parts as the smallest host has ranks. Before these rounds, the i-th rank of each
-            host adds part i of the buffers of its host's ranks. After these rounds, each rank
-            copies its part of the sum to the other ranks of its host, as shared memory does.
+        between: Rounds of messages between hosts, in schedules that begin and end with steps inside
+            each host. The buffer is divided into as many parts as the smallest host has ranks.
+            Before these rounds, the i-th rank of each host adds up part i of the buffers of all
+            ranks on its host. After these rounds, each rank copies its part of the sum to the other
+            ranks on its host, as through shared memory.
         switches: Number of network switches that take part; they are numbered after the ranks.
     """
 
@@ -121,7 +123,7 @@ def all_ranks_hold(value: int) -> Ends:
 
 
 def root_holds(expected: Callable[[int], Integers | int]) -> Ends:
-    """Return a postcondition: rank 0 holds `expected(chunks)`; other ranks are unspecified."""
+    """Return a postcondition: rank 0 holds `expected(chunks)`; other ranks may hold anything."""
 
     def ends(size: int, chunks: int) -> Integers:
         table = np.full((size, chunks), ANY)
@@ -132,7 +134,7 @@ def root_holds(expected: Callable[[int], Integers | int]) -> Ends:
 
 
 def owners_hold(value: int) -> Ends:
-    """Return a postcondition: rank r holds this value in chunk r; other chunks are unspecified."""
+    """Return a postcondition: rank r holds this value in chunk r; other chunks may hold any."""
     return lambda size, chunks: np.where(np.eye(size, chunks, dtype=np.bool_), value, ANY)
 
 
@@ -152,14 +154,14 @@ def collective(
 
 
 def allreduce(schedule: Callable[Call, Iterable[Round]]) -> Collective[Call]:
-    """Return the schedule as an allreduce: every rank ends with the sum, and no cost is known."""
+    """Return the schedule as an allreduce: every rank ends with the sum; its cost is unknown."""
     return (
         schedule if isinstance(schedule, Collective) else Collective(schedule, all_ranks_hold(SUM))
     )
 
 
 def count_switches(schedule: Callable[..., Iterable[Round]], size: int) -> int:
-    """Return the number of switches that take part in a schedule, with or without a host layout."""
+    """Return the number of network switches that a schedule uses, with or without a host layout."""
     arguments = schedule.keywords if isinstance(schedule, partial) else {}
     function = schedule.func if isinstance(schedule, partial) else schedule
     return function.switches(size, **arguments) if isinstance(function, Collective) else 0

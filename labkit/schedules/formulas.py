@@ -1,4 +1,4 @@
-"""Textbook formulas of a schedule: messages and volume of each rank, and time."""
+"""Textbook formulas for the time of a schedule and for the messages and bytes of each rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit.schedules.round import Integers
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """Messages and volume that each rank sends in a schedule.
+    """Numbers of messages and of chunks that each rank sends in a schedule.
 
     Args:
         messages: Number of messages that each rank sends, shape (size,).
@@ -50,14 +50,14 @@ class LinkParameters(Protocol):
 
 @dataclass(frozen=True)
 class AlphaBetaCost:
-    """The time a·α + b·nβ + c·nγ: latency α (s), transfer β and addition γ (s/byte), n bytes."""
+    """The time a·α + b·nβ + c·nγ for n bytes: latency α (s); transfer β and addition γ (s/byte)."""
 
     alpha: float = 0.0
     beta: float = 0.0
     gamma: float = 0.0
 
     def seconds(self, nbytes: float, network: LinkParameters, gamma: float = 0.0) -> float:
-        """Return the time (s) for a buffer of `nbytes` on one switch; gamma in s/byte."""
+        """Return the time in s for a buffer of `nbytes` on one switch; `gamma` is in s/byte."""
         per_byte = self.beta / network.bandwidth + self.gamma * gamma
         return self.alpha * network.latency + per_byte * nbytes
 
@@ -67,8 +67,7 @@ class AlphaBetaCost:
         """Return the buffer size in bytes at which both costs are equal; None if there is none."""
         fixed = (self.alpha - other.alpha) * network.latency
         growth = (other.beta - self.beta) / network.bandwidth + (other.gamma - self.gamma) * gamma
-        # If this condition holds, the two cost lines are parallel, or they cross at a negative
-        # size.
+        # The two cost lines are parallel, or they cross at a size that is not positive.
         if growth == 0 or fixed / growth <= 0:
             return None
         return fixed / growth
@@ -90,29 +89,29 @@ def ceil_lg(size: int) -> int:
 
 
 def uniform_counts(size: int, messages: int, chunks: int) -> Counts:
-    """Return the counts in which every rank sends `messages` messages of one chunk each."""
+    """Return the counts if every rank sends `messages` messages of one chunk each."""
     same = np.full(size, messages)
     return Counts(same, same, chunks)
 
 
 def rooted_counts(size: int, root: int, chunks: int = 1) -> Counts:
-    """Return the counts if rank 0 sends `root` one-chunk messages, and every other rank one."""
+    """Return the counts if rank 0 sends `root` messages and other ranks one, of one chunk each."""
     sent = np.where(np.arange(size) == 0, root, 1)
     return Counts(sent, sent, chunks)
 
 
 def chunked_counts(size: int) -> Counts:
-    """Return 2(p - 1) messages of n/p bytes per rank, the minimum volume of an allreduce."""
+    """Return the counts 2(p - 1) messages of n/p bytes per rank: an allreduce's least volume."""
     return uniform_counts(size, 2 * (size - 1), size)
 
 
 def chunked_cost(size: int) -> AlphaBetaCost:
-    """Return 2(p - 1)α + 2(p - 1)/p nβ + (p - 1)/p nγ, the cost of sequential messages."""
+    """Return the cost 2(p - 1)α + 2(p - 1)/p nβ + (p - 1)/p nγ of messages sent one by one."""
     steps = size - 1
     return AlphaBetaCost(2 * steps, 2 * steps / size, steps / size)
 
 
 def two_round_costs(size: int) -> tuple[AlphaBetaCost, ...]:
-    """Return the cost if a rank sends a round's messages at once: latency 2α, not 2(p - 1)α."""
+    """Return the cost if ranks send each round's messages at once: latency 2α, not 2(p - 1)α."""
     cost = chunked_cost(size)
     return (AlphaBetaCost(2 * (size > 1), cost.beta, cost.gamma),)

@@ -1,4 +1,4 @@
-"""Allreduce in two levels: inside the hosts and between the hosts."""
+"""Allreduce in two levels: first inside each host, then between the hosts."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def _counts(size: int, hosts: Hosts | None = None) -> Counts:
     for group in groups:
         inside = tree.counts(len(group)).messages
         messages[group], volume[group] = inside, inside * chunks
-        # The ring of leaders divides the buffer into one chunk per host.
+        # The ring of leaders divides the buffer into as many chunks as there are hosts.
         messages[group[0]] += 2 * (chunks - 1)
         volume[group[0]] += 2 * (chunks - 1)
     return Counts(messages, volume, chunks)
 
 
 def _critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
-    """Return the critical paths through the larger host's tree, then around the ring of hosts."""
+    """Return critical paths: through the tree of the larger host, then around the ring of hosts."""
     between = ring.cost(min(size, 2))
     return tuple(path + between for path in tree.critical_paths(-(-size // 2)))
 
@@ -77,7 +77,7 @@ def hierarchical(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
 
 
 def _inside(groups: Sequence[Sequence[int]], schedule: Schedule) -> Iterator[Round]:
-    """Run the schedule in all hosts at once; adjacent hosts of equal size use the same rounds."""
+    """Run a schedule in all hosts at once; adjacent hosts of equal size share the same rounds."""
 
     def in_hosts(size: int, equal: Sequence[Sequence[int]]) -> Iterator[Round]:
         names = np.array(equal)
@@ -97,13 +97,15 @@ def host_groups(size: int, hosts: Hosts | None = None) -> list[list[int]]:
     hosts = -(-size // 2) if hosts is None else hosts
     if isinstance(hosts, int):
         if hosts < 1:
-            raise InvalidInput(f"hosts={hosts}: a host needs at least one rank")
+            raise InvalidInput(
+                f"hosts={hosts} gives a host no rank; give at least one rank per host"
+            )
         ranks = list(range(size))
         return [ranks[start : start + hosts] for start in range(0, size, hosts)]
     groups = [list(group) for group in hosts if len(group)]
     if not np.array_equal(np.sort([rank for group in groups for rank in group]), np.arange(size)):
         raise InvalidInput(
-            f"hosts={groups} for {size} ranks: every rank from 0 to {size - 1} must stand in "
+            f"hosts={groups} for {size} ranks: every rank from 0 to {size - 1} must be on "
             f"exactly one host; give the lists of ranks or the number of ranks per host"
         )
     return groups

@@ -1,4 +1,4 @@
-"""The state of every rank after each round: the ranks whose values each chunk contains."""
+"""The content of every rank after each round: the ranks whose values each chunk includes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Holdings:
 
     Args:
         rounds: The rounds of the schedule.
-        held: Counts of shape (rounds + 1, nodes, chunks, size). Entry [k, r, c, j] is how often the
-            value of rank j is in chunk c of rank r after k rounds. Switches that take part are
-            numbered after the ranks.
+        held: Array of counts, shape (rounds + 1, nodes, chunks, size). Entry [k, r, c, j] is how
+            often the value of rank j is in chunk c of rank r after k rounds. Network switches that
+            take part are numbered after the ranks.
     """
 
     rounds: list[Round]
@@ -30,7 +30,7 @@ class Holdings:
 
     @property
     def chunks(self) -> int:
-        """Number of parts of the buffer."""
+        """Number of chunks into which the buffer is divided."""
         return int(self.held.shape[2])
 
     @property
@@ -51,20 +51,20 @@ class Holdings:
 
     @property
     def complete(self) -> bool:
-        """Whether every rank ends with the sum: every value exactly once in every chunk."""
+        """Whether every rank ends with the sum, in which each rank's value occurs exactly once."""
         return bool((self.held[-1, : self.held.shape[3]] == 1).all())
 
     def new(self, after: int) -> Integers:
-        """Return 1 where round `after` added a value to a chunk, else 0: (nodes, chunks, size)."""
+        """Return 1 where round `after` added a rank's value, else 0: (nodes, chunks, size)."""
         before = self.held[max(after - 1, 0)]
         arrivals: Integers = (self.held[after] > before).astype(np.int64)
         return arrivals
 
 
 def follow(schedule: Schedule, size: int) -> Holdings:
-    """Run a schedule on marker vectors instead of numbers: rank j starts with the unit vector e_j.
+    """Run a schedule on unit vectors instead of numbers: rank j starts with the unit vector e_j.
 
-    For each chunk, the sums of the markers count how often each rank's value is included.
+    The sum in a chunk then counts how often it includes the value of each rank.
     """
     rounds = list(schedule(size))
     chunks = count_chunks(rounds)
@@ -75,19 +75,19 @@ def follow(schedule: Schedule, size: int) -> Holdings:
 
 
 def chunk_name(chunk: int) -> str:
-    """Return a, b, c, … for chunk numbers; after z, letters with a number: a1., b1., …"""
+    """Return the letter of a chunk: a, b, c, …; after z, a letter and a number: a1., b1., …"""
     turn, letter = divmod(chunk, 26)
     return chr(ord("a") + letter) + (f"{turn}." if turn else "")
 
 
 def span_name(chunk: int, span: int) -> str:
-    """Return the name of a message's chunks: `b`, or `a–c`."""
+    """Return the name of the chunks in a message, such as `b` or `a–c`."""
     first = chunk_name(chunk)
     return first if span == 1 else f"{first}–{chunk_name(chunk + span - 1)}"
 
 
 def sum_name(terms: Integers, chunk: int, room: int = 80) -> str:
-    """Return a sum as `a0+a1`; if it is too long, as `a0–3+6` or `5/8`; if complete, as `Σa`.
+    """Return a sum as `a0+a1`; if that is too long, as `a0–3+6` or `5/8`; if complete, as `Σa`.
 
     Args:
         terms: How often each rank's value is in the chunk, shape (size,).
@@ -102,7 +102,7 @@ def sum_name(terms: Integers, chunk: int, room: int = 80) -> str:
     long = "+".join(summands)
     if len(long) <= room:
         return long
-    # A count above 1 arises only in a wrong schedule, which adds a value twice.
+    # A value occurs twice in a sum only if the schedule is wrong.
     if terms.max() > 1:
         return f"{terms.sum()} values"
     short = name + "+".join(_range(run) for run in _runs(ranks))

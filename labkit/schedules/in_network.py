@@ -13,7 +13,7 @@ from labkit.schedules.round import Integers, Round, run_concurrently
 
 
 def switch_above(size: int, hosts: Hosts | None = None) -> Integers:
-    """Return the parent switch of each rank, then of each switch; -1 for the root.
+    """Return the number of the switch above each rank, then above each switch; -1 for the root.
 
     Switches are numbered after the ranks. Without hosts, one switch serves all ranks. With hosts,
     each host has a switch, and a root switch connects these switches.
@@ -38,17 +38,17 @@ def switch_above(size: int, hosts: Hosts | None = None) -> Integers:
     switches=lambda p, hosts=None, chunks=1: len(switch_above(p, hosts)) - p,
 )
 def in_network(size: int, hosts: Hosts | None = None, chunks: int = 1) -> Iterator[Round]:
-    """Ranks send to a switch, which adds and returns the sum; time 2(α + nβ) per switch level.
+    """Ranks send to switches, which return the sum; the time is 2(α + nβ) per switch level.
 
         0 ──┐             ┌──► 0
         1 ──┼──► S ═ sum ═┼──► 1      one message of n per rank: half of a ring's volume,
         2 ──┘             └──► 2      and two hops for any number of ranks
 
     With hosts there are two levels: one switch per host and a root switch. With several chunks,
-    ranks send the next chunks up while the sums of earlier chunks return. If the links of all
-    levels are equal, the transfer takes (chunks + 2 levels - 1) nβ/chunks. Switches add at link
-    speed, so the addition time γ is not counted. No rank acts as a switch, so this schedule is
-    simulated and drawn but not executed.
+    ranks send later chunks up while the sums of earlier chunks come back. If the links of all
+    levels are equal, the transfer of all chunks takes (chunks + 2 levels - 1) nβ/chunks. Switches
+    add at link speed, so the addition time γ is not counted. No rank acts as a switch, so this
+    schedule is simulated and drawn but not executed.
 
     Args:
         size: Number of ranks, at least 1.
@@ -56,8 +56,8 @@ def in_network(size: int, hosts: Hosts | None = None, chunks: int = 1) -> Iterat
         chunks: Number of equal parts of the buffer.
 
     Source: Graham et al. 2016, *Scalable hierarchical aggregation protocol (SHArP)*; before it the
-    tree of Blue Gene/L (Adiga et al. 2002). Differs from it: unlike the switches of these systems,
-    a switch adds only after all messages have arrived.
+    tree of Blue Gene/L (Adiga et al. 2002). Differs from it: here a switch adds only after all
+    messages have arrived; the switches of these systems add earlier.
     """
     if size == 1:
         return

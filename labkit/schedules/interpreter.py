@@ -1,4 +1,4 @@
-"""The reference interpreter: execute any schedule in NumPy and verify its postcondition."""
+"""The reference interpreter, which executes any schedule in NumPy and verifies its result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ScheduleError(LabkitError):
 
 
 def execute(rounds: Iterable[Round], buffers: Buffers) -> Iterator[tuple[Round, Buffers]]:
-    """Execute a schedule on the buffers of all ranks; yield the values after each round.
+    """Execute a schedule on the buffers of all ranks; yield each round and the buffers after it.
 
     The interpreter follows the rules in `Round`, so results are reproducible bit for bit. `buffers`
     is not modified.
@@ -31,7 +31,8 @@ def execute(rounds: Iterable[Round], buffers: Buffers) -> Iterator[tuple[Round, 
         buffers: Array of shape (size, length), of any dtype with addition.
 
     Raises:
-        ScheduleError: If a message replaces a chunk and another message arrives for the same chunk.
+        ScheduleError: If one message replaces a chunk that another message of the same round also
+            changes.
     """
     schedule = list(rounds)
     edges = boundaries(buffers.shape[1], count_chunks(schedule))
@@ -57,7 +58,7 @@ def _after(step: Round, before: Buffers, edges: Integers) -> Buffers:
             if place in replaced or (not reduce and place in contributors):
                 raise ScheduleError(
                     f"rank {destination} replaces chunk {chunk} and receives it again in the "
-                    f"same round: only messages that add may share a destination chunk"
+                    f"same round, but only messages that add may share a destination chunk"
                 )
             if reduce:
                 contributors.setdefault(place, [destination]).append(source)
@@ -67,7 +68,8 @@ def _after(step: Round, before: Buffers, edges: Integers) -> Buffers:
             after[destination, part] = before[source, part]
     for (rank, chunk), ranks in contributors.items():
         part = slice(edges[chunk], edges[chunk + 1])
-        # Contributions are added in rank order, because floating-point sums depend on the order.
+        # Contributions are added in rank order, because the result of floating-point addition
+        # depends on the order.
         first, *others = sorted(ranks)
         total = before[first, part]
         for other in others:
@@ -81,7 +83,7 @@ def count_messages(rounds: Iterable[Round], size: int) -> Counts:
     schedule = list(rounds)
     messages, volume = np.zeros(size, np.int64), np.zeros(size, np.int64)
     for step in schedule:
-        from_rank = step.source < size  # messages of switches do not count
+        from_rank = step.source < size  # messages that switches send are not counted
         np.add.at(messages, step.source[from_rank], 1)
         np.add.at(volume, step.source[from_rank], step.span[from_rank])
     return Counts(messages, volume, count_chunks(schedule))
@@ -90,12 +92,12 @@ def count_messages(rounds: Iterable[Round], size: int) -> Counts:
 def verify_schedule(
     collective: Collective[...], size: int, expected: Counts | None = None
 ) -> Counts:
-    """Verify the postcondition of a schedule and return what each rank sends.
+    """Verify the result that a schedule promises; return the messages and chunks each rank sends.
 
-    1. Ranks and chunks exist, and no rank sends to itself.
-    2. Every rank ends with exactly the promised values (64-bit integers, so sums are exact).
-    3. Ranks that end with a sum hold the same bits (float32).
-    4. Messages and volume equal the textbook's (`Collective.counts`), if `expected` is given.
+    1. All ranks and chunks in messages exist, and no rank sends to itself. 2. Every rank ends with
+    exactly the promised values (tested with 64-bit integers, whose sums are exact). 3. All ranks
+    that end with the same sum hold the same bits (tested with float32). 4. The numbers of messages
+    and chunks equal the textbook's (`Collective.counts`), if `expected` is given.
 
     Raises:
         ScheduleError: If the schedule violates one of these four conditions; the message names the
@@ -110,7 +112,9 @@ def verify_schedule(
     _verify_bits(schedule, ends, switches)
     counted = count_messages(schedule, size)
     if expected is not None and counted != expected:
-        raise ScheduleError(f"{size} ranks send {counted}, the textbook says {expected}")
+        raise ScheduleError(
+            f"{size} ranks send {counted}, but the textbook formula gives {expected}"
+        )
     return counted
 
 
@@ -120,7 +124,9 @@ def _verify_rows(step: Round, size: int, number: int) -> None:
         if source == destination:
             raise ScheduleError(f"round {number}: rank {source} sends to itself in {row}")
         if not (0 <= source < size and 0 <= destination < size and chunk >= 0 and span >= 1):
-            raise ScheduleError(f"round {number}: {row} has no chunk or a rank ≥ {size}")
+            raise ScheduleError(
+                f"round {number}: {row} names no chunk, or a rank that is not below {size}"
+            )
 
 
 def _verify_values(schedule: list[Round], ends: Integers, switches: int) -> None:
@@ -130,20 +136,22 @@ def _verify_values(schedule: list[Round], ends: Integers, switches: int) -> None
     owned = np.take_along_axis(start, np.maximum(ends, 0), axis=0)
     expected = np.where(ends == SUM, total, owned)
     wrong = (_final_values(schedule, start, switches) != expected) & (ends != ANY)
-    # The loop ends at the first error.
+    # The first wrong chunk raises an error, which ends the loop.
     for rank, chunk in np.argwhere(wrong):
-        promise = "the sum" if ends[rank, chunk] == SUM else f"that of rank {ends[rank, chunk]}"
-        raise ScheduleError(f"rank {rank} does not end with {promise} in chunk {chunk}")
+        promise = (
+            "the sum" if ends[rank, chunk] == SUM else f"the chunk of rank {ends[rank, chunk]}"
+        )
+        raise ScheduleError(f"the final chunk {chunk} of rank {rank} is not {promise}")
 
 
 def _final_values(schedule: list[Round], start: Buffers, switches: int) -> Buffers:
-    """Return the final buffers of the ranks; switches begin with zeros."""
+    """Return the final buffers of the ranks; switches start with buffers of zeros."""
     zeros = np.zeros((switches, start.shape[1]), start.dtype)
     return final_buffers(schedule, np.concatenate([start, zeros]))[: len(start)]
 
 
 def _verify_bits(schedule: list[Round], ends: Integers, switches: int, draws: int = 16) -> None:
-    """Compare the bits of many random sums, because different addition orders often agree."""
+    """Compare the bits of many random sums, because one sum may agree by chance in two orders."""
     size, chunks = ends.shape
     start = np.random.default_rng(1).normal(size=(size, chunks * draws)).astype(np.float32)
     final = _final_values(schedule, start, switches).reshape(size, chunks, draws).view(np.uint32)

@@ -15,7 +15,8 @@ from labkit.schedules.round import Round
     all_ranks_hold(SUM),
     counts=lambda p: rooted_counts(p, p - 1),
     cost=lambda p: AlphaBetaCost(2 * (p - 1), 2 * (p - 1), p - 1),
-    # The master's link carries the messages of a round in sequence: one latency per round.
+    # The master's link carries the messages of a round one after another, so a round has one
+    # latency.
     critical_paths=lambda p: (AlphaBetaCost(2 * (p > 1), 2 * (p - 1), p - 1),),
 )
 def master_worker(size: int) -> Iterator[Round]:

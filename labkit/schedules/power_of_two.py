@@ -1,4 +1,4 @@
-"""Extension of power-of-two schedules to any number of ranks."""
+"""Extension of schedules for a power of two of ranks to any number of ranks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from labkit.schedules.round import Round, Schedule, count_chunks
 
 
 def folded(size: int, schedule: Schedule) -> Iterator[Round]:
-    """Run a schedule for 2ᵐ ranks on any number of ranks: surplus ranks fold into a neighbour.
+    """Run a schedule for 2ᵐ ranks on p ranks: surplus ranks first add their buffer to another's.
 
         p = 6, 2ᵐ = 4        0 ◄ 1   2 ◄ 3   4   5      fold in: the odd neighbour's buffer
                              0 ····· 2 ····· 4 · 5      the schedule, for four
                              0 ► 1   2 ► 3              fold out: the result
 
-    Compared with 2ᵐ ranks, folding adds the time 2(α + nβ) + nγ. It also adds two messages of n
-    bytes for each of the p - 2ᵐ folded ranks.
+    Compared with 2ᵐ ranks, folding takes the additional time 2(α + nβ) + nγ. It also adds two
+    messages of n bytes for each of the p - 2ᵐ folded ranks.
 
     Source: Thakur, Rabenseifner and Gropp 2005, *Optimization of collective communication
     operations in MPICH*.
@@ -35,12 +35,12 @@ def folded(size: int, schedule: Schedule) -> Iterator[Round]:
 
 
 def folded_counts(size: int, messages: int, volume: int, chunks: int) -> Counts:
-    """Return the counts with folding; both ranks of a folded pair send one more whole buffer.
+    """Return the counts with folding: both ranks of a folded pair send one more whole buffer.
 
     Args:
         size: Number of ranks.
-        messages: Messages of each rank that takes part in the power-of-two schedule.
-        volume: Chunks that each rank sends in the power-of-two schedule.
+        messages: Number of messages that each rank sends in the power-of-two schedule.
+        volume: Number of chunks that each rank sends in the power-of-two schedule.
         chunks: Number of equal parts of the buffer.
     """
     rank, hidden = np.arange(size), 2 * (size - (1 << floor_lg(size)))
@@ -50,5 +50,5 @@ def folded_counts(size: int, messages: int, volume: int, chunks: int) -> Counts:
 
 
 def folded_cost(size: int, cost: AlphaBetaCost) -> AlphaBetaCost:
-    """Return the power-of-two schedule's cost, plus the cost of folding if `size` requires it."""
+    """Return a power-of-two schedule's cost, plus that of folding if `size` requires folding."""
     return cost + AlphaBetaCost(2, 2, 1) if floor_lg(size) < ceil_lg(size) else cost

@@ -1,4 +1,4 @@
-"""Allreduce by recursive halving, then recursive doubling (Rabenseifner)."""
+"""Rabenseifner's allreduce: recursive halving, then recursive doubling."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _cost(size: int) -> AlphaBetaCost:
 
 @collective(all_ranks_hold(SUM), _counts, _cost)
 def rabenseifner(size: int) -> Iterator[Round]:
-    """Partners halve the buffer until each rank owns the sum of one chunk, then exchange the sums.
+    """Partners halve the buffer until each rank has the sum of one chunk, then exchange the sums.
 
         p = 4: chunks that rank 0 holds as sums of …
         halving    0 ↔ 2  sends 23, keeps 01      2 ranks
@@ -37,7 +37,8 @@ def rabenseifner(size: int) -> Iterator[Round]:
     ring). Each exchanged half of the buffer is one message of many chunks.
 
     Args:
-        size: Number of ranks, at least 1; surplus ranks above a power of two fold (`folded`).
+        size: Number of ranks, at least 1; ranks beyond the largest power of two are folded
+            (`folded`).
 
     Source: Rabenseifner 2004, *Optimization of collective reduction operations*.
     """

@@ -19,24 +19,24 @@ Booleans: TypeAlias = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False, init=False, repr=False, slots=True)
 class Round:
-    """Messages that are sent together: row i carries chunks [chunk, chunk + span) of its source.
+    """Messages of one round: row i is a message with chunks [chunk, chunk + span) of its source.
 
     Every interpreter of a round follows these rules:
 
-    - Every message carries the values from before the round.
-    - `reduce` false: the value replaces the receiver's value. No other message of the round may
-      change the replaced chunk.
-    - `reduce` true: the receiver adds all contributions to a chunk **in rank order, its own value
-    included**: v = ((v₀ + v₁) + v₂) + … . Floating-point sums depend on the order. This fixed order
-    gives the same bits on all ranks that add the same contributions.
+    - Every message carries the values that its source held before the round.
+    - If `reduce` is false, the value replaces the receiver's value. No other message of the round
+      may then change the same chunk of the receiver.
+    - If `reduce` is true, the receiver adds all contributions to a chunk **in rank order, its own
+      value included**: v = ((v₀ + v₁) + v₂) + … . The result of floating-point addition depends on
+      the order. This fixed order gives the same bits on all ranks that add the same contributions.
 
-    Chunks are the equal parts into which a schedule divides the buffer (see `boundaries`). The
-    order of rows is the order in which a source submits its messages to its link.
+    Chunks are the equal parts into which a schedule divides the buffer (see `boundaries`). Each
+    source submits its messages to its link in the order of the rows.
 
     Args:
         source, destination: Sending and receiving rank of each message.
-        chunk, span, reduce: First chunk, number of chunks, and whether the receiver adds; columns
-            of the same length, or one value for all rows.
+        chunk, span, reduce: First chunk, number of chunks, and whether the receiver adds. Each is a
+            column of the same length, or one value for all rows.
     """
 
     source: Integers
@@ -76,7 +76,7 @@ class Round:
         return Round(*(column[index] for column in columns), reduce=self.reduce[index])
 
     def sent_by(self, rank: int) -> Round:
-        """Return the messages that this rank sends, in the order in which its link gets them."""
+        """Return the messages that this rank sends, in the order in which it submits them."""
         return self.take(self.source == rank)
 
     def received_by(self, rank: int) -> Round:
@@ -98,13 +98,13 @@ class Round:
         )
 
     def on(self, ranks: ArrayLike, parts: int = 1, first: ArrayLike = 0) -> Round:
-        """Return the same messages between other ranks, with each chunk divided into parts.
+        """Return the same messages between other ranks, with each chunk divided into `parts`.
 
         Args:
-            ranks: The new ranks: rank 0 becomes ranks[0], and so on. With an array of shape
-                (copies, ranks), each row gets a copy of the messages.
-            parts: Number of parts of each chunk.
-            first: New number of chunk 0: one number, or one number for each copy.
+            ranks: The new ranks: rank 0 becomes ranks[0], and so on. If the array has the shape
+                (copies, ranks), each of its rows defines the ranks of one copy of the messages.
+            parts: Number of new chunks for each chunk.
+            first: New number of chunk 0: one number for all copies, or one number for each copy.
         """
         names = np.asarray(ranks, np.int64)
         source, destination = names[..., self.source], names[..., self.destination]
@@ -117,7 +117,7 @@ class Round:
 
 
 def describe_messages(step: Round) -> list[list[str]]:
-    """Return (ranks, chunks, operation of the receiver) as text for the displayed messages."""
+    """Return (ranks, chunks, what the receiver does) as text for the displayed messages."""
     return [
         [
             f"{source} → {destination}",
@@ -132,7 +132,7 @@ Schedule: TypeAlias = Callable[[int], Iterable[Round]]
 
 
 def _column(values: ArrayLike, length: int, dtype: type[np.generic]) -> NDArray[np.generic]:
-    # A scalar is repeated for all rows, so that schedules need not repeat it.
+    # A scalar stands for a column of equal values, so that schedules need not repeat it.
     array = np.asarray(values, dtype)
     return np.full(length, array) if array.ndim == 0 else array
 
@@ -147,7 +147,7 @@ def join(rounds: Iterable[Round]) -> Round:
 def run_concurrently(schedules: Iterable[Iterable[Round | None]]) -> Iterator[Round]:
     """Run schedules concurrently: merge their first rounds, then their second rounds, and so on.
 
-    `None` is a round in which a schedule pauses.
+    `None` stands for a round in which a schedule sends nothing.
     """
     # A schedule that ends early contributes no messages to later rounds.
     for rounds in zip_longest(*schedules):
@@ -155,25 +155,24 @@ def run_concurrently(schedules: Iterable[Iterable[Round | None]]) -> Iterator[Ro
 
 
 def count_chunks(rounds: Iterable[Round]) -> int:
-    """Return the number of equal parts of the buffer in a schedule; 1 if it has no messages."""
+    """Return the number of chunks into which a schedule divides the buffer; 1 without messages."""
     return max((int((step.chunk + step.span).max()) for step in rounds if len(step)), default=1)
 
 
 def boundaries(length: int, chunks: int) -> Integers:
-    """Return b such that chunk c of a buffer is [b[c], b[c + 1]); sizes differ by at most one.
+    """Return array b: chunk c of a buffer is [b[c], b[c + 1]); chunk sizes differ by at most one.
 
     boundaries(7, 3) = [0, 2, 4, 7]
     """
-    # Multiplication precedes division; in the other order the last chunk would get the whole
-    # remainder.
+    # Multiplication comes before division; otherwise the last chunk would get the whole remainder.
     return np.arange(chunks + 1, dtype=np.int64) * length // chunks
 
 
 def circle(size: int) -> tuple[Integers, Integers]:
-    """Return all ordered pairs (source, destination) in rotated order.
+    """Return all ordered pairs (source, destination), step by step.
 
-    In step k = 1 … size - 1, rank r sends to rank r + k. No two ranks share a receiver in a step,
-    so a full-duplex link to a switch carries one message at a time in each direction.
+    In step k = 1 … size - 1, rank r sends to rank r + k. Each rank receives from one rank per step,
+    so a full-duplex link carries one message at a time in each direction.
     """
     ranks = np.arange(size, dtype=np.int64)
     step = np.arange(1, size, dtype=np.int64)[:, None]

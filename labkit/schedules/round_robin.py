@@ -1,4 +1,4 @@
-"""Direct allreduce: all ranks send chunk i to its owner, rank i, which sends the sum to all."""
+"""Direct allreduce: each rank sends chunk i to its owner, rank i, which sends the sum to all."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def round_robin(size: int) -> Iterator[Round]:
         2     3 ► 3      0 ► 0      1 ► 1
         3     0 ► 0      1 ► 1      2 ► 2
 
-    Each rank sends 2(p - 1) messages of n/p bytes, as in the ring, but no message of a round waits
-    for another message. A rank's link carries the messages in the order of the steps, so each
-    receiver gets one message per step.
+    Each rank sends 2(p - 1) messages of n/p bytes, as in the ring. Unlike in the ring, no message
+    of a round waits for another. A rank's link carries the messages in the order of the steps, so
+    each receiver gets one message per step.
 
     Args:
         size: Number of ranks, at least 1.

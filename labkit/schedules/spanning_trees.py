@@ -1,4 +1,4 @@
-"""Allreduce over packed spanning trees that use unequal links to capacity (Blink)."""
+"""Allreduce over several spanning trees, which together use all of each unequal link (Blink)."""
 
 from __future__ import annotations
 
@@ -21,32 +21,36 @@ Edge: TypeAlias = tuple[int, int]  # (parent, child)
 Tree: TypeAlias = tuple[tuple[Edge, ...], ...]  # the edges of each level, from the root downwards
 
 
-# The cost formulas hold for equal links, for which the packed trees are p stars.
+# The cost formulas hold for equal links, where the packed trees are p stars (one per rank).
 @collective(all_ranks_hold(SUM), chunked_counts, chunked_cost, two_round_costs, layout="links")
 def spanning_trees(size: int, links: Links | None = None, pieces: int = 1) -> Iterator[Round]:
-    r"""Each tree carries a part of the buffer: the sum goes up to the root, then down again.
+    r"""Each tree carries a part of the buffer; the sum goes up to the tree's root, then down again.
 
         links 0 === 1        tree A 0 --- 1        tree B 0 --- 1        0 = 1 is twice as
                \   /                 \                       /          fast: both trees use
                  2                     2                   2            it, half a buffer each
 
-    If the links between all pairs are equal, the trees are p stars, each with 1/p of the buffer.
+    If the links between all pairs are equal, the trees are p stars, and each carries 1/p of the
+    buffer.
 
     Args:
         size: Number of ranks, at least 1.
-        links: Mapping (source, destination) -> bandwidth, in any unit. A tree uses a pair of ranks
-            in both directions, so the slower direction counts.
-        pieces: Number of pieces into which a tree divides its part of the buffer; with several
+        links: Mapping (source, destination) -> bandwidth, in any unit. A tree uses the link between
+            two ranks in both directions, so the bandwidth of the slower direction counts.
+        pieces: Number of pieces into which each tree divides its part of the buffer. With several
             pieces, all levels of a tree work at the same time.
 
     Raises:
         InvalidInput: If the links do not connect all ranks.
 
     Source: Wang et al. 2019, *Blink* (arXiv 1910.04940). Differs from it: `pack` adds the trees one
-    by one, whereas Blink packs by multiplicative weights and thins the trees by an integer program.
+        by one. Blink uses multiplicative weights and reduces the number of trees by an integer
+        program.
     """
     if pieces < 1:
-        raise InvalidInput(f"pieces={pieces}: give 1 or more pieces per share")
+        raise InvalidInput(
+            f"pieces={pieces} is too few; give 1 or more pieces per rank's share of the buffer"
+        )
     if size == 1:
         return
     trees = {_star(size, rank): 1 for rank in range(size)} if links is None else pack(size, links)
@@ -54,30 +58,31 @@ def spanning_trees(size: int, links: Links | None = None, pieces: int = 1) -> It
     start = 0
     for tree, weight in trees.items():
         for piece in range(pieces):
-            # Each piece starts one round after the previous piece, so pieces are pipelined through
-            # the levels of the tree.
+            # Each piece starts one round after the previous piece, so the pieces form a pipeline
+            # through the levels of the tree.
             streams.append(chain(repeat(None, piece), _up_and_down(tree, start, weight)))
             start += weight
     for step in run_concurrently(streams):
-        # The rotated order of `circle` keeps trees with different roots from sharing a link.
+        # Messages are sent in the rotated order of `circle`, so trees with different roots do not
+        # share a link at one time.
         yield step.take(np.argsort((step.destination - step.source) % size, kind="stable"))
 
 
 def pack(size: int, links: Links, shares: int | None = None) -> dict[Tree, int]:
-    """Return spanning trees and integer weights that load the links evenly.
+    """Return spanning trees with integer weights, which load all links evenly.
 
-    Greedy tree packing: each of `shares` steps adds the minimum spanning tree for the link cost
-    (load + 1) / bandwidth. The minimum spanning tree for these costs minimizes the load of its
-    fullest link. The weights approach the best fractional packing as the number of added trees
+    Trees are packed greedily: each of `shares` steps adds the minimum spanning tree for the link
+    cost (load + 1) / bandwidth. Of all spanning trees, this tree has the smallest load on its most
+    loaded link. The weights approach the best fractional packing as the number of added trees
     grows.
 
     Args:
         size: Number of ranks.
         links: Mapping (source, destination) -> bandwidth, in any unit.
-        shares: Number of trees to add, repeated trees included; default: 4 · size.
+        shares: Number of trees to add, where repeated trees count each time; default: 4 · size.
 
     Returns:
-        The weight of each distinct tree, which is its number of chunks of the buffer.
+        A weight for each distinct tree, which is the number of buffer chunks that the tree carries.
 
     Source: Young 1995, *Randomized rounding without solving the linear program*; Thorup 2007,
     *Fully-dynamic min-cut*.
@@ -92,12 +97,12 @@ def pack(size: int, links: Links, shares: int | None = None) -> dict[Tree, int]:
         for first, second in edges:
             # The sum goes up the tree and comes down again, so both directions of a link carry it.
             load[[first, second], [second, first]] += 1
-        # A central root keeps the tree shallow; if a tree has two centres, the less frequent root
-        # is chosen.
+        # A central root keeps the tree shallow. Of two possible centres, the one that is less often
+        # a root is chosen.
         root = min(_centres(size, edges), key=lambda rank: roots[rank])
         roots[root] += 1
         weights[_levels(size, edges, root)] += 1
-    # Weights are numbers of chunks; smaller weights divide the buffer into fewer chunks.
+    # Weights are numbers of chunks, so smaller weights divide the buffer into fewer chunks.
     common = math.gcd(*weights.values())
     return {tree: weight // common for tree, weight in weights.items()}
 
@@ -119,7 +124,7 @@ def _symmetric(size: int, links: Links) -> NDArray[np.float64]:
     for (source, destination), value in links.items():
         if not (0 <= source < size and 0 <= destination < size and value > 0):
             raise InvalidInput(
-                f"link ({source}, {destination}) of bandwidth {value} among {size} ranks: give "
+                f"link ({source}, {destination}) of bandwidth {value} is impossible; give "
                 f"ranks from 0 to {size - 1} and a bandwidth above 0"
             )
         bandwidth[source, destination] = value
@@ -129,8 +134,8 @@ def _symmetric(size: int, links: Links) -> NDArray[np.float64]:
 def _minimum_tree(cost: NDArray[np.float64]) -> list[Edge]:
     """Return the edges of a minimum spanning tree, by Prim's algorithm.
 
-    Among equal costs, the edge from the rank that joined the tree first is chosen, which keeps
-    trees shallow.
+    Among edges of equal cost, the edge from the rank that joined the tree first is chosen, so that
+    trees stay shallow.
     """
     cost_to, nearest = cost[0].copy(), np.zeros(len(cost), np.int64)
     isolated = np.arange(len(cost)) > 0
@@ -140,7 +145,7 @@ def _minimum_tree(cost: NDArray[np.float64]) -> list[Edge]:
         if not isolated[rank] or np.isinf(cost_to[rank]):
             raise InvalidInput(
                 f"links do not connect rank {int(np.flatnonzero(isolated)[0])} to rank 0 in both "
-                f"directions: add links until every rank can be reached"
+                f"directions; add links until every rank can be reached"
             )
         edges.append((int(nearest[rank]), rank))
         isolated[rank] = False
@@ -158,10 +163,11 @@ def _neighbours(size: int, edges: list[Edge]) -> dict[int, set[int]]:
 
 
 def _centres(size: int, edges: list[Edge]) -> list[int]:
-    """Return the one or two central ranks of a tree, by repeated removal of its leaves."""
+    """Return the one or two central ranks of a tree, found by repeated removal of all leaves."""
     neighbours = _neighbours(size, edges)
     while len(neighbours) > 2:
-        # The list is a copy, because the loop removes leaves from the tree.
+        # The list is complete before the loop starts, because the loop removes leaves from
+        # `neighbours`.
         for leaf in [rank for rank, near in neighbours.items() if len(near) == 1]:
             neighbours[neighbours.pop(leaf).pop()].discard(leaf)
     return sorted(neighbours)

@@ -1,4 +1,4 @@
-"""Binomial trees: reduce to a root, broadcast from a root, and the allreduce of both."""
+"""Binomial trees: reduce to a root, broadcast from a root, and the allreduce that joins both."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def reduce_tree(size: int, root: int = 0) -> Iterator[Round]:
 
     Args:
         size: Number of ranks, at least 1.
-        root: The rank at the root of the tree, in place of rank 0 in the drawing; the other ranks
-            follow in cyclic order.
+        root: The rank at the root, where the drawing has rank 0; the other ranks follow in cyclic
+            order.
 
     Source: Thakur, Rabenseifner and Gropp 2005, *Optimization of collective communication
     operations in MPICH*.
@@ -34,10 +34,10 @@ def reduce_tree(size: int, root: int = 0) -> Iterator[Round]:
 
 
 def _to_children(size: int) -> Counts:
-    """Count each rank's children: ranks r + 2ᵏ < p with 2ᵏ below the lowest set bit of r."""
+    """Count the children of each rank r: ranks r + 2ᵏ < p with 2ᵏ below the lowest set bit of r."""
     lowest = [(rank & -rank).bit_length() - 1 if rank else size for rank in range(size)]
     room = [ceil_lg(size - rank) for rank in range(size)]
-    # The last ranks have fewer children than their position in the full tree allows.
+    # The highest ranks have fewer children than they would have in a full tree.
     children = np.minimum(lowest, room)
     return Counts(children, children, 1)
 
@@ -70,11 +70,11 @@ def _cost(size: int) -> AlphaBetaCost:
 
 
 def _critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
-    """Return the critical paths; if p is not a power of two, the longest path has ⌊lg p⌋ hops.
+    """Return the critical paths; if p is not a power of two, the longest one has ⌊lg p⌋ hops.
 
     If p is not a power of two, the root's link still carries ⌈lg p⌉ messages in each direction.
-    The time ⌊lg p⌋(2α + 2nβ + nγ) therefore grows by nβ for the broadcast. It also grows by nβ for
-    the reduction, or by nγ if addition takes longer.
+    Therefore the time ⌊lg p⌋(2α + 2nβ + nγ) increases by nβ for the broadcast. It also increases
+    for the reduction: by nβ, or by nγ if addition takes longer.
     """
     depth = floor_lg(size)
     hops = AlphaBetaCost(2 * depth, 2 * depth, depth)

@@ -1,4 +1,4 @@
-"""Two-level allreduce in which every rank sends: first inside its host, then between hosts."""
+"""Two-level allreduce in which every rank, not only a leader, sends data between the hosts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Call = ParamSpec("Call")
 
 
 def _counts(by: Collective[[int]], size: int, hosts: Hosts | None = None) -> Counts:
-    """Count messages that carry parts to their owners, between hosts, and back to all ranks."""
+    """Count the messages of each rank: to owners of parts, between hosts, and back to all ranks."""
     groups = host_groups(size, hosts)
     parts, between = min(map(len, groups)), by.counts(len(groups))
     messages, volume = np.zeros(size, np.int64), np.zeros(size, np.int64)
@@ -32,7 +32,7 @@ def _counts(by: Collective[[int]], size: int, hosts: Hosts | None = None) -> Cou
 
 
 def _cost(by: Collective[[int]], size: int) -> AlphaBetaCost:
-    """Return two rounds in the larger of two hosts, plus the cost of one part between hosts."""
+    """Return the cost of two rounds in the larger of two hosts, and of one part between hosts."""
     larger, parts = -(-size // 2), max(size // 2, 1)
     between, inside = by.cost(min(size, 2)), (larger - 1) / parts
     parts_between = AlphaBetaCost(between.alpha, between.beta / parts, between.gamma / parts)
@@ -40,10 +40,9 @@ def _cost(by: Collective[[int]], size: int) -> AlphaBetaCost:
 
 
 def _butterfly_paths(size: int) -> tuple[AlphaBetaCost, ...]:
-    """Return the critical paths if one of two hosts has one rank more than the other.
+    """Return the critical paths on two hosts, of which one may have one rank more than the other.
 
-    One path returns inside the larger host; the other path crosses to the other host and ends
-    there.
+    One path returns inside the larger host; the other path goes to the other host and ends there.
     """
     parts = max(size // 2, 1)
     if size % 2 == 0 or size == 1:
@@ -52,7 +51,7 @@ def _butterfly_paths(size: int) -> tuple[AlphaBetaCost, ...]:
 
 
 def _between(by: Collective[[int]], size: int, hosts: Hosts | None = None) -> Iterator[Round]:
-    """Run one schedule per part between hosts, in parallel; `two_level` defines the parts."""
+    """For each part, run a schedule between hosts, all at once; `two_level` defines the parts."""
     groups = host_groups(size, hosts)
     parts = min(map(len, groups))
     peers = np.array([group[:parts] for group in groups]).T  # (parts, hosts)
@@ -63,7 +62,7 @@ def _between(by: Collective[[int]], size: int, hosts: Hosts | None = None) -> It
 def _levels(
     by: Collective[[int]], critical_paths: Callable[[int], tuple[AlphaBetaCost, ...]]
 ) -> Callable[[Callable[Call, Iterable[Round]]], Collective[Call]]:
-    """Return a decorator for a two-level schedule that uses `by` between hosts."""
+    """Return a decorator for a two-level schedule that uses the collective `by` between hosts."""
     counts, cost = partial(_counts, by), partial(_cost, by)
     between = partial(_between, by)
     return collective(
@@ -73,7 +72,7 @@ def _levels(
 
 @_levels(ring, lambda size: (_cost(ring, size),))
 def two_level(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
-    """Add one part per rank in each host, run one ring per part between hosts, share the sums.
+    """Sum each part on one rank per host, run a ring per part between hosts, then share the sums.
 
         host A   0 ◄──► 1      rank 0 adds part 0 of both ranks, rank 1 adds part 1; host B likewise
                  ▲      ▲
@@ -81,8 +80,8 @@ def two_level(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
                  ▼      ▼
         host B   2 ◄──► 3      each rank sends its part to the others
 
-    The number P of parts is the number of ranks of the smallest host; further ranks of larger hosts
-    own no part. On real hosts, the steps inside a host use shared memory.
+    The number P of parts is the number of ranks of the smallest host; in larger hosts, the other
+    ranks own no part. On real hosts, the rounds inside a host use shared memory.
 
     Args:
         size: Number of ranks, at least 1.
@@ -90,8 +89,8 @@ def two_level(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
             `hierarchical`.
 
     Source: Cho, Finkler, Serrano, Kung and Hunter 2019, *BlueConnect: decomposing all-reduce for
-    deep learning on heterogeneous network hierarchy*. Differs from it: inside a host, one round
-    that adds in rank order replaces the paper's ring.
+    deep learning on heterogeneous network hierarchy*. Differs from it: inside a host, a single
+    round, which adds in rank order, replaces the paper's ring.
     """
     return _rounds(ring, size, hosts)
 
@@ -124,7 +123,7 @@ def _rounds(by: Collective[[int]], size: int, hosts: Hosts | None) -> Iterator[R
 
 
 def _inside(groups: Sequence[Sequence[int]], chunks: int, *, reduce: bool) -> Iterator[Round]:
-    """In one round, send all parts to their owners, or send each owner's part to all ranks."""
+    """Yield one round that sends all parts to their owners, or each owner's part to all ranks."""
     rounds = []
     for group in groups:
         source, destination = circle(len(group))

@@ -1,4 +1,4 @@
-"""Predicted time of collectives without processes: simulator, closed forms, and calibration."""
+"""Predicted times of collectives, computed without processes: simulator, formulas, calibration."""
 
 from labkit.schedules import AlphaBetaCost
 from labkit.simulate.calibrate import Fit, Measurement, calibrate

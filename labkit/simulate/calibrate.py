@@ -1,4 +1,4 @@
-"""Fit of latency, bandwidth and addition speed to measured times."""
+"""Fit of latency, bandwidth and time of addition to measured times of allreduces."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Fit:
     """The parameters that fit the measurements best.
 
     Args:
-        alpha: Latency in s.
-        beta, gamma: Time in s to send and to add one byte.
+        alpha: Latency α in s.
+        beta, gamma: Time in s to send one byte (β), and to add one byte (γ).
         error: Median of |predicted / measured - 1|.
         worst: Maximum of |predicted / measured - 1|.
         count: Number of measurements.
@@ -51,36 +51,36 @@ class Fit:
         """
         if self.beta == 0:
             raise InvalidInput(
-                "the measured times do not grow with the bytes sent, so there is no bandwidth: "
-                "measure larger buffers"
+                "the measured times do not grow with the bytes sent, so no bandwidth can be "
+                "fitted; measure larger buffers"
             )
         return Network(name=name, latency=self.alpha, bandwidth=1 / self.beta)
 
 
 def calibrate(measurements: Sequence[Measurement]) -> Fit:
-    """Fit α, β, γ of a·α + b·nβ + c·nγ (`modelled`) by non-negative relative least squares.
+    """Fit α, β, γ in a·α + b·nβ + c·nγ (`modelled`) by non-negative relative least squares.
 
-    The fit minimizes Σ (predicted / measured - 1)². If b : c is equal in all measurements (one
-    algorithm and one size), the times of sending and of addition cannot be separated. The same
-    holds if b : c differs so little that noise would set β to zero. In both cases γ is 0, and β
-    contains both times.
+    The fit minimizes Σ (predicted / measured - 1)². If all measurements have the same ratio b : c
+    (one algorithm and one size), the fit cannot separate the times of sending and of addition. The
+    same holds if the ratios differ so little that noise would make β zero. In both cases the fit
+    sets γ to 0, and β contains both times.
 
     Raises:
         InvalidInput: If there are fewer than two measurements, if a time is not above 0, or if a
-            measurement has a single rank.
+            measurement used a single rank.
     """
     if len(measurements) < 2 or any(
         measurement.seconds <= 0 or measurement.size < 2 for measurement in measurements
     ):
         raise InvalidInput(
-            f"{len(measurements)} measurements: a fit needs at least two, with times above 0, on "
-            f"two ranks or more"
+            f"these {len(measurements)} measurements allow no fit; give at least two, with times "
+            f"above 0, on two ranks or more"
         )
     paths = [_path_rows(measurement) for measurement in measurements]  # each of shape (paths, 3)
     critical = [0] * len(paths)
     parameters = _nonnegative_fit(_rows(paths, critical))
-    # The predicted time is that of the slowest path. Which path is slowest depends on the fit, so
-    # a few iterations determine both.
+    # The predicted time of an allreduce is that of its slowest path. Which path is slowest depends
+    # on the fit, so a few iterations determine both.
     for _ in range(10):
         slowest = [int(np.argmax(path @ parameters)) for path in paths]
         if slowest == critical:
@@ -93,7 +93,7 @@ def calibrate(measurements: Sequence[Measurement]) -> Fit:
 
 
 def _path_rows(measurement: Measurement) -> Seconds:
-    """Return rows (a, b·n, c·n) / measured seconds; their product with (α, β, γ) should be 1."""
+    """Return rows (a, b·n, c·n) / measured seconds; ideally, each row times (α, β, γ) is 1."""
     costs = modelled(measurement.algorithm, measurement.size)
     rows = [
         (cost.alpha, cost.beta * measurement.nbytes, cost.gamma * measurement.nbytes)
@@ -107,10 +107,11 @@ def _rows(paths: list[Seconds], critical: list[int]) -> Seconds:
 
 
 def _nonnegative_fit(rows: Seconds) -> Seconds:
-    """Return the x ≥ 0 that brings rows @ x closest to 1: the best over all subsets of columns.
+    """Return the x ≥ 0 for which rows @ x is closest to 1, from the fits of all column subsets.
 
-    Only subsets with independent columns count; ties go to the smaller, earlier subset. No subset
-    contains γ without β, because added bytes were also sent.
+    Only subsets of independent columns are tried; of equally good subsets, the smaller and earlier
+    one is chosen. No subset has the column of γ without that of β, because every byte that is added
+    was also sent.
     """
     best, residual = np.zeros(3), np.inf
     subsets = [

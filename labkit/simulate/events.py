@@ -14,23 +14,24 @@ from labkit.schedules.round import Integers, Round
 from labkit.simulate.lockstep import TrafficCounter, begin
 from labkit.simulate.trace import RoundTrace
 
-ROW = 32  # the low 32 bits of a flow's number are its row; the high bits are its round
+ROW = 32  # low bits of a flow's number are its row; high bits are its round
 
 
 class _ActiveRound:
-    """The state of a round that some ranks have not finished, by rank and by row."""
+    """The state of a round that some ranks have not finished, per rank and per message."""
 
     def __init__(self, step: Round, chunk: float, size: int) -> None:
         self.round = step
         self.nbytes: Seconds = np.multiply(step.span, chunk, dtype=np.float64)
         added = np.where(step.reduce, self.nbytes, 0.0)
         self.added = np.bincount(step.destination, added, size)  # bytes that each rank adds
-        self.missing = np.bincount(step.destination, minlength=size)  # each rank's missing messages
-        self.latest: Seconds = np.zeros(size)  # each rank's latest delivery so far, s
+        # Messages that each rank waits for.
+        self.missing = np.bincount(step.destination, minlength=size)
+        self.latest: Seconds = np.zeros(size)  # latest delivery to each rank, in s
         self.ready, self.latency, self.delivery = (np.zeros(len(step)) for _ in range(3))
 
     def arrive(self, rows: Integers, times: Seconds) -> Integers:
-        """Record that the last byte of these rows was sent; return the receiving ranks."""
+        """Record that the last byte of these messages was sent; return the receiving ranks."""
         ranks = self.round.destination[rows]
         self.delivery[rows] = times + self.latency[rows]
         np.maximum.at(self.latest, ranks, self.delivery[rows])
@@ -41,13 +42,14 @@ class _ActiveRound:
 class Events:
     """A simulation with two kinds of events: a rank begins its next round, or flows finish.
 
-    A flow is a message in transit on the links of its route. A rank begins a round and submits its
-    messages after it has received and added all messages of the previous round. A rank's link
-    carries the rank's rounds in sequence, and the messages of a round share the link. A round is
-    read from the schedule when the first rank begins it, and freed after the last rank has ended
-    it.
+    A flow is a message while it travels over the links of its route. A rank starts a round and
+    submits its messages once it has received and added all messages of the previous round. The link
+    of a rank carries its rounds one after another; the messages of one round share the link. A
+    round is read from the schedule when its first rank begins it, and is deleted after its last
+    rank has ended it.
 
-    The attributes are those of `Lockstep`; here, `segments` contains the rates of flows over time.
+    The attributes are those of `Lockstep`; here, `segments` contains the rates of all flows over
+    time.
     """
 
     def __init__(
@@ -63,8 +65,8 @@ class Events:
         self.gamma, self.clock = begin(network, size, switches, gamma, compute)
         self.tally = TrafficCounter(self.links.nodes, len(self.links.names))
         self._flows = Flows(self.links.bandwidth, self.links.hops, log=trace)
-        self._place: Integers = np.zeros(self.links.nodes, np.int64)  # each rank's current round
-        self._wake = self.clock.copy()  # start time of each rank's round; inf: the round has begun
+        self._place: Integers = np.zeros(self.links.nodes, np.int64)  # round of each rank
+        self._wake = self.clock.copy()  # when each rank's round starts, in s; inf: it has begun
         self._open: dict[int, _ActiveRound] = {}
         self._trace, self._traced = trace, list[_ActiveRound]()
 
@@ -74,8 +76,9 @@ class Events:
 
     @property
     def log(self) -> list[RoundTrace]:
-        """Traces of the rounds; an empty list if no trace was requested."""
-        # A flow starts with its first segment (time interval with a constant rate).
+        """Record of the simulated rounds; an empty list if no trace was requested."""
+        # A flow starts with its first segment; a segment is a time interval in which rates are
+        # constant.
         starts = [active.ready.copy() for active in self._traced]
         for segment in reversed(self.segments):
             for number in segment.number.tolist():
@@ -88,7 +91,7 @@ class Events:
         ]
 
     def run(self, rounds: Iterable[Round], chunk: float) -> bool:
-        """Simulate rounds of `chunk`-byte chunks, even if messages share links; return True."""
+        """Simulate rounds with chunks of `chunk` bytes; always return True: links may be shared."""
         source = enumerate(_ActiveRound(step, chunk, len(self.clock)) for step in rounds)
         while True:
             wake, drain = float(self._wake.min()), self._flows.next
@@ -101,7 +104,7 @@ class Events:
             self._begin(np.flatnonzero(self._wake <= wake), source)
 
     def _begin(self, ranks: Integers, source: Iterator[tuple[int, _ActiveRound]]) -> None:
-        """Begin the current round of each of these ranks and submit its messages."""
+        """Begin the current round of each given rank and submit the messages of this rank."""
         self._wake[ranks] = np.inf
         place = self._place[ranks]  # a copy, because `_end` advances some ranks
         for number in np.unique(place).tolist():
@@ -130,17 +133,17 @@ class Events:
         self.tally.add(source, nbytes, list(way.T))
 
     def _deliver(self) -> None:
-        """Process the end of the flows that finish next."""
+        """Process the deliveries of the flows that finish next."""
         numbers, times = self._flows.run(self._flows.next)
         for number in np.unique(numbers >> ROW).tolist():
             in_round = numbers >> ROW == number
             active = self._open[number]
             ranks = active.arrive(numbers[in_round] - (number << ROW), times[in_round])
-            # A rank that has not begun this round ends it later, in `_begin`.
+            # A rank that has not begun this round is not advanced here; `_begin` does it later.
             self._end(active, ranks[(self._place[ranks] == number) & (self._wake[ranks] == np.inf)])
 
     def _end(self, active: _ActiveRound, ranks: Integers) -> None:
-        """Advance each given rank that has received all its messages to the next round."""
+        """Advance those of the given ranks that have received all messages to the next round."""
         done = ranks[active.missing[ranks] == 0]
         added = self.gamma[done] * active.added[done]
         self.clock[done] = np.maximum(self.clock[done], active.latest[done]) + added

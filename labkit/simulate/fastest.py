@@ -14,13 +14,13 @@ from labkit.network import Network
 from labkit.network.topology import Seconds
 from labkit.simulate.simulation import simulate
 
-Times: TypeAlias = Callable[[float], Seconds]  # bytes -> seconds of each algorithm
+Times: TypeAlias = Callable[[float], Seconds]  # number of bytes -> seconds of each algorithm
 TIE = 1e-9  # relative difference below which two times count as equal
 
 
 @dataclass(frozen=True)
 class SizeRange:
-    """A range of buffer sizes, `first` to `last` bytes, in which these algorithms are fastest."""
+    """A range of buffer sizes, `first` to `last` bytes, and the algorithms fastest in it."""
 
     algorithms: tuple[str, ...]
     first: float
@@ -29,7 +29,7 @@ class SizeRange:
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """Simulated times in s on a network, shape (algorithms, sizes), and the fastest algorithms."""
+    """Simulated times in s on a network, (algorithms, sizes), and the fastest algorithms."""
 
     network: Network
     nbytes: Seconds
@@ -44,11 +44,11 @@ def costs(
     nbytes: tuple[float, float],
     gamma: float = 0.0,
 ) -> list[Costs]:
-    """Simulate all algorithms on all networks, at two buffer sizes per octave."""
+    """Simulate all algorithms on all networks, at two buffer sizes for each factor of two."""
     if size < 2 or not 0 < nbytes[0] < nbytes[1] or not algorithms or not networks:
         raise InvalidInput(
             f"size={size}, nbytes={tuple(nbytes)}, {len(algorithms)} algorithms, {len(networks)} "
-            f"networks: give two ranks or more, 0 < minimum < maximum bytes, and one name each"
+            f"networks; give two ranks or more, 0 < minimum < maximum bytes, and one name of each"
         )
     return [_costs(algorithms, size, _named(network), nbytes, gamma) for network in networks]
 
@@ -77,7 +77,7 @@ def _costs(
 def _size_ranges(
     algorithms: Sequence[str], grid: list[float], seconds: Seconds, times: Times
 ) -> list[SizeRange]:
-    """Return ranges of sizes, each with the algorithms that are the fastest in all of the range."""
+    """Return ranges of buffer sizes, each with the algorithms that are fastest all over it."""
     first, best = grid[0], _fastest(seconds[:, 0])
     ranges = []
     for place in range(1, len(grid)):
@@ -97,7 +97,7 @@ def _fastest(seconds: Seconds) -> list[int]:
 
 
 def _crossing(times: Times, low_index: int, high_index: int, low: float, high: float) -> float:
-    """Return the size at which `high_index` overtakes `low_index`, by bisection on a log scale."""
+    """Return the size above which `high_index` is faster than `low_index`, by bisection of logs."""
     for _ in range(30):
         middle = math.sqrt(low * high)
         seconds = times(middle)

@@ -15,7 +15,7 @@ from labkit.simulate.trace import RoundTrace
 
 
 class TrafficCounter:
-    """Traffic counters of ranks and links.
+    """Counters of the messages and bytes of ranks and links.
 
     Attributes:
         messages, sent: Number and total bytes of the messages that each node sent, shape (nodes,).
@@ -30,7 +30,7 @@ class TrafficCounter:
     def add(
         self, source: Integers, nbytes: Seconds, way: Sequence[Integers], times: int = 1
     ) -> None:
-        """Count `times` equal rounds of messages; `way` has the link of each hop, -1 for none."""
+        """Count `times` equal rounds of messages; `way` lists links hop by hop (-1: no link)."""
         np.add.at(self.messages, source, times)
         np.add.at(self.sent, source, nbytes)
         for link in way:
@@ -41,7 +41,7 @@ class TrafficCounter:
 def begin(
     network: Network, size: int, switches: int, gamma: float, compute: ArrayLike
 ) -> tuple[Seconds, Seconds]:
-    """Return each node's time to add a byte and start time, in s; both are 0 for switches."""
+    """Return each node's time to add a byte and its start time, in s; for switches both are 0."""
     slowness = np.array([network.compute_factor(rank, 0) for rank in range(size)])
     clock = np.broadcast_to(np.asarray(compute, np.float64) * slowness, size)
     none = np.zeros(switches)
@@ -49,18 +49,18 @@ def begin(
 
 
 class Lockstep:
-    """Clocks of all ranks and the links between them, advanced round by round.
+    """Simulation of clocks of ranks and of the links between them, which advances round by round.
 
-    On links that serve one message at a time, the result is exact, because messages of earlier
-    rounds go first. On shared links, it is exact unless messages of two rounds use a link at the
-    same time; `run` reports whether they do. With a trace, the result is exact only if messages of
-    the same round do not share a link either.
+    If links serve one message at a time, the result is exact, because messages of earlier rounds go
+    first. If messages share links, it is exact unless messages of two rounds use a link at the same
+    time; `run` reports this case. If a trace is recorded, the result is exact only if messages of
+    one round do not share a link either.
 
     Attributes:
-        clock: Time of each node in s, shape (nodes,).
-        links: Model of the links, which serve one message at a time or never queue.
-        tally: The traffic counters.
-        log: Traces of the rounds; empty if no trace was requested.
+        clock: Current time of each node in s, shape (nodes,).
+        links: Model of the links; each link serves one message at a time, or messages never queue.
+        tally: The counters of messages and bytes.
+        log: Record of the simulated rounds; empty if no trace was requested.
         segments: Empty list; in `Events`, this list contains the rates of flows.
     """
 
@@ -78,15 +78,15 @@ class Lockstep:
         self.links: FifoLinks | Uncontended = links(network, size, switches)
         self.gamma, self.clock = begin(network, size, switches, gamma, compute)
         self.tally = TrafficCounter(self.links.nodes, len(self.links.names))
-        self._same: tuple[Integers, Sequence[Integers]]  # source and links of the latest rounds
+        self._same: tuple[Integers, Sequence[Integers]]  # sources and links of the last rounds
         self._bytes: Seconds
-        self._times = 0  # number of consecutive rounds with the links in `_same`
+        self._times = 0  # number of consecutive rounds with the same links as `_same`
         self.log: list[RoundTrace] = []
         self.segments: list[Segment] = []
         self._trace = trace
 
     def run(self, rounds: Iterable[Round], chunk: float) -> bool:
-        """Simulate rounds of `chunk`-byte chunks; stop and return False if messages share links."""
+        """Simulate rounds with chunks of `chunk` bytes; return False if two rounds share a link."""
         done = all(self._step(step, np.multiply(step.span, chunk)) for step in rounds)
         self._flush()
         return done
@@ -107,7 +107,7 @@ class Lockstep:
         return True
 
     def _count(self, source: Integers, nbytes: Seconds, way: Sequence[Integers]) -> None:
-        """Count consecutive rounds with equal routes at once; a ring has thousands of them."""
+        """Count consecutive rounds with equal routes together; a ring has thousands of them."""
         if self._times and all(new is old for new, old in zip(way, self._same[1], strict=True)):
             self._bytes += nbytes
             self._times += 1

@@ -1,4 +1,4 @@
-"""The pipeline simulator, which computes times from a schedule table without processes."""
+"""The pipeline simulator, which computes times from a pipeline schedule without processes."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from labkit.common.errors import InvalidInput
 from labkit.network import Network, carrier
 from labkit.network.topology import Seconds
 from labkit.schedules.interpreter import ScheduleError
-from labkit.schedules.pipeline.table import Row, ScheduleTable
+from labkit.schedules.pipeline.schedule_table import Row, ScheduleTable
 
 
 @dataclass(frozen=True, eq=False)
 class PipelineSimulation:
-    """Start and end of each row of a table on a network.
+    """The start and end times of all computations and messages of a pipeline schedule on a network.
 
-    A computation lasts from start to stop. A `send` lasts from its first byte until its delivery,
-    while the sender continues. A `receive` lasts as long as the receiver waits.
+    A row of `table` that is a computation lasts from start to stop. A `send` lasts from its first
+    byte until its delivery; the sender goes on meanwhile. A `receive` lasts as long as the receiver
+    waits.
 
     Args:
         table: The schedule.
-        network: The network; None: messages take no time.
+        network: The network that carries the messages; None: messages take no time.
         start, stop: Times in s, in the order of the table's rows.
-        measured: Whether the times are wall-clock times instead of simulated times.
+        measured: Whether the times were measured by a wall clock; if not, they were simulated.
     """
 
     table: ScheduleTable
@@ -47,7 +48,7 @@ class PipelineSimulation:
 
     @property
     def bubble(self) -> float:
-        """Maximum over ranks of the idle time between a rank's first and last row, in s."""
+        """Longest idle time of a rank between the rank's first row and its last, in s."""
         computes, rank = self.table.computes, self.table.rank
         spans = [
             float(self.stop[mask].max(initial=0.0) - self.start[mask].min(initial=np.inf))
@@ -57,14 +58,16 @@ class PipelineSimulation:
 
     @property
     def bubble_share(self) -> float:
-        """Share of the total time in which ranks are idle, averaged over all ranks."""
+        """Fraction of the total time in which ranks are idle, as a mean over all ranks."""
         return float(1 - self.utilisation().mean())
 
     def utilisation(self, begin: float = 0.0, end: float | None = None) -> Seconds:
-        """Return each rank's share of compute time between begin and end (s), shape (ranks,)."""
+        """Return the fraction of begin to end (s) in which each rank computes, shape (ranks,)."""
         end = self.seconds if end is None else end
         if not begin < end:
-            raise InvalidInput(f"no time passes from {begin} s to {end} s: give an end after begin")
+            raise InvalidInput(
+                f"begin={begin} s is not before end={end} s; give an end after begin"
+            )
         return self._busy(begin, end) / (end - begin)
 
     def _busy(self, begin: float, end: float) -> Seconds:
@@ -82,22 +85,23 @@ def simulate_pipeline(
     network: str | Network | None = None,
     nbytes: ArrayLike = 0.0,
 ) -> PipelineSimulation:
-    """Simulate a pipeline: each rank executes its rows in order, each row as soon as possible.
+    """Simulate a pipeline: each rank executes its table rows in order, each as soon as it can.
 
-    A receive ends when its message is delivered. A send does not wait. A `backward` takes as long
-    as `backward_input` and `backward_weight` together. Messages share the links of the network.
+    A receive ends when its message is delivered. A rank does not wait after a send. A `backward`
+    takes as long as `backward_input` and `backward_weight` together. Messages share the links of
+    the network.
 
     Args:
         table: The schedule.
-        forward, backward_input, backward_weight: Time in s per micro-batch, one value or shape
-            (stages,); multiplied by the compute factor of the stage's rank.
+        forward, backward_input, backward_weight: Time in s per micro-batch, as one value or with
+            shape (stages,). The compute factor of the stage's rank multiplies it.
         network: Name of a network, or a `Network`; None: messages take no time.
-        nbytes: Bytes of a micro-batch's activation between two stages, one value or shape
-            (stages,); the gradient has the same size.
+        nbytes: Size in bytes of the activation of a micro-batch between two stages, as one value or
+            with shape (stages,). The gradient has the same size.
 
     Raises:
         InvalidInput: If a name or number is invalid.
-        ScheduleError: If the table lacks messages.
+        ScheduleError: If the table lacks messages that its computations need.
     """
     values = {"forward": forward, "backward_input": backward_input}
     values |= {"backward_weight": backward_weight, "nbytes": nbytes}
@@ -112,17 +116,19 @@ def _per_stage(name: str, value: ArrayLike, stages: int) -> Seconds:
     array = np.asarray(value, np.float64)
     if array.shape not in ((), (stages,)):
         raise InvalidInput(
-            f"{name} of shape {array.shape}: give one value, or one for each of {stages} stages"
+            f"{name} has shape {array.shape}; give one value, or one for each of {stages} stages"
         )
     if not (np.isfinite(array).all() and (array >= 0).all()):
-        raise InvalidInput(f"{name}={array.tolist()}: give finite numbers, nothing negative")
+        raise InvalidInput(
+            f"{name}={array.tolist()} is impossible; give finite numbers, at least 0"
+        )
     return np.broadcast_to(array, (stages,))
 
 
 class _Simulator:
-    """A simulator with an event queue: a rank runs its next row, or a message starts or arrives.
+    """A simulator with two kinds of events: a rank executes its next row, or a message progresses.
 
-    The number of a message is the number of the table row that sends the message.
+    Each message has the number of the table row that sends it.
     """
 
     def __init__(
@@ -137,7 +143,7 @@ class _Simulator:
         self.rows = table.rows()
         self.programs = [np.flatnonzero(table.rank == r).tolist() for r in range(table.ranks)]
         self.places = [0] * table.ranks
-        # A rank's random slowdown depends on the number of its computations so far.
+        # The random slowdown of a rank depends on how many computations it has done so far.
         self.numbers = [0] * table.ranks
         self.delivered: dict[tuple[int, int, int], float] = {}
         self.waiting: dict[tuple[int, int, int], tuple[int, float]] = {}
@@ -159,15 +165,17 @@ class _Simulator:
                 break
         if self.waiting:
             missing = [self.rows[row] for row, _ in self.waiting.values()]
-            raise ScheduleError(f"{self.table.name}: deadlock: messages never arrive for {missing}")
+            raise ScheduleError(
+                f"{self.table.name}: deadlock: no message ever arrives for {missing}"
+            )
 
     @property
     def _next(self) -> float:
-        """Time of the next event of a rank."""
+        """Time of the next event in the queue of the ranks."""
         return self.events[0][0] if self.events else np.inf
 
     def _schedule(self, time: float, rank: int) -> None:
-        """Schedule an event of a rank; events of equal time keep their order of insertion."""
+        """Queue an event of a rank; events of equal time keep their order of insertion."""
         heapq.heappush(self.events, (time, self.counted, rank))
         self.counted += 1
 

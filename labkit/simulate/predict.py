@@ -17,13 +17,13 @@ from labkit.simulate.simulation import simulate
 if TYPE_CHECKING:
     import pandas
 
-# Return type of `labkit.bench.collectives.measure`: numbers and names by column.
+# Rows that `labkit.bench.collectives.measure` returns: numbers and names by column.
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A measured allreduce with its measured, simulated and closed-form time, in s.
+    """One allreduce with its measured, its simulated and its formula-based time, in s.
 
     `error` is predicted / measured - 1. For comparison: ASTRA-sim predicts a real allreduce with an
     error of 3 to 21 %.
@@ -41,10 +41,10 @@ class Prediction:
 def predict(
     measurements: Iterable[Measurement], network: str | Network, gamma: float = 0.0
 ) -> list[Prediction]:
-    """Simulate measured allreduces on a given or fitted network; gamma: s per added byte.
+    """Simulate measured allreduces on a network or a fit; gamma: time in s to add a byte.
 
-    The closed form assumes a single switch. On a network with hosts or with a graph of links, only
-    the simulation is valid.
+    The formula of the closed-form time assumes a single switch. On a network with hosts or with a
+    graph of links, only the simulation is valid.
 
     Raises:
         InvalidInput: If an algorithm or a network does not exist.
@@ -54,7 +54,7 @@ def predict(
 
 
 def measurements(rows: Rows) -> list[Measurement]:
-    """Return the median times of benchmark rows with correct results and a known schedule."""
+    """Return the median times of those benchmark rows that have correct results and a schedule."""
     return [
         Measurement(row["bytes"], row["median_ms"] / 1e3, row["algorithm"], row["workers"])
         for row in rows
@@ -63,10 +63,10 @@ def measurements(rows: Rows) -> list[Measurement]:
 
 
 def prediction_table(rows: Rows, network: Network, gamma: float) -> pandas.DataFrame:
-    """Return a row per measurement: measured and predicted time in ms, and the relative error.
+    """Return a table with a row per measurement: measured and predicted time (ms), and the error.
 
-    The error is predicted / measured - 1. Algorithms without a schedule have no prediction. Rows
-    with wrong results have no times.
+    The error is predicted / measured - 1. If labkit has no schedule of an algorithm, its rows have
+    no prediction. Rows of runs with wrong results have no times.
     """
     import pandas as pd
 
@@ -96,7 +96,7 @@ def prediction_table(rows: Rows, network: Network, gamma: float) -> pandas.DataF
 def model_of(
     rows: Rows, network: str | Network | Fit | None, gamma: float
 ) -> tuple[Network, float, str]:
-    """Return the network, γ, and a description of the model that predicts these rows.
+    """Return the network, γ, and a description of the cost model that predicts these rows.
 
     Args:
         rows: Rows of `labkit.bench.collectives.measure`.
@@ -104,19 +104,19 @@ def model_of(
         gamma: Time in s to add one byte; ignored for a fit, which contains γ.
 
     Raises:
-        InvalidInput: If there are no rows, or if `network` is None and the rows name several
-            networks or none.
+        InvalidInput: If there are no rows. Also if `network` is None, and the rows name no network
+            or several networks.
     """
     if not rows:
-        raise InvalidInput("no rows to compare: give rows of labkit.bench.collectives.measure")
+        raise InvalidInput("no rows to compare; give rows of labkit.bench.collectives.measure")
     if isinstance(network, Fit):
         return network.network(), network.gamma, _fit_text(network)
     if network is None:
         names = {row["network"] for row in rows}
         if len(names) > 1 or None in names:
             raise InvalidInput(
-                f"measured on {', '.join(sorted(map(str, names)))}: name the network for the "
-                f"prediction, or give calibrate(measurements(rows))"
+                f"the rows were measured on {', '.join(sorted(map(str, names)))}; give the network "
+                f"for the prediction, or calibrate(measurements(rows))"
             )
         network = str(names.pop())
     model = Network.named(network) if isinstance(network, str) else network

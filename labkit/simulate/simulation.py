@@ -24,13 +24,13 @@ class Simulation:
     """The timing and the traffic of a schedule on a network.
 
     Args:
-        finish: Time at which each rank finishes, in s, shape (size,).
+        finish: Time in s at which each rank finishes, shape (size,).
         messages, sent: Number and total bytes of the messages that each rank sends, shape (size,).
         links: Names of the links.
         carried: Total bytes on each link, shape (links,).
-        occupied: Time in s that each link would be busy if it always ran at its full rate, shape
-            (links,).
-        trace: All messages, if a trace was requested.
+        occupied: Time in s for which each link would be busy if it always ran at its full rate,
+            shape (links,).
+        trace: Record of all messages, if a trace was requested.
     """
 
     finish: Seconds
@@ -47,11 +47,11 @@ class Simulation:
         return float(self.finish.max())
 
     def utilisation(self, bins: int = 100) -> tuple[Seconds, Seconds]:
-        """Return the utilisation of each link in equal time intervals.
+        """Return the utilisation of each link over time, in equal time intervals.
 
         Returns:
-            Edges of the intervals in s, shape (bins + 1,).
-            The second array is the mean fraction of each link's bandwidth in use, shape (links,
+            Two arrays; the first has the edges of the intervals in s, shape (bins + 1,). The second
+            array has the mean fraction of each link's bandwidth that is in use, shape (links,
             bins).
 
         Raises:
@@ -60,7 +60,7 @@ class Simulation:
         trace = self.trace
         if trace is None:
             raise InvalidInput(
-                "utilisation over time needs a trace of the messages: call simulate(trace=True)"
+                "utilisation over time needs a trace of the messages; call simulate(trace=True)"
             )
         edges = np.linspace(0.0, self.seconds, bins + 1)
         occupied = np.zeros((len(self.links), bins + 1))
@@ -82,22 +82,22 @@ def simulate(
     compute: ArrayLike = 0.0,
     trace: bool = False,
 ) -> Simulation:
-    """Simulate a schedule: a rank starts a round after it has received the whole previous round.
+    """Simulate a schedule: a rank starts a round once it has received all of its previous round.
 
-    A rank sends its messages when it starts the round. The rank ends the round after it has
-    received and added its last message. A rank's link carries the rank's rounds in sequence.
-    `Network.sharing` defines how messages share a link that they use at the same time. The
+    A rank sends its messages when it starts the round. The rank ends the round once it has received
+    and added its last message. The link of a rank carries the messages of its rounds one round
+    after another. `Network.sharing` defines how messages share a link at the same time. The
     simulation treats all chunks as equal in size.
 
     Args:
-        schedule: Name of a schedule, which `Network.schedule` adapts to the network, or a function
-            from the number of ranks to rounds.
+        schedule: Name of a schedule, or a function from the number of ranks to rounds.
+            `Network.schedule` adapts a named schedule to the network.
         size: Number of ranks.
         nbytes: Size of each rank's buffer in bytes.
         network: Name of a network, or a `Network`.
         gamma: Time in s to add one byte.
-        compute: Time in s before each rank starts, one value or shape (size,); multiplied by the
-            rank's compute factor.
+        compute: Time in s before each rank starts, as one value or with shape (size,). The rank's
+            compute factor multiplies it.
         trace: Whether to record every message.
 
     Raises:
@@ -106,11 +106,12 @@ def simulate(
     network = Network.named(network) if isinstance(network, str) else network
     if size < 1 or nbytes < 0 or gamma < 0:
         raise InvalidInput(
-            f"size={size}, nbytes={nbytes}, gamma={gamma}: give one rank or more, and nothing "
-            f"negative"
+            f"size={size}, nbytes={nbytes}, gamma={gamma} is impossible; give one rank or "
+            f"more, and no negative numbers"
         )
     rounds = network.schedule(schedule) if isinstance(schedule, str) else schedule
-    # The schedule is called twice, because a second call is cheaper than storing millions of rows.
+    # The schedule is called twice, because a second call is cheaper than storing millions of
+    # messages.
     chunk = nbytes / _count_chunks(rounds, size)
     options = network, size, gamma, compute, trace, count_switches(rounds, size)
     simulator: Lockstep | Events = Lockstep(*options)
@@ -124,7 +125,7 @@ def simulate(
 
 
 def _count_chunks(rounds: Schedule, size: int) -> int:
-    """Count chunks like `count_chunks`, but cache the result for a `Collective`."""
+    """Count chunks as `count_chunks` does, but cache the result for a `Collective`."""
     function, arguments = rounds, dict[str, Any]()
     if isinstance(rounds, partial):
         function, arguments = rounds.func, rounds.keywords

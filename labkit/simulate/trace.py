@@ -1,4 +1,4 @@
-"""The record of every message and every link in a simulation."""
+"""The record of every message and of the use of every link in a simulation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labkit.schedules.round import Integers, Round, join
 
 
 class RoundTrace(NamedTuple):
-    """A simulated round, with columns in the order of its messages."""
+    """A simulated round; its columns have the order of the messages in the round."""
 
     round: Round
     nbytes: Seconds
@@ -25,17 +25,18 @@ class RoundTrace(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Columns of messages, sorted by round and row, and of link use in intervals of constant rate.
+    """Columns of messages, sorted by round and row, and of time intervals in which links are used.
 
     Args:
-        round: Number of each message's round, from 0.
+        round: Number of the round of each message, from 0.
         messages: Source, destination, chunk, span and reduce of each message.
         nbytes: Bytes of each message.
         ready: Time at which the source submits the message, in s.
         start: Time at which the first byte leaves the source, in s.
         delivery: Time at which the last byte arrives, in s.
-        link: Number of the link in use.
-        link_start, link_stop: Interval in which the link carries a message at one rate, in s.
+        link: For each interval of link use, the number of the link.
+        link_start, link_stop: Start and end in s of an interval in which the link carries one
+            message at a constant rate.
         link_share: Rate in this interval, as a fraction of the link's bandwidth.
     """
 
@@ -52,7 +53,7 @@ class Trace:
 
     @classmethod
     def of(cls, log: list[RoundTrace], segments: list[Segment], bandwidth: Seconds) -> Trace:
-        """Build the trace from simulated rounds and, where rates changed, from flow segments."""
+        """Build the trace from simulated rounds and, for rates that vary, from flow segments."""
         none: Seconds = np.empty(0)
         hops = [hop for entry in log for hop in entry.transfers.hops]
         hops += _stretches(segments, bandwidth)
@@ -78,7 +79,7 @@ class Trace:
 def _stretches(
     segments: Iterable[Segment], bandwidth: Seconds
 ) -> list[tuple[Integers, Seconds, Seconds, Seconds]]:
-    """Return the segments by link; consecutive segments of a flow with equal rate are merged."""
+    """Return segments by link; consecutive segments of a flow with the same rate are merged."""
     parts = list(segments)
     if not parts:
         return []

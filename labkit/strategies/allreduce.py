@@ -38,19 +38,21 @@ class AllReduce(Strategy):
     Args:
         algorithm: The allreduce algorithm: a name in `labkit.schedules.ALLREDUCE`; "mpi", the
             choice of the MPI library; "shared_memory", for ranks of one host; or "auto". "auto"
-            times the algorithms on the ranks before training, or simulates them for an emulated
+            measures the algorithms on the ranks before training, or simulates them for an emulated
             network, and uses the fastest one.
-        schedule: When buckets are sent. "sequential": after backpropagation. "overlap": during
-            backpropagation, unless ranks of one host compute on all of its cores. "priority": the
-            first layers first, overlapping the next step. "staggered": ranks that share a link send
-            one after the other.
-        bucket_bytes: The size of a bucket, a number or a text such as "4MiB".
+        schedule: When buckets of gradients are sent. "sequential": buckets are sent after
+            backpropagation. "overlap": buckets are sent during backpropagation, unless ranks of one
+            host compute on all cores of the host. "priority": the first layers are sent first,
+            while the next training step begins. "staggered": ranks that share a link send one after
+            another.
+        bucket_bytes: The size of a bucket of gradients, as a number of bytes or a text such as
+            "4MiB".
         compressor: The compressor of the gradients: an object of a class in
             `labkit.compression.COMPRESSORS`, its name, or None for uncompressed gradients. An
-            allreduce sums the output of linear compressors and merges that of sparse compressors;
-            an allgather exchanges the output of all others.
-        compression_stats_every: The number of steps between compression statistics of each
-            gradient; 0: no statistics.
+            allreduce sums the output of linear compressors, and merges that of sparse compressors.
+            An allgather exchanges the output of all others.
+        compression_stats_every: The number of training steps between two compression statistics of
+            each gradient; 0: no statistics.
 
     Source: A. Vishnu, C. Siegel, J. Daily: Distributed TensorFlow with MPI, 2016, arXiv 1603.02339.
     Differs from it: the paper's first code averaged weights once per epoch; labkit averages
@@ -75,29 +77,29 @@ class AllReduce(Strategy):
 
     @property
     def lossy(self) -> Compressor | None:
-        """The compressor of the gradients, or None."""
+        """The compressor of the gradients, or None for uncompressed gradients."""
         return self.compressor
 
     def keeps_optimizer(self, experiment: ExperimentSpec) -> bool:
-        """Return whether the wall clock is used and one optimizer updates all layers."""
+        """Return True if training uses the wall clock and one optimizer updates all layers."""
         return experiment.clock == "wall" and not SCHEDULES[self.schedule].into_next
 
     def cell(self, workers: int) -> Cell:
-        """Return the strategy's cell in the taxonomy, with the schedule of the exchange."""
+        """Return the strategy's cell in the taxonomy; its `scheduling` is the field `schedule`."""
         return super().cell(workers)._replace(scheduling=self.schedule)
 
     @property
     def fault_tolerant(self) -> bool:
-        """Whether training continues after ranks fail; False if exchanges overlap the next step."""
+        """Whether training continues after ranks fail; not if exchanges overlap the next step."""
         return not SCHEDULES[self.schedule].into_next
 
     @property
     def stats_interval(self) -> int:
-        """The number of steps between compression statistics; 0: no statistics."""
+        """The number of training steps between compression statistics; 0: no statistics."""
         return self.compression_stats_every
 
     def rows(self, batch_size: int, workers: int) -> int:
-        """Return the number of rows in a rank's share of the batch, rounded up."""
+        """Return the number of batch rows of the rank with the largest share."""
         return -(-batch_size // workers)
 
     @field_validator("algorithm")
@@ -159,7 +161,7 @@ class AllReduce(Strategy):
 
     @property
     def transport(self) -> Transport:
-        """The transport for point-to-point messages, of which this strategy sends none."""
+        """The transport for point-to-point messages; this strategy sends none."""
         return "two_sided"
 
     @property
@@ -168,19 +170,19 @@ class AllReduce(Strategy):
         return False
 
     def copies(self, workers: int) -> Sequence[int]:
-        """Return no processes, because all workers share the same weights."""
+        """Return (): no weights must be averaged, because all workers have the same weights."""
         return ()
 
     def parts(self, shapes: Sequence[tuple[int, ...]]) -> list[ServerPieces]:
-        """Return no parts, because there is no server."""
+        """Return [], because no server holds a part of the weights."""
         return []
 
     def hosts(self, workers: int) -> list[int]:
-        """Return the rank of each worker, which is the worker's number."""
+        """Return the rank of each worker, which equals the worker's number."""
         return list(range(workers))
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
-        """Return a worker's program on the virtual clock; `fit` does the same on the wall clock."""
+        """Return a worker's program on the virtual clock; `fit` does the same in real time."""
         weights, step, last = mark or (roles.weights, 0, False)
         compressor, algorithm = self.compressor, self._scheduled()
         while step < roles.steps * roles.epochs and not last:
@@ -193,11 +195,11 @@ class AllReduce(Strategy):
                 yield Snapshot(step // roles.steps - 1, weights)
 
     def _scheduled(self) -> str:
-        """Return the algorithm if the simulator has its schedule, otherwise the ring."""
+        """Return the algorithm if the simulator has a schedule of it; otherwise return "ring"."""
         return self.algorithm if self.algorithm in ALLREDUCE else "ring"
 
     def forecast(self, query: Query) -> StepForecast:
-        """Forecast a step: the slowest rank's compute time, and buckets sent during or after it."""
+        """Forecast a step from the slowest rank's compute time and the exchange of buckets."""
         from labkit.forecast.gradient_exchange import Exchanged
 
         plan = self.algorithm, self.schedule, self.bucket_bytes, self.compressor
@@ -206,7 +208,7 @@ class AllReduce(Strategy):
         return Exchanged(query, *plan).step_forecast()
 
     def train(self, session: Session) -> None:
-        """Train by `model.fit` on the wall clock, or by a program on the virtual clock."""
+        """Train by `model.fit` in real time, or by a program on the virtual clock."""
         if session.experiment.clock == "virtual":
             session.play(self)
             return
@@ -220,7 +222,7 @@ class AllReduce(Strategy):
             session.optimizer(),
             session.communicator,
             algorithm=self.algorithm,
-            # A single rank exchanges nothing, so that the order of layers does not matter.
+            # A single rank exchanges nothing, so the order of exchanges does not matter.
             schedule="sequential" if into_next else self.schedule,
             bucket_bytes=self.bucket_bytes,
             compressor=self.compressor,
@@ -234,8 +236,8 @@ class AllReduce(Strategy):
         session.keeps(
             TrainingState(variables, optimizers, remembers={"exchange": optimizer.exchange})
         )
-        # With gradient accumulation, the optimizer updates its accumulator before the ranks
-        # exchange, so that a failed exchange cannot be repeated.
+        # With gradient accumulation, the optimizer changes its accumulator before the exchange, so
+        # a failed exchange cannot be repeated.
         accumulates = optimizer.gradient_accumulation_steps is not None
         session.fit(
             [Synchronize(session.communicator)], None if accumulates else optimizer.exchange

@@ -1,4 +1,4 @@
-"""Asynchronous DiLoCo: workers take local steps; a server applies each pseudo-gradient."""
+"""Asynchronous DiLoCo: workers take local steps, and a server applies each pseudo-gradient."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from labkit.strategies.taxonomy import Cell
 
 
 class AsynchronousDiLoCo(Replicas):
-    r"""Each worker takes H local steps from the server's weights, and sends its pseudo-gradient.
+    r"""Each worker takes H local steps from the server's weights, then sends its pseudo-gradient.
 
-    The server applies the pseudo-gradient \(\Delta_t\) on arrival. The server updates its momentum
-    only after every N pseudo-gradients, so that stale pseudo-gradients have less effect (delayed
-    Nesterov):
+    The server applies each pseudo-gradient \(\Delta_t\) as soon as it arrives. The server updates
+    its momentum only at every N-th pseudo-gradient, which reduces the effect of stale
+    pseudo-gradients (delayed Nesterov):
 
     \[v \leftarrow \beta v + \tfrac1N \sum_{s=t-N+1}^t \Delta_s \ \text{and}\
     \theta \leftarrow \theta - \eta (\beta v + \tfrac1N \Delta_t) \quad\text{at each N-th},\qquad
@@ -38,18 +38,18 @@ class AsynchronousDiLoCo(Replicas):
 
     Args:
         period: The number H of local steps between two exchanges with the server.
-        momentum_delay: The number N of pseudo-gradients per momentum update; 1: Nesterov momentum
-            with each pseudo-gradient.
+        momentum_delay: The number N of pseudo-gradients per momentum update; 1: each
+            pseudo-gradient updates the momentum.
         outer_learning_rate: The learning rate η of the server.
         outer_momentum: The momentum β of the server.
 
-    A faster worker sends more pseudo-gradients. Training ends after the total number of steps of
-    all epochs, so the last periods may have fewer than H steps. Messages are never compressed. The
-    final model has the moving statistics of worker 0.
+    A faster worker sends more pseudo-gradients. Training ends after the steps of all epochs, so the
+    last periods may have fewer than H steps. Messages are never compressed. The final model has the
+    moving statistics of normalization layers of worker 0.
 
     Source: B. Liu et al., Asynchronous Local-SGD training for language modeling, 2024, arXiv
-        2401.09135. The paper's dynamic local updates are omitted, and so is momentum between the
-        server's momentum updates (c = 0).
+        2401.09135. labkit omits the paper's dynamic local updates, and the use of momentum between
+        two momentum updates (c = 0).
     """
 
     architecture: ClassVar[tuple[str, ...]] = ("parameter servers",)
@@ -62,7 +62,7 @@ class AsynchronousDiLoCo(Replicas):
     outer_momentum: NonNegativeFloat = Field(0.9, lt=1.0)
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell, which is not periodic for H = 1: each step is exchanged."""
+        """Return the taxonomy cell; it is not periodic for H = 1, as each step is exchanged."""
         cell = super().cell(workers)
         return cell._replace(synchronization="asynchronous") if self.period == 1 else cell
 
@@ -72,7 +72,7 @@ class AsynchronousDiLoCo(Replicas):
         return True
 
     def cycle(self, experiment: ExperimentSpec) -> int:
-        """Return the number H of local steps between two exchanges."""
+        """Return the number H of local steps between two exchanges of a worker."""
         return self.period
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
@@ -131,11 +131,11 @@ class AsynchronousDiLoCo(Replicas):
                 epoch += 1
 
     def _first_period(self, roles: Roles) -> int:
-        """Return the number of steps in the first period of each worker."""
+        """Return the number of local steps in the first period of each worker."""
         return min(self.period, roles.steps * roles.epochs)
 
     def _step(self, delta: Vector, velocity: Vector, count: int) -> Vector:
-        """Return the amount that the server subtracts from its weights for a pseudo-gradient."""
+        """Return what the server subtracts from its weights for one pseudo-gradient."""
         direction = delta / self._cast(delta, self.momentum_delay)
         if count % self.momentum_delay == 0:
             direction = direction + self._cast(delta, self.outer_momentum) * velocity
@@ -144,5 +144,5 @@ class AsynchronousDiLoCo(Replicas):
 
     @staticmethod
     def _cast(like: Vector, number: float) -> Vector:
-        """Return a number in the dtype of the weights."""
+        """Return a number converted to the dtype of the weights."""
         return np.asarray(number, like.dtype)

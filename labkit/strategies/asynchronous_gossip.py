@@ -1,12 +1,13 @@
-"""Asynchronous gossip: active workers average weights with passive workers' server processes.
+"""Asynchronous gossip: active workers average weights with the server processes of passive workers.
 
     worker     0 (active)   1 (passive)   2 (active)   3 (passive)
     server                  4                          5              on the ranks of 1 and 3
     counter    6                                                      on the rank of 0
 
-If all workers had the same role, two workers that request each other's weights at the same time
-would deadlock. Therefore active workers never receive requests. The server process of a passive
-worker holds the worker's weights, and answers requests while the worker computes.
+If all workers had the same role, two workers that wait for each other's weights could deadlock.
+Therefore workers are active or passive, and active workers never receive requests. The server
+process of a passive worker holds this worker's weights and answers requests while the worker
+computes.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from labkit.programs import (
 
 
 def passive_servers(workers: int) -> dict[int, int]:
-    """Return the number of each passive worker's server process, by worker."""
+    """Return a mapping from each passive worker to the number of its server process."""
     return {worker: workers + worker // 2 for worker in range(1, workers, 2)}
 
 
 def places(workers: int) -> list[int]:
-    """Return the rank of each worker, of each server process, and of the counter process."""
+    """Return the rank on which each worker, each server process and the counter process runs."""
     return [*range(workers), *passive_servers(workers), 0]
 
 
@@ -51,7 +52,7 @@ def program(roles: Roles, number: int, on_ring: bool, mark: Any = None) -> Progr
     Args:
         roles: The roles of all processes of the training.
         number: The number of this process.
-        on_ring: Whether active workers average with their neighbours on the ring only.
+        on_ring: Whether active workers average only with their two neighbours on the ring.
         mark: The state from which the program resumes, or None.
     """
     servers = passive_servers(roles.workers)
@@ -67,7 +68,7 @@ def program(roles: Roles, number: int, on_ring: bool, mark: Any = None) -> Progr
 
 
 def _active(roles: Roles, number: int, partners: Sequence[int], mark: Any) -> Program:
-    """Run an active worker: send weights to a random server, compute, average with the answer."""
+    """Run an active worker: send weights to a random server, compute, average with its reply."""
     counter, half, ends = _counter(roles), roles.weights.dtype.type(0.5), False
     weights, epochs, step, wants = mark or (roles.weights, 0, 0, False)
     while not ends:
@@ -88,7 +89,7 @@ def _active(roles: Roles, number: int, partners: Sequence[int], mark: Any) -> Pr
 
 
 def _passive(roles: Roles, number: int, server: int, mark: Any) -> Program:
-    """Run a passive worker: compute at the server's weights, and send the server the gradient."""
+    """Run a passive worker: compute gradients at the server's weights, and send them to it."""
     counter, ends = _counter(roles), False
     weights, step, wants = mark or (roles.weights, 0, False)
     while not ends:
@@ -104,7 +105,7 @@ def _passive(roles: Roles, number: int, server: int, mark: Any) -> Program:
 
 
 def _serve(roles: Roles, number: int, mark: Any) -> Program:
-    """Run a server: average with active workers' weights, apply the passive worker's gradients."""
+    """Run a server: average with active workers' weights; apply the passive worker's gradients."""
     weights, epochs, senders = mark or (roles.weights, 0, 1 + (roles.workers + 1) // 2)
     half = weights.dtype.type(0.5)
     while senders:
@@ -124,7 +125,7 @@ def _serve(roles: Roles, number: int, mark: Any) -> Program:
 
 
 def _count(roles: Roles, number: int, mark: Any) -> Program:
-    """Run the counter, which assigns the steps of all epochs to workers in request order."""
+    """Run the counter, which assigns the training steps of all epochs to workers on request."""
     epoch = roles.workers * roles.steps
     total = epoch * roles.epochs
     granted, requests, workers, wants = mark or (roles.workers, 0, roles.workers, False)
@@ -134,7 +135,7 @@ def _count(roles: Roles, number: int, mark: Any) -> Program:
         wants, requests = wants or request.ends, requests + 1
         ends = wants or granted >= total
         granted, workers = granted + (not ends), workers - ends
-        # A worker has not yet completed the step that it requested last. The last answer to a
+        # The step that a worker requested most recently is not yet complete. The last reply to a
         # worker reports that all epochs are complete.
         epochs = (requests - roles.workers) // epoch if not ends or wants else roles.epochs
         yield Send(

@@ -1,4 +1,4 @@
-"""Parameter averaging: replicas train separately, and average their weights periodically."""
+"""Parameter averaging: replicas train separately and periodically average their weights."""
 
 from __future__ import annotations
 
@@ -37,47 +37,50 @@ from labkit.strategies.replicas import SynchronousReplicas
 from labkit.strategies.strategy import ExperimentSpec
 from labkit.strategies.taxonomy import Cell
 
-# SGD's update is linear in the gradient also with these options.
+# With these options too, the update of SGD is a linear function of the gradient.
 _LINEAR = {"momentum", "nesterov", "weight_decay"}
 
 
 class ParameterAveraging(SynchronousReplicas):
-    r"""Replicas average their weights every H local steps: local SGD, DiLoCo, Streaming DiLoCo.
+    r"""Replicas average weights after every H local steps: local SGD, DiLoCo, Streaming DiLoCo.
 
-    After H local steps the pseudo-gradient of worker i is the change of its weights,
-    \(\Delta_i = \theta - w_i\). All workers apply the mean pseudo-gradient to the weights θ of the
-    last averaging:
+    After H local steps, the pseudo-gradient of worker i is the change of this worker's weights,
+    \(\Delta_i = \theta - w_i\). All workers apply the mean pseudo-gradient to θ, which are the
+    weights after the previous averaging:
 
     \[\theta \leftarrow \theta - \mathrm{outer}\bigl(\tfrac1n\sum_i \Delta_i\bigr), \qquad
     w_i \leftarrow \theta.\]
 
-    Without an outer optimizer, the new weights are the mean of the workers' weights. The mean
-    weights each pseudo-gradient by the number of rows in its steps.
+    Without an outer optimizer, the new weights are the mean of the workers' weights. In this mean,
+    the weight of a pseudo-gradient is the number of rows in the worker's local steps.
 
     Args:
-        period: The number H of local steps between two averagings; "epoch": once per epoch.
-        adaptive: Whether the period decreases with the loss. Period j then has \(H_j =
-            \lceil\sqrt{F_j/F_0}\,H\rceil\) steps, where \(F_j\) is the mean loss of all steps since
-            the previous averaging. An adaptive period never exceeds H. With
-            `local_steps="by_speed"` each worker takes at least one step per period.
-        outer_optimizer: The outer optimizer: None, "sgd", or "nesterov", \(v \leftarrow \mu v +
-            \Delta\), \(\theta \leftarrow \theta - \eta(\Delta + \mu v)\).
+        period: The number H of local steps between two averagings; "epoch": one averaging per
+            epoch.
+        adaptive: Whether the period becomes shorter as the loss decreases. Period j then has \(H_j
+            = \lceil\sqrt{F_j/F_0}\,H\rceil\) steps, where \(F_j\) is the mean loss of all steps
+            since the previous averaging. An adaptive period never exceeds H. With
+            `local_steps="by_speed"`, each worker still takes at least one step per period.
+        outer_optimizer: The optimizer that applies the mean pseudo-gradient: None, "sgd", or
+            "nesterov", \(v \leftarrow \mu v + \Delta\), \(\theta \leftarrow \theta - \eta(\Delta +
+            \mu v)\).
         outer_learning_rate: The learning rate η of the outer optimizer.
         outer_momentum: The momentum μ of "nesterov".
         warmup_steps: The number of synchronous steps before the first local step (post-local SGD).
-        optimizer_state: How an averaging changes the optimizer's slot variables. "keep": the slots
-            of each worker remain unchanged. "average": slots and moving statistics are averaged
-            like the weights, weighted by rows. "reset": slots and the step count are reset.
+        optimizer_state: What an averaging does with the optimizer's slot variables (such as
+            momentum). "keep": each worker keeps its own slot variables. "average": slot variables
+            and moving statistics are averaged like the weights, in proportion to rows. "reset":
+            slot variables and the step count of the optimizer are reset.
         local_steps: "equal": all workers take H steps per period. "by_speed": while the fastest
-            worker takes H steps, a worker that is c times slower takes ⌊H/c⌋ steps, so that no
-            worker waits long. The experiment defines the slowdown of each worker (`stragglers`); a
-            random slowdown counts by its mean. A slower worker has a lower weight in the mean,
-            because it processes fewer rows.
-        fragments: The number of fragments, which are equal ranges of the flat weights. The
-            fragments are averaged in turn, at evenly spaced steps of the period.
+            worker takes H steps, a worker that is c times slower takes ⌊H/c⌋ steps, which shortens
+            the wait. The experiment defines the slowdown of each worker (`stragglers`); for a
+            random slowdown, its mean is used. A slower worker counts less in the mean, because it
+            processes fewer rows.
+        fragments: The number of equal parts into which the flat weights are divided. The fragments
+            are averaged one after another, at evenly spaced steps of the period.
         overlap_steps: The number of local steps that a worker takes while an averaging is in
-            progress. The worker adds the weight changes of its local steps during an averaging to
-            the averaged weights.
+            progress. When an averaging is complete, the worker adds the changes by its local steps
+            since the start of the averaging.
         compressor: The compressor of pseudo-gradients: one of `labkit.compression.COMPRESSORS`, its
             name, or None.
 
@@ -89,8 +92,8 @@ class ParameterAveraging(SynchronousReplicas):
     al., 2024, arXiv 2401.09135 (dynamic local updates), where workers do not wait for each other at
     all; the outer optimizer after A. Douillard et al., 2023, arXiv 2311.08105; fragments and
     overlap after A. Douillard et al., 2025, arXiv 2501.18512. Differs from Douillard et al. 2025:
-    fragments are equal ranges of the flat weights, not layers, and local progress is added in full,
-    not mixed.
+    fragments are equal ranges of the flat weights, not layers. The changes by local steps are added
+    in full, not mixed.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("periodic", "synchronous")
@@ -111,11 +114,11 @@ class ParameterAveraging(SynchronousReplicas):
 
     @classmethod
     def supports(cls, cell: Cell) -> bool:
-        """Return whether a taxonomy cell is periodic, or synchronous and sequential."""
+        """Return whether a taxonomy cell is periodic, or is synchronous and sequential."""
         return cell.synchronization == "periodic" or cell.scheduling == "sequential"
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell, which depends on `period` and on `overlap_steps`."""
+        """Return the strategy's taxonomy cell; it depends on `period` and `overlap_steps`."""
         cell = super().cell(workers)
         if self._averages_each_step:
             return cell._replace(synchronization="synchronous")
@@ -128,7 +131,7 @@ class ParameterAveraging(SynchronousReplicas):
         return self.period == 1 and not self.overlap_steps and is_uniform
 
     def is_exact_in(self, experiment: ExperimentSpec) -> bool:
-        """Return whether all weights are averaged after each step, with a linear update."""
+        """Return whether weights are averaged after each step and each update is linear."""
         options = experiment.optimizer_options
         linear = experiment.optimizer == "sgd" and options.keys() <= _LINEAR
         shared = self.optimizer_state == "average" or not options.get("momentum")
@@ -145,8 +148,8 @@ class ParameterAveraging(SynchronousReplicas):
             raise InvalidInput(
                 f"optimizer_state={self.optimizer_state!r} applies to whole models, but "
                 f"fragments={self.fragments} "
-                f"and overlap_steps={self.overlap_steps} average parts of a model in turn, or "
-                "late; use "
+                f"and overlap_steps={self.overlap_steps} average a model in parts, or with a "
+                "delay; use "
                 "optimizer_state='keep'"
             )
         if streams and (self.adaptive or self.period == "epoch"):
@@ -157,14 +160,14 @@ class ParameterAveraging(SynchronousReplicas):
             )
         if isinstance(self.period, int) and self.period // self.fragments <= self.overlap_steps:
             raise InvalidInput(
-                f"period={self.period} with fragments={self.fragments} is an averaging every "
+                f"period={self.period} with fragments={self.fragments} averages a fragment every "
                 f"{self.period // self.fragments} steps, but with "
                 f"overlap_steps={self.overlap_steps} an "
                 "averaging takes at least as long; use a longer period, fewer fragments, or a "
                 "smaller overlap_steps"
             )
         if self.compressor is not None:
-            # The compressed values change the weights directly, as in SGD.
+            # The compressed values change the weights directly, as in plain SGD.
             self.compressor.check("sgd", {})
         if self.fragments > 1 and self.compressor is not None and self.compressor.by_layer:
             raise InvalidInput(
@@ -189,18 +192,18 @@ class ParameterAveraging(SynchronousReplicas):
             )
 
     def cycle(self, experiment: ExperimentSpec) -> int:
-        """Return the longest period, in steps."""
+        """Return the longest possible period, in steps."""
         if self.period == "epoch":
             return experiment.epoch_steps or 1
         return self.period
 
     def forecast(self, query: Query) -> StepForecast:
-        """Forecast a step by simulation of the programs after the warm-up."""
+        """Forecast a training step by simulation of the programs, without the warm-up steps."""
         steady = self.model_copy(update={"warmup_steps": 0})
         return of_program(query, steady, self.cycle(query.experiment), steady.crowd(query.workers))
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
-        """Return the program of a replica: local steps, and averagings when they are due."""
+        """Return the program of a replica: local steps, and averagings at the due steps."""
         slower = roles.slower[number] if self.local_steps == "by_speed" else 1.0
         replica, last = mark or (_Replica(self, roles, slower), False)
         total = roles.steps * roles.epochs
@@ -223,7 +226,7 @@ class ParameterAveraging(SynchronousReplicas):
                 else:
                     replica.advance()
                 last = yield from replica.average_due(replica.step == total)
-                if last:  # a worker ends training: average the remaining fragments
+                if last:  # a worker ends training, so the remaining fragments are averaged
                     yield from replica.average_due(True)
             if replica.step % roles.steps == 0:
                 yield Snapshot(replica.step // roles.steps - 1, replica.weights)
@@ -232,7 +235,7 @@ class ParameterAveraging(SynchronousReplicas):
 @record()
 @dataclass
 class _UnderWay:
-    """An allreduce in progress: its fragment, the sent weights and row count, and its due step."""
+    """An allreduce in progress: its fragment, the weights and row count sent, and its due step."""
 
     fragment: int
     sent: Vector
@@ -257,10 +260,10 @@ class _Replica:
         )
         self._shared = [part.take(roles.weights) for part in self._parts]
         self._velocity = [np.zeros_like(shared) for shared in self._shared]
-        self._rows = [0] * len(self._parts)  # rows since the last averaging of each fragment
-        self._met = [0] * len(self._parts)  # step of the last averaging of each fragment
-        self._since, self._losses = 0, list[float]()  # steps and losses in this period
-        self._first: float | None = None  # the loss of the first period
+        self._rows = [0] * len(self._parts)  # for each fragment, rows since its last averaging
+        self._met = [0] * len(self._parts)  # for each fragment, the step of its last averaging
+        self._since, self._losses = 0, list[float]()  # step count and losses in this period
+        self._first: float | None = None  # mean loss of the first period
         self._longest = roles.steps if strategy.period == "epoch" else strategy.period
         self._least = math.ceil(max(roles.slower)) if strategy.local_steps == "by_speed" else 1
         self._period = self._longest
@@ -269,7 +272,7 @@ class _Replica:
 
     @property
     def is_ready(self) -> bool:
-        """Whether this worker takes a step at the same time as the fastest worker's next step."""
+        """Whether this worker takes a step during the next step of the fastest worker."""
         place = self._since % self._period
         return (place + 1) // self._slower > place // self._slower
 
@@ -282,20 +285,21 @@ class _Replica:
         self.advance()
 
     def advance(self) -> None:
-        """Count one step of the fastest worker, by which all workers count time."""
+        """Count one step of the fastest worker, which is the unit of time for all workers."""
         self.step, self._since = self.step + 1, self._since + 1
 
     def start_period(self) -> None:
-        """Start a period at the current weights, which are the same on all workers."""
+        """Start a period from the current weights, which are equal on all workers."""
         self._shared = [part.take(self.weights) for part in self._parts]
         self._rows, self._since, self._losses = [0] * len(self._parts), 0, []
         self._met = [self.step] * len(self._parts)
 
     def average_due(self, ends: bool) -> Generator[Action, Any, bool]:
-        """Start and complete the averagings that are due; return whether any worker ends training.
+        """Start and complete the due averagings; return whether any worker requests the end.
 
         Args:
-            ends: Whether all fragments that were not averaged at this step are averaged now.
+            ends: Whether to average all fragments now, except those that were already averaged at
+                this step.
         """
         stops = False
         if self._under_way is not None and (ends or self._under_way.due <= self.step):
@@ -309,7 +313,7 @@ class _Replica:
         return stops
 
     def _is_due(self, fragment: int) -> bool:
-        """Return whether a fragment's averaging is due; the due steps are evenly spaced."""
+        """Return whether a fragment must be averaged now; its due steps are evenly spaced."""
         return (
             self._since % self._period
             == (fragment + 1) * self._period // len(self._parts) % self._period
@@ -333,7 +337,7 @@ class _Replica:
         fragment, part = averaging.fragment, self._parts[averaging.fragment]
         self._shared[fragment] = self._outer_step(fragment, mean.values)
         averaged = self._shared[fragment]
-        # The worker adds the local steps that it has taken during the averaging.
+        # The worker adds the changes by the local steps that it took during the averaging.
         if self.step > averaging.due - self._strategy.overlap_steps:
             averaged = averaged + (part.take(self.weights) - averaging.sent)
         weights = self.weights.copy()
@@ -353,7 +357,7 @@ class _Replica:
         return mean.last
 
     def _outer_step(self, fragment: int, delta: Vector) -> Vector:
-        """Return the weights after the step of the outer optimizer."""
+        """Return the weights of a fragment after a step of the outer optimizer."""
         strategy, shared = self._strategy, self._shared[fragment]
         if strategy.outer_optimizer is None:
             return shared - delta

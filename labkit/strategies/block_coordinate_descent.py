@@ -31,43 +31,46 @@ from labkit.strategies.replicas import SynchronousReplicas
 from labkit.strategies.strategy import ExperimentSpec
 from labkit.strategies.taxonomy import Cell
 
-_MAX_PAIRS = 50_000_000  # maximum number of float64 coupling numbers (400 MB)
+_MAX_PAIRS = 50_000_000  # most numbers (float64, 400 MB in all) from which couplings follow
 
 
 class BlockCoordinateDescent(SynchronousReplicas):
-    r"""Model-parallel rounds (STRADS): each round updates a few selected blocks of the weights.
+    r"""Model-parallel rounds as in STRADS: each updates only a few selected blocks of the weights.
 
-    In each round all workers select the same blocks B, of which no two depend on each other. Each
-    worker computes the gradient of its rows, and the allreduce sums only the gradient of B:
+    In each round, all workers select the same set B of blocks, of which no two depend on each
+    other. Each worker computes the gradient of its own rows, and the allreduce sums only the part
+    of the gradient for B:
 
     \[w_B \leftarrow S_{\eta \lambda}\bigl(w_B - \eta\, \tfrac1n \sum_i g_{i,B}\bigr), \qquad
     S_t(v) = \mathrm{sign}(v) \max(|v| - t, 0).\]
 
-    A round is exact coordinate descent of the lasso on |B| coordinates if batches have all rows,
-    blocks are single weights, and columns have unit variance. The learning rate must then be 0.5
-    with the mean squared error.
+    With the following three conditions, a round is exact coordinate descent of the lasso on |B|
+    coordinates. Batches have all rows, blocks are single weights, and columns have unit variance.
+    The learning rate must then be 0.5 if the loss is the mean squared error.
 
     Args:
-        selection: The selection of blocks. "priority": preferably the blocks whose weights changed
-            most in their last update. "round_robin": the least recently selected blocks. "random":
-            blocks chosen at random. `labkit.schedules.blocks` implements these selections.
-        block: The number of weights in a block, which is a range of the flat weights; "layer": one
-            block per layer.
-        blocks_per_round: The largest number of blocks that a round updates. If a round updates one
-            block, no dependencies between blocks are computed.
-        dependency: Two blocks with a coupling of at least this value are not updated in the same
-            round (`labkit.schedules.blocks.couplings`); None: no check of couplings. Couplings are
-            measured once, at the initial weights on the first batch. Before the first round each
+        selection: How each round selects blocks. "priority": mostly the blocks that changed most in
+            their last update. "round_robin": the blocks that were not selected for the longest
+            time. "random": blocks chosen at random. `labkit.schedules.blocks` implements these
+            selections.
+        block: The number of weights in a block, which is a contiguous range of the flat weights.
+            "layer": one block per layer.
+        blocks_per_round: The largest number of blocks that a round updates. If a round updates only
+            one block, labkit does not compute dependencies between blocks.
+        dependency: Two blocks are not updated in the same round if their coupling is at least this
+            value (`labkit.schedules.blocks.couplings`); None: couplings are ignored. Couplings are
+            measured once, for the initial weights and the first batch. Before the first round, each
             worker computes two gradients per block, and one allreduce sums (blocks × weights)
             numbers.
         l1: The factor λ of the L1 penalty, which is the sum of the absolute values of all weights.
             The loss in the history includes the penalty.
-        floor: The constant η that is added to each block's priority, see `labkit.schedules.blocks`.
+        floor: The constant η in the priority of each block, see `labkit.schedules.blocks`.
 
     Source: S. Lee, J. K. Kim, X. Zheng, Q. Ho, G. Gibson, E. Xing: On model parallelization and
     scheduling strategies for distributed machine learning, NIPS 2014 (STRADS). Differs from it: a
-    worker computes its whole gradient and sends a part of it. Unlike the paper, labkit computes
-    dependencies once, from the curvature of any model's loss.
+    worker computes its whole gradient, and sends only the part for the selected blocks. Unlike the
+    paper, labkit computes dependencies only once, from the curvature of the loss of any neural
+    network.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("synchronous",)
@@ -93,20 +96,20 @@ class BlockCoordinateDescent(SynchronousReplicas):
             )
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell; its scheduling is "priority" if `selection` is "priority"."""
+        """Return the strategy's taxonomy cell; its scheduling is "priority" or "sequential"."""
         order = "priority" if self.selection == "priority" else "sequential"
         return super().cell(workers)._replace(scheduling=order)
 
     def copies(self, workers: int) -> Sequence[int]:
-        """Return worker 0, because all workers hold the same weights."""
+        """Return [0]: worker 0 stands for all workers, because their weights are equal."""
         return [0]
 
     def recurs(self, experiment: ExperimentSpec) -> bool:
-        """Return whether rounds select one block each, in turn and without randomness."""
+        """Return whether communication repeats: each round selects one block, in turn."""
         return self.selection == "round_robin" and self.blocks_per_round == 1
 
     def forecast(self, query: Query) -> StepForecast:
-        """Forecast a step by simulation of rounds, without dependencies between blocks."""
+        """Forecast a training step by simulation of rounds, without dependencies between blocks."""
         layers = sum(bool(layer.weights) for layer in query.model.layers)
         size = sum(map(prod, shapes_of(query)))
         count = layers if self.block == "layer" else -(-size // self.block)
@@ -115,7 +118,7 @@ class BlockCoordinateDescent(SynchronousReplicas):
         return of_program(query, plain, cycle, plain.crowd(query.workers))
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
-        """Return the program of a worker, which is the same for all workers."""
+        """Return the program of a worker; all workers run the same program."""
         edges = self._edges(roles)
         first, weights, wants, rounds = mark or (0, roles.weights, False, None)
         if rounds is None:
@@ -141,20 +144,20 @@ class BlockCoordinateDescent(SynchronousReplicas):
                 return
 
     def _edges(self, roles: Roles) -> list[int]:
-        """Return each block's start in the flat weights, followed by the number of weights."""
+        """Return the start of each block in the flat weights, then the total number of weights."""
         size = roles.weights.size
         if self.block == "layer":
             return [0, *np.cumsum(roles.layers).tolist()]
         return [*range(0, size, self.block), size]
 
     def _rounds(self, roles: Roles, edges: Sequence[int]) -> Generator[Action, Any, BlockRounds]:
-        """Return the block scheduler, after an allreduce of the couplings between blocks."""
+        """Return the selector of blocks, after an allreduce of their couplings if necessary."""
         depends, count = None, len(edges) - 1
         if self.dependency is not None and self.blocks_per_round > 1:
             if count * roles.weights.size > _MAX_PAIRS:
                 raise InvalidInput(
-                    f"couplings of {count:,} blocks (block={self.block!r}) with "
-                    f"{roles.weights.size:,} weights exceed {_MAX_PAIRS:,} numbers; give "
+                    f"the couplings of {count:,} blocks (block={self.block!r}) with "
+                    f"{roles.weights.size:,} weights need more than {_MAX_PAIRS:,} numbers; give "
                     "larger blocks, or dependency=None"
                 )
             curvature = yield Curvature(roles.weights, tuple(edges))
@@ -169,7 +172,7 @@ class BlockCoordinateDescent(SynchronousReplicas):
     def _update_blocks(
         self, roles: Roles, weights: Vector, mean: Vector, pieces: Sequence[slice]
     ) -> Generator[Action, Any, Vector]:
-        """Return the weights after an update of only the selected ranges."""
+        """Return the weights after an update that changes only the selected ranges."""
         gradient, offset = np.zeros_like(weights), 0
         for piece in pieces:
             length = piece.stop - piece.start

@@ -1,4 +1,4 @@
-"""Codistillation: each worker trains a model, and learns from other workers' predictions."""
+"""Codistillation: each worker trains a model and also learns from other workers' predictions."""
 
 from __future__ import annotations
 
@@ -29,33 +29,35 @@ from labkit.strategies.strategy import ExperimentSpec
 
 
 class Codistillation(Replicas):
-    r"""Each worker trains a model, with other workers' earlier predictions in its loss.
+    r"""Each worker trains its own model; its loss includes earlier predictions of other workers.
 
-    Let \(p_j\) be the probabilities that worker j predicts for the rows of worker i's batch. Worker
-    i minimizes
+    Let \(p_j\) be the probabilities that worker j predicts for the batch of worker i; worker i
+    minimizes Worker i minimizes
 
     \[\mathrm{loss}(y, p_i) + \psi\, \mathrm{loss}\Bigl(\tfrac1{n-1}
     \sum_{j \ne i} \bar p_j,\; p_i\Bigr),\]
 
-    where \(\bar p_j\) is predicted by weights that are H to 2H steps old. A message that is sent at
-    the start of a period is used in the next period, so it has a whole period to arrive.
+    where \(\bar p_j\) is computed with weights of worker j that are H to 2H steps old. A message
+    that is sent at the start of one period is used in the next period, so it has a whole period to
+    arrive.
 
     Args:
         period: The number H of steps in a period.
-        distillation_weight: The weight ψ of the distillation term; 0: separate trainings.
-        exchange: "predictions": each worker predicts the other workers' batches of the next period,
-            whose rows are known in advance, and sends the predictions. "weights": each worker sends
-            its weights, and the receivers predict their own batches. Both exchanges give the same
-            result. They differ in message size: the class probabilities of the batches, or the
-            weights.
+        distillation_weight: The weight ψ of the distillation term; 0: the workers train
+            independently.
+        exchange: "predictions": each worker predicts the next batches of all other workers and
+            sends them these predictions. This works because the rows of all batches are known in
+            advance. "weights": each worker sends its weights, and the receivers compute the
+            predictions for their own batches. Both exchanges give the same result. They differ in
+            what is sent: class probabilities for the batches, or weights.
 
-    The loss of the first 2H steps has no distillation term. Worker 0's model is evaluated, and is
-    the result of training. For its predictions, a worker uses the moving statistics of its own
-    layers. Messages are never compressed.
+    In the first 2H steps, the loss has no distillation term. The model of worker 0 is evaluated and
+    is the result of training. When a worker predicts, it uses the moving statistics of its own
+    normalization layers. Messages are never compressed.
 
     Source: R. Anil et al., Large scale distributed neural network training through online
-    distillation, 2018, arXiv 1804.03235. Differs from it: the paper exchanges only weights, as
-    checkpoints that each worker reads at any time. The paper's model copies start with different
+    distillation, 2018, arXiv 1804.03235. Differs from it: the paper exchanges only weights, through
+    checkpoints that each worker may read at any time. The paper's model copies start with different
     weights; here all workers start with the same weights and read different rows.
     """
 
@@ -71,27 +73,28 @@ class Codistillation(Replicas):
         super().check(experiment)
         if experiment.rows is None:
             raise InvalidInput(
-                "a callable data set yields each batch once, but other workers predict a "
-                "batch before its worker reads it; give arrays (x, y) or a named data set"
+                "a callable data set yields each batch once, but other workers predict on a "
+                "batch before its own worker reads the batch; give arrays (x, y) or a named data "
+                "set"
             )
 
     def copies(self, workers: int) -> Sequence[int]:
-        """Return worker 0, whose weights are the result."""
+        """Return [0], because the weights of worker 0 are the result of training."""
         return [0]
 
     def cycle(self, experiment: ExperimentSpec) -> int:
-        """Return the steps of two periods, because messages of one period are used in the next."""
+        """Return the steps of two periods, as messages of a period are used in the next one."""
         return 2 * self.period
 
     def crowd(self, workers: int) -> Crowd | None:
-        """Return a sample of workers for a forecast, scaled to the messages of all workers."""
+        """Return a sample of workers for a forecast, with message counts scaled to all workers."""
         sample = PLAYED // 2
         return (
             Crowd(self, sample, everyone=(workers - 1) / (sample - 1)) if workers > sample else None
         )
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
-        """Return the program of a worker; each period uses the messages of the previous period."""
+        """Return a worker's program; each period uses messages from the period before."""
         peers = [worker for worker in range(roles.workers) if worker != number]
         total = roles.steps * roles.epochs
         first, weights, wants, stop_requested = mark or (0, roles.weights, False, False)
@@ -101,8 +104,8 @@ class Codistillation(Replicas):
             steps, next_steps = (self._period(start + offset, total) for offset in (0, self.period))
             if start >= 2 * self.period:
                 messages = yield from self._receive(peers, len(steps))
-            # A worker that requests the end of training tells all other workers at the start of a
-            # period. All workers stop one period after this message.
+            # If a worker must end training, it tells all other workers at the start of the next
+            # period. All workers stop one period after they receive this message.
             ends = stop_requested or any(
                 message.ends for peer_messages in messages for message in peer_messages
             )
@@ -128,7 +131,7 @@ class Codistillation(Replicas):
     def _send(
         self, peers: Sequence[int], message: Message, next_steps: Sequence[int]
     ) -> Generator[Action, Any, None]:
-        """Send the weights, or predictions with these weights for each step of the next period."""
+        """Send the weights, or their predictions for each step of the next period."""
         assert message.values is not None  # for the type checker
         for peer in peers:
             for step in next_steps[:1] if self.exchange == "weights" else next_steps:
@@ -142,7 +145,7 @@ class Codistillation(Replicas):
     def _receive(
         self, peers: Sequence[int], steps: int
     ) -> Generator[Action, Any, list[list[Message]]]:
-        """Receive the messages of all other workers for the steps of a period."""
+        """Receive messages from all other workers for each step of a period."""
         count = 1 if self.exchange == "weights" else steps
         messages: list[list[Message]] = [[] for _ in peers]
         for peer, peer_messages in zip(peers, messages, strict=True):
@@ -153,7 +156,7 @@ class Codistillation(Replicas):
     def _mean_prediction(
         self, messages: Sequence[Sequence[Message]], index: int, number: int, step: int
     ) -> Generator[Action, Any, Vector | None]:
-        """Return the mean prediction of the other workers for this worker's next batch."""
+        """Return the mean of the other workers' predictions for this worker's next batch."""
         predictions: list[Vector] = []
         for peer_messages in messages:
             values = peer_messages[0 if self.exchange == "weights" else index].values

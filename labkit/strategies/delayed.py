@@ -1,4 +1,4 @@
-"""Delayed gradients: the modules of a model run their backward passes at the same time."""
+"""Delayed gradients: all modules (groups of layers) run their backward passes at the same time."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from labkit.strategies.strategy import Batch, ExperimentSpec, Session
 
 
 class DelayedGradients(Staged):
-    r"""Backward unlocking: no module waits for the backward pass of the next module.
+    r"""Training without backward locking: no module waits for the backward pass of the next module.
 
-    In iteration t module k of K receives the error gradient that module k + 1 has computed in
-    iteration t - 1, for the batch of iteration \(j = t - K + k\). Module k then updates its weights
-    by
+    In iteration t, module k of K receives the error gradient from module k + 1, which computed it
+    in iteration t - 1 for the batch of iteration \(j = t - K + k\). Module k then updates its
+    weights by
 
     \(w_k^{t+1} = w_k^t - \gamma \nabla_k f_j(w^j)\),
 
-    where the gradient is computed at the weights of iteration j, which are stored with the
-    activations of that iteration. The last module's gradients have no delay, and the first module's
-    gradients have a delay of K - 1 iterations. Until its first error gradient arrives, a module
-    uses its initial weights.
+    where the gradient is computed at the weights of iteration j, which the module stored together
+    with the activations of that iteration. The gradients of the last module have no delay; those of
+    the first module have a delay of K - 1 iterations. A module uses its initial weights until it
+    receives its first error gradient.
 
     Args:
-        modules: The number K of modules of a replica, each on one rank or sliced over several
-            ranks;
-            None: as many modules as the workers allow. The number of workers is a multiple of
-                modules × tensor_parallel_size.
+        modules: The number K of modules of a replica; each module is on one rank, or is divided
+            over several ranks.
+            None: as many modules as the number of workers allows. The number of workers is a
+                multiple of modules × tensor_parallel_size.
         tensor_parallel_size: The number of ranks that share each module, as in `Pipeline`.
-        partition: How the model is cut into modules. "parameters": minimizes the parameter count of
-            the largest module. "time": minimizes the time of the slowest module, from the seconds
-            of each undivided block measured on rank 0. A tuple: the number of blocks of each
-            module.
+        partition: How the layers are divided into modules. "parameters": so that the largest module
+            has as few parameters as possible. "time": so that the slowest module takes as little
+            time as possible; rank 0 measures the time of each undivided block. A tuple: the number
+            of blocks of each module.
 
-    `Pipeline` describes the memory use of ranks and the weights that callbacks see, which are the
-    same here.
+    Memory use, and the weights that callbacks see, are the same as for `Pipeline`, which describes
+    them.
 
     If a backward pass takes twice as long as a forward pass, the speedup is at most 3/(1 + 2/K).
 
     Source: Z. Huo et al., Decoupled Parallel Backpropagation with Convergence Guarantee, 2018,
-    arXiv 1804.10574. Differs from it: before the first error gradient arrives, a module's optimizer
-    takes no step; the paper uses a zero gradient, which is the same for SGD. Gradients that are in
-    transit after the last iteration are not applied.
+    arXiv 1804.10574. Differs from it: a module takes no optimizer step before its first error
+    gradient arrives. The paper uses a zero gradient instead, which is the same for SGD. Gradients
+    that are still on their way after the last iteration are not applied.
     """
 
     stages_field: ClassVar[str] = "modules"
@@ -55,7 +55,7 @@ class DelayedGradients(Staged):
     scheduling: ClassVar[tuple[str, ...]] = ("unlocked",)
     paper: ClassVar[str] = "Huo 2018, arXiv 1804.10574"
     unlocked: ClassVar[bool] = True
-    # No checkpoints, because gradients are in transit between steps.
+    # Checkpoints are impossible, because gradients are on their way between steps.
     resumable: ClassVar[bool] = False
 
     modules: PositiveInt | None = Field(None, kw_only=False)
@@ -65,11 +65,11 @@ class DelayedGradients(Staged):
         self.check_stages(experiment)
 
     def table(self, ranks: int, iterations: int = 1) -> ScheduleTable:
-        """Return the schedule of one replica for a number of successive iterations."""
+        """Return the pipeline schedule of one replica for a number of successive iterations."""
         return delayed(ranks, iterations)
 
     def forecast(self, query: Query) -> StepForecast:
-        """Forecast a step from the schedule, in a phase in which all modules are active."""
+        """Forecast a training step from the schedule, while all modules are busy."""
         return of_stages(query, self, goes_on=True)
 
     def train(self, session: Session) -> None:

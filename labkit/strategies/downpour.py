@@ -1,4 +1,4 @@
-"""Downpour SGD: replicas take local steps; they push gradients and fetch weights periodically."""
+"""Downpour SGD: replicas take local steps, and regularly push gradients and fetch weights."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ from labkit.strategies.work_quota import Quota
 
 
 class Downpour(Servers):
-    r"""Replicas push accumulated gradients every few batches, and fetch weights every few batches.
+    r"""Replicas push accumulated gradients and fetch new weights, each after a number of batches.
 
-    After each batch a replica takes a local step, \(w \leftarrow w - \eta g\), and adds g to its
-    accumulated gradient. Every `push_every` batches the replica pushes its accumulated gradient,
-    which each server applies on arrival. Every `fetch_every` batches the replica replaces its
-    weights by those of the servers. If `push_every` and `fetch_every` are 1, the method is an
-    asynchronous parameter server.
+    After each batch, a replica takes a local step, \(w \leftarrow w - \eta g\), and adds the
+    gradient g to its accumulated gradient. Every `push_every` batches, the replica pushes its
+    accumulated gradient; each server applies it on arrival. Every `fetch_every` batches, the
+    replica replaces its weights by the weights of the servers. If `push_every` and `fetch_every`
+    are 1, the method is an asynchronous parameter server.
 
     Args:
         fetch_every: The number of batches between two fetches.
         push_every: The number of batches between two pushes.
         local_rate: The learning rate η of a replica's local steps.
-        optimizer: The servers' optimizer. The paper attributes its stability to Adagrad, which
-            decreases the learning rate of each weight.
+        optimizer: The servers' optimizer. The paper attributes the stability of its method to
+            Adagrad, which decreases the learning rate of each weight over time.
 
-    The other fields are those of the base class `Servers`. With `stages` or `grid`, and
-    placement="sharded", the configuration is that of DistBelief. Training ends at the first fetch
-    after the completed and running batches reach the number of batches in all epochs.
+    The other fields are those of the base class `Servers`. With `stages` or `grid`, and with
+    placement="sharded", the configuration equals that of DistBelief. Training ends at the first
+    fetch after the number of completed and running batches reaches the total of all epochs.
 
     Source: J. Dean et al., Large scale distributed deep networks, NIPS 2012, algorithm 7.1. Differs
-        from it: unlike in the paper, a fetch is answered before the next batch begins, not during
-        the batch. A server waits for the pushes of all stages or machines of a replica, and applies
-        them as one update.
+        from it: a fetch is answered before the next batch begins, whereas in the paper it is
+        answered during the batch. A server waits for the pushes of all stages (or all machines) of
+        a replica, and applies them as one update.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("asynchronous", "asynchronous periodic")
@@ -65,11 +65,11 @@ class Downpour(Servers):
 
     @property
     def replays(self) -> bool:
-        """Whether all gradients are computed at the servers' weights, without local steps."""
+        """Whether replicas take all gradients at the servers' weights, after no local steps."""
         return self.fetch_every == self.push_every == 1
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell; it is periodic unless `push_every` and `fetch_every` are 1."""
+        """Return the taxonomy cell; it is periodic if `push_every` or `fetch_every` exceeds 1."""
         cell = super().cell(workers)
         is_periodic = max(self.fetch_every, self.push_every) > 1
         return cell._replace(synchronization="asynchronous periodic") if is_periodic else cell
@@ -79,13 +79,13 @@ class Downpour(Servers):
         super().check(experiment)
         if max(self.fetch_every, self.push_every) > 10_000:
             raise InvalidInput(
-                f"fetch_every={self.fetch_every}, push_every={self.push_every}: intervals so "
-                "long leave a replica to train alone; allowed: 1 to 10000"
+                f"fetch_every={self.fetch_every}, push_every={self.push_every} are so long that "
+                "a replica would train alone; allowed: 1 to 10000"
             )
 
     @property
     def cycle(self) -> int:
-        """The number of batches after which the pattern of pushes and fetches repeats."""
+        """The number of batches after which pushes and fetches repeat their pattern."""
         return math.lcm(self.push_every, self.fetch_every)
 
     def work(self, roles: Roles, number: int, mark: Any) -> Program:
@@ -124,7 +124,7 @@ class Downpour(Servers):
                     number, payload, versions[server], rows, gradient.step, wants=False
                 )
                 yield Send(server, message)
-            # Tells the server that this worker ends.
+            # The message tells the server that this worker ends.
             yield Send(server, Message(number, wants=False))
 
     def serve(self, roles: Roles, number: int, mark: Any) -> Program:

@@ -1,4 +1,4 @@
-"""Elastic averaging: an elastic force pulls the weights of each replica towards a centre."""
+"""Elastic averaging: an elastic force pulls each replica's weights towards central weights."""
 
 from __future__ import annotations
 
@@ -35,30 +35,31 @@ if TYPE_CHECKING:
 
 
 class ElasticAveraging(SynchronousReplicas):
-    r"""Replicas keep separate weights; an elastic force pulls each replica and the centre together.
+    r"""Each replica has its own weights; an elastic force pulls them and central weights together.
 
-    At every `period`-th step worker i applies the elastic force and a gradient, both evaluated at
-    the same weights:
+    At every `period`-th step, worker i applies the elastic force and a gradient, which both use the
+    weights before the step:
 
     \[x_i \leftarrow x_i - \alpha (x_i - \tilde x) - \eta g_i(x_i), \qquad
     \tilde x \leftarrow \tilde x + \alpha (x_i - \tilde x),\]
 
-    Messages travel while the worker computes the gradient. The centre is the evaluated model.
+    The messages are on their way while the worker computes the gradient. The centre \(\tilde x\) is
+    the model that is evaluated.
 
     Args:
         alpha: The strength α of the elastic force.
-        period: The number of steps between two elastic updates.
-        momentum: The Nesterov momentum of each worker's local steps (EAMSGD).
-        center: "server": a server on a separate rank holds the centre and answers workers in order
-            of arrival. "allreduce": all workers hold the centre and apply the force at the same
-            steps, which is the synchronous method.
+        period: The number of steps between two applications of the elastic force.
+        momentum: The Nesterov momentum of the local steps of each worker (EAMSGD).
+        center: "server": a server on a separate rank holds the centre, and answers workers in the
+            order in which messages arrive. "allreduce": all workers hold the centre and apply the
+            force at the same steps, which is the synchronous variant.
 
-    After its last step a worker applies the elastic force once more. Messages are never compressed.
-    The final model has the moving statistics of worker 0.
+    After its last step, a worker applies the elastic force once more. Messages are never
+    compressed. The final model has the moving statistics of worker 0's normalization layers.
 
     Source: S. Zhang, A. Choromanska, Y. LeCun, Deep learning with elastic averaging SGD, 2015,
-    arXiv 1412.6651. Differs from it: unlike in the paper, the elastic force applies to the weights
-    at which Nesterov's gradient is computed, because Keras stores those weights.
+    arXiv 1412.6651. Differs from it: the elastic force applies to the weights at which Nesterov's
+    gradient is computed, because Keras stores those weights.
     """
 
     architecture: ClassVar[tuple[str, ...]] = ("parameter servers", "collective")
@@ -76,12 +77,12 @@ class ElasticAveraging(SynchronousReplicas):
 
     @classmethod
     def supports(cls, cell: Cell) -> bool:
-        """Return whether the cell is asynchronous with a server, or synchronous and collective."""
+        """Return whether a cell is asynchronous with a server, or synchronous and collective."""
         asynchronous = cell.synchronization in ("asynchronous periodic", "asynchronous")
         return asynchronous == (cell.architecture == "parameter servers")
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell, which depends on the fields `center` and `period`."""
+        """Return the strategy's taxonomy cell; it depends on `center` and `period`."""
         cell = super().cell(workers)
         if self.central:
             synchronization = "asynchronous" if self.period == 1 else "asynchronous periodic"
@@ -96,8 +97,8 @@ class ElasticAveraging(SynchronousReplicas):
         if self.center == "allreduce" and self.alpha * workers > 1:
             raise InvalidInput(
                 f"alpha={self.alpha:g} with workers={workers} moves the centre by "
-                f"{self.alpha * workers:g} times its distance to the workers' mean, beyond "
-                f"that mean; use alpha up to {1 / workers:.3g}, such as 0.9 / workers"
+                f"{self.alpha * workers:g} times its distance to the workers' mean, which is "
+                f"beyond that mean; use alpha up to {1 / workers:.3g}, such as 0.9 / workers"
             )
         if self.central and self.algorithm != "auto":
             raise InvalidInput(
@@ -115,7 +116,7 @@ class ElasticAveraging(SynchronousReplicas):
             )
 
     def optimizer_options_of(self, experiment: ExperimentSpec) -> Mapping[str, JSON]:
-        """Return the experiment's optimizer options, plus the strategy's Nesterov momentum."""
+        """Return the experiment's optimizer options, with the Nesterov momentum of the strategy."""
         options = super().optimizer_options_of(experiment)
         nesterov = {"momentum": self.momentum, "nesterov": True} if self.momentum else {}
         return {**options, **nesterov}
@@ -126,11 +127,11 @@ class ElasticAveraging(SynchronousReplicas):
         return self.center == "server"
 
     def copies(self, workers: int) -> Sequence[int]:
-        """Return the process that holds the centre: the server, or worker 0."""
+        """Return the number of the process that holds the centre: the server, or worker 0."""
         return [workers if self.central else 0]
 
     def cycle(self, experiment: ExperimentSpec) -> int:
-        """Return the period, in steps."""
+        """Return the number of steps between two applications of the elastic force."""
         return self.period
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
@@ -204,9 +205,9 @@ class ElasticAveraging(SynchronousReplicas):
                 yield Snapshot(step // roles.steps - 1, centre)
 
     def _pull(self, distance: Vector, step: int, wants: bool) -> AllReduceAction:
-        """Return the allreduce of the differences between all workers' weights and the centre."""
+        """Return an allreduce of the differences between workers' weights and the centre."""
         return AllReduceAction(Gradient(distance, 1, 0.0, step, wants), self.scheduled)
 
     def _alpha(self, roles: Roles) -> Vector:
-        """Return α in the dtype of the weights."""
+        """Return α as a number in the dtype of the weights."""
         return np.asarray(self.alpha, roles.weights.dtype)

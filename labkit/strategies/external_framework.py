@@ -1,4 +1,4 @@
-"""Training in processes of frameworks other than TensorFlow, on the same experiment."""
+"""Training of the same experiment in processes of frameworks other than TensorFlow."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ PRECISIONS = ("float32", "float64")
 class ExternalFramework(Strategy):
     r"""PyTorch's DDP or FSDP, Horovod, or Keras on JAX trains the same model on the same batches.
 
-    labkit exports layers, initial weights and the rows of each batch to one new process per worker.
-    The process runs in a separate Python installation. `labkit frameworks setup NAME` creates it,
-    or `LABKIT_TORCH_PYTHON`, `LABKIT_HOROVOD_PYTHON` or `LABKIT_JAX_PYTHON` names it. Worker r of k
-    has \(n_r\) of a batch's n rows and weights its loss by them; the framework averages the
-    gradients of all workers:
+    labkit exports the layers, the initial weights and the rows of each batch to a new process for
+    each worker. This process runs in a separate Python installation. `labkit frameworks setup NAME`
+    creates the installation. Alternatively, `LABKIT_TORCH_PYTHON`, `LABKIT_HOROVOD_PYTHON` or
+    `LABKIT_JAX_PYTHON` names an existing one. Worker r of k has \(n_r\) of the n rows of a batch,
+    and multiplies its loss accordingly; the framework averages the gradients of all workers:
 
     \[g = \frac{1}{k} \sum_r k \frac{n_r}{n} \nabla \ell_r.\]
 
     Supported models are sequential models of Dense, Conv2D, MaxPooling2D and Flatten. Supported
     losses are cross-entropy of scores and the mean squared error; the optimizer is SGD with or
-    without momentum. For these models and options the frameworks compute the same mathematics, and
-    `verify` compares the weights with those of one labkit process. All other models, losses and
+    without momentum. For these models and options, all frameworks compute the same function, and
+    `verify` compares their weights with those of one labkit process. All other models, losses and
     optimizers raise an error.
 
     Args:
         framework: "ddp": PyTorch's DistributedDataParallel over gloo. "fsdp": PyTorch's
             fully_shard, layer by layer, over gloo. "horovod": Horovod with TensorFlow's Keras.
             "jax": Keras on JAX, one process per device, with `keras.distribution.DataParallel`.
-        trusted_network: Whether the rendezvous of the processes may listen on every interface of
-            this machine, without encryption and without a key. If True, anyone on the network can
-            read and change the training. If False, the processes run in a private network
-            namespace, or training raises an error.
+        trusted_network: Whether the processes may listen for each other on every network interface
+            of this machine, without encryption and without a key. If True, anyone on the network
+            can read and change the training. If False, the processes run in a private network
+            namespace; if that is impossible, training raises an error.
 
     Raises:
         InvalidInput: The framework is not installed; the message has the command that installs it.
@@ -56,22 +56,22 @@ class ExternalFramework(Strategy):
     Source: S. Li et al., PyTorch distributed: experiences on accelerating data parallel training,
     2020, arXiv 2006.15704; Y. Zhao et al., PyTorch FSDP: experiences on scaling fully sharded data
     parallel, 2023, arXiv 2304.11277; A. Sergeev and M. Del Balso, Horovod, 2018, arXiv 1802.05799.
-    Differs from it: on JAX, workers with fewer rows repeat some rows with weight zero. labkit's
-    ranks start the Horovod processes, which therefore communicate by Gloo instead of MPI. MPI is
+    Differs from it: on JAX, workers with fewer rows repeat some rows with weight zero. The ranks of
+    labkit start the Horovod processes, which therefore communicate by Gloo instead of MPI. MPI is
     faster (`labkit bench exchange --peer horovod` starts Horovod with mpirun).
     """
 
     scheduling: ClassVar[tuple[str, ...]] = ("overlap", "sequential")
     paper: ClassVar[str] = "Li 2020, arXiv 2006.15704"
     no_forecast_reason: ClassVar[str] = (
-        "leaves its steps to another framework, which shows no part of them"
+        "executes its steps in another framework, which reports no times of their parts"
     )
 
     framework: Literal["ddp", "fsdp", "horovod", "jax"] = Field("ddp", kw_only=False)
     trusted_network: bool = TRUSTED_NETWORK
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell; JAX has sequential scheduling, because XLA orders its work."""
+        """Return the taxonomy cell; JAX has sequential scheduling, as XLA orders the work."""
         cell = super().cell(workers)
         return cell._replace(scheduling="sequential") if self.framework == "jax" else cell
 
@@ -82,7 +82,7 @@ class ExternalFramework(Strategy):
 
     @property
     def environment_key(self) -> str:
-        """The version of the framework and the path of its Python, as text."""
+        """The framework's version and the path of its Python installation, as text."""
         environment = find(self.framework)
         return (
             environment
@@ -91,11 +91,11 @@ class ExternalFramework(Strategy):
         )
 
     def rows(self, batch_size: int, workers: int) -> int:
-        """Return the number of rows in a worker's share of the batch, rounded up."""
+        """Return the largest number of rows of a batch that one worker processes."""
         return -(-batch_size // workers)
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput for a missing framework, or for options on which frameworks differ."""
+        """Raise InvalidInput if the framework is missing or if frameworks differ in an option."""
         self._environment()
         refuse_external("ExternalFramework", experiment)
         if experiment.precision not in PRECISIONS:
@@ -116,9 +116,9 @@ class ExternalFramework(Strategy):
             )
 
     def train(self, session: Session) -> None:
-        """Train by sending requests for steps to the framework's processes."""
+        """Train by asking the processes of the framework to execute steps."""
         communicator = session.communicator
-        refuse_hosts("ExternalFramework", communicator, "use ranks of one host")
+        refuse_hosts("ExternalFramework", communicator, "start all ranks on one host")
         session.compile(session.optimizer())
         with ExitStack() as stack:
             folder = ""

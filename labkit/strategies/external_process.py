@@ -1,4 +1,4 @@
-"""Shared functions of strategies that train the model in processes of another framework."""
+"""Functions shared by strategies that train the model in processes of another framework."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from labkit.strategies.strategy import ExperimentSpec, Session
 if TYPE_CHECKING:
     import keras
 
-# The names of Keras loss reductions that are means over rows.
+# Names of Keras loss reductions that compute a mean over rows.
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
-DETECTION_SECONDS = 1.0  # time until the end of another process is detected
-# Experiment records omit the default value, so that hashes of earlier experiments stay the same.
+DETECTION_SECONDS = 1.0  # seconds until the end of another process is detected
+# Records of experiments omit the default value, so that the hashes of earlier experiments do not
+# change.
 TRUSTED_NETWORK: bool = Field(False, exclude_if=operator.not_)
-MAX_LATENCY = 1e-3  # seconds; the largest latency that a link inside one machine can have
+MAX_LATENCY = 1e-3  # in seconds; the largest latency of a link inside one machine
 
 
 def refuse_external(name: str, experiment: ExperimentSpec, linked: bool = False) -> None:
@@ -41,7 +42,7 @@ def refuse_external(name: str, experiment: ExperimentSpec, linked: bool = False)
     Args:
         name: The name of the strategy.
         experiment: The experiment to check.
-        linked: Whether the processes can communicate over a real link with the network's bandwidth.
+        linked: Whether a real link with the network's bandwidth can connect the processes.
     """
     options = {
         "network": (
@@ -62,7 +63,7 @@ def refuse_external(name: str, experiment: ExperimentSpec, linked: bool = False)
         )
     if experiment.rows is None:
         raise InvalidInput(
-            f"{name}'s processes read rows by number, which a callable data set does not "
+            f"{name}'s processes read rows by index, which a callable data set does not "
             "support; give arrays (x, y) or a named data set"
         )
     rest = experiment.rows % experiment.batch_size or experiment.batch_size
@@ -74,7 +75,7 @@ def refuse_external(name: str, experiment: ExperimentSpec, linked: bool = False)
 
 
 def refuse_unweighted(model: keras.Model) -> None:
-    """Raise InvalidInput for a model whose loss is not a mean over rows."""
+    """Raise InvalidInput if the loss of a Keras model is not a mean over rows."""
     import keras
 
     from labkit.model_parallel.functional import is_masked
@@ -82,41 +83,42 @@ def refuse_unweighted(model: keras.Model) -> None:
     for loss in keras.tree.flatten(model.loss):
         if (reduction := getattr(loss, "reduction", MEANS[0])) not in MEANS:
             raise InvalidInput(
-                f"loss {loss.name!r} has reduction={reduction!r}, but the losses of replicas are "
-                "weighted by their rows, as means over these; use reduction='sum_over_batch_size'"
+                f"loss {loss.name!r} has reduction={reduction!r}, but the losses of replicas must "
+                "be means over rows, because they are weighted by rows; use "
+                "reduction='sum_over_batch_size'"
             )
     if any(map(is_masked, getattr(model, "outputs", None) or ())):
         raise InvalidInput(
-            "the model's outputs carry a mask, so that its loss is a mean over unmasked "
-            "elements, but the losses of replicas are weighted by their rows; use labkit's "
-            "AllReduce, which weights by unmasked elements"
+            "the model's outputs carry a mask, so that the loss is a mean over unmasked "
+            "elements, but the losses of replicas are weighted by rows; use labkit's "
+            "AllReduce, which weights them by unmasked elements"
         )
 
 
 def refuse_unlinked(network: Network) -> None:
-    """Raise InvalidInput for a network that a real link of this machine cannot represent."""
+    """Raise InvalidInput if a real link on this machine cannot emulate the network."""
     fields = ("jitter", "hosts", "links", "stragglers")
     unsupported = [name for name in fields if getattr(network, name)]
     unsupported += [f"latency={network.latency:g} s"] if network.latency > MAX_LATENCY else []
     if unsupported:
         raise InvalidInput(
-            f"network with {' and '.join(unsupported)}: processes of other frameworks use a "
-            "real link, which has only a bandwidth; give Network(latency=0, "
+            f"network with {' and '.join(unsupported)} is not supported: processes of other "
+            "frameworks use a real link, which has only a bandwidth; give Network(latency=0, "
             f"bandwidth=<bytes/s>), or a preset with a latency up to {MAX_LATENCY:g} s"
         )
     require_tools()
 
 
 def open_link(session: Session, stack: ExitStack) -> dict[str, Sequence[str]]:
-    """Create a real link with the bandwidth of the experiment's network (collective call).
+    """Create a real link with the bandwidth of the experiment's network; all ranks call together.
 
     Args:
-        session: The session of the rank.
-        stack: The exit stack that removes the link.
+        session: The training session of this rank.
+        stack: The exit stack that removes the link when it closes.
 
     Returns:
-        The command prefix for processes at each end of the link, by IP address; empty without a
-        network.
+        For the IP address of each end of the link, the command prefix of processes at this end;
+        empty without a network.
     """
     network, communicator = Network.parse(session.experiment.network), session.communicator
     if network is None:
@@ -131,19 +133,20 @@ def open_link(session: Session, stack: ExitStack) -> dict[str, Sequence[str]]:
 def open_private_network(
     session: Session, stack: ExitStack, label: str, trusted: bool
 ) -> Sequence[str]:
-    """Create a private network namespace for the processes of a run (collective call).
+    """Create a private network namespace for the processes of a run; all ranks call together.
 
     Args:
-        session: The session of the rank.
-        stack: The exit stack that removes the network.
-        label: The listening component and its framework, for the error message.
-        trusted: Whether the processes may listen on the network of this machine.
+        session: The training session of this rank.
+        stack: The exit stack that removes the namespace when it closes.
+        label: The component that listens, and its framework, for the error message.
+        trusted: Whether the processes may listen on the network interfaces of this machine.
 
     Returns:
-        The command prefix that starts a process in the private network.
+        The command prefix that starts a process in the private network namespace.
 
     Raises:
-        LabkitError: The network is not trusted, and this system cannot create a private network.
+        LabkitError: If the network is not trusted, and this system cannot create a private
+            namespace.
     """
     prefix = None
     if session.communicator.rank == 0:
@@ -170,30 +173,30 @@ def train_external(
     restart: Callable[[], None] = lambda: None,
     networks: Sequence[Sequence[str]] = (),
 ) -> dict[str, JSON]:
-    """Train by sending requests to external processes, and count the bytes between them.
+    """Train by sending requests to external processes, and count the bytes that they exchange.
 
-    The process answers "step" with a loss, or with a loss and the seconds that the step took in the
-    process. The time of requests and of byte counting is not part of the step.
+    The external process answers "step" with a loss, or with a loss and the seconds that the step
+    took there. The time for requests and for counting bytes is not part of the step time.
 
     Args:
-        session: The session of the rank.
-        child: The process of the rank, which answers "step", and "weights" with the model's
-            weights.
-        other_counters: Function that returns the ids of other processes of this rank, by task.
-        restart: Function that restarts processes that have ended; called repeatedly.
-        networks: The command prefixes of the network namespaces of these processes; empty: the
-            processes run in this process's network.
+        session: The training session of this rank.
+        child: The external process of this rank. It answers "step", and it answers "weights" with
+            the model's weights.
+        other_counters: Function that returns the process ids of other processes of this rank, by
+            task name.
+        restart: Function that restarts processes that have ended; it is called repeatedly.
+        networks: For each network namespace of these processes, the command prefix; empty: the
+            processes run in the network of this process.
 
     Returns:
-        Values for the run's record: the process ids (`processes`) by task, and `sent_bytes` from
-        task to task, in total over `counted_steps`.
-            The first step is not counted, because it also sends connection data, graphs and initial
-            weights.
+        Values for the run's record: process ids (`processes`) by task, and `sent_bytes` from task
+        to task, as totals over `counted_steps`. The bytes of the first step are not counted,
+        because it also sends connection data, graphs and initial weights.
     """
     communicator = session.communicator
     local_tasks = {child.name: child.pid} | dict(other_counters())
     all_tasks: dict[str, int] = {}
-    for tasks in communicator.allgather(local_tasks, "the processes of other frameworks' tasks"):
+    for tasks in communicator.allgather(local_tasks, "the processes of other frameworks"):
         all_tasks |= tasks
     wires = ByteCounters(all_tasks, networks)
     steps, counter, traffic, clock = 0, 0, communicator.traffic, communicator.clock
@@ -207,8 +210,8 @@ def train_external(
         try:
             return child.ask(command, while_waiting=restart_tasks)
         except LabkitError:
-            # The end of another process may have caused this failure. After the wait, `restart`
-            # reports that end with a more informative error.
+            # The end of another process may be the cause of this failure. After this wait,
+            # `restart` finds that the process has ended, and raises a more informative error.
             clock.sleep(DETECTION_SECONDS)
             restart()
             raise
@@ -230,12 +233,14 @@ def train_external(
         return float(timing[0])
 
     def collect() -> None:
-        wires.read(local_tasks)  # the kernel updates its counters after a step ends
+        wires.read(local_tasks)  # the kernel updates its byte counters after a step ends
         session.model.set_weights(request("weights"))
         wires.read(local_tasks, counts=False)
 
     session.loop(step, collect)
     sent_bytes: dict[str, JSON] = {}
-    for rows in communicator.allgather(wires.matrix(local_tasks), "the bytes of these tasks"):
+    for rows in communicator.allgather(
+        wires.matrix(local_tasks), "the bytes that other frameworks sent"
+    ):
         sent_bytes |= rows
     return {"processes": dict(wires.tasks), "sent_bytes": sent_bytes, "counted_steps": steps - 1}

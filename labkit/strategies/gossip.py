@@ -36,37 +36,38 @@ Matrix = tuple[tuple[float, ...], ...]
 
 
 class Gossip(Replicas):
-    r"""Workers average weights with neighbours once per step, while they compute gradients.
+    r"""Workers average weights with neighbours in each step, while they compute gradients.
 
-    With the mixing matrix \(P\) of the step, whose columns each sum to 1, worker i computes
+    Let \(P\) be the mixing matrix of the step, whose columns each sum to 1; worker i computes
 
     \[x_i \leftarrow \sum_j P_{ij} x_j - \eta\, g_i(z_i), \qquad
     \omega_i \leftarrow \sum_j P_{ij} \omega_j, \qquad z_i = x_i / \omega_i,\]
 
-    where \(\eta\, g_i(z_i)\) is the optimizer's update by the gradient. If the rows of P sum to 1,
-    too, ω stays 1 and the method is D-PSGD. If the rows of P do not sum to 1, the method is
+    where \(\eta\, g_i(z_i)\) is the optimizer's update for the gradient. If the rows of P sum to 1
+    too, ω remains 1 and the method is D-PSGD. If the rows of P do not sum to 1, the method is
     stochastic gradient push. A worker then need not know how many workers receive its messages.
-    Mixing preserves the mean of all x; only gradients change this mean. The evaluated model is the
-    mean of all z, in which each worker has the same weight.
+    Mixing does not change the mean of all x; only gradients change it. The evaluated model is the
+    mean of all z, in which every worker counts equally.
 
     Args:
-        topology: The mixing matrix. "ring": weights 1/3 for the worker and for each of its two
-            neighbours. "exponential": 1/2 for the worker and 1/2 for the worker whose number is
-            lower by 1, 2, 4, … in turn. "random_pairs": 1/2 for the worker and 1/2 for a random
-            partner, drawn in each step. A matrix: P itself, row by row.
+        topology: How the mixing matrix P is defined. "ring": factor 1/3 for the worker itself and
+            for each of its two neighbours. "exponential": 1/2 for the worker itself, and 1/2 for
+            the worker whose number is lower by 1, 2, 4, … in successive steps. "random_pairs": 1/2
+            for the worker itself, and 1/2 for a partner that is drawn at random in each step. A
+            matrix: the matrix P itself, as a list of rows.
         asynchronous: Whether workers do not wait for slower workers (AD-PSGD). Workers with even
-            numbers are active, workers with odd numbers are passive. In each step an active worker
-            averages its weights with a random passive worker: a neighbour on the ring with "ring",
-            or any passive worker with "random_pairs". A faster worker takes more steps; rank 0
-            counts the steps of all workers until an epoch is complete.
+            numbers are active, and workers with odd numbers are passive. In each step, an active
+            worker averages its weights with a random passive worker. With "ring" this is one of its
+            two neighbours; with "random_pairs" it is any passive worker. A faster worker takes more
+            steps; rank 0 counts the steps of all workers until an epoch is complete.
 
-    Messages are never compressed. Synchronous workers agree on the end of training by an allreduce
-    of one number at the end of each epoch.
+    Messages are never compressed. At the end of each epoch, synchronous workers decide by an
+    allreduce of one number whether training ends.
 
     Source: X. Lian et al., 2017, arXiv 1705.09056 (D-PSGD); on directed graphs M. Assran et al.,
     2019, arXiv 1811.10792 (stochastic gradient push); asynchronous X. Lian et al., 2018, arXiv
     1710.06952 (AD-PSGD). Differs from Assran et al.: the gradient is added after mixing, not
-    before, so that messages overlap with computation.
+    before, so that messages are sent during computation.
     """
 
     architecture: ClassVar[tuple[str, ...]] = ("neighbours",)
@@ -86,18 +87,18 @@ class Gossip(Replicas):
             return value
         matrix = np.array([row for row in value if len(row) == len(value)])
         if matrix.shape != (len(value), len(value)) or (matrix < 0).any():
-            raise ValueError("a topology is a square matrix of numbers that are not negative")
+            raise ValueError("topology must be a square matrix of numbers of at least 0")
         sums = matrix.sum(0)
         if not np.allclose(sums, 1.0, rtol=0, atol=1e-9) or not (np.diag(matrix) > 0).all():
             raise ValueError(
-                "each column of a topology has the shares of a worker's weights that the "
-                "workers receive, its own included: a column sums to 1, not to "
-                f"{', '.join(f'{total:g}' for total in sums)}, and keeps a positive share"
+                "a column of a topology has the shares of a worker's weights that each worker "
+                "receives; each column must sum to 1, and have a positive share on the diagonal; "
+                f"these columns sum to {', '.join(f'{total:g}' for total in sums)}"
             )
         return value
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell, which is synchronous if neighbours wait for each other."""
+        """Return the taxonomy cell; it is synchronous if neighbours wait for each other."""
         waits = "asynchronous" if self.asynchronous else "synchronous"
         return super().cell(workers)._replace(synchronization=waits)
 
@@ -113,7 +114,7 @@ class Gossip(Replicas):
             self.topology not in ("ring", "random_pairs") or experiment.workers == 1
         ):
             raise InvalidInput(
-                "asynchronous=True pairs active workers with passive ones, but "
+                "asynchronous=True needs pairs of active and passive workers, but "
                 f"topology={self.topology!r} of workers={experiment.workers} has no such "
                 "pairs; use topology='ring' or 'random_pairs', and 2 workers or more"
             )
@@ -124,15 +125,15 @@ class Gossip(Replicas):
         return self.asynchronous
 
     def hosts(self, workers: int) -> list[int]:
-        """Return the rank of each worker and, if asynchronous, of each server process."""
+        """Return the rank of each worker and, if asynchronous, of each other process."""
         return places(workers) if self.asynchronous else super().hosts(workers)
 
     def copies(self, workers: int) -> Sequence[int]:
-        """Return the processes that hold weights: each worker, or its server process."""
+        """Return the processes with weights: each worker, or the server process of the worker."""
         return holders(workers) if self.asynchronous else super().copies(workers)
 
     def mixing(self, workers: int, step: int, seed: int = 0) -> NDArray[np.float64]:
-        """Return the mixing matrix P of a step; row i weights the workers in worker i's mean."""
+        """Return the mixing matrix P of a step; row i has the factors of the mean of worker i."""
         if not isinstance(self.topology, str):
             return np.array(self.topology)
         matrix = np.zeros((workers, workers))
@@ -147,7 +148,7 @@ class Gossip(Replicas):
         return matrix
 
     def _pairs(self, workers: int, step: int, seed: int) -> list[tuple[int, int]]:
-        """Return pairs (receiver, sender): the receiver averages its weights with the sender's."""
+        """Return pairs (receiver, sender): the receiver averages both workers' weights."""
         if self.topology == "exponential":
             rounds = max(1, math.ceil(math.log2(workers))) if workers > 1 else 0
             distance = 2 ** (step % rounds) if rounds else 0
@@ -161,16 +162,16 @@ class Gossip(Replicas):
         return [*pairs, *(pair[::-1] for pair in pairs)]
 
     def spectral_gap(self, workers: int) -> float:
-        r"""Return the spectral gap 1 - |λ₂|: the contraction of weight differences per step.
+        r"""Return the spectral gap 1 - |λ₂|; each step shrinks weight differences by |λ₂|.
 
-        A larger gap mixes faster. If the graph changes from step to step, the gap of an average
-        step is \(1 - \sqrt{\lambda_2(\mathrm{E} P^\top P)}\).
+        A larger gap means that weights become equal faster. If the mixing matrix changes from step
+        to step, the gap of an average step is \(1 - \sqrt{\lambda_2(\mathrm{E} P^\top P)}\).
         """
         if workers == 1:
             return 1.0
         if self.topology == "random_pairs":
-            # For pairs PᵀP = P; two workers form a pair with probability 1/(n-1), or 1/n if n is
-            # odd.
+            # PᵀP = P holds for pairs. Two given workers form a pair with probability 1/(n-1), or
+            # 1/n if n is odd.
             return float(1 - math.sqrt((1 - (workers % 2 == 0) / (workers - 1)) / 2))
         if self.topology == "exponential":
             matrices = [self.mixing(workers, step) for step in range(math.ceil(math.log2(workers)))]
@@ -184,24 +185,24 @@ class Gossip(Replicas):
         return math.ceil(math.log2(experiment.workers)) if turns else 1
 
     def recurs(self, experiment: ExperimentSpec) -> bool:
-        """Return False for random pairs, or if an epoch ends within the simulated steps."""
+        """Return whether communication repeats, without random pairs or the end of an epoch."""
         steps, ahead = experiment.epoch_steps, 2 * self.cycle(experiment) + experiment.workers
         even = steps in (None, 1) or steps > WARM + STEPS + ahead
         return self.topology != "random_pairs" and even and super().recurs(experiment)
 
     def crowd(self, workers: int) -> Crowd | None:
-        """Return a sample of workers with equal numbers of neighbours for a forecast, or None."""
+        """Return a sample of workers for a forecast; None if all workers are simulated."""
         needs_sample = isinstance(self.topology, str) and workers > PLAYED
         return Crowd(self, PLAYED) if needs_sample else None
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
-        """Return one process's program, from its start or from the mark of a restart point."""
+        """Return the program of one process, from its start or from the restart point `mark`."""
         if self.asynchronous:
             return program(roles, number, self.topology == "ring", mark)
         return self._synchronous_program(roles, number, mark)
 
     def _synchronous_program(self, roles: Roles, number: int, mark: Any) -> Program:
-        """In each step send weights, compute, receive the neighbours' weights, and mix."""
+        """In each step, send weights, compute, receive weights of neighbours, and mix them."""
         first, weights, share, wants = mark or (0, roles.weights, 1.0, False)
         kind = weights.dtype.type
         for step in range(first, roles.steps * roles.epochs):
@@ -225,8 +226,8 @@ class Gossip(Replicas):
             wants = wants or gradient.last
             if (step + 1) % roles.steps == 0:
                 yield Snapshot((step + 1) // roles.steps - 1, weights / kind(share))
-                # A worker's neighbours do not tell it that a distant worker requests the end of
-                # training.
+                # If a distant worker requests the end of training, a worker does not learn this
+                # from its neighbours.
                 stop_request = Gradient(np.zeros(1, weights.dtype), 1, gradient.loss, step, wants)
                 if (yield AllReduceAction(stop_request, "ring")).last:
                     return

@@ -1,4 +1,4 @@
-"""The base class of strategies that divide each layer among ranks."""
+"""The base class of strategies that divide each layer among several ranks."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ if TYPE_CHECKING:
     from labkit.model_parallel.losses import Losses, Weighted
     from labkit.model_parallel.weights import Share
 
-# A function that maps a batch (x, y, sample weights and counts, see `Losses`) to its loss.
+# A function that maps a batch (x, y, and sample weights with counts, see `Losses`) to its loss.
 Objective: TypeAlias = "Callable[[Nest, Nest, Weighted], tf.Tensor]"
 
 
 class IntraLayer(Strategy):
-    """Each rank of a replica holds a part of each layer; replicas divide each batch."""
+    """Each rank of a replica holds a part of every layer; the replicas divide each batch."""
 
     resumable: ClassVar[bool] = True
-    part_name: ClassVar[str]  # noun for a rank's part in messages: "slice"
-    whole_name: ClassVar[str]  # noun for the divided object in messages: "model"
+    part_name: ClassVar[str]  # in messages, the noun for a rank's part: "slice"
+    whole_name: ClassVar[str]  # in messages, the noun for what is divided: "model"
 
     @property
     def exact(self) -> bool:
-        """True: only the order of sums differs from training on one process."""
+        """True: the result differs from training on one process only by the order of sums."""
         return True
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput for options that a model with divided layers does not support."""
+        """Raise InvalidInput for options that do not work with divided layers."""
         refuse_keras_step_options(experiment)
         replicas = experiment.workers // self.ranks(experiment.workers)
         refuse_batch_division(experiment, f"the {self.part_name}s of a {self.whole_name}", replicas)
@@ -68,50 +68,50 @@ class IntraLayer(Strategy):
         raise NotImplementedError(f"{type(self).__name__} must define ranks")
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell; its parallelism is hybrid if there are several replicas."""
+        """Return the taxonomy cell; with several replicas, its parallelism is hybrid."""
         cell = super().cell(workers)
         return cell._replace(parallelism="hybrid") if workers > self.ranks(workers) else cell
 
     def share(self, model: keras.Model, replica: Communicator) -> Share:
-        """Return this rank's share of a model whose layers are divided among a replica's ranks."""
+        """Return this rank's part of a model whose layers are divided among the replica's ranks."""
         raise NotImplementedError(f"{type(self).__name__} must define share")
 
     def objective(self, model: keras.Model, share: Any, losses: Losses) -> Objective:
-        """Return the function that computes a batch's loss, including exchanges between ranks."""
+        """Return a function that computes a batch's loss, with the exchanges between ranks."""
         raise NotImplementedError(f"{type(self).__name__} must define objective")
 
     def rows(self, batch_size: int, workers: int) -> int:
-        """Return the number of rows in a replica's share of the batch, which all its ranks read."""
+        """Return the row count of a replica's share of a batch, which all its ranks read."""
         return -(-batch_size // (workers // self.ranks(workers)))
 
     def bytes_per_row(self, share: Any) -> int | None:
-        """Return the predicted activation bytes per row; None: use the sum over the layers."""
+        """Return the predicted activation bytes per row; None: the sum over all layers applies."""
         return None
 
     def resolved(self, communicator: Communicator) -> str:
-        """Return the algorithm that sums over ranks, see `Communicator.allreduce`."""
+        """Return the name of the algorithm that sums over ranks, see `Communicator.allreduce`."""
         return "mpi" if communicator.network is None else "ring"
 
     def readers(self, communicator: Communicator) -> Communicator:
-        """Return the ranks with the same index in their replicas, which divide the batch."""
+        """Return the ranks that divide each batch: those at the same place in every replica."""
         return communicator.split(communicator.rank % self.ranks(communicator.size))
 
     def predictor(self, model: keras.Model, replica: Communicator) -> Predictor:
-        """Return the function with which all ranks of a replica predict the same rows together."""
+        """Return the function with which all ranks of a replica jointly predict the same rows."""
         return replica_predictor(self.share(model, replica))
 
     def serving(self, model: keras.Model, replica: Communicator) -> Serving:
-        """Return the predictor with this rank's share of each layer; all ranks read all rows."""
+        """Return the predictor on this rank's part of each layer; all ranks read all rows."""
         share = self.share(model, replica)
         return Serving(replica_predictor(share), True, share.model.variables)
 
     def train(self, session: Session) -> None:
-        """Train each rank's share of the model, with one optimizer per rank.
+        """Train each rank's part of the model, with one optimizer per rank.
 
-        During training a rank holds only the weights of its share. After an epoch, the user's
-        callbacks find the weights of the whole model; after a batch, only the weights of undivided
-        layers. Weights that callbacks set take effect from the next step; callbacks must set them
-        on all ranks.
+        During training, a rank holds only the weights of its part of the model. After an epoch, the
+        user's callbacks see the weights of the whole model. After a batch, they see only the
+        weights of undivided layers. If callbacks set weights, the next step uses them; the
+        callbacks must set them on all ranks.
         """
         share, step = self.start(session)
         steps, weight_bytes = count(), 0
@@ -119,7 +119,7 @@ class IntraLayer(Strategy):
         def counted_step(x: Batch, y: Batch, weight: Batch | None) -> float | None:
             nonlocal weight_bytes
             loss = step(x, y, weight)
-            if next(steps) == 0:  # the weights of the undivided model are freed by now
+            if next(steps) == 0:  # by now the weights of the undivided model are freed
                 weight_bytes = unique_nbytes(session.model.variables, share.model.variables)
             return loss
 
@@ -142,7 +142,7 @@ class IntraLayer(Strategy):
         session.memory = replace(memory, measured=memory.measured | {"weights": weight_bytes})
 
     def start(self, session: Session) -> tuple[Share, Step]:
-        """Return this rank's share of the session's model, and its training step."""
+        """Return this rank's part of the session's model, and the function for a training step."""
         import keras
         import tensorflow as tf
 
@@ -170,14 +170,14 @@ class IntraLayer(Strategy):
             rows = len(keras.tree.flatten(x)[0])
             counts = losses.counts([LossTargets(y, weight, losses.masks(x))], [1.0])[0]
             loss, local_gradients = None, [tf.zeros_like(variable.value) for variable in variables]
-            if rows:  # all ranks of a replica have the same number of rows
+            if rows:  # all ranks of a replica have equally many rows
                 batch = keras.tree.map_structure(
                     lambda value: None if value is None else tf.convert_to_tensor(value),
                     (x, y, (weight, counts)),
                 )
                 with compute_scope():
                     loss, local_gradients = gradients(*batch)
-            if session.readers.total(rows, "the rows of a step") > 0:
+            if session.readers.total(rows, "the number of rows in a step") > 0:
                 mean = exchange.mean(local_gradients, np.int64(rows), names)
                 if all_ranks_finite(session, exchange):
                     with compute_scope():
@@ -193,7 +193,7 @@ class IntraLayer(Strategy):
 def differentiated(
     objective: Objective, variables: list[keras.Variable]
 ) -> Callable[..., tuple[tf.Tensor, list[tf.Tensor]]]:
-    """Return a compiled function that maps a batch to its loss and the variables' gradients."""
+    """Return a compiled function from a batch to its loss and the gradients of the variables."""
     import tensorflow as tf
 
     def gradients(x: Nest, y: Nest, weight: Weighted) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -212,7 +212,7 @@ def differentiated(
 
 
 def replica_predictor(share: Share) -> Predictor:
-    """Return the predictor of a replica's ranks; the first rank receives the predictions."""
+    """Return the predictor of a replica's ranks; only the first rank receives the predictions."""
     import keras
     import tensorflow as tf
 
@@ -220,7 +220,7 @@ def replica_predictor(share: Share) -> Predictor:
 
     def forward(x: Nest) -> tuple[Nest, list[tf.Tensor | None], tf.Tensor]:
         y, total = share.predict(x), tf.zeros((), keras.config.floatx())
-        for loss in share.model.losses:  # these losses are equal on all ranks
+        for loss in share.model.losses:  # these losses have the same value on all ranks
             total += tf.reduce_sum(tf.cast(loss, total.dtype))
         return y, [mask_of(output) for output in keras.tree.flatten(y)], total
 
@@ -238,7 +238,7 @@ def replica_predictor(share: Share) -> Predictor:
 
 
 def collect(session: Session, share: Share, part_name: str) -> None:
-    """Copy the weights of all shares to every rank."""
+    """Copy the weights of all ranks' parts to every rank."""
     share.collect()
     for variable in session.model.variables:
         value = np.array(variable.numpy(), order="C")

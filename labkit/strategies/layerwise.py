@@ -1,4 +1,4 @@
-"""Layerwise model parallelism: each rank holds some layers, and one rank computes at a time."""
+"""Layerwise model parallelism: each rank holds some layers, and one rank works at a time."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from labkit.strategies.pipeline import Pipeline
 
 
 class Layerwise(Pipeline):
-    """A model that is cut by layers across ranks; a whole batch passes from rank to rank.
+    """A model whose layers are divided over ranks; a whole batch passes from rank to rank.
 
         time ->   F ·  ·  ·  ·  B
                   ·  F ·  ·  B ·
                   ·  ·  F B ·  ·
 
-    While one rank computes, all other ranks wait: the strategy saves memory, but no time. Layerwise
-    training equals a pipeline with one micro-batch.
+    While one rank computes, all other ranks wait, so the strategy saves memory but no time.
+    Layerwise training is a pipeline with a single micro-batch.
 
-    Args: as for `Pipeline`, including tensor_parallel_size; the schedule and the number of
-    micro-batches are fixed.
+    Args: As for `Pipeline`, including tensor_parallel_size; the schedule and the number of
+        micro-batches are fixed.
 
     Source: Y. Huang et al., GPipe, 2019, arXiv 1811.06965, which calls this strategy naive.
     """

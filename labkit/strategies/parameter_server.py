@@ -27,54 +27,57 @@ from labkit.strategies.work_quota import Quota
 
 
 class ParameterServer(Servers):
-    r"""Servers hold the weights and the optimizer; workers push gradients and receive new weights.
+    r"""Servers hold weights and optimizer; workers push gradients and receive new weights.
 
-    Synchronous: in each step a server waits for the gradients of all n workers, and applies their
-    mean \(\bar g = \sum_k b_k g_k / \sum_k b_k\), where \(g_k\) is the gradient of the \(b_k\)
-    samples of worker k. The sum is in the order of the workers. With c backup workers a server
-    waits for the first n - c gradients of a step and drops later ones. Asynchronous: a server
-    applies each gradient on arrival. Its weights are then τ updates newer than those at which the
-    worker computed the gradient. A single worker trains as it would without a server.
+    Synchronous: in each step, a server waits for the gradients of all n workers and applies their
+        mean \(\bar g = \sum_k b_k g_k / \sum_k b_k\). The gradient \(g_k\) is the mean over the
+        \(b_k\) samples of worker k. The gradients are added in the order of the workers. With c
+        backup workers, a server waits only for the first n - c gradients of a step and ignores
+        later ones.
+        Asynchronous: a server applies each gradient on arrival. The server's weights are then τ
+            updates newer than the weights at which the worker computed the gradient. With a single
+            worker, training is the same as without a server.
 
-    The first server ends training when the number of steps (synchronous) or of gradients
-    (asynchronous) equals the number of batches in all epochs. An epoch is over when the workers
-    together have processed as many samples as the data set has. Each worker has its own moving
-    statistics of normalisation layers; the final model has worker 0's statistics.
+    The first server ends training after as many steps (synchronous) or gradients (asynchronous) as
+    all epochs have batches. An epoch ends when all workers together have processed as many samples
+    as the data set has. Each worker has its own moving statistics of normalization layers; the
+    final model has those of worker 0.
 
     Args:
         servers: The number of servers that hold the weights.
         synchronous: True: an update waits for all workers, except backup workers. False: a server
-            applies each gradient on arrival.
-        colocated: Whether servers share the ranks, and the links, of the first workers; otherwise
-            the ranks of the servers follow those of the workers.
-        placement: The assignment of tensors to servers: "round_robin" and "greedy" follow
+            applies each gradient as soon as it arrives.
+        colocated: Whether servers run on the ranks of the first workers and share their links. If
+            not, the ranks of servers follow those of workers.
+        placement: How tensors are assigned to servers: "round_robin" and "greedy" follow
             TensorFlow's rules; "sharded" cuts the flat weights into equal ranges.
-        transport: How messages travel between ranks. "two_sided": a send and a matching receive.
-            "one_sided": the sender puts messages into a memory window of the receiver, without the
-            receiver's participation. "one_sided_dynamic": messages stay in the sender's memory, and
-            the receiver fetches them from a given address. On the virtual clock all three are
-            simulated alike, as flows over links.
+        transport: How messages travel between ranks. "two_sided": a send with a matching receive.
+            "one_sided": the sender puts messages into a memory window of the receiver, which need
+            not take part. "one_sided_dynamic": messages stay in the sender's memory, and the
+            receiver fetches them from an address that it is told. On the virtual clock, the
+            simulation of all three transports is the same: messages flow over links.
         optimizer: The Keras name of the servers' optimizer, which uses the experiment's learning
-            rate; None: the experiment's optimizer.
+            rate. None: the experiment's optimizer.
         backup_workers: The number c of gradients per step for which a synchronous update does not
             wait.
-        compressor: The compressor of both directions: of gradients, and of weights as differences
-            from the worker's current weights. It is an object of a class in
+        compressor: The compressor for both directions: for gradients, and for weights as
+            differences from the worker's current weights. It is an object of a class in
             `labkit.compression.COMPRESSORS`, its name, or None (default) for no compression.
-        stages: The number of pipeline stages of each worker; default: 1. One tensor passes between
-            neighbouring stages. Cuts minimize the parameter count of the largest stage. Each stage
-            pushes gradients and fetches weights of its own layers. Servers apply the gradients of
-            all stages of a replica together.
-        grid: The rows and columns of a grid of machines for each worker; default: one machine. The
-            machines compute tiles of the layers and units of Dense layers, as in `SpatialParallel`.
-            Each machine pushes gradients and fetches weights of its tiles and units. The first
-            machine stores the kernels of Conv2D layers, sends the kernels to the other machines,
-            and sums the kernels' gradients. A grid cannot be combined with stages.
+        stages: The number of pipeline stages into which the model of each worker is cut; default:
+            1. Exactly one tensor passes between two neighbouring stages. The cuts are chosen so
+            that the largest stage has as few parameters as possible. Each stage pushes the
+            gradients and fetches the weights of its own layers. Servers apply the gradients of all
+            stages of a worker together.
+        grid: The rows and columns of the grid of machines that form one worker; default: one
+            machine. The machines divide layers into tiles, and Dense layers into units, as in
+            `SpatialParallel`. Each machine pushes the gradients and fetches the weights of its own
+            tiles and units. The first machine stores the kernels of Conv2D layers, sends them to
+            the other machines, and sums their gradients. A grid cannot be combined with stages.
 
     Source: M. Li et al.: Scaling distributed machine learning with the parameter server, OSDI 2014;
     synchronous with backup workers: J. Chen et al., Revisiting distributed synchronous SGD, 2016,
     arXiv 1604.00981. Differs from them: a server answers each push with its weights, so that a
-    worker needs one exchange per step and server instead of two.
+    worker needs one exchange per step and server, not two.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("synchronous", "asynchronous")
@@ -85,22 +88,22 @@ class ParameterServer(Servers):
     backup_workers: NonNegativeInt = 0
 
     def cell(self, workers: int) -> Cell:
-        """Return the cell, which is synchronous if an update waits for all workers."""
+        """Return the taxonomy cell; it is synchronous if an update waits for all workers."""
         waits = "synchronous" if self.synchronous else "asynchronous"
         return super().cell(workers)._replace(synchronization=waits)
 
     @property
     def exact(self) -> bool:
-        """Whether every update waits for every worker and no compressor is used."""
+        """Whether every update waits for all workers, and nothing is compressed."""
         return self.synchronous and self.backup_workers == 0 and self.compressor is None
 
     @property
     def serves_concurrently(self) -> bool:
-        """Whether a server answers at once, without waiting for the worker on the same rank."""
+        """Whether a server answers at once, even while the worker on the same rank computes."""
         return not self.synchronous
 
     def tolerated_failures(self, workers: int) -> int:
-        """Return the number of backup workers, or all workers but one if asynchronous."""
+        """Return how many workers may fail: the backup workers; if asynchronous, all but one."""
         return self.backup_workers if self.synchronous else super().tolerated_failures(workers)
 
     def check(self, experiment: ExperimentSpec) -> None:

@@ -1,4 +1,4 @@
-"""The training state of one rank for a model that is cut into pipeline stages."""
+"""The training state of one rank, for a model that is cut into pipeline stages."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class PipelineRank:
     """The pipeline stages that one rank trains, with their communicators and records.
 
     Attributes:
-        lane: The communicator of the ranks with the same slice number in all stages of the replica,
-            in the order of stages.
-        stages: The trainers of this rank's stages, by stage number.
-        sliced: The stages of this rank whose layers are sliced.
-        parts: The models of all stages, before slicing.
-        edges: The index of each stage's first block, followed by the number of all blocks.
-        ledger: The counter of the memory that this rank's stages use.
-        all_weights: The manager of the whole model's weights, which gathers them on this rank, or
-            frees the weights that other ranks store.
+        lane: The communicator of the ranks that have the same slice number in all stages of the
+            replica, in the order of stages.
+        stages: For each stage of this rank, by stage number, the object that trains it.
+        sliced: Those stages of this rank whose layers are divided into slices.
+        parts: The models of all stages, before they are divided into slices.
+        edges: The index of the first block of each stage, then the number of all blocks.
+        ledger: The counter of the memory that the stages on this rank use.
+        all_weights: The manager of the whole model's weights. It gathers them on this rank, or
+            frees those that other ranks store.
         has_callbacks: Whether the user's callbacks may set weights between steps.
-        losses: The computation of losses in the last stage.
-        steps: The number of training steps so far.
-        weight_bytes: The bytes of weights on this rank during training.
+        losses: The object that computes losses in the last stage.
+        steps: The number of training steps taken so far.
+        weight_bytes: The number of bytes of weights that this rank stores during training.
     """
 
     lane: Communicator
@@ -69,12 +69,12 @@ class PipelineRank:
 
     @property
     def models(self) -> list[keras.Model]:
-        """The models of all stages; for this rank's stages, the models that it computes."""
+        """The models of all stages; this rank's own stages have the models that it computes."""
         whole = self.parts.models
         return [self.stages[k].model if k in self.stages else m for k, m in enumerate(whole)]
 
     def batch(self, x: Batch, y: Batch, weight: Batch | None) -> Rows:
-        """Return a batch as the object that the trainers of stages receive."""
+        """Convert a batch to the object that the trainers of stages accept."""
         from labkit.model_parallel.stages import Batch as Rows
 
         read = self.parts.read(x)
@@ -82,13 +82,13 @@ class PipelineRank:
 
     @property
     def first(self) -> bool:
-        """Whether this rank reports results for all slices of its stages."""
+        """Whether this rank reports results on behalf of all slices of its stages."""
         return all(part.first for part in self.sliced)
 
     def begin(self) -> None:
         """Start a training step."""
         self.all_weights.release(look=self.has_callbacks)
-        if self.steps == 0:  # the weights of other ranks are freed by now
+        if self.steps == 0:  # by now the weights of other ranks are freed
             self.weight_bytes = unique_nbytes(
                 *(model.variables for model in (*self.parts.models, *self.models))
             )
@@ -105,10 +105,10 @@ class PipelineRank:
     ) -> Callable[[int], None]:
         """Return a function that updates the weights of this rank's stages.
 
-        The returned function takes the number of rows in a step, and averages gradients over
-        replicas. This method also registers the state of this rank, including that of `remembers`,
-        for checkpoints. One optimizer updates all stages of a rank. Callbacks that change the
-        learning rate therefore find this optimizer as the model's optimizer.
+        The returned function takes the number of rows in a step, and averages the gradients over
+        all replicas. This method also registers the state of this rank, including that of
+        `remembers`, for checkpoints. One optimizer updates all stages of a rank. If callbacks
+        change the learning rate, they find this optimizer as the optimizer of the model.
         """
         from labkit.communicator import computing
         from labkit.exchange import Exchange
@@ -137,7 +137,7 @@ class PipelineRank:
                 gradient for stage in stages.values() for gradient in stage.take_gradients()
             ]
             participates = bool(variables) or exchange.may_skip
-            if participates and session.readers.total(rows, "the rows of an update") > 0:
+            if participates and session.readers.total(rows, "the number of rows of an update") > 0:
                 mean = exchange.mean(gradients, np.int64(rows), names) if variables else []
                 start = session.timeline.clock.now()
                 if all_ranks_finite(session, exchange) and variables:
@@ -150,7 +150,7 @@ class PipelineRank:
     def finish(
         self, session: Session, optimizer: keras.optimizers.Optimizer, expected: Mapping[str, int]
     ) -> None:
-        """Record this rank's measured and predicted memory, and the messages between slices.
+        """Record this rank's measured and predicted memory, and the messages between its slices.
 
         Args:
             session, optimizer: The session and the optimizer of the completed training.
@@ -177,7 +177,7 @@ class PipelineRank:
 
 
 def all_ranks_finite(session: Session, exchange: Exchange) -> bool:
-    """Return whether all ranks apply this step; any non-finite gradient makes all ranks skip it."""
+    """Return whether all gradients are finite on all ranks; if not, all ranks skip the step."""
     if not exchange.may_skip:
         return True
     flags = session.communicator.allgather_scalar(
@@ -189,15 +189,15 @@ def all_ranks_finite(session: Session, exchange: Exchange) -> bool:
 def local_stages(
     models: Sequence[keras.Model], lane: Communicator, group: Communicator | None = None
 ) -> tuple[dict[int, keras.Model], list[Sliced]]:
-    """Return the models that this rank computes, by stage number, and the sliced ones among them.
+    """Return the models that this rank computes, by stage number, and those that are sliced.
 
-    If a stage has no layer that can be sliced, each rank of its group computes the whole stage.
+    If no layer of a stage can be sliced, every rank of the stage's group computes the whole stage.
 
     Args:
         models: The models of all stages.
         lane: The communicator of the ranks of all stages, in order.
-        group: The communicator of the ranks that slice the same stages as this rank; None: stages
-            are not sliced.
+        group: The communicator of the ranks that share the slices of the same stages as this rank.
+            None: stages are not sliced.
     """
     from labkit.model_parallel.tensor import Sliced
 
@@ -215,13 +215,13 @@ def stage_predictor(
     local_models: Mapping[int, keras.Model],
     sliced: Sequence[Sliced],
 ) -> Predictor:
-    """Return a predictor through all stages; the last stage's first slice receives the results.
+    """Return a predictor through all stages; results go to the first slice of the last stage.
 
     Args:
         lane: The communicator of the ranks of all stages, in order.
-        parts: The models of all stages, before slicing.
+        parts: The models of all stages, before they are divided into slices.
         local_models: The models that this rank computes, by stage number.
-        sliced: The models of this rank whose layers are sliced.
+        sliced: Those models of this rank whose layers are divided into slices.
     """
     from labkit.model_parallel.stages import Inference, StageMessages
 
@@ -243,7 +243,7 @@ def stage_predictor(
 
 
 def recorder(timeline: Timeline) -> Callable[[str, int, int], AbstractContextManager[None]]:
-    """Return a function whose context managers record a schedule's actions in the timeline."""
+    """Return a function that records an action of a schedule as a context manager."""
 
     @contextmanager
     def record(action: str, stage: int, number: int) -> Iterator[None]:
@@ -269,6 +269,6 @@ def split(blocks: Blocks, edges: list[int]) -> StageModels:
                 continue
             raise InvalidInput(
                 f"a stage would send rows of shape {list(shape)}, but the next stage must know "
-                "the size of a message: give keras.Input a shape of whole numbers"
+                "the size of a message; give keras.Input a shape of whole numbers"
             )
     return parts

@@ -1,4 +1,4 @@
-"""The base classes of strategies whose workers train separate models between exchanges."""
+"""Base classes of strategies in which each worker trains a separate model between exchanges."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from labkit.strategies.validation import one_of, refuse_keras_step_options
 
 
 class Replicas(Strategy):
-    """Each worker has separate weights and a separate optimizer; subclasses define the exchanges.
+    """Each worker has its own weights and optimizer; subclasses define what workers exchange.
 
-    The evaluated model, which is also the result of training, is the mean over workers of weights
-    and of the layers' moving statistics. All workers have the same number of steps.
+    The result of training, which is also evaluated, is the mean over all workers. It averages
+    weights and moving statistics of layers. All workers have the same number of steps.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("periodic",)
@@ -29,24 +29,24 @@ class Replicas(Strategy):
     @model_validator(mode="before")
     @classmethod
     def _of_earlier_runs(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Remove fields that records of earlier versions have and this strategy does not have."""
+        """Remove fields of records by earlier versions that this strategy no longer has."""
         unused = {"compressor": None, "algorithm": "auto"}.items()
         known = cls.model_fields
         return {name: v for name, v in values.items() if name in known or (name, v) not in unused}
 
     @property
     def uses_programs(self) -> bool:
-        """True: workers run programs both on the wall clock and on the virtual clock."""
+        """True: workers run as programs, on the wall clock and on the virtual clock."""
         return True
 
     @property
     def replays(self) -> bool:
-        """False: no server receives the gradients of all steps."""
+        """False: training cannot be replayed, because no server receives all gradients."""
         return False
 
     @property
     def central(self) -> bool:
-        """Whether a server on a separate rank holds the resulting weights."""
+        """Whether a server on a separate rank holds the weights that result from training."""
         return False
 
     def extra_ranks(self, workers: int) -> int:
@@ -54,12 +54,12 @@ class Replicas(Strategy):
         return int(self.central)
 
     def copies(self, workers: int) -> Sequence[int]:
-        """Return the server if the strategy has one, and all workers if it has none."""
+        """Return the server's number if there is a server, and else the numbers of all workers."""
         return [workers] if self.central else range(workers)
 
     @property
     def transport(self) -> Transport:
-        """The transport of all messages: two-sided sends and receives."""
+        """The transport of all messages: a send with a matching receive."""
         return "two_sided"
 
     @property
@@ -68,11 +68,11 @@ class Replicas(Strategy):
         return False
 
     def rows(self, batch_size: int, workers: int) -> int:
-        """Return the number of rows in a worker's share of the batch, rounded up."""
+        """Return the largest number of rows of a batch that one worker processes."""
         return -(-batch_size // workers)
 
     def check(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput, before any rank starts, for options that need one common model."""
+        """Raise InvalidInput, before any rank starts, for options that need a common model."""
         refuse_keras_step_options(experiment)
         if experiment.input_mode == "scatter":
             raise InvalidInput(
@@ -80,36 +80,36 @@ class Replicas(Strategy):
             )
 
     def train(self, session: Session) -> None:
-        """Train by the programs of all workers."""
+        """Train by running the programs of all workers."""
         session.play(self)
 
     def cycle(self, experiment: ExperimentSpec) -> int:
-        """Return the number of steps after which the pattern of exchanges repeats."""
+        """Return after how many training steps the pattern of exchanges repeats."""
         return 1
 
     def recurs(self, experiment: ExperimentSpec) -> bool:
-        """Return whether replicas wait for each other."""
+        """Return whether replicas wait for each other, so that communication repeats in cycles."""
         return self.cell(experiment.workers).synchronization in ("synchronous", "periodic")
 
     def crowd(self, workers: int) -> Crowd | None:
-        """Return a sample of the workers for a forecast; None: simulate all workers."""
+        """Return a sample of workers for a forecast; None if all workers are simulated."""
         needs_sample = self.central and workers > PLAYED
         return Crowd(self, PLAYED, workers / PLAYED) if needs_sample else None
 
     def forecast(self, query: Query) -> StepForecast:
-        """Forecast a step by simulation of the programs."""
+        """Forecast a training step by simulation of the programs."""
         return of_program(query, self, self.cycle(query.experiment), self.crowd(query.workers))
 
     def parts(self, shapes: Sequence[tuple[int, ...]]) -> list[ServerPieces]:
-        """Return no parts, because no server stores a part of the weights."""
+        """Return [], because no server stores a part of the weights."""
         return []
 
     def hosts(self, workers: int) -> list[int]:
-        """Return the ranks of all processes; each process has a separate rank."""
+        """Return the rank of each process; each process has a rank of its own."""
         return list(range(workers + self.extra_ranks(workers)))
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
-        """Return one process's program, from its start or from the mark of a restart point."""
+        """Return the program of one process, from its start or from the restart point `mark`."""
         raise NotImplementedError(f"{type(self).__name__} must define program")
 
 
@@ -129,11 +129,11 @@ class SynchronousReplicas(Replicas):
         return one_of("algorithm", value, ("auto", *ALLREDUCE))
 
     def crowd(self, workers: int) -> Crowd | None:
-        """Return a worker sample that is large enough to contain a straggler; None: all workers."""
+        """Return a sample of workers, large enough to have a straggler; None: simulate all."""
         central = super().crowd(workers)
         return central or (Crowd(self, MEET) if workers > MEET and not self.central else None)
 
     @property
     def scheduled(self) -> str:
-        """The allreduce algorithm, with the ring in place of "auto"."""
+        """The allreduce algorithm; for "auto" it is "ring"."""
         return "ring" if self.algorithm == "auto" else self.algorithm

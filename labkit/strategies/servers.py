@@ -1,4 +1,4 @@
-"""The base class of strategies with parameter servers, and the programs that they share."""
+"""The base class of strategies with parameter servers, and their common programs."""
 
 from __future__ import annotations
 
@@ -48,36 +48,36 @@ from labkit.strategies.validation import (
 
 
 class Servers(Strategy):
-    """Servers store the weights and the optimizer; workers push gradients and receive new weights.
+    """Servers store weights and optimizer; workers push gradients and receive new weights.
 
-    Subclasses define how servers apply gradients, and when servers answer. Each worker stores the
-    moving statistics of its own layers; the final model has worker 0's statistics.
+    Subclasses define how servers apply gradients, and when servers answer. Each worker has its own
+    moving statistics of normalization layers; the final model has those of worker 0.
 
     Args:
         servers: The number of servers that store the weights.
-        colocated: Whether servers share the ranks, and the links, of the first workers; False:
-            servers have ranks after those of the workers.
-        placement: The assignment of tensors to servers: "round_robin" and "greedy" follow
+        colocated: Whether servers run on the ranks of the first workers and share their links.
+            False: the ranks of servers follow those of workers.
+        placement: How tensors are assigned to servers: "round_robin" and "greedy" follow
             TensorFlow's rules; "sharded" cuts the flat weights into equal ranges.
-        transport: How messages travel between ranks. "two_sided": a send and a matching receive.
-            "one_sided": the sender puts messages into a memory window of the receiver, without the
-            receiver's participation. "one_sided_dynamic": messages stay in the sender's memory, and
-            the receiver fetches them from a given address. On the virtual clock, all three
-            transports are simulated as flows over links.
+        transport: How messages travel between ranks. "two_sided": a send with a matching receive.
+            "one_sided": the sender puts messages into a memory window of the receiver, which need
+            not take part. "one_sided_dynamic": messages stay in the sender's memory, and the
+            receiver fetches them from an address that it is told. On the virtual clock, the
+            simulation of all three transports is the same: messages flow over links.
         optimizer: The Keras name of the servers' optimizer, which uses the experiment's learning
-            rate; None: the experiment's optimizer.
+            rate. None: the experiment's optimizer.
         compressor: The compressor for both directions: one of `labkit.compression.COMPRESSORS`, its
-            name, or None. It compresses gradients, and weights as differences from the worker's
-            current weights (`programs.CodecChannel`).
-        stages: The number of pipeline stages of each worker; one tensor passes between neighbouring
-            stages. The cuts between stages minimize the parameter count of the largest stage. Each
-            stage pushes gradients and fetches weights of its own layers. Servers apply the
-            gradients of a replica's stages together.
-        grid: The rows and columns of machines of each worker, which compute tiles of its layers and
-            units of Dense layers, as in `SpatialParallel`. Each machine pushes gradients and
-            fetches weights of its own part. The first machine stores the kernels of a Conv2D, sends
-            them to the other machines, and sums their gradients. A grid cannot be combined with
-            stages.
+            name, or None. It compresses gradients, and also weights, as differences from the
+            worker's current weights (`programs.CodecChannel`).
+        stages: The number of pipeline stages into which the model of each worker is cut; one tensor
+            passes between neighbouring stages. The cuts are chosen so that the largest stage has as
+            few parameters as possible. Each stage pushes the gradients and fetches the weights of
+            its own layers. Servers apply the gradients of all stages of a worker together.
+        grid: The rows and columns of the grid of machines that form one worker. They divide layers
+            into tiles, and Dense layers into units, as in `SpatialParallel`. Each machine pushes
+            the gradients and fetches the weights of its own tiles and units. The first machine
+            stores the kernels of a Conv2D layer, sends them to the other machines, and sums the
+            gradients of the kernels. A grid cannot be combined with stages.
     """
 
     architecture: ClassVar[tuple[str, ...]] = ("parameter servers",)
@@ -94,22 +94,22 @@ class Servers(Strategy):
 
     @classmethod
     def incompatibility(cls, compressor: Compressor) -> str:
-        """Return the reason why servers and workers cannot use the compressor."""
+        """Return the reason why this strategy does not work with the compressor; "" if it works."""
         return compressor.unsupported_reason()
 
     @classmethod
     def supports(cls, cell: Cell) -> bool:
-        """Return False for the combination of divided workers and compression."""
+        """Return False for a cell that combines divided workers with compression."""
         return cell.parallelism == "data" or cell.compression == "none"
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell; it is hybrid if workers have several stages or a grid."""
+        """Return the taxonomy cell; it is hybrid if the model of a worker is divided."""
         cell = super().cell(workers)
         return cell if self.replica_cut == 1 else cell._replace(parallelism="hybrid")
 
     @property
     def uses_programs(self) -> bool:
-        """True: servers and workers run programs on the wall clock and on the virtual clock."""
+        """True: servers and workers run as programs, on the wall clock and the virtual clock."""
         return True
 
     def optimizer_of(self, experiment: ExperimentSpec) -> str:
@@ -123,19 +123,19 @@ class Servers(Strategy):
 
     @property
     def replica_cut(self) -> int | Grid:
-        """The grid of each worker, or its number of pipeline stages."""
+        """The grid of machines of each worker, or its number of pipeline stages."""
         return self.stages if self.grid in (None, (1, 1)) else self.grid
 
     def copies(self, workers: int) -> Sequence[int]:
-        """Return (): no weights need averaging, because each server stores different weights."""
+        """Return (): no weights are averaged, because each server stores different weights."""
         return ()
 
     def extra_ranks(self, workers: int) -> int:
-        """Return the number of ranks for servers and for workers' other stages or machines."""
+        """Return the rank count for servers and for the workers' further stages or machines."""
         return (0 if self.colocated else self.servers) + workers * self._extra_members
 
     def places(self, worker: int, workers: int) -> list[int]:
-        """Return the ranks of a worker's stages or machines; the last one computes the loss."""
+        """Return the ranks of a worker's stages or machines; the last of them computes the loss."""
         first = workers + self.extra_ranks(0) + worker * self._extra_members
         return [*range(first, first + self._extra_members), worker]
 
@@ -144,11 +144,11 @@ class Servers(Strategy):
         return (prod(self.grid) if self.grid else self.stages) - 1
 
     def rows(self, batch_size: int, workers: int) -> int:
-        """Return the number of rows in a worker's share of the batch, rounded up."""
+        """Return the largest number of rows of a batch that one worker processes."""
         return -(-batch_size // workers)
 
     def tolerated_failures(self, workers: int) -> int:
-        """Return the number of workers minus one, because no worker waits for another."""
+        """Return all workers but one: any may fail, because no worker waits for another."""
         return workers - 1
 
     def check(self, experiment: ExperimentSpec) -> None:
@@ -162,14 +162,13 @@ class Servers(Strategy):
             )
         if self.colocated and self.servers > workers:
             raise InvalidInput(
-                f"servers={self.servers} with colocated=True run on the ranks of "
-                f"workers={workers}; allowed: 1 to {workers}, or colocated=False"
+                f"servers={self.servers} with colocated=True exceeds workers={workers}, whose "
+                f"ranks run the servers; allowed: 1 to {workers}, or colocated=False"
             )
         if self.colocated and (hit := [w for w in experiment.failed_workers if w < self.servers]):
             raise InvalidInput(
-                f"worker_failures={hit} share ranks with servers={self.servers}, so that the "
-                "servers' "
-                "weights would be lost, too; give other workers, or colocated=False"
+                f"worker_failures={hit} share ranks with servers={self.servers}, so the servers' "
+                "weights would also be lost; give other workers, or colocated=False"
             )
         if self.compressor is not None:
             self._refuse_compressor(self.compressor)
@@ -217,7 +216,7 @@ class Servers(Strategy):
         if self.stages > 1:
             raise InvalidInput(
                 f"grid={grid} with stages={self.stages} divides a replica in two ways; give "
-                "one of both"
+                "only one of them"
             )
         if experiment.precision.startswith("mixed"):
             raise InvalidInput(
@@ -239,32 +238,33 @@ class Servers(Strategy):
         return value
 
     def train(self, session: Session) -> None:
-        """Train by the programs of workers and servers."""
+        """Train by running the programs of workers and servers."""
         session.play(self)
 
     # --- a forecast ---------------------------------------------------------------------------
 
     @property
     def cycle(self) -> int:
-        """The number of steps after which a worker's pattern of messages repeats."""
+        """The number of training steps after which a worker's message pattern repeats."""
         return 1
 
     def recurs(self, experiment: ExperimentSpec) -> bool:
-        """Return whether each update waits for all workers."""
+        """Return whether each update waits for all workers, so that communication repeats."""
         workers = experiment.workers
         return self.cell(workers).synchronization == "synchronous" and not self.tolerated_failures(
             workers
         )
 
     def forecast(self, query: Query) -> StepForecast:
-        """Forecast a step by simulation of the programs, with a sample of many workers."""
+        """Forecast a step by simulation of the programs; a sample stands for many workers."""
         return of_program(query, self, self.cycle, self._crowd(query))
 
     def _crowd(self, query: Query) -> Crowd | None:
-        """Return a sample of workers with the same load per server, or None for few workers.
+        """Return a sample of workers with the same load per server; None if workers are few.
 
-        The sample reduces the number of colocated servers in the same proportion as the number of
-        workers. The simulated load is that of the server with the most weights.
+        If servers are colocated, the sample has fewer servers in the same proportion as it has
+        fewer workers. In the simulation, every server has the load of the server with the most
+        weights.
         """
         if query.workers <= PLAYED and query.workers * self.servers <= 2 * PLAYED:
             return None
@@ -277,23 +277,23 @@ class Servers(Strategy):
         return Crowd(self.model_copy(update=fields), sample, fullest * count / scale)
 
     def _scaled_fields(self, scale: float) -> dict[str, Any]:
-        """Return the fields that depend on the number of workers, scaled to the sample."""
+        """Return those fields that depend on the number of workers, scaled to the sample."""
         return {}
 
     # --- the programs ------------------------------------------------------------------------
 
     def parts(self, shapes: Sequence[tuple[int, ...]]) -> list[ServerPieces]:
-        """Return the part of the weights that each server holds."""
+        """Return for each server the part of the weights that it holds."""
         return placed(shapes, self.servers, self.placement)
 
     def hosts(self, workers: int) -> list[int]:
-        """Return the ranks of workers, of servers, and of workers' other stages or machines."""
+        """Return the ranks of workers, servers, and workers' further stages or machines."""
         first = 0 if self.colocated else workers
         others = [place for worker in range(workers) for place in self.places(worker, workers)[:-1]]
         return [*range(workers), *range(first, first + self.servers), *others]
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
-        """Return one process's program, from its start or from the mark of a restart point."""
+        """Return the program of one process, from its start or from the restart point `mark`."""
         program = self.serve if number in roles.servers else self.work
         if not roles.cut:
             return program(roles, number, mark)
@@ -305,14 +305,14 @@ class Servers(Strategy):
     def worker_state(
         self, roles: Roles, number: int
     ) -> tuple[Vector, dict[int, int], dict[int, CodecChannel]]:
-        """Return a worker's weights, and by server the weights' versions and codec channels."""
+        """Return a worker's weights and, for each server, the version of weights and the codec."""
         channels = {
             server: CodecChannel(self.compressor, roles, number, server) for server in roles.servers
         }
         return roles.weights, dict.fromkeys(roles.servers, 0), channels
 
     def server_channels(self, roles: Roles, server: int) -> list[CodecChannel]:
-        """Return a server's codec channels by worker."""
+        """Return the codec channels of a server, one for each worker."""
         return [
             CodecChannel(self.compressor, roles, worker, server) for worker in range(roles.workers)
         ]
@@ -322,7 +322,7 @@ class Servers(Strategy):
         raise NotImplementedError(f"{type(self).__name__} must define serve")
 
     def work(self, roles: Roles, number: int, mark: Any) -> Program:
-        """Compute a gradient, push it, and wait for the weights of all servers, in a loop."""
+        """In a loop: compute a gradient, push it, and wait for new weights from all servers."""
         ends = False
         weights, versions, channels = mark or self.worker_state(roles, number)
         while not ends:
@@ -340,7 +340,7 @@ def push_gradient(
     number: int,
     gradient: Gradient,
 ) -> Generator[Action, Any, None]:
-    """Send a worker's gradient to all servers, without storing a copy."""
+    """Send a worker's gradient to all servers without a copy of the gradient."""
     metadata = gradient.rows, gradient.step, gradient.last
     for server in roles.servers:
         payload = yield Code(
@@ -352,12 +352,12 @@ def push_gradient(
 def fetch_weights(
     roles: Roles, channels: Mapping[int, CodecChannel], versions: dict[int, int]
 ) -> Generator[Action, Any, tuple[Vector, bool]]:
-    """Receive the weights of all servers, and return them and whether training ends.
+    """Receive weights from all servers; return the weights and whether training ends.
 
     Args:
         roles: The roles of all processes.
-        channels: The worker's codec channels, by server.
-        versions: The versions of the worker's weights by server, updated in place.
+        channels: The codec channel of the worker to each server.
+        versions: The version of the worker's weights from each server; the function updates it.
     """
     parts: dict[int, Vector] = {}
     ends = False
@@ -372,7 +372,7 @@ def fetch_weights(
 def aggregate(
     roles: Roles, number: int, mark: Any, channels: Sequence[CodecChannel], backups: int = 0
 ) -> Program:
-    """Return the program of a server whose update waits for all workers but `backups`."""
+    """Return the program of a server that updates after the pushes of all but `backups` workers."""
     weights, total = roles.part(number).take(roles.weights), roles.steps * roles.epochs
     clock, last, pending, finished = 0, False, list[Message](), 0
     if mark is not None:
@@ -408,7 +408,7 @@ def aggregate(
 
 
 def mean(pushes: Sequence[Message], shares: Sequence[float]) -> Vector:
-    """Return the mean of gradients, weighted by their shares and summed in the given order."""
+    """Return the weighted mean of gradients; `shares` are the weights, and the order is kept."""
     values = [push.values for push in pushes if push.values is not None]
     if len(values) == 1:
         return values[0]

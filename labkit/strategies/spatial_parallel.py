@@ -1,4 +1,4 @@
-"""Spatial parallelism: layers are cut into tiles over a grid of machines, as in DistBelief."""
+"""Spatial parallelism: a grid of machines divides layers into tiles, as in DistBelief."""
 
 from __future__ import annotations
 
@@ -22,36 +22,37 @@ if TYPE_CHECKING:
 
 
 class SpatialParallel(IntraLayer):
-    """A grid of machines divides a model's layers into tiles, and exchanges values between tiles.
+    """A grid of machines divides a model's layers into tiles; the machines exchange border values.
 
-    Machine (i, j) computes tile (i, j) of every locally connected, convolution and pooling layer
-    from the values under the tile's kernels. A value is sent once to each other machine that reads
-    it, even if several kernels on that machine read the value. All machines that read a value
-    return their gradients of it, and the gradients are summed. A Dense layer is cut by units, each
-    of which reads all values of the previous layer. Machine 0 gathers the final scores, computes
-    the loss and returns the gradients of the scores. Unshared kernels and units are trained on the
-    machine that uses them and are never sent. All machines store all kernels of a Conv2D, and the
-    gradients of their tiles are summed. Several replicas divide each batch and average their
-    gradients.
+    In every locally connected, convolution and pooling layer, machine (i, j) computes tile (i, j)
+    from the values under the tile's kernels. A value is sent only once to each other machine that
+    reads it, even if several kernels there read it. All machines that read a value send their
+    gradients of it back, and these gradients are summed. A Dense layer is divided by units; each
+    unit reads all values of the previous layer. Machine 0 gathers the final scores, computes the
+    loss and returns the gradients of the scores. Kernels that are not shared, and units, are
+    trained on the machine that uses them, and are never sent. Every machine stores all kernels of a
+    Conv2D layer; the kernels' gradients from all tiles are summed. Several replicas divide each
+    batch and average their gradients.
 
-    `run.layers` lists for each machine its part of each layer, and the values that it sends before
+    For each machine, `run.layers` lists its part of each layer, and the values that it sends before
     the layer.
 
     Args:
-        grid: The rows and columns (r, c) of machines of one replica; None: all workers, as square
-            as possible. The number of workers is a multiple of r c, and each machine has at least
-            one position or unit of every layer.
+        grid: The rows and columns (r, c) of the grid of machines of one replica. None: all workers
+            form one grid, as square as possible. The number of workers must be a multiple of r c,
+            and each machine must have at least one position or unit of every layer.
 
     Allowed layers are LocallyConnected2D, Conv2D, MaxPooling2D and AveragePooling2D without
     padding, Flatten, Dense after Flatten, and element-wise activations. Each machine of a replica
-    reads the replica's rows itself, so that no machine sends input. Every rank builds the whole
-    model first, and gathers the trained model at the end. With the user's callbacks, ranks also
-    gather the model after each epoch; weights that callbacks set take effect from the next step.
-    During training a machine stores only its tiles: weights, gradients and optimizer state.
+    reads the replica's rows itself, so machines send no input data. Every rank builds the whole
+    model first, and gathers the trained model at the end. If there are callbacks of the user, ranks
+    also gather the model after each epoch. If callbacks set weights, the next step uses them.
+    During training, a machine stores weights, gradients and optimizer state only of its own tiles.
 
     Source: J. Dean et al.: Large scale distributed deep networks, NIPS 2012. Differs from it:
         training is synchronous, without the paper's parameter server. A machine waits for the
-        values that it reads, without overlap. All machines read the whole input.
+        values that it reads; communication does not overlap computation. Every machine reads the
+        complete input.
     """
 
     part_name: ClassVar[str] = "machine"
@@ -75,11 +76,11 @@ class SpatialParallel(IntraLayer):
         )
 
     def forecast(self, query: Query) -> StepForecast:
-        """Forecast a step from the computation of tiles and the messages between tiles."""
+        """Forecast a training step from the computation of tiles and their messages."""
         return of_grid(query, self.grid_of(query.workers))
 
     def grid_of(self, workers: int) -> Grid:
-        """Return the grid of one replica."""
+        """Return the rows and columns of the grid of one replica."""
         return self.grid or squarest_grid(workers)
 
     def ranks(self, workers: int) -> int:
@@ -88,13 +89,13 @@ class SpatialParallel(IntraLayer):
         return rows * columns
 
     def share(self, model: keras.Model, replica: Communicator) -> GridPart:
-        """Return this machine's tiles and units."""
+        """Return the tiles and units of this machine."""
         from labkit.model_parallel.grid import GridPart
 
         return GridPart(model, replica, self.grid_of(replica.size), self.resolved(replica))
 
     def objective(self, model: keras.Model, share: GridPart, losses: Losses) -> Objective:
-        """Return the function that computes the loss on machine 0, and zero on other machines."""
+        """Return the function that computes the loss on machine 0; elsewhere it returns zero."""
         return partial(share.objective, losses=losses)
 
     def bytes_per_row(self, share: GridPart) -> int:

@@ -1,4 +1,4 @@
-"""The base class of strategies that cut a model into stages."""
+"""The base class of strategies that cut a model into pipeline stages."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ if TYPE_CHECKING:
 
 
 class Staged(Strategy):
-    """The base class of pipelines: each stage of layers is on one rank, or sliced over several.
+    """The base class of pipelines: each stage is on one rank, or is sliced over several ranks.
 
-    Replicas of the model divide each batch. A slice of a stage is on rank (replica × stages +
-    stage) × slices + slice. The ranks with the same slice number in all stages of a replica form a
-    lane. A batch passes through the lane from stage to stage. The ranks of one stage form a group,
-    which divides the stage's layers.
+    Several replicas of the model divide each batch. The rank of a slice of a stage is (replica ×
+    stages + stage) × slices + slice. The ranks that have the same slice number in all stages of a
+    replica form a lane. A batch passes through the ranks of a lane from stage to stage. The ranks
+    of one stage form a group, which divides the stage's layers.
     """
 
     resumable: ClassVar[bool] = True
-    stages_field: ClassVar[str] = "stages"  # name of the field with the number of ranks in a lane
+    stages_field: ClassVar[str] = "stages"  # name of the field for the number of ranks in a lane
     architecture: ClassVar[tuple[str, ...]] = ("neighbours",)
     parallelism: ClassVar[tuple[str, ...]] = ("model by layers", "hybrid")
-    # Whether stages start the next step before the end of the current step.
+    # Whether stages start the next training step before the current step ends.
     unlocked: ClassVar[bool] = False
 
     partition: str | tuple[PositiveInt, ...] = "parameters"
@@ -72,7 +72,7 @@ class Staged(Strategy):
         return value
 
     def ranks(self, workers: int) -> int:
-        """Return the number of ranks in a lane: the field's value, or the most that is possible."""
+        """Return the number of ranks in a lane: the field's value, or the largest possible one."""
         return getattr(self, self.stages_field) or workers // self.tensor_parallel_size
 
     def depth(self, workers: int) -> int:
@@ -80,18 +80,18 @@ class Staged(Strategy):
         return self.ranks(workers)
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell; its parallelism is hybrid with several replicas or slices."""
+        """Return the taxonomy cell; it is hybrid with several replicas or slices."""
         cell = super().cell(workers)
         hybrid = self.tensor_parallel_size > 1 or self.replicas(workers) > 1
         return cell._replace(parallelism="hybrid") if hybrid else cell
 
     def table(self, ranks: int, iterations: int = 1) -> ScheduleTable:
-        """Return the schedule of one replica, for a number of successive iterations."""
+        """Return the schedule table of one replica, for several successive iterations."""
         raise NotImplementedError
 
     @property
     def parts(self) -> int:
-        """The number of parts of a replica's rows that have separate losses; default: 1."""
+        """The number of parts of a replica's batch that have separate losses; default: 1."""
         return 1
 
     def replicas(self, workers: int) -> int:
@@ -99,16 +99,16 @@ class Staged(Strategy):
         return workers // (self.ranks(workers) * self.tensor_parallel_size)
 
     def rows(self, batch_size: int, workers: int) -> int:
-        """Return the number of rows in the largest batch that a stage processes at a time."""
+        """Return the row count of the largest batch that a stage processes at a time."""
         return -(-batch_size // self.replicas(workers))
 
     def readers(self, communicator: Communicator) -> Communicator:
-        """Return the ranks of the same stage and slice in all replicas, which divide the batch."""
+        """Return the ranks that divide batches: the same stage and slice in all replicas."""
         ranks = self.ranks(communicator.size) * self.tensor_parallel_size
         return communicator.split(communicator.rank % ranks)
 
     def colours(self, rank: int, workers: int) -> tuple[int, int]:
-        """Return the numbers of a rank's lane and group."""
+        """Return the number of the lane and the number of the group of a rank."""
         replica = rank // (self.ranks(workers) * self.tensor_parallel_size)
         return (
             replica * self.tensor_parallel_size + rank % self.tensor_parallel_size,
@@ -116,7 +116,7 @@ class Staged(Strategy):
         )
 
     def check_stages(self, experiment: ExperimentSpec) -> None:
-        """Raise InvalidInput for options that stages, or the experiment's model, do not support."""
+        """Raise InvalidInput for options that do not work with stages or with the model."""
         workers = experiment.workers
         refuse_keras_step_options(experiment)
         refuse_remainder("tensor_parallel_size", self.tensor_parallel_size, workers)
@@ -142,7 +142,7 @@ class Staged(Strategy):
         self.check_optimizer(experiment.optimizer, experiment.optimizer_options)
 
     def check_blocks(self, blocks: int, workers: int) -> None:
-        """Raise InvalidInput if a model with this number of blocks cannot form these stages."""
+        """Raise InvalidInput if a model with so many blocks cannot be cut into these stages."""
         ranks, stages = self.ranks(workers), self.depth(workers)
         if stages > blocks:
             chunks, lane = stages // ranks, workers // self.tensor_parallel_size
@@ -168,11 +168,11 @@ class Staged(Strategy):
             )
 
     def check_optimizer(self, optimizer: str, options: Mapping[str, JSON]) -> None:
-        """Raise InvalidInput for an optimizer that needs gradients of several ranks.
+        """Raise InvalidInput for an optimizer that needs the gradients of several ranks.
 
         Args:
             optimizer: The name of the optimizer, in lower case.
-            options: The arguments of the optimizer.
+            options: The constructor arguments of the optimizer.
         """
         if self.tensor_parallel_size > 1:
             refuse_norms(optimizer, options)
@@ -187,13 +187,13 @@ class Staged(Strategy):
     def edges(
         self, model: keras.Model, workers: int, seconds: Sequence[float] | None = None
     ) -> list[int]:
-        """Return the index of each stage's first block, followed by the number of all blocks.
+        """Return the index of the first block of each stage, then the number of all blocks.
 
         Args:
             model: The whole model.
-            workers: The number of workers in all replicas.
-            seconds: The measured time of each block, in seconds; None: cuts balance parameter
-                counts.
+            workers: The total number of workers of all replicas.
+            seconds: The measured time of each block in seconds. None: the cuts balance the numbers
+                of parameters.
         """
         from labkit.model_parallel.stages import (
             balance_costs,
@@ -210,9 +210,10 @@ class Staged(Strategy):
         return balance_parameters([part.count_params() for part in parts], self.depth(workers))
 
     def blocks(self, model: keras.Model, workers: int) -> Blocks:
-        """Return the blocks of a model: the layers between points where a single tensor passes.
+        """Return the blocks of a model: layers between places where only one tensor passes.
 
-        If there are too few such blocks, or if the partition counts layers, each layer is a block.
+        If there are too few such blocks, or if the field `partition` counts layers, each layer is a
+        block.
         """
         from labkit.model_parallel.stages import Blocks
 
@@ -226,16 +227,17 @@ class Staged(Strategy):
                 raise InvalidInput(
                     f"{self.depth(workers)} stages are too many: calls that share weights "
                     f"({', '.join(wide.shared())}) and all layers between them belong to one "
-                    f"stage, which leaves {len(wide)} stages; give at most so many, or "
-                    "separate layers"
+                    f"stage, which leaves {len(wide)} stages; give at most "
+                    f"{len(wide)} stages, or layers that share no weights"
                 )
         self.check_blocks(len(blocks), workers)
         return blocks
 
     def predictor(self, model: keras.Model, replica: Communicator) -> Predictor:
-        """Return a predictor that pipelines several micro-batches through the stages.
+        """Return a predictor, which sends several micro-batches through the stages as a pipeline.
 
-        With partition="time" the cuts balance parameter counts, because no block has been timed.
+        With partition="time", the cuts balance the numbers of parameters instead, because no block
+        was timed.
         """
         edges = self.edges(model, replica.size)
         parts = split(self.blocks(model, replica.size), edges)
@@ -255,7 +257,7 @@ class Staged(Strategy):
         return predict
 
     def serving(self, model: keras.Model, replica: Communicator) -> Serving | None:
-        """Return the predictor and the variables of this rank's stages, or of the whole model."""
+        """Return the predictor, and the variables of this rank's stages or of the whole model."""
         from labkit.model_parallel.stages import INPUTS
 
         if self.tensor_parallel_size > 1:
@@ -273,14 +275,14 @@ class Staged(Strategy):
         recompute: bool = False,
         late: int = 1,
     ) -> PipelineRank:
-        """Return this rank's stages of the session's model, after compiling it with the optimizer.
+        """Compile the session's model with the optimizer; return this rank's stages of the model.
 
         Args:
             session: The session of this rank.
             optimizer: The optimizer of all stages.
             recompute: Whether stages recompute activations, see
                 `labkit.model_parallel.stages.Stage`.
-            late: The number of steps after which the memory use of stages reaches its maximum.
+            late: The number of training steps after which stages use the most memory.
         """
         from labkit.communicator import computing
         from labkit.model_parallel.losses import Losses
@@ -311,7 +313,7 @@ class Staged(Strategy):
             read = [source.stage == INPUTS for source in parts.takes[number]]
             stages[number] = self.stage(part, loss, read, recompute)
             stages[number].ledger, stages[number].computing = ledger, computing(communicator)
-        # The first slice of each stage in the first replica broadcasts the weights of the stage.
+        # In the first replica, the first slice of each stage broadcasts the weights of this stage.
         senders = {
             rank * self.tensor_parallel_size: models[rank :: lane.size] for rank in range(lane.size)
         }
@@ -324,26 +326,26 @@ class Staged(Strategy):
         )
 
     def split(self, model: keras.Model, blocks: Blocks, edges: list[int]) -> StageModels:
-        """Return the stages of a model, as models that share the layers of the whole model."""
+        """Return the models of all stages, which share their layers with the whole model."""
         return split(blocks, edges)
 
     def stage(
         self, model: keras.Model, loss: Losses | None, read: Sequence[bool], recompute: bool
     ) -> Stage:
-        """Return the trainer of a stage; arguments: see `labkit.model_parallel.stages.Stage`."""
+        """Return the trainer of a stage; for arguments see `labkit.model_parallel.stages.Stage`."""
         from labkit.model_parallel.stages import Stage
 
         return Stage(model, loss, recompute=recompute, read=read)
 
     def _refuse_whole(self, models: list[keras.Model]) -> None:
-        """Raise InvalidInput if no stage has a layer that can be sliced."""
+        """Raise InvalidInput if no stage has any layer that can be sliced."""
         from labkit.model_parallel.tensor import require_divisible
 
         if self.tensor_parallel_size > 1:
             require_divisible(models, self.tensor_parallel_size)
 
     def _seconds(self, session: Session) -> list[float]:
-        """Return each block's seconds, measured on rank 0 and broadcast to all ranks."""
+        """Return the seconds of each block, measured on rank 0 and sent to all ranks."""
         from labkit.model_parallel.stages import block_seconds
 
         seconds, workers = None, session.communicator.size
@@ -352,5 +354,5 @@ class Staged(Strategy):
             blocks = self.blocks(session.model, workers)
             seconds = block_seconds(session.model, rows, session.communicator.clock, blocks)
         return list(
-            session.communicator.broadcast_object(seconds, label="the seconds of the blocks")
+            session.communicator.broadcast_object(seconds, label="the measured times of the blocks")
         )

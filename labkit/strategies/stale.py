@@ -1,4 +1,4 @@
-"""Asynchronous training with bounded or corrected staleness of gradients."""
+"""Asynchronous training whose gradients have a bounded or corrected staleness."""
 
 from __future__ import annotations
 
@@ -32,24 +32,25 @@ from labkit.strategies.work_quota import Quota
 
 
 class Stale(Servers):
-    r"""A base class of asynchronous servers that can correct gradients that are τ updates old.
+    r"""A base class of asynchronous servers, which may correct gradients that are τ updates old.
 
     Args:
-        staleness_correction: The correction of stale gradients, or None. "per_gradient": the
+        staleness_correction: How stale gradients are corrected, or None. "per_gradient": the
             learning rate of a gradient is \(\alpha / \max(1, \tau)\). "mean": the learning rate is
-            \(\alpha / \bar\tau\). The average staleness \(\bar\tau\) does not depend on the speeds
-            of machines. "momentum": late gradients act as momentum. The optimizer's momentum μ is
-            therefore reduced to \(\mu'\) with \(\mu'/(1-\mu') = \max(0, \mu/(1-\mu) - \bar\tau)\),
-            and the learning rate is multiplied by \((1-\mu')/(1-\mu)\). "delay_compensated": the
-            gradient g becomes \(g + \lambda\, g \odot g \odot (w - w_{then})\), where \(w_{then}\)
-            are the weights at which it was computed. The added term is a Taylor term with the
-            diagonal of the gradients' outer product in place of the Hessian.
+            \(\alpha / \bar\tau\). The mean staleness \(\bar\tau\) of gradients does not depend on
+            the speeds of machines. "momentum": stale gradients already act like momentum. The
+            optimizer's momentum μ is therefore reduced to \(\mu'\), where \(\mu'/(1-\mu') = \max(0,
+            \mu/(1-\mu) - \bar\tau)\). The learning rate is multiplied by \((1-\mu')/(1-\mu)\).
+            "delay_compensated": the gradient g becomes \(g + \lambda\, g \odot g \odot (w -
+            w_{then})\), where \(w_{then}\) are the weights at which g was computed. The added term
+            is a first-order Taylor term, in which the diagonal of the gradients' outer product
+            replaces the Hessian.
         delay_compensation: The factor λ of "delay_compensated".
 
     Source: the rates: W. Zhang et al., Staleness-aware async-SGD, 2016, arXiv 1511.05950, and S.
     Gupta et al., Model accuracy and runtime tradeoff, 2015, arXiv 1509.04210; that asynchrony
-    begets momentum: I. Mitliagkas et al., 2016, arXiv 1605.09774. labkit's own momentum formula
-    preserves the mean age of the gradients in a step, and the size of the steps. S. Zheng et al.,
+    begets momentum: I. Mitliagkas et al., 2016, arXiv 1605.09774. labkit's own formula for momentum
+    preserves the mean age of the gradients in a step, and the step size. S. Zheng et al.,
     Asynchronous SGD with delay compensation, 2017, arXiv 1609.08326, with a constant λ.
     """
 
@@ -59,7 +60,7 @@ class Stale(Servers):
     delay_compensation: NonNegativeFloat = 0.04
 
     def staleness_of(self, workers: int) -> float:
-        """Return the average staleness of gradients, in updates."""
+        """Return the mean staleness of gradients, in numbers of updates."""
         raise NotImplementedError(f"{type(self).__name__} must define staleness_of")
 
     def check(self, experiment: ExperimentSpec) -> None:
@@ -83,7 +84,7 @@ class Stale(Servers):
         return {**options, "momentum": self._reduced_momentum(experiment)}
 
     def rate_of(self, experiment: ExperimentSpec) -> float:
-        """Return the factor on the learning rate that compensates for the reduced momentum."""
+        """Return the factor by which the learning rate compensates for reduced momentum."""
         if self.staleness_correction != "momentum":
             return 1.0
         return (1 - self._reduced_momentum(experiment)) / (1 - _momentum(experiment))
@@ -94,7 +95,7 @@ class Stale(Servers):
         return age / (1 + age)
 
     def rate(self, staleness: int, workers: int) -> float:
-        """Return the factor on the learning rate of a gradient of this staleness."""
+        """Return the factor of the learning rate for a gradient with this staleness."""
         if self.staleness_correction == "per_gradient":
             return 1.0 / max(1, staleness)
         if self.staleness_correction == "mean":
@@ -109,15 +110,14 @@ class Stale(Servers):
         weights: Vector,
         gradient_weights: Sequence[Vector],
     ) -> Update:
-        """Return a server's update by several gradients, weighted by row counts and rates.
+        """Return a server's update from gradients, weighted by row counts and learning rates.
 
         Args:
             roles: The roles of all processes.
             pushes: The messages with the gradients.
-            version: The number of updates of this server's weights so far.
+            version: The number of updates that this server's weights have had so far.
             weights: The current weights of this server.
-            gradient_weights: For each gradient, the weights at which its worker computed the
-                gradient.
+            gradient_weights: For each gradient, the weights at which the worker computed it.
         """
         if self.staleness_correction == "delay_compensated":
             pairs = zip(pushes, gradient_weights, strict=True)
@@ -141,23 +141,24 @@ class Stale(Servers):
 
 
 class StaleSynchronous(Stale):
-    r"""Workers run ahead of the slowest worker by at most s clocks, with possibly stale weights.
+    r"""Workers may be s clocks ahead of the slowest worker, and may use stale weights.
 
-    A worker's clock is the number of gradients that it has sent. A worker at clock c continues when
-    all other workers have reached clock c - s. The weights that the worker then receives contain
-    all updates of the clocks before c - s, and possibly later updates. A gradient is applied on
-    arrival, at the learning rate \(\alpha / n\), where n is the number of workers. A staleness
-    correction that sets learning rates replaces the rate \(\alpha / n\). With s = 0 no worker runs
-    ahead. Training is then synchronous: the mean of a clock's gradients forms one update.
+    A worker's clock is the number of gradients that it has sent. A worker at clock c waits until
+    all other workers have reached clock c - s. The weights that it then receives contain all
+    updates from clocks before c - s, and perhaps later updates. A gradient is applied as soon as it
+    arrives, at the learning rate \(\alpha / n\), where n is the number of workers. If a staleness
+    correction sets learning rates, it replaces the rate \(\alpha / n\). With s = 0, no worker can
+    be ahead of another. Training is then synchronous: the mean of all gradients of a clock is one
+    update.
 
     Args:
-        staleness: The bound s, in clocks.
+        staleness: The bound s, as a number of clocks.
 
     The other fields are those of the base class `Stale`.
 
     Source: Q. Ho et al., More effective distributed ML via a stale synchronous parallel parameter
-    server, NIPS 2013. Differs from it: servers delay their answers, whereas the paper's workers
-    wait for their cache. Any optimizer may apply the updates.
+    server, NIPS 2013. Differs from it: servers delay their replies to fast workers, whereas in the
+    paper, workers wait for their cache. Updates may use any optimizer.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("stale synchronous", "synchronous")
@@ -166,7 +167,7 @@ class StaleSynchronous(Stale):
     staleness: NonNegativeInt = Field(1, kw_only=False)
 
     def cell(self, workers: int) -> Cell:
-        """Return the taxonomy cell, which is synchronous if s = 0."""
+        """Return the taxonomy cell; it is synchronous if s = 0."""
         cell = super().cell(workers)
         return cell if self.staleness else cell._replace(synchronization="synchronous")
 
@@ -176,15 +177,15 @@ class StaleSynchronous(Stale):
         return self.staleness == 0 and self.compressor is None
 
     def tolerated_failures(self, workers: int) -> int:
-        """Return 0 if each clock waits for all workers; if not, return the base class's number."""
+        """Return how many workers may fail: 0 if s = 0, as each clock then needs all workers."""
         return super().tolerated_failures(workers) if self.staleness else 0
 
     def staleness_of(self, workers: int) -> float:
-        """Return n - 1: a gradient misses one update of each other worker, at any speeds."""
+        """Return n - 1: a gradient misses one update of each other worker at any speeds."""
         return workers - 1.0
 
     def rate(self, staleness: int, workers: int) -> float:
-        """Return 1/n for n workers, or the rate that the staleness correction sets."""
+        """Return 1/n for n workers, or the factor that the staleness correction sets."""
         if self.staleness_correction in ("per_gradient", "mean"):
             return super().rate(staleness, workers)
         return 1.0 / workers
@@ -194,8 +195,8 @@ class StaleSynchronous(Stale):
         super().check(experiment)
         if self.staleness == 0 and self.staleness_correction is not None:
             raise InvalidInput(
-                f"staleness_correction={self.staleness_correction!r} with staleness=0: no "
-                "gradient is stale then; remove "
+                f"staleness_correction={self.staleness_correction!r} has no effect with "
+                "staleness=0, because no gradient is stale; remove "
                 "staleness_correction, or give staleness=1 or more"
             )
 
@@ -264,24 +265,24 @@ class StaleSynchronous(Stale):
 
 
 def _has_reached(clock: int, clocks: Mapping[int, int], failed: Container[int]) -> bool:
-    """Return whether enough gradients arrived for all running workers to reach the clock."""
+    """Return whether enough gradients arrived to show that no running worker is below the clock."""
     goal = sum(min(count, clock) if worker in failed else clock for worker, count in clocks.items())
     return sum(clocks.values()) >= goal
 
 
 class SoftSync(Stale):
-    """One update for every ⌊λ/n⌋ gradients of λ workers, which do not wait for each other.
+    """Each update combines ⌊λ/n⌋ gradients of λ workers, which do not wait for each other.
 
-    A server answers each gradient at once with its current weights. When ⌊λ/n⌋ gradients have
-    arrived, the server applies their mean, weighted by row counts and learning rates. The average
-    staleness of gradients is n updates. SoftSync(1) with equally fast workers is synchronous
-    training with a delay of one update.
+    A server replies to each gradient at once with its current weights. When ⌊λ/n⌋ gradients have
+    arrived, the server applies their mean, weighted by row counts and learning rates. The mean
+    staleness of gradients is n updates. With equally fast workers, SoftSync(1) is synchronous
+    training whose updates are delayed by one.
 
     Args:
-        n: The number n of updates per λ gradients, from 1 to the number λ of workers.
+        n: The number of updates per λ gradients, from 1 to the number λ of workers.
 
-    The other fields are those of the base class `Stale`. Gradients that are not yet part of an
-    update at the end of training are not applied.
+    The other fields are those of the base class `Stale`. Gradients that are not part of an update
+    when training ends are not applied.
 
     Source: W. Zhang et al., Staleness-aware async-SGD for distributed deep learning, 2016, arXiv
     1511.05950.
@@ -293,7 +294,7 @@ class SoftSync(Stale):
     n: PositiveInt = Field(1, kw_only=False)
 
     def staleness_of(self, workers: int) -> float:
-        """Return the average staleness: n, if n divides the number of workers."""
+        """Return the mean staleness in updates; it is n if n divides the number of workers."""
         return workers / self._group(workers)
 
     def _group(self, workers: int) -> int:
@@ -312,7 +313,7 @@ class SoftSync(Stale):
         return {"n": min(self.n, PLAYED)}
 
     def serve(self, roles: Roles, number: int, mark: Any) -> Program:
-        """Return the program of a server that answers at once and updates after ⌊λ/n⌋ gradients."""
+        """Return the program of a server that replies at once and updates after ⌊λ/n⌋ gradients."""
         weights, version = roles.part(number).take(roles.weights), 0
         channels, quota, finished = self.server_channels(roles, number), Quota(roles, number), 0
         worker_weights = dict.fromkeys(range(roles.workers), weights)

@@ -1,4 +1,4 @@
-"""The base class of all strategies, and the protocols between a strategy and a rank."""
+"""The base class of all strategies, and the interfaces between a strategy and a rank."""
 
 from __future__ import annotations
 
@@ -40,31 +40,31 @@ if TYPE_CHECKING:
     from labkit.programs import Program, Roles, ServerPieces
     from labkit.schedules.grid import Grid, GridLayer
 
-# A batch is an array or tensor, or a nest of them, with one row per sample: the inputs or outputs
-# of a Keras model.
+# A batch is an array or tensor, or a nested structure of them, with one row per sample. It contains
+# the inputs or the outputs of a Keras model.
 Batch: TypeAlias = "np.ndarray | tf.Tensor | Sequence[Batch] | Mapping[str, Batch]"
-# The result of one micro-batch has two values: its predictions, or None on ranks that do not
-# receive them, and the sum of the losses that layers on this rank add.
+# The result for one micro-batch has two values. The first is its predictions, or None on ranks that
+# do not receive them; the second is the sum of the losses that layers on this rank add.
 Predicted: TypeAlias = "tuple[Batch | None, float]"
-# A predictor maps micro-batches x, the same on all ranks of a replica, to their results.
+# A predictor maps input micro-batches, which are equal on all ranks of a replica, to their results.
 Predictor: TypeAlias = "Callable[[Iterable[Batch]], Iterator[Predicted]]"
-# A step trains on a batch (x, y, sample weight or None) and returns the loss, or None on ranks
-# without the loss.
+# A step function trains on a batch (x, y, sample weight or None). It returns the loss, or None on
+# ranks that do not know the loss.
 Step: TypeAlias = "Callable[[Batch, Batch, Batch | None], float | None]"
-# A watcher receives a bucket's number, layers and compression statistics: see
+# A watcher is called with the number of a bucket, its layers and its compression statistics: see
 # `labkit.exchange.Exchange`.
 Watcher: TypeAlias = "Callable[[int, Sequence[Packed], ReductionRecord], None]"
 
 
 class Serving(NamedTuple):
-    """The function and the variables for predictions that all ranks of a replica compute together.
+    """A predictor that all ranks of a replica run together, and the variables that it needs.
 
     Attributes:
         predict: The function that maps micro-batches to predictions: see `Predictor`.
-        reads: Whether this rank reads the values of the input rows; if not, the rank needs only the
-            number and the shape of the rows.
-        variables: The variables that predictions on this rank need. The model's variables that this
-            rank's predictions do not need may be freed.
+        reads: Whether this rank needs the values of the input rows; if not, it needs only their
+            number and shape.
+        variables: The variables that predictions on this rank need. All other variables of the
+            model may be freed on this rank.
     """
 
     predict: Predictor
@@ -73,27 +73,27 @@ class Serving(NamedTuple):
 
 
 class Stateful(Protocol):
-    """An object with state between steps that is not stored in variables."""
+    """An object whose state between training steps is not stored in variables."""
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the whole state as arrays by name."""
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Load the state before the next step; a missing name keeps its initial value."""
+        """Load the state before the next step; missing names keep their initial values."""
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """The state of a rank that a checkpoint needs in order to resume training.
+    """The state of a rank that a checkpoint stores, so that training can resume.
 
     Attributes:
-        variables: The variables of this rank's part of the model.
-        optimizers: The optimizers, each with the variables that it updates.
-        pairs: The variables on this rank that are slices of the whole model's variables.
-        remembers: The objects with state outside variables (`Stateful`), by name.
+        variables: The variables of the model part on this rank.
+        optimizers: Pairs of an optimizer and the variables that it updates.
+        pairs: Those variables on this rank that are slices of variables of the whole model.
+        remembers: The objects whose state is not in variables (`Stateful`), by name.
         settle: Function to call before a checkpoint is written; it completes all pending updates
             and messages.
-        release: Function to call after the whole model's weights have been loaded; it frees the
+        release: Function to call after the weights of the whole model have been loaded. It frees
             weights that this rank does not train.
     """
 
@@ -114,23 +114,23 @@ class ExperimentSpec(Protocol):
 
     @property
     def network(self) -> str | Network | None:
-        """The network to emulate, or None."""
+        """The network to emulate; None: no emulation."""
 
     @property
     def slowdowns(self) -> Mapping[int, Slowdown]:
-        """The slowdown of each straggler, by worker, from the network and from `stragglers`."""
+        """For each straggler, its slowdown, as defined by the network and by `stragglers`."""
 
     @property
     def blocks(self) -> int | None:
-        """The number of blocks that the model can be cut into; None: unknown before ranks start."""
+        """The number of blocks into which the model can be cut; None before ranks start."""
 
     @property
     def max_slices(self) -> int | None:
-        """The largest unit count of layers that can be sliced; None: unknown before ranks start."""
+        """The unit count of the widest layer that can be sliced; None before ranks start."""
 
     @property
     def grid_layers(self) -> Sequence[GridLayer] | None:
-        """The layers that a grid of machines would divide; None: unknown before ranks start."""
+        """The layers that a grid of machines would divide; None before ranks start."""
 
     @property
     def rows(self) -> int | None:
@@ -142,7 +142,7 @@ class ExperimentSpec(Protocol):
 
     @property
     def time_steps(self) -> int | None:
-        """The time steps in a sample of a recurrent model; None: unknown before ranks start."""
+        """The number of time steps in a sample of a recurrent model; None before ranks start."""
 
     @property
     def batch_size(self) -> int:
@@ -150,19 +150,19 @@ class ExperimentSpec(Protocol):
 
     @property
     def batch_weights(self) -> Sequence[float] | None:
-        """The relative number of rows of each worker (`batch_weights`); None: equal numbers."""
+        """The relative row count of each worker (`batch_weights`); None: all counts are equal."""
 
     @property
     def input_mode(self) -> str:
-        """The way in which ranks receive their rows of a batch (`input_mode`)."""
+        """How ranks receive their rows of a batch (`input_mode`)."""
 
     @property
     def data_partition(self) -> str:
-        """How samples are divided among the workers that read them (`data_partition`)."""
+        """How samples are divided among the workers that read data (`data_partition`)."""
 
     @property
     def failed_workers(self) -> Sequence[int]:
-        """The workers that fail before the end of training on the virtual clock."""
+        """The workers that fail during training on the virtual clock."""
 
     @property
     def precision(self) -> str:
@@ -178,7 +178,7 @@ class ExperimentSpec(Protocol):
 
     @property
     def optimizer_options(self) -> Mapping[str, JSON]:
-        """The arguments of the Keras optimizer."""
+        """The constructor arguments of the Keras optimizer."""
 
     @property
     def threads(self) -> int:
@@ -186,23 +186,23 @@ class ExperimentSpec(Protocol):
 
     @property
     def callbacks(self) -> Callable[..., Sequence[keras.callbacks.Callback]] | None:
-        """The factory of the user's callbacks, which may read and set weights; or None."""
+        """Function that creates the user's callbacks, which may read and set weights; or None."""
 
 
 class Session(Protocol):
     """The training session of one rank: its model, its data, and its communicators.
 
     Attributes:
-        communicator: The communicator of all ranks.
-        readers: The communicator of the ranks that divide a batch among them.
-        watchers: The functions that receive statistics of compressed buckets.
-        timeline: The log of the actions of this rank and their times.
-        layers: The records of a strategy that slices layers; one `LayerRow` per layer.
-        partition: The record of how the model was cut into stages.
-        memory: The record of this rank's memory use, from a strategy that cuts the model.
-        exchanged: The record of traffic between processes of another framework; None: no such
-            processes.
-        guard: The check of gradients before the exchange; None: no check.
+        communicator: The communicator of all ranks of the training.
+        readers: The communicator of the ranks among which each batch is divided.
+        watchers: The functions that are called with the statistics of compressed buckets.
+        timeline: The log of what this rank does, with times.
+        layers: For strategies that divide layers, one `LayerRow` per layer for the run's record.
+        partition: How the model was cut into stages, for the run's record.
+        memory: The memory use of this rank for the run's record, if the strategy cuts the model.
+        exchanged: The traffic between processes of another framework, for the run's record. None:
+            there are no such processes.
+        guard: The object that checks gradients before the exchange; None: no check.
     """
 
     communicator: Communicator
@@ -228,10 +228,10 @@ class Session(Protocol):
         """Return a new instance of the experiment's Keras optimizer."""
 
     def keeps(self, state: TrainingState) -> None:
-        """Register the state that checkpoints of this rank save; call before `fit` or `loop`."""
+        """Register the state that checkpoints save; call this before `fit` or `loop`."""
 
     def once(self, name: str, measure: Callable[[], JSON]) -> JSON:
-        """Measure once: a resumed training returns the value that its first run measured."""
+        """Return a measurement that is made once; a resumed training returns its first value."""
 
     def play(self, strategy: ProgramStrategy) -> None:
         """Train by running the strategy's programs (`labkit.programs`) on the session's clock."""
@@ -243,22 +243,22 @@ class Session(Protocol):
         folder: str,
         inside: Sequence[str] = (),
     ) -> Child:
-        """Start a new process that trains the same model with a `tf.distribute` strategy."""
+        """Start a process that trains the same model with a strategy of `tf.distribute`."""
 
     def exported(
         self, name: str, environment: Installation, folder: str, inside: Sequence[str] = ()
     ) -> Child:
-        """Start a new process that trains the same model with a framework other than TensorFlow."""
+        """Start a process that trains the same model with a framework other than TensorFlow."""
 
     def fit(
         self, callbacks: Sequence[keras.callbacks.Callback], exchange: Exchange | None = None
     ) -> None:
-        """Train with `model.fit` on this rank's data for the experiment's epochs.
+        """Train with `model.fit` on this rank's data, for all epochs of the experiment.
 
         Args:
-            callbacks: The callbacks that the strategy needs.
-            exchange: The exchange that the surviving ranks reset after a rank fails; None: a
-                failure ends training.
+            callbacks: The Keras callbacks that the strategy needs.
+            exchange: The gradient exchange, which the surviving ranks reset after a rank fails.
+                None: a failure ends training.
         """
 
     def part(self, colour: int) -> Communicator:
@@ -267,19 +267,19 @@ class Session(Protocol):
     def loop(
         self, step: Step, collect: Callable[[], None], predict: Predictor | None = None
     ) -> None:
-        """Train on this rank's data with the strategy's own training step.
+        """Train on this rank's data with the training step of the strategy itself.
 
         Args:
             step: Function that trains on one batch.
             collect: Function that copies the weights of the whole model to every rank.
-            predict: Predictor for validation without collected weights; None: each rank validates
+            predict: Predictor for validation without collecting weights. None: each rank validates
                 with the whole model.
         """
 
 
 @runtime_checkable
 class ProgramStrategy(Protocol):
-    """A strategy with one program per worker and per server: see `labkit.programs`."""
+    """A strategy that runs a program for each worker and each server: see `labkit.programs`."""
 
     @property
     def transport(self) -> Transport:
@@ -291,43 +291,44 @@ class ProgramStrategy(Protocol):
 
     @property
     def replica_cut(self) -> int | Grid:
-        """The number of stages, or the grid, of each worker's model; 1: the model is not cut."""
+        """The number of stages, or the grid, into which each worker's model is cut; 1: uncut."""
 
     def copies(self, workers: int) -> Sequence[int]:
-        """Return the processes whose weights are averaged into the final model; may be empty."""
+        """Return the processes whose weights are averaged into the final model; can be empty."""
 
     def parts(self, shapes: Sequence[tuple[int, ...]]) -> Sequence[ServerPieces]:
-        """Return each server's part of weights with these shapes; empty without servers."""
+        """Return each server's part of weights with these shapes; empty if there is no server."""
 
     def hosts(self, workers: int) -> Sequence[int]:
-        """Return the ranks of workers, of servers, and of workers' other stages or machines."""
+        """Return the ranks of workers, servers, and workers' further stages or machines."""
 
     def program(self, roles: Roles, number: int, mark: Any = None) -> Program:
-        """Return one process's program, from its start or from the mark of a restart point."""
+        """Return the program of one process, from its start or from the restart point `mark`."""
 
 
 class Strategy(Checked):
-    """The base class of strategies; the fields of a subclass are the user's options.
+    """The base class of strategies; the fields of its subclasses are the options of the user.
 
     Attributes:
-        architecture: The topology of the exchange: collective, parameter servers, or neighbours.
-        synchronization: The rule by which workers wait for each other; the rule limits the
-            staleness of gradients.
-        parallelism: What is divided among ranks: the data, or parts of the model.
-        scheduling: The order of computation and communication within a step.
-        paper: The author, year and number of the source; the docstring has the full citation.
-        normalizes_globally: Whether synchronized batch normalization computes statistics over all
+        architecture: Between whom values are exchanged: collective, with parameter servers, or with
+            neighbours.
+        synchronization: How workers wait for each other, which limits the staleness of gradients.
+        parallelism: What is divided among ranks: the data, or the model.
+        scheduling: The order of computation and communication in a training step.
+        paper: The author, year and number of the paper; the docstring has the full citation.
+        normalizes_globally: Whether synchronized batch normalization uses statistics over all
             replicas.
-        emulated: Whether labkit emulates the network between the ranks; False: the strategy has its
-            own network.
-        resumable: Whether a strategy without programs can resume training from a checkpoint; it
-            then calls `Session.keeps`.
-        no_forecast_reason: The reason why the strategy has no forecast, as a phrase that follows
-            its name.
+        emulated: Whether labkit emulates the network between the ranks; False: the strategy brings
+            its own network.
+        resumable: Whether a strategy that does not run as programs can resume training from a
+            checkpoint. It then calls `Session.keeps`.
+        no_forecast_reason: Why the strategy has no forecast, as a phrase that follows the name of
+            the strategy.
 
     The first four attributes contain names from `labkit.strategies.AXES`. The first name of each
-    attribute applies with the default fields. Further names apply with other fields or numbers of
-    workers. The method `cell` returns the names that apply.
+    attribute is valid for the default values of all fields. The other names are valid for other
+    values of fields, or for other numbers of workers. The method `cell` returns the names that are
+    valid for given fields and workers.
     """
 
     architecture: ClassVar[tuple[str, ...]] = ("collective",)
@@ -341,14 +342,14 @@ class Strategy(Checked):
     no_forecast_reason: ClassVar[str] = "has no model of its step time"
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Raise InvalidInput at class definition for a name that is not on its taxonomy axis."""
+        """Raise InvalidInput if a subclass declares a name that is not on its taxonomy axis."""
         super().__init_subclass__(**options)
         for axis in DECLARED_AXES:
             validate_places(cls.__name__, axis, getattr(cls, axis))
 
     @classmethod
     def incompatibility(cls, compressor: Compressor) -> str:
-        """Return why the compressor is unsupported, as a phrase after its name; "" if supported."""
+        """Return why a compressor does not work, as a phrase after its name; "" if it works."""
         return ""
 
     @classmethod
@@ -367,7 +368,7 @@ class Strategy(Checked):
 
     @classmethod
     def cells(cls) -> list[Cell]:
-        """Return all cells that the strategy supports; the cell of the default fields is first."""
+        """Return all taxonomy cells that the strategy supports; that of the defaults is first."""
         places = (
             *(cls.architecture, cls.synchronization, cls.parallelism),
             *(cls.compression(), cls.scheduling),
@@ -375,7 +376,7 @@ class Strategy(Checked):
         return [cell for cell in map(Cell._make, product(*places)) if cls.supports(cell)]
 
     def cell(self, workers: int) -> Cell:
-        """Return the strategy's cell in the taxonomy, for these fields and number of workers."""
+        """Return the strategy's taxonomy cell, for its fields and this number of workers."""
         compressor: Compressor | None = getattr(self, "compressor", None)
         return Cell(
             self.architecture[0],
@@ -387,7 +388,7 @@ class Strategy(Checked):
 
     @property
     def exact(self) -> bool:
-        """Whether the result equals that of one process on the global batch, up to rounding."""
+        """Whether the result equals training on one process on the global batch, up to rounding."""
         return False
 
     def is_exact_in(self, experiment: ExperimentSpec) -> bool:
@@ -396,22 +397,22 @@ class Strategy(Checked):
 
     @property
     def lossy(self) -> Compressor | None:
-        """The compressor whose conservation law the verification checks; None: no compressor."""
+        """The compressor, whose conservation law is verified; None: no compression."""
         return None
 
     @property
     def uses_programs(self) -> bool:
-        """Whether the strategy runs programs on the wall clock too, not only the virtual clock."""
+        """Whether the strategy runs as programs on every clock, not only on the virtual clock."""
         return False
 
     @property
     def replays(self) -> bool:
-        """Whether the programs compute each gradient at weights that servers have held."""
+        """Whether all gradients are computed at weights that servers once held."""
         return True
 
     @property
     def environment_key(self) -> str:
-        """The versions of software other than labkit on which the trained weights depend."""
+        """Versions of software other than labkit that affect the trained weights."""
         return ""
 
     def optimizer_of(self, experiment: ExperimentSpec) -> str:
@@ -419,7 +420,7 @@ class Strategy(Checked):
         return experiment.optimizer
 
     def optimizer_options_of(self, experiment: ExperimentSpec) -> Mapping[str, JSON]:
-        """Return the arguments of the optimizer that applies gradients."""
+        """Return the constructor arguments of the optimizer that applies gradients."""
         return experiment.optimizer_options
 
     def keeps_optimizer(self, experiment: ExperimentSpec) -> bool:
@@ -432,11 +433,11 @@ class Strategy(Checked):
 
     @property
     def replica_cut(self) -> int | Grid:
-        """The number of stages, or the grid, of each worker's model; 1: the model is not cut."""
+        """The number of stages, or the grid, into which each worker's model is cut; 1: uncut."""
         return 1
 
     def extra_ranks(self, workers: int) -> int:
-        """Return the number of ranks in addition to one per worker."""
+        """Return the number of ranks that exist in addition to the workers' ranks."""
         return 0
 
     def processes(self, workers: int) -> int:
@@ -448,12 +449,12 @@ class Strategy(Checked):
         return [worker]
 
     def tolerated_failures(self, workers: int) -> int:
-        """Return how many workers may fail on the virtual clock before other workers deadlock."""
+        """Return how many workers may fail on the virtual clock before the others wait forever."""
         return 0
 
     @property
     def fault_tolerant(self) -> bool:
-        """Whether training continues after ranks fail, on `Cluster(fault_tolerant=True)`."""
+        """Whether training continues if ranks of a `Cluster(fault_tolerant=True)` fail."""
         return False
 
     @property
@@ -462,36 +463,36 @@ class Strategy(Checked):
         return 0
 
     def rows(self, batch_size: int, workers: int) -> int:
-        """Return the largest number of rows that a rank processes at a time; 0 if unknown."""
+        """Return the most rows that a rank processes at a time; 0 if this number is unknown."""
         return 0
 
     def check(self, experiment: ExperimentSpec) -> None:
         """Raise InvalidInput, before any rank starts, for an experiment that is not supported."""
 
     def readers(self, communicator: Communicator) -> Communicator:
-        """Return the ranks that divide each batch among them; other ranks read the same rows."""
+        """Return the ranks among which batches are divided; all others read the same rows."""
         return communicator
 
     def predictor(self, model: keras.Model, replica: Communicator) -> Predictor | None:
-        """Return the function with which the ranks of a replica predict the same rows together.
+        """Return the function with which all ranks of a replica jointly predict the same rows.
 
         Args:
-            model: The whole model, built, and the same on all ranks.
+            model: The whole model, which is built and is equal on all ranks.
             replica: The communicator of the replica's ranks.
 
         Returns:
             The predictor, or None if each rank holds the whole model and predicts its own rows.
 
         Raises:
-            InvalidInput: The strategy cannot divide this model.
+            InvalidInput: If the strategy cannot divide this model.
         """
         return None
 
     def serving(self, model: keras.Model, replica: Communicator) -> Serving | None:
-        """Return the predictor and the variables that it needs, for a rank that serves predictions.
+        """Return the predictor for inference, and the variables that it needs on this rank.
 
-        By default, the predictor needs all variables of the model. The arguments, and the result
-        None, have the same meaning as in `predictor`.
+        By default, the predictor needs all variables of the model. The arguments and the result
+        None mean the same as in `predictor`.
         """
         predict = self.predictor(model, replica)
         return None if predict is None else Serving(predict, True, model.variables)
@@ -501,11 +502,11 @@ class Strategy(Checked):
         raise NotImplementedError(f"{type(self).__name__} must define train")
 
     def forecast(self, query: Query) -> StepForecast:
-        """Return the duration of a step, composed of measured and simulated parts.
+        """Forecast the duration of a training step from measured and simulated times.
 
         Raises:
-            InvalidInput: The strategy has no forecast, or a measurement is missing; the message
-                names the reason.
+            InvalidInput: If the strategy has no forecast, or if a measurement is missing; the
+                message gives the reason.
         """
         from labkit.strategies import STRATEGIES
 

@@ -1,11 +1,11 @@
-"""The axes of a taxonomy of distributed training, the names on each axis, and cells.
+"""The axes of a taxonomy of distributed training, and the names that each axis has.
 
-A taxonomy cell is a combination of one name per axis.
+A cell of the taxonomy is a combination of one name from each axis.
 
 Source: Z. Tang et al., Communication-efficient distributed deep learning: a comprehensive survey,
 2020, arXiv 2003.06307; M. Langer et al., Distributed training of deep learning models: a taxonomic
 perspective, 2020, arXiv 2007.03970. Differs from them: only the survey of Tang et al. has
-compression as an axis. labkit has more names for the cut of a model and for bounded staleness.
+compression as an axis. labkit has more names for how a model is cut and for bounded staleness.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from labkit.compression import FAMILIES
 
 
 class Cell(NamedTuple):
-    """The position of a method in the taxonomy: one name on each axis of `AXES`."""
+    """The place of a method in the taxonomy: one name from each axis of `AXES`."""
 
     architecture: str
     synchronization: str
@@ -30,13 +30,13 @@ class Cell(NamedTuple):
 
 _MEANINGS: dict[str, dict[str, str]] = {
     "architecture": {
-        "collective": "all ranks have the same role and exchange together",
+        "collective": "all ranks have the same role and exchange messages together",
         "parameter servers": "servers hold the weights and answer the workers",
-        "neighbours": "each rank exchanges with a few: between stages, between tiles, or by gossip",
+        "neighbours": "each rank exchanges with few ranks: stages, tiles, or partners of gossip",
     },
     "synchronization": {
-        "synchronous": "each step waits for all ranks of its exchange",
-        "stale synchronous": "weights may lack a bounded number of updates",
+        "synchronous": "each step waits for all ranks that exchange",
+        "stale synchronous": "the weights of a step may lack a bounded number of updates",
         "asynchronous": "each step exchanges without waiting for slower ranks",
         "periodic": "several local steps, then an exchange of all ranks",
         "asynchronous periodic": "several local steps, then an exchange without waiting",
@@ -51,20 +51,21 @@ _MEANINGS: dict[str, dict[str, str]] = {
     },
     "compression": {"none": "all values are sent in full", **FAMILIES},
     "scheduling": {
-        "sequential": "each rank computes first, then exchanges",
+        "sequential": "each rank first computes, then exchanges",
         "overlap": "messages travel during computation",
         "priority": "the most urgent messages, or the most important weights, come first",
         "staggered": "ranks take turns on a shared link",
         "micro-batches": "parts of a batch pass from rank to rank as a pipeline",
-        "unlocked": "no backward pass waits for that of the next module",
+        "unlocked": "no module's backward pass waits for that of the next module",
     },
 }
-# The allowed names of each axis, each with its meaning; the axes have the order of `Cell`'s fields.
+# For each axis, the allowed names and their meanings; the axes have the order of the fields of
+# `Cell`.
 AXES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {axis: MappingProxyType(_MEANINGS[axis]) for axis in Cell._fields}
 )
-# The axes that a strategy class declares; the compression axis follows from the supported
-# compressors.
+# The axes for which a strategy class declares names. The names on the compression axis follow from
+# the supported compressors.
 DECLARED_AXES = tuple(axis for axis in AXES if axis != "compression")
 
 
@@ -72,8 +73,8 @@ def validate_places(class_name: str, axis: str, places: tuple[str, ...]) -> None
     """Raise an error unless the attribute is a tuple of different names of its axis.
 
     Raises:
-        InvalidInput: The attribute is not a tuple of different names of its axis; the message shows
-            its value and the allowed names.
+        InvalidInput: If the attribute is not a tuple of different names of its axis; the message
+            shows the value and the allowed names.
     """
     # A string is rejected, because Python would treat it as a sequence of one-letter names.
     names = places if isinstance(places, tuple) else ()

@@ -1,4 +1,4 @@
-"""Tensor parallelism: each rank stores some units of every layer."""
+"""Tensor parallelism: each rank stores some of the units of every layer."""
 
 from __future__ import annotations
 
@@ -23,38 +23,40 @@ if TYPE_CHECKING:
 
 
 class TensorParallel(IntraLayer):
-    r"""Vertical slices: rank i of k stores some units of each layer, and all ranks read all
+    r"""Vertical slices: each of k ranks stores some units of each layer; all ranks read all
     samples.
 
-    For two consecutive Dense layers, \(y = \sum_i f(x A_i) B_i\): matrix A is cut by outputs, and B
-    by inputs. The pair of layers therefore needs one allreduce in the forward pass and one in the
-    backward pass. Conv2D layers are cut in the same way, by channels, also with pooling between
-    them. Batch normalisation inside a pair of layers is cut with the pair. Attention is cut by
-    heads: queries, keys and values by outputs, the output projection by inputs. A single Dense or
-    Conv2D layer is cut by outputs, which are gathered. An Embedding is cut by words. The final
-    scores stay cut over the ranks if the loss is the sparse cross-entropy of logits.
+    Two consecutive Dense layers are \(y = \sum_i f(x A_i) B_i\): matrix A is cut by its outputs,
+    and matrix B by its inputs. This pair of layers needs only one allreduce in the forward pass and
+    one in the backward pass. Conv2D layers are cut in the same way, by channels; pooling layers may
+    be between them. Batch normalisation between the two layers of a pair is cut by the same
+    channels or units. Attention is cut by its heads.
+    Queries, keys and values are cut by outputs, and the output projection by inputs. A single Dense
+    or Conv2D layer is cut by outputs, and its outputs are gathered. An Embedding is cut by the
+    words of its vocabulary. If the loss is the sparse cross-entropy of logits, the final scores are
+    not gathered.
 
-    All other layers are whole on every slice: other types (including depthwise, separable and
-    grouped convolutions), and layers with a regularizer or constraint. So are attention with
-    dropout of its scores or with masked inputs, and layers with fewer units than slices. For each
+    Every slice has all other layers in full: other types (such as depthwise, separable and grouped
+    convolutions), and layers with a regularizer or constraint. Every slice also has in full:
+    attention with score dropout or masked inputs, and layers with fewer units than slices. For each
     layer, `run.layers` lists how the layer is cut and the bytes that it sends. Several replicas
     divide each batch and average the gradients of each slice.
 
     Args:
-        tensor_parallel_size: The number of ranks of one replica; None: all workers. The number of
-            workers must be a multiple of `tensor_parallel_size`.
-        algorithm: The allreduce algorithm that sums over the slices: a name of
-            `labkit.schedules.ALLREDUCE`, "mpi", "shared_memory", or "auto". "auto" means "ring" on
-            an emulated network, and "mpi" without one.
+        tensor_parallel_size: The number of ranks of one replica. None: all workers form one
+            replica. The number of workers must be a multiple of `tensor_parallel_size`.
+        algorithm: The allreduce algorithm that sums over the slices: a name from
+            `labkit.schedules.ALLREDUCE`, "mpi", "shared_memory", or "auto". "auto" means "ring" if
+            a network is emulated, and "mpi" if not.
 
-    Batch normalisation uses the rows of one replica. Every rank builds the whole model first, and
-    gathers the trained model at the end. With the user's callbacks, ranks also gather the model
-    after each epoch; weights that callbacks set take effect from the next step. During training a
-    rank stores only its slices: weights, gradients and optimizer state.
+    Batch normalisation uses the statistics of the rows of one replica. Every rank builds the whole
+    model first, and gathers the trained model at the end. If there are callbacks of the user, ranks
+    also gather the model after each epoch. If callbacks set weights, the next step uses them.
+    During training, a rank stores weights, gradients and optimizer state only of its own slices.
 
     Source: M. Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053. Differs from it: convolutions
-        are cut, too; slices may differ by one unit; position embeddings are cut like word
-        embeddings, unlike in the paper.
+        are cut, too, and slices may differ by one unit. Position embeddings are cut like word
+        embeddings.
     """
 
     part_name: ClassVar[str] = "slice"
@@ -79,7 +81,7 @@ class TensorParallel(IntraLayer):
         refuse_narrow(slices, experiment)
 
     def forecast(self, query: Query) -> StepForecast:
-        """Forecast a step from each layer's computation, allreduces and gathers."""
+        """Forecast a training step from the computation, allreduces and gathers of each layer."""
         return of_tensor_parallel(query, self.ranks(query.workers), self.algorithm)
 
     def ranks(self, workers: int) -> int:
@@ -87,13 +89,13 @@ class TensorParallel(IntraLayer):
         return self.tensor_parallel_size or workers
 
     def share(self, model: keras.Model, replica: Communicator) -> Sliced:
-        """Return this rank's slice; the final scores stay cut if the loss supports cut scores."""
+        """Return this rank's slice; the final scores are not gathered if the loss allows it."""
         from labkit.model_parallel.tensor import Sliced
 
         return Sliced(model, replica, self.resolved(replica), _is_logits_loss(model))
 
     def objective(self, model: keras.Model, share: Sliced, losses: Losses) -> Objective:
-        """Return a function: the loss plus the layers' losses, which is equal on all slices."""
+        """Return a function for the loss plus the layers' losses; it is equal on all slices."""
         import tensorflow as tf
 
         from labkit.model_parallel.tensor import cross_entropy
@@ -117,7 +119,7 @@ class TensorParallel(IntraLayer):
         return objective
 
     def resolved(self, communicator: Communicator) -> str:
-        """Return the allreduce algorithm: the field's value, or the default for "auto"."""
+        """Return the name of the allreduce algorithm; "auto" is replaced by the default."""
         return super().resolved(communicator) if self.algorithm == "auto" else self.algorithm
 
 

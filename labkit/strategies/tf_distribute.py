@@ -32,14 +32,15 @@ LOCAL = ("mirrored", "central_storage")
 
 
 class TFKind(NamedTuple):
-    """The labkit equivalent of a TensorFlow strategy.
+    """The labkit strategy and properties that correspond to a TensorFlow strategy.
 
     Attributes:
-        architecture, synchronization: The strategy's names on these two axes of the taxonomy.
-        algorithm: The algorithm by which TensorFlow exchanges gradients if all devices are CPUs.
-        ours: The labkit strategy with the same semantics: its name and fields.
-        legacy: Whether Keras 3's `fit` does not support the TensorFlow strategy, so that training
-            needs a custom loop.
+        architecture, synchronization: The names of the TensorFlow strategy on these two taxonomy
+            axes.
+        algorithm: The algorithm by which TensorFlow exchanges gradients when all devices are CPUs.
+        ours: The labkit strategy that computes the same: its name and its fields.
+        legacy: Whether `fit` of Keras 3 does not work with the TensorFlow strategy, so that a
+            custom loop trains.
     """
 
     architecture: str
@@ -49,13 +50,13 @@ class TFKind(NamedTuple):
     legacy: bool = False
 
     def by(self, algorithm: str, ours: str) -> TFKind:
-        """Return a copy with other algorithms for TensorFlow and for labkit's `AllReduce`."""
+        """Return a copy with other algorithms of TensorFlow and of labkit's `AllReduce`."""
         return self._replace(algorithm=algorithm, ours=self.ours | {"algorithm": ours})
 
 
 RING = TFKind("collective", "synchronous", "ring", {"name": "AllReduce", "algorithm": "ring"})
 AUTO = RING.by("auto (ring on processors)", "ring")
-# The equivalents of "mirrored", by the value of `cross_device_ops`.
+# For each value of `cross_device_ops`, the labkit equivalent of "mirrored".
 CROSS_DEVICE_KINDS = {
     "auto": AUTO,
     "reduction_to_one_device": RING.by("sum on one device, copied back", "master_worker"),
@@ -81,61 +82,62 @@ KINDS = {
 
 
 class TFDistribute(Strategy):
-    r"""A strategy of `tf.distribute` trains the model; labkit requests and times its steps.
+    r"""A `tf.distribute` strategy trains the model; labkit requests and times each step.
 
-    Each replica's loss is weighted by its rows, and TensorFlow sums gradients over replicas:
+    The loss of each replica is multiplied by the replica's share of the rows, and TensorFlow sums
+    the gradients:
 
     \[g = \sum_r \nabla \frac{n_r}{n} \ell_r.\]
 
-    With servers, a coordinator assigns steps to free workers. Servers apply each gradient on
-    arrival. Their weights may then be newer than those at which the gradient was computed. A single
-    worker trains as it would without a server. labkit restarts a killed worker, as a cluster
-    manager would, and TensorFlow assigns its step to another worker.
+    With parameter servers, a coordinator assigns steps to idle workers. Servers apply each gradient
+    as soon as it arrives. The server's weights may then be newer than the weights at which the
+    gradient was computed. With a single worker, training is the same as without a server. labkit
+    restarts a killed worker, as a cluster manager would, and TensorFlow gives the worker's step to
+    another worker.
 
     Args:
         kind: "mirrored": replicas on logical devices of one process, each with all weights.
-            "central_storage": as "mirrored", with the weights on the first device.
+            "central_storage": like "mirrored", but the first device holds the weights.
             "multi_worker_mirrored": one process per worker, connected by TensorFlow's collectives
-            (gRPC). "parameter_server": one process per worker, per server, and for the coordinator
-            (chief).
-        cross_device_ops: The gradient reduction of "mirrored": "auto" (TensorFlow's choice),
+            (gRPC). "parameter_server": one process for each worker, one for each server, and one
+            for the coordinator (chief).
+        cross_device_ops: How "mirrored" reduces gradients: "auto" (TensorFlow's choice),
             "reduction_to_one_device", or "hierarchical_copy" (requires an even number of devices).
-        communication: The implementation of the collectives of "multi_worker_mirrored": "ring", or
-            "auto".
-        servers: The number of servers of "parameter_server"; variables are assigned to servers in
-            turn.
-        synchronous: Whether training is synchronous; the value must agree with `kind`. All kinds of
-            TensorFlow strategies are synchronous except "parameter_server", which has no
-            synchronous form in TensorFlow 2.
+        communication: How "multi_worker_mirrored" implements collectives: "ring", or "auto".
+        servers: The number of servers of "parameter_server"; variables go to the servers in turn.
+        synchronous: Whether training is synchronous; this must agree with `kind`. All TensorFlow
+            strategies are synchronous except "parameter_server", which TensorFlow 2 offers only
+            asynchronously.
             None: the value that `kind` requires.
         colocated: Whether servers run in the processes of the first workers.
-        trusted_network: Whether TensorFlow's servers may listen on every interface of this machine,
-            without encryption and without a key. If True, anyone on the network can read and change
-            the training. If False, the processes run in a private network namespace, or training
-            raises an error.
+        trusted_network: Whether TensorFlow's processes may listen on every network interface of
+            this machine, without encryption and without a key. If True, anyone on the network can
+            read and change the training. If False, the processes run in a private network
+            namespace; if that is impossible, training raises an error.
 
-    With an emulated network, the processes use a real link with the network's bandwidth. It
-    connects two network namespaces that are created for the run (Linux, as root). Each end of the
-    link has one worker. With servers, one end has the servers and the coordinator, and the other
-    end has all workers. Messages have the kernel's latency, not that of the emulated network.
+    If a network is emulated, the processes use a real link with this network's bandwidth. The link
+    connects two network namespaces, which are created for the run (on Linux, as root). Without
+    servers, each end of the link has one worker. With servers, the servers and the coordinator are
+    at one end, and all workers at the other end. Messages have the latency of the operating system,
+    not that of the emulated network.
 
-    An update by TensorFlow's servers is not atomic: Adam's update has several operations, which may
-    interleave between two workers. In one of a few short runs with Adam, the loss increased
-    abruptly; interleaved updates may be the reason. SGD is not affected, because its update is one
-    addition.
+    An update by TensorFlow's servers is not atomic: Adam's update consists of several operations,
+    and those of two workers may alternate. In one of a few short runs with Adam, the loss increased
+    suddenly; such alternating updates may be the reason. SGD is not affected, because its update is
+    one addition.
 
-    Training is a custom loop, a `tf.function` of `strategy.run`, because Keras 3's `fit` does not
-    support "multi_worker_mirrored" and "parameter_server". Each run starts new processes, because
-    TensorFlow needs the cluster's addresses before TensorFlow starts. The labkit rank is the
-    evaluator: after each epoch it receives the weights, and validates outside the cluster. In
-    TensorFlow a process of the task "evaluator" would read checkpoints during training (`labkit
-    tf-config
-    --evaluator` configures such a process for a script).
+    Training uses a custom loop, a `tf.function` of `strategy.run`, because `fit` of Keras 3 does
+    not support "multi_worker_mirrored" and "parameter_server". Each run starts new processes,
+    because TensorFlow must know the addresses of the cluster when it starts. The labkit rank acts
+    as evaluator.
+    After each epoch, it receives the weights, and validates them outside the cluster. In TensorFlow
+    itself, a process with the task "evaluator" reads checkpoints during training.
+    The command `labkit tf-config --evaluator` configures such a process for a script.
 
-    Keras clips a replica's gradient before TensorFlow sums gradients, and losses of replicas are
-    weighted by rows. Therefore `clipnorm` and similar options, losses that are sums, and outputs
-    with masks raise an error. These options are allowed with a single worker, and with servers,
-    which apply gradients one by one.
+    Keras clips each replica's gradient before TensorFlow sums the gradients, and the losses of
+    replicas are multiplied by their share of rows. Therefore `clipnorm` and similar options, losses
+    that are sums, and outputs with masks raise an error. These options work with a single worker.
+    They also work with servers, which apply gradients one by one.
 
     Source: M. Abadi et al., TensorFlow, 2016, arXiv 1605.08695; www.tensorflow.org, Distributed
     training with TensorFlow.
@@ -145,7 +147,7 @@ class TFDistribute(Strategy):
     synchronization: ClassVar[tuple[str, ...]] = ("synchronous", "asynchronous")
     paper: ClassVar[str] = "Abadi 2016, arXiv 1605.08695"
     no_forecast_reason: ClassVar[str] = (
-        "leaves its steps to TensorFlow, which shows no part of them"
+        "executes its steps in TensorFlow, which reports no times of their parts"
     )
     emulated: ClassVar[bool] = False
 
@@ -161,7 +163,7 @@ class TFDistribute(Strategy):
 
     @property
     def equivalent(self) -> TFKind:
-        """The labkit equivalent of `kind`, for the values of the other fields."""
+        """The labkit equivalent of `kind`, given the values of the other fields."""
         kind = (
             CROSS_DEVICE_KINDS[self.cross_device_ops]
             if self.kind == "mirrored"
@@ -187,7 +189,7 @@ class TFDistribute(Strategy):
 
     @property
     def exact(self) -> bool:
-        """Whether updates are synchronous; they are then exact, as no gradient is compressed."""
+        """Whether updates are synchronous; they are then exact, because nothing is compressed."""
         return self.kind != "parameter_server"
 
     def is_exact_in(self, experiment: ExperimentSpec) -> bool:
@@ -195,17 +197,17 @@ class TFDistribute(Strategy):
         return self.exact or experiment.workers == 1
 
     def extra_ranks(self, workers: int) -> int:
-        """Return 0 if each worker has a rank, or 1 - workers if one rank runs all workers."""
+        """Return 0 if each worker has its own rank, or 1 - workers if one rank runs all workers."""
         return 0 if self.kind == "multi_worker_mirrored" else 1 - workers
 
     def processes(self, workers: int) -> int:
-        """Return the number of replicas, plus servers and coordinator if there are any."""
+        """Return the number of replicas, plus the servers and the coordinator if they exist."""
         if self.kind != "parameter_server":
             return workers
         return workers + 1 + (0 if self.colocated else self.servers)
 
     def rows(self, batch_size: int, workers: int) -> int:
-        """Return the number of rows of a replica's share of the batch, rounded up."""
+        """Return the largest number of rows of a batch that one replica processes."""
         return -(-batch_size // workers)
 
     def check(self, experiment: ExperimentSpec) -> None:
@@ -245,15 +247,16 @@ class TFDistribute(Strategy):
             )
 
     def _check_link(self, workers: int) -> None:
-        """Raise InvalidInput for processes that cannot be divided between two ends of a link."""
+        """Raise InvalidInput if the processes cannot be placed at the two ends of a link."""
         if self.colocated:
             raise InvalidInput(
-                "colocated servers with a network: the servers are at one end of the real "
-                "link and the workers at the other; remove colocated"
+                "colocated=True does not support a network, because the servers are at one end of "
+                "the real link and the workers at the other; remove colocated"
             )
         if self.kind == "multi_worker_mirrored" and workers != 2:
             raise InvalidInput(
-                f"workers={workers} with a network: a real link has two ends; give workers=2"
+                f"workers={workers} with a network is impossible, because a real link has two "
+                "ends; give workers=2"
             )
 
     def _check_fields(self) -> None:
@@ -266,7 +269,7 @@ class TFDistribute(Strategy):
         for field, (kind, is_set) in requirements.items():
             if is_set and self.kind != kind:
                 raise InvalidInput(
-                    f"{field}={getattr(self, field)!r} belongs to kind={kind!r}, not to "
+                    f"{field}={getattr(self, field)!r} applies to kind={kind!r}, not to "
                     f"{self.kind!r}; remove it"
                 )
         servers = self.kind == "parameter_server"
@@ -281,17 +284,17 @@ class TFDistribute(Strategy):
             )
 
     def train(self, session: Session) -> None:
-        """Train by sending requests for steps to TensorFlow's processes."""
+        """Train by asking TensorFlow's processes to execute steps."""
         communicator = session.communicator
         refuse_hosts(
             "TFDistribute",
             communicator,
-            "use a custom script there with the configuration from `labkit tf-config`",
+            "for several hosts, write a script that uses the configuration of `labkit tf-config`",
         )
         optimizer = session.optimizer()
         refuse_optimizer(optimizer)
-        # The optimizer may come from a compiled model, whose clipping options may differ from the
-        # experiment's.
+        # The optimizer may come from a compiled model, and its clipping options may differ from the
+        # experiment's options.
         clipping = {name: getattr(optimizer, name, None) for name in CLIPPING}
         self._check_clipping(session.experiment.workers, clipping)
         session.compile(optimizer)
@@ -332,7 +335,7 @@ class TFDistribute(Strategy):
     def _spec(
         self, workers: int, here: str = LOOPBACK_ADDRESS, there: str = LOOPBACK_ADDRESS
     ) -> ClusterSpec:
-        """Return the cluster specification, at one address or at the two ends of a link."""
+        """Return TensorFlow's cluster specification, with the addresses `here` and `there`."""
         if self.kind == "parameter_server":
             jobs = {"chief": [here], "worker": [there] * workers, "ps": [here] * self.servers}
             return at_addresses(jobs, self.colocated)

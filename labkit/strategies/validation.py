@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 GridValue = TypeVar("GridValue")
 
-# The names of Keras optimizers are listed here, so that a wrong name is rejected without importing
+# Names of Keras optimizers are listed here, so that a wrong name can be rejected without importing
 # Keras.
 OPTIMIZERS = [
     *("sgd", "rmsprop", "adam", "adamw", "adadelta", "adagrad", "adamax", "adafactor", "nadam"),
     *("ftrl", "lion", "lamb", "lars", "muon", "schedulefreeadamw"),
 ]
-# Optimizer options that the training step of Keras applies outside the optimizer's update.
+# Optimizer options that Keras applies in its training step, outside the update by the optimizer.
 FIT_OPTIONS = ("use_ema", "loss_scale_factor")
-# Optimizers that need all values of a variable at once.
+# Optimizers that need all values of a variable together.
 WHOLE_VARIABLE_OPTIMIZERS = ("adafactor", "lamb", "lars", "muon")
 
 
@@ -57,7 +57,7 @@ def refuse_keras_step_options(experiment: ExperimentSpec) -> None:
 
 
 def refuse_fit_options(options: Mapping[str, JSON]) -> None:
-    """Raise InvalidInput for optimizer options that Keras applies outside the update."""
+    """Raise InvalidInput for optimizer options that Keras applies outside the update itself."""
     for name in FIT_OPTIONS:
         if options.get(name):
             raise InvalidInput(
@@ -67,7 +67,7 @@ def refuse_fit_options(options: Mapping[str, JSON]) -> None:
 
 
 def refuse_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
-    """Raise InvalidInput for a compiled model's optimizer that needs Keras's training step."""
+    """Raise InvalidInput if the optimizer of a compiled model needs Keras's training step."""
     import keras
 
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -80,13 +80,13 @@ def refuse_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def refuse_batch_division(experiment: ExperimentSpec, parts: str, replicas: int) -> None:
-    """Raise InvalidInput for options that would divide a batch among ranks that need equal rows.
+    """Raise InvalidInput for options that divide a batch among ranks that need the same rows.
 
     Args:
         experiment: The experiment to check.
-        parts: The noun, in the error message, for what the ranks store, such as "the slices of a
+        parts: The noun, for the error message, for what a rank stores, such as "the slices of a
             model".
-        replicas: The number of replicas that divide a batch.
+        replicas: The number of replicas among which a batch is divided.
     """
     if replicas == 1 and experiment.data_partition != IID:
         raise InvalidInput(
@@ -104,17 +104,17 @@ def refuse_batch_division(experiment: ExperimentSpec, parts: str, replicas: int)
 
 
 def refuse_remainder(field: str, count: int, workers: int, total: str = "workers") -> None:
-    """Raise InvalidInput if the field's value `count` does not divide the number of workers."""
+    """Raise InvalidInput if `count`, the value of a field, does not divide the worker count."""
     if workers % count:
         allowed = ", ".join(str(n) for n in range(1, workers + 1) if workers % n == 0)
         raise InvalidInput(f"{field}={count} does not divide {total}={workers}; allowed: {allowed}")
 
 
 def refuse_narrow(slices: int, experiment: ExperimentSpec, stages: int = 1) -> None:
-    """Raise InvalidInput if there are more slices than units in the widest layer.
+    """Raise InvalidInput if there are more slices than the widest layer has units.
 
     Args:
-        slices: The number of slices of the model, or of each stage.
+        slices: The number of slices into which the model, or each stage, is divided.
         experiment: The experiment to check.
         stages: The number of stages that are sliced.
     """
@@ -129,12 +129,12 @@ def refuse_narrow(slices: int, experiment: ExperimentSpec, stages: int = 1) -> N
 
 
 def refuse_norms(optimizer: str, options: Mapping[str, JSON], part: str = "slice") -> None:
-    """Raise InvalidInput for an optimizer that needs whole variables or whole gradients.
+    """Raise InvalidInput if the optimizer needs complete variables or complete gradients.
 
     Args:
         optimizer: The name of the optimizer, in lower case.
-        options: The arguments of the optimizer.
-        part: The noun, in the error message, for the holder of a part of each variable.
+        options: The constructor arguments of the optimizer.
+        part: The noun, for the error message, for what holds a part of each variable.
     """
     if optimizer in WHOLE_VARIABLE_OPTIMIZERS:
         raise InvalidInput(
@@ -150,5 +150,5 @@ def refuse_norms(optimizer: str, options: Mapping[str, JSON], part: str = "slice
 
 
 def norms(optimizer: keras.optimizers.Optimizer) -> dict[str, JSON]:
-    """Return the clipping options of a Keras optimizer, in the form that `refuse_norms` checks."""
+    """Return the clipping options of a Keras optimizer, in the form that `refuse_norms` expects."""
     return {name: getattr(optimizer, name, None) for name in ("clipnorm", "global_clipnorm")}

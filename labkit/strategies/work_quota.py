@@ -1,4 +1,4 @@
-"""The total number of batches in asynchronous training, which any worker may compute."""
+"""The total number of batches in asynchronous training, which workers compute as they can."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from labkit.programs import Message, Roles
     *("_lost", "_kept"),
 )
 class Quota:
-    """A server's count of the batches that workers have completed or are computing.
+    """A server's count of the batches that workers have completed, or are computing now.
 
     The first server decides when a worker has no more batches to compute. If a worker fails, other
-    workers compute the batches that the failed worker has begun.
+    workers compute the batches that it had begun.
 
     Args:
         roles: The roles of all processes.
         number: The number of this server.
-        each: The number of batches that a worker computes between two answers of a server.
+        each: The number of batches that a worker computes between two replies of the server.
     """
 
     def __init__(self, roles: Roles, number: int, each: int = 1) -> None:
@@ -33,7 +33,7 @@ class Quota:
         self._lost = self._kept = 0
 
     def ends(self, push: Message) -> bool:
-        """Record a push and return whether its worker has no more batches to compute."""
+        """Record a push of gradients; return whether its worker has no more batches to compute."""
         self._done[push.source] = push.step + 1
         if push.ends:
             self._total = self._granted
@@ -45,16 +45,16 @@ class Quota:
         return ends
 
     def leaves(self, goodbye: Message) -> None:
-        """Record a worker's last message; if the worker failed, return its batches to the quota."""
+        """Record a worker's last message; other workers get the batches of a failed worker."""
         if goodbye.ends and goodbye.source in self._at_work:
             self._lost += self._each
             self._granted -= self._each
 
     def epochs(self, last: bool = False) -> Iterator[int]:
-        """Yield the number of each epoch that has become complete since the last call.
+        """Yield the number of each epoch that was completed since the last call.
 
         Args:
-            last: Whether all workers have ended; batches that failed workers had begun then count
+            last: Whether all workers have ended. If so, batches that failed workers had begun count
                 as completed.
         """
         done = sum(self._done.values()) + (self._lost if last else 0)

@@ -33,7 +33,7 @@ Rows: TypeAlias = "np.ndarray"  # (rows, …)
 
 
 class InferenceServer(Protocol):
-    """An inference server; all calls are collective, and only rank 0 needs the rows' values.
+    """An inference server; all ranks call its methods, but only rank 0 must pass values of rows.
 
     Attributes:
         weights_bytes: Total bytes of the weights on this rank.
@@ -42,24 +42,24 @@ class InferenceServer(Protocol):
     weights_bytes: int
 
     def batch(self, x: Rows) -> Rows | None:
-        """Return on rank 0 the predictions for one batch, with minimal latency; None elsewhere."""
+        """Predict one batch with minimal latency; the result is None on all ranks except rank 0."""
 
     def stream(self, batches: Sequence[Rows]) -> list[Rows]:
-        """Return the predictions for several batches, overlapping transfers and computation."""
+        """Return predictions for several batches, whose transfers overlap the computation."""
 
 
 def inference_server(
     communicator: Communicator, model: keras.Model, strategy: Strategy | None, like: Rows
 ) -> InferenceServer:
-    """Return the inference server of a strategy.
+    """Return an inference server that divides the work as a strategy does.
 
     Args:
-        communicator: Communicator of the ranks that serve.
-        model: Whole model, equal on all ranks; dividing the model frees the weights that belong to
-            other ranks.
-        strategy: Strategy that divides the model, see `Strategy.serving`; None: rank 0 serves
+        communicator: Communicator of the ranks that compute predictions.
+        model: Whole model, equal on all ranks. When it is divided, each rank frees the weights that
+            belong to other ranks.
+        strategy: Strategy that divides the model, see `Strategy.serving`. None: rank 0 computes
             alone.
-        like: Predictions for any rows, from which the shape and dtype of all predictions are read.
+        like: Predictions for any rows, whose shape and dtype are those of all predictions.
     """
     if strategy is None:
         return _SingleProcess(communicator, model)
@@ -70,7 +70,7 @@ def inference_server(
 
 
 def forward(model: keras.Model) -> Callable[[Rows], Rows]:
-    """Return the forward pass of a model as a compiled function, which is faster than `predict`."""
+    """Return a model's forward pass as a compiled function, which is faster than `predict`."""
     compiled = tf.function(
         lambda x: model(x, training=False), autograph=False, reduce_retracing=True
     )
@@ -92,7 +92,7 @@ class _SingleProcess:
 
 
 class _Transfers:
-    """Messages between rank 0 and other ranks; arrays are stored until their sends complete."""
+    """Messages between rank 0 and other ranks; sent arrays are stored until they have arrived."""
 
     def __init__(self, communicator: Communicator, like: Rows) -> None:
         self.communicator, self.rank, self._like = communicator, communicator.rank, like
@@ -104,13 +104,13 @@ class _Transfers:
         self._posted.append((self.communicator.post(data, rank), data))
 
     def rows(self, like: Rows) -> Rows:
-        """Receive rows from rank 0, with the shape and dtype of `like`."""
+        """Receive rows from rank 0; they have the shape and dtype of `like`."""
         buffer = np.empty_like(like, order="C")
         self.communicator.recv(buffer, 0)
         return buffer
 
     def answer(self, rows: int, rank: int) -> Rows:
-        """Receive from another rank the predictions for a number of rows."""
+        """Receive the predictions for a number of rows from another rank."""
         buffer = np.empty((rows, *self._like.shape[1:]), self._like.dtype)
         self.communicator.recv(buffer, rank)
         return buffer
@@ -123,7 +123,7 @@ class _Transfers:
 
 
 class _Replicas:
-    """An inference server in which each rank has the whole model, and predicts some of the rows."""
+    """An inference server whose ranks each have the whole model and predict some of the rows."""
 
     def __init__(self, communicator: Communicator, model: keras.Model, like: Rows) -> None:
         self._size, self._call = communicator.size, forward(model)
@@ -131,7 +131,7 @@ class _Replicas:
         self.weights_bytes = unique_nbytes(model.variables)
 
     def batch(self, x: Rows) -> Rows | None:
-        # Rank 0 takes the remainder of an uneven division, because its rows need no transfer.
+        # If the division is uneven, rank 0 takes the most rows, because its rows need no transfer.
         parts = np.array_split(x, self._size)
         return self._answers(parts)
 
@@ -188,7 +188,7 @@ class _PartitionedModel:
         self._transfers, self._predict = _Transfers(communicator, like), serving.predict
         reads = communicator.allgather(serving.reads, "the ranks that read rows")
         self._readers = [rank for rank, does in enumerate(reads) if does and rank]
-        self._holder: int | None = None  # rank that outputs predictions; known after one batch
+        self._holder: int | None = None  # rank that has the predictions; known after one batch
         kept_ids = {id(variable) for variable in serving.variables}
         for variable in model.variables:
             if id(variable) not in kept_ids:
@@ -204,7 +204,7 @@ class _PartitionedModel:
         for y, _ in self._predict(self._received_batches(batches)):
             if self._holder is None:
                 holds_outputs = transfers.communicator.allgather(
-                    y is not None, "the rank of the predictions"
+                    y is not None, "the rank that has the predictions"
                 )
                 self._holder = holds_outputs.index(True)
             if y is not None and transfers.rank:
@@ -221,7 +221,7 @@ class _PartitionedModel:
         if transfers.rank in self._readers:
             yield from map(transfers.rows, batches)
         elif transfers.rank:
-            # On ranks that receive no input, only the shape matters.
+            # Ranks that receive no input pass zeros, because only the shape matters there.
             yield from map(np.zeros_like, batches)
         else:
             self._send(batches[0])

@@ -1,4 +1,4 @@
-"""A cache of arrays on disk that removes the least recently used files above a size limit."""
+"""A disk cache of arrays, which removes the least recently used files when it gets too large."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from labkit.records.store import write_atomically
 
 
 class ArrayCache:
-    """A folder of array lists; files are written atomically, so readers see only complete ones.
+    """A folder of files with arrays; they are written atomically, so readers see complete files.
 
     Args:
         folder: Folder of the cached files.
-        limit: Maximum total bytes of all files.
+        limit: Maximum number of bytes of all files together.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
         self._folder, self._limit = folder, limit
 
     def load(self, key: str) -> list[np.ndarray] | None:
-        """Return the arrays of a key, and mark their file as used; None if absent or damaged."""
+        """Return the arrays of a key, and mark their file as used; None if missing or damaged."""
         file = self._file(key)
         try:
             data = file.read_bytes()
             os.utime(file)
-        except FileNotFoundError:  # another process may have just removed the file
+        except FileNotFoundError:  # another process has perhaps just removed the file
             return None
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
                 return [archive[f"arr_{number}"] for number in range(len(archive.files))]
         except (BadZipFile, EOFError, KeyError, ValueError):
-            return None  # the caller then computes the arrays and stores them again
+            return None  # the caller must compute and store the arrays again
 
     def store(self, key: str, arrays: Sequence[np.ndarray]) -> None:
-        """Store arrays under a key, and remove the least recently used files above the limit."""
+        """Store arrays under a key; remove the least recently used files above the limit."""
         content = io.BytesIO()
         np.savez(content, *arrays)
         data = content.getvalue()

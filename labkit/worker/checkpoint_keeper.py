@@ -1,4 +1,4 @@
-"""A Keras callback that decides when a rank saves the state of its training."""
+"""A Keras callback that decides when a rank saves its training state."""
 
 from __future__ import annotations
 
@@ -11,32 +11,29 @@ import numpy as np
 from labkit.common.canonical_json import JSON
 from labkit.common.state import decoding
 from labkit.records.checkpoints import CheckpointContext
-from labkit.records.pieces import TensorBox
+from labkit.records.tensor_boxes import TensorBox
 from labkit.strategies import TrainingState
 from labkit.worker.local_state import local_variables
-from labkit.worker.recorder import Recorder
+from labkit.worker.recorder import AHEAD, Recorder
 from labkit.worker.restored import StateRestorer
 from labkit.worker.writing import CheckpointWriter, StateCopy, versions
 
 if TYPE_CHECKING:
     from labkit.worker.session import TrainingSession
 
-AHEAD = 2  # steps from rank 0's request to the checkpoint, because ranks may be ahead
-
 
 class CheckpointKeeper(keras.callbacks.Callback):
-    """A Keras callback that saves checkpoints; it runs last, to include other callbacks' effects.
+    """A Keras callback that saves checkpoints; it runs last and sees what other callbacks change.
 
-    Rank 0 announces the step of the checkpoint. After the announced step, each rank copies its
-    state, and a thread writes the copy. If several ranks hold identical state, each of these ranks
-    saves a part of it.
+    Rank 0 announces the training step after which a checkpoint is saved. After the announced step,
+    each rank copies its state, and a thread writes the copy. If several ranks have the same state,
+    each of them saves a part of it.
 
     Args:
         session: Training session of this rank.
-        checkpoint_context: Folder and frequency of checkpoints, and the checkpoint from which
-            training resumes.
-        state: State that this rank needs to resume training.
-        recorder: Recorder whose history rows the checkpoints also contain.
+        checkpoint_context: Folder and frequency of checkpoints, and the checkpoint to resume from.
+        state: State that this rank must save so that training can resume.
+        recorder: Recorder of the history rows, which checkpoints also contain.
     """
 
     def __init__(
@@ -54,8 +51,8 @@ class CheckpointKeeper(keras.callbacks.Callback):
         self._requested_step, self._copied_at = -1, self._clock.now()
         self._costs: list[float] = []
         self._skipped, self._dropped = 0, set[str]()
-        self._local_values: dict[str, np.ndarray] = {}  # values of rank-local variables, by name
-        self._numbers: list[dict[str, float]] = []  # numeric attributes of user callbacks
+        self._local_values: dict[str, np.ndarray] = {}  # values that differ by rank
+        self._numbers: list[dict[str, float]] = []  # numbers in user callbacks
         self._local_variables = local_variables(state)
         if (resume := checkpoint_context.resume) is not None:
             with decoding(f"the state in {resume.folder or 'memory'}"):
@@ -74,15 +71,15 @@ class CheckpointKeeper(keras.callbacks.Callback):
             )
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Restore rank-local values, which other callbacks may have made equal on all ranks."""
+        """Restore values that differ between ranks; other callbacks may have made them equal."""
         for local in self._local_variables:
             if local.is_local and local.name in self._local_values:
                 local.variable.assign(self._local_values[local.name])
         for callback, numbers in zip(self._session.callbacks[1:], self._numbers, strict=False):
-            vars(callback).update(numbers_of(numbers))  # ignores other entries of a forged file
+            vars(callback).update(numbers_of(numbers))  # takes only numbers from a file
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Save rank-local values, because later epochs may run in a separate call of `fit`."""
+        """Save values that differ between ranks, as later epochs may run in another `fit` call."""
         self._local_values = {
             local.name: local.piece().values for local in self._local_variables if local.is_local
         }
@@ -122,7 +119,7 @@ class CheckpointKeeper(keras.callbacks.Callback):
         return self._context.checkpoint.interval(cost)
 
     def _copy_and_write(self) -> None:
-        """Copy this rank's part of the state, and start a thread that writes the copy."""
+        """Copy this rank's part of the state, then start a thread that writes it to a file."""
         start = self._clock.now()
         copied = self.copied()
         self._copied_at = self._clock.now()
@@ -176,11 +173,11 @@ class CheckpointKeeper(keras.callbacks.Callback):
         self._writer.wait()
 
     def stop_waiting(self) -> None:
-        """Stop waiting for other ranks' checkpoint files, after a failure."""
+        """Stop waiting for the checkpoint files of other ranks, after a rank failure."""
         self._writer.stop_waiting()
 
     def summary(self) -> dict[str, JSON]:
-        """Return the number, cost and interval of checkpoints for the run's record."""
+        """Return the number, the cost and the interval of checkpoints for the run's record."""
         entries: dict[str, JSON] = {"begun_anew": sorted(self._dropped)} if self._dropped else {}
         if self._context.checkpoint is None:
             return entries
@@ -195,7 +192,7 @@ class CheckpointKeeper(keras.callbacks.Callback):
 
 
 def numbers_of(attributes: Mapping[str, Any]) -> dict[str, float]:
-    """Return the public numeric entries of a callback's attributes."""
+    """Return those attributes of a callback that are public and numeric."""
     return {
         name: value
         for name, value in attributes.items()

@@ -1,4 +1,4 @@
-"""The conservation law of a lossy exchange: what is not sent stays in the residual."""
+"""The conservation law of lossy compression: what a rank does not send stays in its residual."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from labkit.communicator import Communicator
 from labkit.compression.residual_law import ExpectedResidual
 from labkit.exchange import BucketLayer, ReductionRecord
 
-# Tolerance by bytes of a float, relative to the sum of each step's largest value.
+# Tolerance for each size of a float in bytes, relative to the sum over all steps of the largest
+# value.
 TOLERANCE = {4: 1e-5, 8: 1e-12}
 
 
 class Violation(NamedTuple):
-    """The size of a conservation law's violation, the allowed rounding error, and a description."""
+    """A conservation law's violation, its allowed size due to rounding, and a description."""
 
     difference: float
     allowed: float
@@ -25,41 +26,42 @@ class Violation(NamedTuple):
 
     @property
     def excess(self) -> float:
-        """The ratio of the violation to the allowed error; infinity if the violation is NaN."""
+        """The violation divided by the allowed rounding error; infinity if the violation is NaN."""
         finite = self.allowed and np.isfinite(self.difference)
         return self.difference / self.allowed if finite else np.inf
 
 
 @dataclass
 class _Sums:
-    """Sums over all steps of the values that one bucket sent and received, in float64."""
+    """Sums, over all training steps, of what was sent and received in one bucket, in float64."""
 
     sent: np.ndarray
     mean: np.ndarray
     waiting: ExpectedResidual | None
     itemsize: int
-    size: float = 0.0  # sum over all steps of the largest absolute values
-    lost: float = 0.0  # largest violation of the residual law of `Audit` in any step
+    size: float = 0.0  # sum over all steps of the largest absolute value
+    lost: float = 0.0  # largest violation in any step of `Audit`'s first law
 
 
 @dataclass
 class Audit:
-    r"""Audits each bucket of a compressed gradient exchange by two conservation laws.
+    r"""Verify each bucket of a compressed gradient exchange by two conservation laws.
 
-    The first law, about the residual, holds on each rank after every step. The residual is the sum
-    of gradients minus the sum of values sent (see `ExpectedResidual`), \(e_T = \sum_t g_t - \sum_t
-    s_t\). For DGC, the velocities obey a conservation law of the same form. The second law, about
-    the mean gradients, holds over all ranks. The sum of mean gradients is the mean over the ranks
-    of the values sent, \(\frac1n \sum_r \sum_t s_{r,t} = \sum_t \hat g_t\).
+    The first law concerns the residual; it holds on each rank after every step. The residual is the
+    sum of gradients minus the sum of values sent (see `ExpectedResidual`), \(e_T = \sum_t g_t -
+    \sum_t s_t\). For DGC (deep gradient compression), the velocities obey a law of the same form.
+    The second law concerns the mean gradients; it holds over all ranks together. The sum of the
+    mean gradients equals the mean over the ranks of the sums of values sent, \(\frac1n \sum_r
+    \sum_t s_{r,t} = \sum_t \hat g_t\).
 
-    Both conservation laws hold up to rounding errors. For the law about mean gradients, rounding
-    errors in the sum of payloads are allowed, too.
+    Both conservation laws hold up to rounding errors. The law about mean gradients also allows
+    rounding errors in the sum of compressed values.
 
     Args:
         communicator: Communicator of the ranks that exchange gradients.
-        remembers: Whether the compressor stores a residual, so that the first law applies.
-        rounding: Relative rounding error of a sum of payloads.
-        law: Function that creates the expected residual of a bucket.
+        remembers: Whether the compressor stores a residual; if so, the first law applies.
+        rounding: Relative rounding error of a sum of compressed values.
+        law: Function that creates the object which computes the expected residual of a bucket.
     """
 
     communicator: Communicator
@@ -69,7 +71,7 @@ class Audit:
     _books: dict[int, _Sums] = field(default_factory=dict)
 
     def observe(self, bucket: int, layers: Sequence[BucketLayer], record: ReductionRecord) -> None:
-        """Add the values of a bucket's step to the sums; `Exchange` calls this for each bucket."""
+        """Add a bucket's values of one step to its sums; `Exchange` calls this for each bucket."""
         if bucket not in self._books:
             zero = np.zeros(len(record.given))
             law = self.law() if self.remembers else None
@@ -85,13 +87,13 @@ class Audit:
         books.size += max(_largest(record.given), _largest(expected), _largest(record.sent))
 
     def difference(self) -> tuple[float, float]:
-        """Return the worst violation of both laws on any rank, and its tolerance (collective)."""
+        """Return the worst violation of either law on any rank, and its tolerance (collective)."""
         worst = self.verdict()
         return worst.difference, worst.allowed
 
     def verdict(self, more: Sequence[Violation] = ()) -> Violation:
-        """Return the worst violation of both laws and of `more`, on any rank (collective)."""
-        # An audit without any bucket fails, because the exchange must then have bypassed the
+        """Return the worst violation on any rank, of both laws and of `more` (collective)."""
+        # If no bucket was observed, the audit fails, because the exchange must have bypassed the
         # compressor.
         nothing = Violation(np.inf, 0.0, "the exchange has bypassed the compressor")
         violations = [*(self._violations() if self._books else [nothing]), *more]

@@ -1,4 +1,4 @@
-"""The equivalence check: an exact strategy must reach the same weights as one process."""
+"""The equivalence check: exact strategies must reach the same weights as one process does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from labkit.worker.step_log import LocalGradientLog, StepLog
 from labkit.worker.verdicts import read_verdict, write_verdict
 
 STEPS = 20
-# Fields of an experiment that do not affect whether the method is exact.
+# Fields of an experiment that have no influence on whether the method is exact.
 _IRRELEVANT = (
     *("name", "epochs", "steps_per_epoch", "repeats", "threads", "seed", "verify", "callbacks"),
     *("faults", "on_nonfinite", "replica_check_interval", "checksums"),
@@ -38,19 +38,19 @@ _IRRELEVANT = (
 
 
 def verify(experiment: Experiment, communicator: Communicator, source: DataSource) -> Verdict:
-    r"""Train 20 steps on the ranks and in one process, in float64, and compare every weight.
+    r"""Train 20 steps on the ranks and in one process, in float64; compare all resulting weights.
 
-    A lossy exchange is audited by its conservation law instead of this comparison, see
-    `labkit.worker.conservation`. The audit covers the path from the gradients of backpropagation to
-    the gradients that the optimizer applies. In the comparison and in the audit, ranks that hold
-    the same weights must apply bitwise equal gradients in every step.
+    For a lossy exchange, an audit of its conservation law replaces this comparison, see
+    `labkit.worker.conservation`. The audit covers what happens to gradients between backpropagation
+    and the optimizer. In both the comparison and the audit, ranks with the same weights must apply
+    bitwise equal gradients in every step.
 
-    The check passes if \(\max|w_\mathrm{ranks} - w_\mathrm{one}| \le 10^{-9} \max|w|\). For models
-    that use float32 weights in spite of the float64 policy, the factor is 1e-4. Large batches are
-    replaced by smaller batches with the same remainders, see `labkit.worker.reference`. The check
-    is collective over the communicator, and all ranks receive the same verdict. The verdict of the
-    check is cached. The weights from training in one process are cached, too, and reused for all
-    strategies on the same batches.
+    The check passes if \(\max|w_\mathrm{ranks} - w_\mathrm{one}| \le 10^{-9} \max|w|\). If a model
+    uses float32 weights in spite of the float64 policy, the factor is 1e-4 instead. Large batches
+    are replaced by smaller batches that leave the same remainders, see `labkit.worker.reference`.
+    All ranks of the communicator call this function together, and receive the same verdict. The
+    verdict of the check is cached for later runs. The weights from training in one process are
+    cached too; all strategies on the same batches use them.
 
     Args:
         experiment: Experiment whose strategy is verified.
@@ -88,7 +88,7 @@ def _with_location(verdict: Verdict, place: FirstDifference | None) -> Verdict:
 
 
 class LoggingSession(TrainingSession):
-    """A training session that logs the gradients which its optimizers apply."""
+    """A training session that logs the gradients that its optimizers apply."""
 
     def __init__(
         self,
@@ -100,18 +100,18 @@ class LoggingSession(TrainingSession):
         super().__init__(short, communicator, source)
         self.feed.validation = None
         lossy = short.strategy.lossy
-        # Replicas are compared only if several ranks hold the same weights.
+        # Gradients of ranks are compared only if several ranks hold the same weights.
         together = self.readers.size > 1 and not short.uses_programs
         self.applied = track or GradientLog(marks=together, sums=lossy is not None)
         self.exchange_inputs: ExchangeInputLog | None = None
         self.local_gradients = LocalGradientLog(self.model) if track is not None else None
 
     def optimizer(self) -> keras.optimizers.Optimizer:
-        """Return a new optimizer of the session that logs the gradients it applies."""
+        """Return a new optimizer for the session, which logs the gradients that it applies."""
         return self.applied.watch(super().optimizer())
 
     def compile(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Compile the model, and install hooks that log gradients before their compression."""
+        """Compile the model, and install hooks that log gradients before they are compressed."""
         super().compile(optimizer)
         if self.local_gradients is not None:
             hooks_of(self.model).add_hook(self.local_gradients)
@@ -134,7 +134,7 @@ def _compare(short: Experiment, source: DataSource, communicator: Communicator) 
         return _verify_by_replay(short, ranks, communicator)
     strategy.train(ranks)
     disagreement_text = disagreement(ranks.applied.marks, ranks.readers)
-    disagreements = communicator.allgather(disagreement_text, "the differences of replicas")
+    disagreements = communicator.allgather(disagreement_text, "the differences between replicas")
     ranks.close()
     if communicator.rank > 0:
         return None
@@ -154,7 +154,7 @@ def _compare(short: Experiment, source: DataSource, communicator: Communicator) 
         f"{'/'.join(sorted(dtypes))}"
     )
     disagreement_text = next(filter(None, disagreements), "")
-    # NaN weights fail, because comparisons with NaN are false.
+    # Weights that are NaN fail, because any comparison with NaN is false.
     if worst.difference <= tolerance and not disagreement_text:
         return _verdict("passed", what, worst.difference, tolerance)
     why = disagreement_text or f"{worst.name} has the largest difference"
@@ -164,7 +164,7 @@ def _compare(short: Experiment, source: DataSource, communicator: Communicator) 
 def _verify_by_replay(
     short: Experiment, ranks: LoggingSession, communicator: Communicator
 ) -> Verdict | None:
-    """Verify an asynchronous run: independent NumPy servers replay its update log."""
+    """Verify asynchronous training: independent NumPy servers replay its log of updates."""
     rule = rule_of(ranks.optimizer())
     if not short.strategy.replays:
         rule = "workers take local steps, which no independent implementation can replay"
@@ -185,7 +185,7 @@ def _verify_by_replay(
 
     trained_weights = (
         stage.replica.weights
-    )  # read before the replay computes gradients in this model
+    )  # read first, because the replay uses this model for gradients
     events = [event for log in logs for event in log]
     correction = StalenessCorrection.of(short.strategy.to_json(), short.workers)
     make_channel = partial(CodecChannel, stage.compressor, stage.roles)
@@ -227,8 +227,8 @@ def _largest_difference(
     local_values: Sequence[np.ndarray],
     reference_values: Sequence[np.ndarray],
 ) -> _Difference:
-    """Return the variable with the largest absolute difference from the reference values."""
-    # Callers pass weights without random states, because random states reach 2³².
+    """Return the variable that differs most from its reference values."""
+    # Callers omit random states, because values of random states reach 2³².
     pairs = zip(local_values, reference_values, strict=True)
     differences = [float(np.abs(a - b).max(initial=0)) for a, b in pairs]
     # NumPy's argmax returns the first NaN, while Python's max may ignore NaN.
@@ -237,7 +237,7 @@ def _largest_difference(
 
 
 def _audit(short: Experiment, ranks: LoggingSession, compressor: Compressor) -> Verdict:
-    """Verify that a compressor obeys its conservation law over the first steps."""
+    """Verify that a compressor obeys its conservation law over the first training steps."""
     law = partial(compressor.expected_residual, ranks.communicator.size)
     remembers = law() is not None
     audit = Audit(ranks.communicator, remembers, compressor.rounding, law)
@@ -263,10 +263,10 @@ def _audit(short: Experiment, ranks: LoggingSession, compressor: Compressor) -> 
 def _shorten(
     experiment: Experiment, communicator: Communicator, source: DataSource
 ) -> tuple[Experiment, DataSource]:
-    """Return a short float64 experiment (few steps, small batches), and the data that it needs."""
+    """Return a short float64 experiment (few steps, small batches) and the data for it."""
     fields: dict[str, Any] = {"precision": "float64", "callbacks": None, "faults": ()}
     fields |= {"on_nonfinite": None, "replica_check_interval": 0, "checksums": False}
-    if callable(source.train):  # a function's number of rows is unknown
+    if callable(source.train):  # the row count is unknown if a function creates the data
         return experiment.replace(epochs=1, steps_per_epoch=STEPS, **fields), source
     batch_size = experiment.batch_size
     at_once = experiment.strategy.rows(batch_size, experiment.workers)
@@ -283,10 +283,10 @@ def _why_not(experiment: Experiment) -> str | None:
     if not experiment.verify:
         return "verify=False"
     if experiment.workers == 1 and not experiment.strategy.uses_programs:
-        return "one process has no second process to be compared with"
+        return "a single process is itself the reference of the check"
     lossy = experiment.strategy.lossy
     if lossy is not None and experiment.uses_programs:
-        return "the compression audit needs ranks: run it with clock='wall'"
+        return "the audit of compression needs ranks; use clock='wall'"
     strategy = experiment.strategy
     if lossy is None and not strategy.is_exact_in(experiment) and not strategy.uses_programs:
         return f"{type(experiment.strategy).__name__} is not exact"

@@ -1,4 +1,4 @@
-"""The graph that TensorFlow executed in a step: operations by device, copies, and times."""
+"""The graph that TensorFlow executed in a training step: operations, copies, and their times."""
 
 from __future__ import annotations
 
@@ -17,39 +17,40 @@ from labkit.records.step_graph import Flow, Operation, StepGraph, Transfer
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    # TensorFlow has no type stubs for its protocol buffers, so these aliases only give them names.
+    # These aliases only name TensorFlow's protocol buffers, for which there are no type stubs.
     GraphDef: TypeAlias = Any
     NodeDef: TypeAlias = Any
 
-STEP = "labkit step"  # name of the profiler event of a whole step
-HIDDEN = ("_Send", "_Recv")  # both ends of a copy between devices, drawn as one edge
-BACK = "NextIteration"  # an operation whose output returns to the head of a loop
+STEP = "labkit step"  # name of the profiler event of one complete step
+HIDDEN = ("_Send", "_Recv")  # the two ends of a copy between devices, which become one edge
+BACK = "NextIteration"  # an operation whose output goes back to the start of a loop
 
 
 def step_graph(
     step: Callable[..., object], *arguments: tf.Tensor, repeats: int = 5, warm: int = 3
 ) -> StepGraph:
-    """Run a step, and return the executed graph with the time of each operation.
+    """Run a training step; return the executed graph with the time of each operation.
 
-    The graph joins the partitions (one per device) that TensorFlow's executors receive. The
-    partitions result from the placer, the graph optimizer (Grappler) and the partitioner, which
-    adds sends and receives between devices. Times come from profiler events; on a GPU, an event is
-    the launch of a kernel.
+    The graph joins partitions, one per device, which TensorFlow's executors receive. Three
+    components of TensorFlow create the partitions: the placer, the graph optimizer (Grappler), and
+    the partitioner, which adds sends and receives between devices. The times are those of profiler
+    events; on a GPU, an event is the launch of a kernel.
 
     Args:
-        step: A Python function or a `tf.function`; it is traced again, so it must not create
+        step: A Python function or a `tf.function`. It is traced again, so it must not create
             variables.
-        arguments: Arguments of the step; the number of bytes of a tensor is known only for static
-            shapes.
-        repeats: Number of profiled steps; start and stop times come from the step of median length.
-        warm: Number of warmup steps before the profiled steps.
+        arguments: Arguments of the step. The size of a tensor in bytes is known only if its shape
+            is static.
+        repeats: Number of profiled steps. Start and stop times are those of the step with median
+            duration.
+        warm: Number of warmup steps before profiling starts.
 
     Raises:
-        InvalidInput: `repeats` is not positive.
-        LabkitError: TensorFlow reports no graph.
+        InvalidInput: If `repeats` is not positive.
+        LabkitError: If TensorFlow reports no graph.
     """
     if repeats < 1:
-        raise InvalidInput(f"repeats={repeats} is impossible: give at least 1")
+        raise InvalidInput(f"repeats={repeats} is impossible; give at least 1")
     compiled = _retrace(step)
     graph = executed_graph(compiled, *arguments)
     for _ in range(warm):
@@ -60,7 +61,7 @@ def step_graph(
 def executed_graph(
     step: tf.types.experimental.PolymorphicFunction, *arguments: tf.Tensor
 ) -> StepGraph:
-    """Run a step, and return its executed graph without times; `step` must not have run before."""
+    """Run a step; return its executed graph without times. `step` must not have run before."""
     return join_partitions(*executed_partitions(step, *arguments))
 
 
@@ -70,22 +71,22 @@ def executed_partitions(
     """Return the executed graph of each device, and the function library, as protocol buffers.
 
     Raises:
-        LabkitError: TensorFlow reports no graph.
+        LabkitError: If TensorFlow reports no graph.
     """
     from tensorflow.python.eager import context
 
     context.enable_run_metadata()
     try:
-        context.export_run_metadata()  # discards metadata of earlier functions
+        context.export_run_metadata()  # discards metadata of functions that ran earlier
         step(*arguments)
         context.context().executor.wait()
         graphs = context.export_run_metadata().function_graphs
     finally:
         context.disable_run_metadata()
     if not graphs:
-        raise LabkitError("TensorFlow reports no graph: give a function that has not run yet")
-    # TensorFlow also reports graphs that only copy arguments, so the graph of the step is by far
-    # the largest.
+        raise LabkitError("TensorFlow reports no graph; give a function that has not run yet")
+    # TensorFlow also reports small graphs that only copy arguments; the largest graph is that of
+    # the step.
     largest = max(graphs, key=lambda graph: sum(len(part.node) for part in graph.partition_graphs))
     return largest.partition_graphs, largest.pre_optimization_graph.library
 
@@ -104,7 +105,7 @@ def timed(
         tf.profiler.experimental.start(folder)
         for number in range(repeats):
             with tf.profiler.experimental.Trace(STEP, step_num=number, _r=1):
-                # Reading the result ensures that the step has finished before the next step starts.
+                # Reading the result makes the step finish before the next one starts.
                 tf.nest.map_structure(lambda tensor: tensor.numpy(), step(*arguments))
         tf.profiler.experimental.stop()
         (path,) = Path(folder).rglob("*.xplane.pb")
@@ -121,9 +122,9 @@ def timed(
     return replace(graph, operations=tuple(operations), seconds=last - first)
 
 
-# Prefix of the names of operations that run oneDNN kernels.
+# Prefix in the names of operations that run kernels of the oneDNN library.
 _ONEDNN_PREFIX = re.compile("^_Mkl(Native)?")
-# The start and stop (s) of each execution in one step, by name of the operation.
+# For each operation name, the start and stop (s) of each execution in one step.
 Runs: TypeAlias = Mapping[str, list[tuple[float, float]]]
 
 
@@ -136,13 +137,13 @@ def _within(events: Sequence[tuple[str, float, float]], span: tuple[float, float
 
 
 def _with_times(operation: Operation, steps: Sequence[Runs], drawn: int, first: float) -> Operation:
-    """Return an operation with its times, summed over its executions if it is in a loop."""
+    """Return an operation with its times; in a loop, they are summed over all executions."""
     event_name = f"{operation.name}:{operation.op}"
     seconds = [sum(stop - start for start, stop in runs.get(event_name, [])) for runs in steps]
     times = steps[drawn].get(event_name)
     if not times:
         return replace(operation, seconds=median(seconds))
-    # The profiler lists events by thread, and several threads may execute one loop.
+    # The profiler lists events by thread, and several threads may execute the same loop.
     start, stop = min(start for start, _ in times), max(stop for _, stop in times)
     return replace(operation, seconds=median(seconds), start=start - first, stop=stop - first)
 
@@ -162,7 +163,7 @@ def _events(space: Any) -> Iterator[tuple[str, float, float]]:
 
 
 def tensorflow_name(op: str) -> str:
-    """Return TensorFlow's name of an operation, without the prefix of oneDNN.
+    """Return TensorFlow's name for an operation; the prefix of oneDNN is removed.
 
     >>> [tensorflow_name(op) for op in ("_MklNativeFusedMatMul", "_MklMatMul", "Relu")]
     ['_FusedMatMul', 'MatMul', 'Relu']
@@ -178,7 +179,7 @@ def _retrace(step: Callable[..., object]) -> tf.types.experimental.PolymorphicFu
 
 
 def join_partitions(parts: Sequence[GraphDef], library: Any) -> StepGraph:
-    """Join the devices' partitions into one graph, in which sends and receives become edges."""
+    """Join the graphs of all devices into one, in which a send and its receive become an edge."""
     import tensorflow as tf
 
     whole = tf.compat.v1.GraphDef(library=library)
@@ -190,7 +191,7 @@ def join_partitions(parts: Sequence[GraphDef], library: Any) -> StepGraph:
             continue
         copy = whole.node.add()
         copy.CopyFrom(node)
-        copy.ClearField("device")  # this process may not have the device
+        copy.ClearField("device")  # the device may not exist in this process
         copy.input[:] = [_source(name, received) for name in node.input]
     graph = tf.Graph()
     with graph.as_default():
@@ -211,7 +212,7 @@ def join_partitions(parts: Sequence[GraphDef], library: Any) -> StepGraph:
 
 
 def _transfers(nodes: Sequence[NodeDef], graph: tf.Graph) -> Iterator[Transfer]:
-    """Yield one transfer per pair of send and receive; sizes come from the joined graph."""
+    """Yield a transfer for each pair of send and receive; the joined graph gives its size."""
     sends = {_key(node): node for node in nodes if node.op == "_Send"}
     for node in nodes:
         if node.op == "_Recv":
@@ -231,7 +232,7 @@ def _flows(operation: tf.Operation) -> Iterator[Flow]:
 
 
 def _bytes(tensor: tf.Tensor) -> float:
-    """Return a tensor's bytes: 0 for a resource handle, NaN for an unknown shape or for text."""
+    """Return a tensor's bytes: 0 for a resource handle, NaN for text or an unknown shape."""
     if tensor.dtype.name in ("resource", "variant"):
         return 0.0
     count = tensor.shape.num_elements()
@@ -241,7 +242,7 @@ def _bytes(tensor: tf.Tensor) -> float:
 
 
 def _source(name: str, received: Mapping[str, str]) -> str:
-    """Return the name of a node's input; a received tensor is replaced by the tensor sent."""
+    """Return the name of a node's input; if it was received, return the name of the sent tensor."""
     if name.startswith("^"):
         node = name[1:]
         return f"^{received[node].split(':')[0]}" if node in received else name
@@ -249,7 +250,7 @@ def _source(name: str, received: Mapping[str, str]) -> str:
 
 
 def _key(node: NodeDef) -> tuple[str, str, str]:
-    """Return the key (tensor, sender, receiver) that a send and its receive have in common."""
+    """Return the key (tensor, sender, receiver) that a send shares with its receive."""
     attributes = ("tensor_name", "send_device", "recv_device")
     name, sender, receiver = (node.attr[attribute].s.decode() for attribute in attributes)
     return name, sender, receiver

@@ -1,4 +1,4 @@
-"""Export of an experiment's model, loss and optimizer as data for other frameworks."""
+"""Exports the model, loss and optimizer of an experiment as data for other frameworks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from labkit.keras import beyond_configuration
 from labkit.worker.feed import DataSource
 
 if TYPE_CHECKING:
-    # The `get_config` of these objects returns their constructor arguments.
+    # Objects whose `get_config` returns the arguments of their constructor.
     Configured: TypeAlias = "keras.Layer | keras.losses.Loss | keras.optimizers.Optimizer"
 
-# Exported options of each layer class; all other options must have the default of Keras.
+# For each layer class, the options that are exported. All other options must have Keras's default
+# value.
 EXPORTED_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "Dense": ("units", "activation", "use_bias"),
     "Conv2D": ("filters", "kernel_size", "strides", "activation", "use_bias"),
@@ -30,10 +31,10 @@ LOSSES: Mapping[str, Mapping[str, bool]] = {
     "SparseCategoricalCrossentropy": {"from_logits": True},
     "MeanSquaredError": {},
 }
-# gelu and silu are absent. Frameworks round the constants of gelu differently (5e-9 in float64),
-# and silu has another name in some frameworks.
+# gelu and silu are not exported. Frameworks round the constants of gelu differently (by 5e-9 in
+# float64), and some frameworks use another name for silu.
 ACTIVATIONS = ("linear", "relu", "tanh", "sigmoid", "elu", "selu", "softplus")
-# Options that do not affect a layer's output for given weights.
+# Options that do not affect the output of a layer whose weights are given.
 _NAMES = ("name", "dtype", "kernel_initializer", "bias_initializer")
 
 
@@ -46,10 +47,10 @@ def export(
     loss: object,
     folder: str,
 ) -> Exported:
-    """Write this worker's batches and weights into a folder; return the training as data.
+    """Write this worker's batches and weights to a folder; return the rest of the training as data.
 
     Raises:
-        InvalidInput: Other frameworks compute a layer, the loss or the optimizer differently.
+        InvalidInput: If other frameworks compute a layer, the loss or the optimizer differently.
     """
     x, y = source.arrays or (None, None)
     if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
@@ -77,7 +78,7 @@ def export(
 
 
 def layers_of(model: keras.Model) -> list[Layer]:
-    """Return the classes and options of a sequential model's layers."""
+    """Return the classes of a sequential model's layers, with their options."""
     if not isinstance(model, keras.Sequential):
         raise InvalidInput(
             f"ExternalFramework trains a keras.Sequential model, not a {type(model).__name__}: "
@@ -98,23 +99,25 @@ def layers_of(model: keras.Model) -> list[Layer]:
         if (activation := options.get("activation", "linear")) not in ACTIVATIONS:
             raise InvalidInput(
                 f"layer {layer.name!r} has activation={short(activation)}, which differs in other "
-                f"frameworks; ExternalFramework has {', '.join(ACTIVATIONS)}"
+                f"frameworks; allowed: {', '.join(ACTIVATIONS)}"
             )
         _refuse_more(layer, options, f"layer {layer.name!r}")
         if kind == "Dense" and len(layer.input.shape) != 2:
-            raise InvalidInput(f"the input of layer {layer.name!r} is not flat; add a Flatten")
+            raise InvalidInput(
+                f"the input of layer {layer.name!r} is not flat; add a Flatten layer"
+            )
         layers.append((kind, options))
     return layers
 
 
 def loss_of(loss: object) -> str:
-    """Return the name of an exported loss, or raise InvalidInput."""
+    """Return the name under which a loss is exported, or raise InvalidInput."""
     kind = type(loss).__name__
     if not isinstance(loss, keras.losses.Loss) or kind not in LOSSES:
         allowed = ", ".join(f"{name}({_text(options)})" for name, options in LOSSES.items())
         given_loss = loss if isinstance(loss, str) else kind
         raise InvalidInput(
-            f"loss={given_loss} is not exported; ExternalFramework has these keras.losses: "
+            f"loss={given_loss} is not supported by ExternalFramework; allowed keras.losses: "
             f"{allowed}"
         )
     _refuse_more(loss, LOSSES[kind], f"loss {kind}")
@@ -122,10 +125,10 @@ def loss_of(loss: object) -> str:
 
 
 def optimizer_of(optimizer: keras.optimizers.Optimizer) -> dict[str, float]:
-    """Return the settings of SGD with a constant learning rate; refuse all other optimizers."""
+    """Return the settings of SGD with a constant learning rate; refuse every other optimizer."""
     config = optimizer.get_config()
-    # The class is compared by name, because verification uses a subclass that logs. The config of a
-    # learning rate schedule is a dict; that of a constant rate is a number.
+    # The class is compared by name, because the equivalence check uses a subclass of SGD that logs
+    # gradients. In the config, a learning rate schedule is a dict, and a constant rate is a number.
     if type(optimizer).__name__ != "SGD" or isinstance(config["learning_rate"], dict):
         raise InvalidInput(
             "ExternalFramework trains with SGD at a constant rate: after a change of the rate, "
@@ -139,13 +142,13 @@ def optimizer_of(optimizer: keras.optimizers.Optimizer) -> dict[str, float]:
         raise InvalidInput(
             f"optimizer SGD has {next(iter(more))}, which is not exported; compile without it"
         )
-    # Keras converts Python numbers to float32 first, even if weights are float64.
+    # Keras first converts Python numbers to float32, even for float64 weights.
     exact = {"learning_rate": float(options["learning_rate"])}
     return options | exact | {"momentum": float(np.float32(options["momentum"]))}
 
 
 def _refuse_more(configured: Configured, options: Mapping[str, Any], what: str) -> None:
-    """Raise InvalidInput if an object has settings other than `options` and the defaults."""
+    """Raise InvalidInput if an object's settings outside `options` differ from the defaults."""
     config, plain = configured.get_config(), type(configured)(**options).get_config()
     for name, value in config.items():
         if name not in _NAMES and value != plain.get(name):

@@ -1,4 +1,4 @@
-"""The task of a child process in which TensorFlow's strategies train an experiment's model."""
+"""What a child process needs to train an experiment's model with a TensorFlow strategy."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from labkit.experiment import Experiment
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """The task that a rank sends to a child process, which trains with `tf.distribute`.
+    """What a rank sends to a child process so that it trains with `tf.distribute`.
 
     Attributes:
         experiment: The experiment to train; its strategy is a `TFDistribute`.
-        rows: Number of first rows of the data set that are trained.
-        rank: Number of the process's worker; 0 if one process runs all workers.
-        config: Value of TF_CONFIG; None: one process runs all workers.
+        rows: Number of rows from the start of the data set that are used for training.
+        rank: Number of the worker that the process runs; 0 if one process runs all workers.
+        config: Value of the environment variable TF_CONFIG; None: one process runs all workers.
         weights: Initial weights of the model.
-        optimizer: Pickled `labkit.keras.Recipe`, including custom classes.
-        options: Pickled loss options of `keras.Model.compile`; the child process creates the losses
-            with its float type.
-        folder: Temporary folder for large data, removed when training ends.
+        optimizer: Pickled `labkit.keras.Recipe`, which includes custom classes.
+        options: Pickled loss options of `keras.Model.compile`. The child process creates the losses
+            in its own float type.
+        folder: Temporary folder for large data; it is removed when training ends.
     """
 
     experiment: Experiment

@@ -1,4 +1,4 @@
-"""Input pipelines: each rank's part of every batch, as a `tf.data.Dataset` for Keras."""
+"""Input pipelines, which give Keras each rank's part of every batch as a `tf.data.Dataset`."""
 
 from __future__ import annotations
 
@@ -37,15 +37,16 @@ class Feed:
     """The training and validation data of one rank.
 
     Attributes:
-        train: This rank's part of the global batches: those of all epochs if `steps` is known, and
-            those of one epoch if it is None.
-        steps: Number of steps per epoch; None: an epoch lasts until the user's dataset ends.
+        train: This rank's part of the global batches, for all epochs if `steps` is known, and for
+            one epoch if `steps` is None.
+        steps: Number of training steps per epoch. None: an epoch lasts until the user's dataset
+            ends.
         validation: This rank's part of the validation batches, or None.
-        shapes: Input and output shapes that the experiment's named model must fit; None for models
-            from callables.
-        remake: Function that creates `train` again from its first batch; None: `train` restarts by
-            itself.
-        is_begun: Whether an iterator has read from `train`.
+        shapes: Input and output shapes for which a named model of the experiment must be built.
+            None if a callable creates the model.
+        remake: Function that creates `train` again from its first batch. None: `train` itself
+            restarts.
+        is_begun: Whether an iterator has already read from `train`.
     """
 
     train: tf.data.Dataset
@@ -57,9 +58,10 @@ class Feed:
     is_begun: bool = False
 
     def after(self, position: Position) -> tf.data.Dataset:
-        """Return the batches of `train` after a position, for one epoch if `steps` is None."""
+        """Return the batches of `train` after a position (one epoch if `steps` is None)."""
         train = self.train
-        # A second iterator of a user's dataset may shuffle differently, so a new dataset is made.
+        # A second iterator over the user's dataset may shuffle differently, so a new dataset is
+        # created.
         if self.is_begun and self.remake is not None:
             train = self.remake()
         self.is_begun = True
@@ -70,7 +72,7 @@ class Feed:
         return train.skip(steps_done) if steps_done else train
 
     def ends_at(self, position: Position) -> bool:
-        """Return whether no batch of the current epoch follows a position."""
+        """Return whether a position is the end of its epoch, so that no batch follows."""
         if self.steps is None and position.step:
             return next(iter(self.after(position)), None) is None
         return position.step == self.steps
@@ -78,20 +80,20 @@ class Feed:
 
 @dataclass(frozen=True)
 class DataSource:
-    """The data of an experiment: arrays, or a function that creates the user's dataset."""
+    """The data of an experiment: arrays, or a function that creates a `tf.data.Dataset`."""
 
-    train: Arrays | OwnData | None  # None: another rank scatters the arrays to this rank
+    train: Arrays | OwnData | None  # None: this rank gets its rows from another rank
     validation: Arrays | OwnData | None
     shapes: Shapes | None
 
     @property
     def arrays(self) -> Arrays | None:
-        """The arrays x and y; None for a user's dataset, or if another rank scatters the arrays."""
+        """The arrays x and y; None for a user's dataset, or if rows come from another rank."""
         return None if callable(self.train) else self.train
 
     @property
     def labels(self) -> np.ndarray | None:
-        """The labels y if each row has one scalar label, else None."""
+        """The labels y if each row has exactly one number as label, else None."""
         labels = None if self.arrays is None else self.arrays[1]
         return labels if isinstance(labels, np.ndarray) and labels.ndim == 1 else None
 
@@ -108,8 +110,8 @@ class DataSource:
             experiment: Experiment that defines batch size, epochs, seed and batch weights.
             communicator: Communicator of the ranks that divide the training batches.
             validation_ranks: Communicator of the ranks that divide the validation data.
-            sample_rank: Number of dimensions of one sample of x, which distinguishes samples from
-                batches.
+            sample_rank: Number of dimensions of one sample of x. It shows whether a dataset has
+                samples or batches.
         """
         shares = _shares(experiment, communicator) or (1.0,) * communicator.size
         validation = self.held_out(experiment, validation_ranks, sample_rank)
@@ -145,15 +147,15 @@ class DataSource:
 
         Args:
             experiment: Experiment that defines batch size, seed, batch weights and workers.
-            sample_rank: Number of dimensions of one sample of x, which distinguishes samples from
-                batches.
+            sample_rank: Number of dimensions of one sample of x. It shows whether a dataset has
+                samples or batches.
         """
         shares = experiment.batch_weights or (1.0,) * experiment.workers
         if callable(self.train):
             whole = _batched(self.train(), experiment.batch_size, sample_rank)
             whole = _refuse_endless(whole, experiment.steps_per_epoch, "dataset")
             return _in_turn([part_of(whole, worker, shares) for worker in range(len(shares))])
-        assert self.arrays is not None  # for the type checker: programs do not scatter data
+        assert self.arrays is not None  # for the type checker: programs never scatter data
         arrays = keras.tree.map_structure(tf.constant, self.arrays)
         rows = len(keras.tree.flatten(self.arrays)[0])
         plan = plan_of(experiment, rows, shares, self.labels)
@@ -168,13 +170,13 @@ class DataSource:
         return batch
 
     def first(self, rows: int) -> DataSource:
-        """Return a data source with only the first training rows; a user's dataset is not cut."""
+        """Return a data source with only the first training rows; datasets are not shortened."""
         if self.arrays is None:
             return self
         return replace(self, train=keras.tree.map_structure(lambda leaf: leaf[:rows], self.arrays))
 
     def rows(self, communicator: Communicator) -> int:
-        """Return the number of training rows that rank 0 has read (collective)."""
+        """Return the number of training rows that rank 0 has read; all ranks call together."""
         rows = None if self.arrays is None else len(keras.tree.flatten(self.arrays)[0])
         return int(communicator.broadcast_object(rows, label="the number of rows"))
 
@@ -193,7 +195,7 @@ class DataSource:
 
 
 def _shares(experiment: Experiment, communicator: Communicator) -> tuple[float, ...] | None:
-    """Return the batch weights of the surviving ranks; None if all have equal weights."""
+    """Return the batch weights of the surviving ranks; None if their weights are all equal."""
     weights = experiment.batch_weights
     return None if weights is None else tuple(weights[number] for number in communicator.numbers)
 
@@ -218,7 +220,7 @@ def read(experiment: Experiment, communicator: Communicator | None = None) -> Da
 
 
 def global_batches(source: DataSource, plan: BatchPlan, epochs: int) -> tf.data.Dataset:
-    """Return the global batches of all epochs, on which a single process would train."""
+    """Return the global batches of all epochs, as a single process would read them."""
     return _gather(
         source.arrays, [rows for epoch in range(epochs) for rows in plan.global_batches(epoch)]
     )
@@ -244,7 +246,7 @@ def _scattered(
 
 
 def _gather(arrays: Arrays | None, batches: list[np.ndarray]) -> tf.data.Dataset:
-    """Return a dataset that gathers the rows of one batch at a time, with one copy per row."""
+    """Return a dataset that copies the rows of each batch from the arrays when it is read."""
     rows = np.concatenate(batches).astype(np.int64)
     lengths = [len(batch) for batch in batches]
     whole = keras.tree.map_structure(tf.constant, arrays)
@@ -261,7 +263,7 @@ def _gather(arrays: Arrays | None, batches: list[np.ndarray]) -> tf.data.Dataset
 
 
 def _in_turn(parts: Sequence[tf.data.Dataset]) -> Batches:
-    """Return a function that ignores the batch number and returns the worker's next batch."""
+    """Return a function that returns a worker's next batch, whatever the batch number."""
     iterators = [iter(part.repeat()) for part in parts]
 
     def batch(worker: int, number: int) -> Triple:
@@ -272,11 +274,11 @@ def _in_turn(parts: Sequence[tf.data.Dataset]) -> Batches:
 
 
 def _batched(dataset: tf.data.Dataset, batch_size: int, sample_rank: int | None) -> tf.data.Dataset:
-    """Return a user's dataset of samples, or of batches of any size, as global batches."""
+    """Convert a user's dataset of samples, or of batches of any size, to global batches."""
     if sample_rank is None:
         raise InvalidInput(
             "a dataset requires a model that starts with keras.Input(shape), "
-            "to tell samples from batches"
+            "which distinguishes samples from batches"
         )
     if not isinstance(dataset, tf.data.Dataset):
         raise InvalidInput(
@@ -300,15 +302,15 @@ def _batched(dataset: tf.data.Dataset, batch_size: int, sample_rank: int | None)
 
 
 def _refuse_endless(batches: tf.data.Dataset, steps: int | None, field: str) -> tf.data.Dataset:
-    """Return the batches; raise InvalidInput if they are endless or have no rows."""
+    """Return the batches unchanged; raise InvalidInput if they never end or have no rows."""
     count = batches.cardinality()
     if count == 0:
-        raise InvalidInput(f"{field} has no rows: give data with one sample or more")
+        raise InvalidInput(f"{field} has no rows; give data with one sample or more")
     if steps is None and count == tf.data.INFINITE_CARDINALITY:
         advice = (
             "steps_per_epoch=…, or data without repeat()"
             if field == "dataset"
             else "it without repeat()"
         )
-        raise InvalidInput(f"{field} has no end, so an epoch would not end: give {advice}")
+        raise InvalidInput(f"{field} has no end, so an epoch would not end; give {advice}")
     return batches

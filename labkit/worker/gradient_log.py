@@ -1,4 +1,4 @@
-"""Logs of a rank's gradients from backpropagation, and of the gradients that it applies."""
+"""Logs of the gradients that backpropagation computes on a rank and of those that it applies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from labkit.worker.conservation import TOLERANCE, Violation
 
 
 class StepChecksum(NamedTuple):
-    """The checksums of a variable's applied gradient and of its new values in one step."""
+    """The checksums of a variable's applied gradient and new value in one training step."""
 
     name: str
     gradient: int
@@ -29,12 +29,13 @@ class GradientLog:
     """A log of the gradients that the optimizers of a rank apply.
 
     Args:
-        marks: Whether to record checksums of gradients and weights in every step.
-        sums: Whether to record the sum of the gradients of each variable, in float64.
+        marks: Whether to record checksums of all gradients and weights in every step.
+        sums: Whether to record, for each variable, the sum of its gradients over the steps in
+            float64.
 
     Attributes:
-        marks: Checksums of all variables in all steps, in order.
-        sums: Sum over the steps of each variable's gradients, flat.
+        marks: Checksums of all variables in all steps, in the order in which they were recorded.
+        sums: For each variable, the sum of its gradients over the steps, as a flat array.
     """
 
     def __init__(self, marks: bool, sums: bool) -> None:
@@ -43,7 +44,7 @@ class GradientLog:
         self.sums: dict[str, np.ndarray] = {}
 
     def watch(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-        """Return a view of the optimizer whose `apply` logs its gradients; both share one state."""
+        """Return a view of an optimizer with the same state, whose `apply` logs the gradients."""
         if not self._marking and not self._summing:
             return optimizer
         kind = type(optimizer)
@@ -77,8 +78,8 @@ class GradientLog:
         for name, gradient in zip(names, gradients, strict=True):
             if self._marking:
                 self.marks.append(StepChecksum(name, _checksum(gradient)))
-            # After an overflow of a scaled loss, all ranks skip the step, so the sums omit its
-            # gradients.
+            # If a scaled loss overflows, all ranks skip the step, so its gradients must not enter
+            # the sums.
             if self._summing and (scale == 1.0 or np.isfinite(gradient).all()):
                 flat = gradient.reshape(-1).astype(np.float64) / scale
                 self.sums[name] = self.sums.get(name, 0.0) + flat
@@ -91,7 +92,7 @@ class GradientLog:
 
 
 def disagreement(marks: Sequence[StepChecksum], replicas: Communicator) -> str:
-    """Describe the first difference between replicas' logs; "" if there is none (collective)."""
+    """Describe the first difference between the logs of replicas; "" if none (collective)."""
     logs: list[list[StepChecksum]] = replicas.allgather([*marks], "what replicas applied")
     if len({len(log) for log in logs}) > 1:
         counts = ", ".join(str(len(log)) for log in logs)
@@ -107,9 +108,10 @@ def disagreement(marks: Sequence[StepChecksum], replicas: Communicator) -> str:
 
 
 class ExchangeInputLog(Hook):
-    """A hook that logs gradients before the exchange, as backpropagation computes them.
+    """A hook that logs gradients from backpropagation before ranks exchange them.
 
-    The hook also observes the exchange's buckets, so that inputs and outputs can be compared.
+    The hook also observes the buckets of the exchange, so that its inputs and outputs can be
+    verified.
 
     Args:
         communicator: Communicator of the ranks that exchange gradients.
@@ -121,13 +123,11 @@ class ExchangeInputLog(Hook):
     def __init__(self, communicator: Communicator, exchange: Exchange) -> None:
         self._communicator, self._exchange = communicator, exchange
         self._step_gradients: dict[int, tuple[np.ndarray, float]] = {}  # gradient, rows
-        # Sums over all steps, by variable. "brought" are the gradients from backpropagation,
-        # "handed" the inputs that the exchange reports, and "mean" the means that it reports as
-        # outputs.
+        # For each variable, three sums over all steps. "brought" are the gradients from
+        # backpropagation; "handed" are the inputs that the exchange reports; "mean" are the mean
+        # gradients that it reports as outputs.
         self._totals: dict[str, dict[str, np.ndarray]] = {"brought": {}, "handed": {}, "mean": {}}
-        self._sizes: dict[
-            str, float
-        ] = {}  # by variable: largest absolute values, summed over steps
+        self._sizes: dict[str, float] = {}  # by variable: largest absolute value, summed over steps
         self._itemsize = 8
 
     def apply(
@@ -154,13 +154,15 @@ class ExchangeInputLog(Hook):
             return tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
 
     def observe(self, bucket: int, layers: Sequence[BucketLayer], record: ReductionRecord) -> None:
-        """Add a bucket's values of one step; the exchange calls this function for each bucket."""
+        """Add a bucket's values of one step to the sums; the exchange calls this per bucket."""
         self._itemsize = record.given.dtype.itemsize
         slots = sorted(self._exchange.buckets[bucket].slots, key=lambda slot: slot.offset)
         _, rows = self._step_gradients.get(slots[0].variable, (None, 0.0))
-        # This sum is collective. It cannot deadlock, because all ranks process buckets in the same
-        # order.
-        total = float(self._communicator.allreduce_small(np.array([rows]), "the rows of a step")[0])
+        # All ranks compute this sum together. No deadlock can occur, because all ranks process
+        # buckets in the same order.
+        total = float(
+            self._communicator.allreduce_small(np.array([rows]), "the number of rows in a step")[0]
+        )
         share = rows * self._communicator.size / total if total else 0.0
         for slot, layer in zip(slots, layers, strict=True):
             elements = slice(slot.start, slot.stop)
@@ -170,7 +172,8 @@ class ExchangeInputLog(Hook):
                 "handed": record.given[elements_of_layer],
                 "mean": record.mean[elements_of_layer],
             }
-            if slot.variable in self._step_gradients:  # False if a schedule bypasses the hook
+            # False if an exchange schedule bypasses this hook.
+            if slot.variable in self._step_gradients:
                 gradient = self._step_gradients[slot.variable][0][elements]
                 books["brought"] = share * gradient if rows else np.zeros(len(gradient))
             for book, values in books.items():
@@ -180,10 +183,10 @@ class ExchangeInputLog(Hook):
             self._sizes[layer.name] = self._sizes.get(layer.name, 0.0) + size
 
     def violations(self, applied: GradientLog) -> Iterator[Violation]:
-        """Compare gradients with the exchange's inputs, and its outputs with applied gradients."""
+        """Compare exchange inputs with gradients, and exchange outputs with applied gradients."""
         handed, brought, means = (self._totals[book] for book in ("handed", "brought", "mean"))
         if not means:
-            yield Violation(np.inf, 0.0, "no gradients were compressed before an optimizer")
+            yield Violation(np.inf, 0.0, "no gradients were compressed before the optimizer step")
         for name, mean in means.items():
             allowed = 4 * TOLERANCE[max(self._itemsize, 4)] * max(self._sizes[name], 1e-3)
             if name in brought:
@@ -191,16 +194,18 @@ class ExchangeInputLog(Hook):
                 yield Violation(lost, allowed, f"the exchanged gradient of {name} was altered")
             total = applied.sums.get(name)
             difference = np.inf if total is None or len(total) != len(mean) else _most(total - mean)
-            yield Violation(difference, allowed, f"the applied gradient of {name} is not the mean")
+            yield Violation(
+                difference, allowed, f"the applied gradient of {name} is not the mean over ranks"
+            )
 
 
 def call_numpy(function: Callable[..., None], *values: tf.Tensor | float) -> tf.Operation | None:
-    """Call a function with values as NumPy arrays, from the training graph or eagerly."""
+    """Call a function with values as NumPy arrays, either from a graph or in eager mode."""
     return tf.numpy_function(function, list(values), [], stateful=True)
 
 
 def graph_dependencies(operation: tf.Operation | None) -> list[tf.Operation]:
-    """Return the operation as a control dependency in a graph; [] in eager mode, where it ran."""
+    """Return [operation] as control dependencies in a graph; [] if it already ran in eager mode."""
     return [operation] if tf.inside_function() else []
 
 

@@ -1,4 +1,4 @@
-"""Inference on ranks: predictions that ranks compute together, and metrics from them."""
+"""Inference on ranks: ranks compute predictions together, and metrics from the predictions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from labkit.strategies import Batch, Predicted, Predictor, Strategy
 
 
 def load(file: str | bytes) -> keras.Model:
-    """Load a saved model from a file or from bytes; set Keras's float type for its inputs."""
+    """Load a saved model from a file or from bytes; set the float type of Keras for the model."""
     if isinstance(file, bytes):
         with NamedTemporaryFile(suffix=".keras") as temporary:
             temporary.write(file)
@@ -40,21 +40,21 @@ def load(file: str | bytes) -> keras.Model:
 def predict(
     communicator: Communicator, model: keras.Model, strategy: Strategy, x: Batch, batch_size: int
 ) -> Batch | None:
-    """Return this rank's predictions for rows x, in rank order; None if the rank has none.
+    """Return this rank's share of the predictions for rows x; None if the rank has no rows.
 
     Args:
-        communicator: Communicator of the ranks that predict.
-        model: Whole model, equal on all ranks.
+        communicator: Communicator of the ranks that compute predictions.
+        model: Whole Keras model, equal on all ranks.
         strategy: Strategy that divides the model, see `Strategy.predictor`.
-        x: Array (rows, …), or a nested structure of arrays, the same on all ranks.
-        batch_size: Rows per forward pass.
+        x: Array (rows, …), or a nested structure of such arrays; it is the same on all ranks.
+        batch_size: Number of rows in one forward pass.
 
     Raises:
-        InvalidInput: The rows do not fit the model, or the strategy cannot divide the model.
+        InvalidInput: If the rows do not fit the model, or if the strategy cannot divide it.
     """
     rows = len(keras.tree.flatten(x)[0])
     _refuse_shapes(model, x)
-    if rows == 0:  # one prediction determines the shape of the empty result
+    if rows == 0:  # one row is predicted only to learn the shape of the empty result
         one = keras.tree.map_structure(lambda leaf: np.zeros((1, *leaf.shape[1:]), leaf.dtype), x)
         predictions = model.predict(one, verbose=0)
         return keras.tree.map_structure(lambda leaf: leaf[:0], predictions)
@@ -79,17 +79,17 @@ def predict(
 def evaluate(
     model: keras.Model, data: tf.data.Dataset, predict: Predictor, communicator: Communicator
 ) -> dict[str, float]:
-    """Evaluate a model like Keras; the ranks of each replica compute the predictions together.
+    """Evaluate a model as Keras does; the ranks of each replica compute the predictions together.
 
     Args:
-        model: Compiled model, for losses and metrics; its weights are not used.
-        data: Batches (x, y) or (x, y, sample weight), equal on all ranks of a replica; each replica
-            receives a different part of the same batches.
-        predict: Function that predicts batches, see `labkit.strategies.Predictor`.
+        model: Compiled Keras model, used only for its losses and metrics, not for its weights.
+        data: Batches (x, y) or (x, y, sample weight). They are equal on all ranks of a replica;
+            each replica has another part of every batch.
+        predict: Predictor for batches, see `labkit.strategies.Predictor`.
         communicator: Communicator of the ranks of all replicas.
 
     Returns:
-        The value of each metric by name, including "loss"; the same on all ranks.
+        For each metric name (including "loss"), its value; the result is the same on all ranks.
     """
     model.reset_metrics()
     batches, inputs = tee(_nonempty_batches(data))
@@ -105,11 +105,13 @@ def evaluate(
                 rows += count
                 losses.add(number, model._compile_loss, y, predicted, weight, count)
                 model.compute_metrics(x, y, predicted, weight)
-    penalty, total = communicator.allreduce_small(np.array([penalty, rows]), "the held-out rows")
+    penalty, total = communicator.allreduce_small(
+        np.array([penalty, rows]), "the sums over the held-out rows"
+    )
     if not total:
-        raise InvalidInput("no rank has data to evaluate on")
+        raise InvalidInput("no rank has data to evaluate; give data on at least one rank")
     loss = losses.mean(communicator) + penalty / total
-    # Ranks without rows may lack built metrics.
+    # On ranks without rows, metrics may not have been built.
     evaluating_ranks = communicator.split(int(rows > 0))
     result: dict[str, float] = {}
     if rows:
@@ -123,7 +125,7 @@ def evaluate(
 def _nonempty_batches(
     data: tf.data.Dataset,
 ) -> Iterator[tuple[int, tuple[Batch, Batch, Batch | None]]]:
-    """Yield each batch that has rows, with its number among all batches."""
+    """Yield each batch that has rows, with its index among all batches."""
     for number, batch in enumerate(data):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         if len(keras.tree.flatten(x)[0]):
@@ -147,13 +149,13 @@ def _part(x: Batch, first: int, last: int) -> Batch:
 
 
 def _refuse_shapes(model: keras.Model, x: Batch) -> None:
-    """Raise a short InvalidInput for rows of a wrong shape; Keras's own error is long."""
+    """Raise a short InvalidInput if rows have a wrong shape, because Keras's own error is long."""
     specs, leaves = keras.tree.flatten(getattr(model, "inputs", None) or []), keras.tree.flatten(x)
     if specs and len(specs) != len(leaves):
         raise InvalidInput(f"x has {len(leaves)} arrays, but the model takes {len(specs)}")
     for spec, leaf in zip(specs, leaves, strict=False):
         expected, shape = spec.shape[1:], leaf.shape[1:]
-        # Shapes may differ by a last axis of length 1, because Keras adds or removes it.
+        # Shapes may differ in a last axis of length 1, because Keras adds or removes such an axis.
         fits = None in expected or np.prod(shape) == np.prod(expected)
         if not fits:
             raise InvalidInput(

@@ -1,4 +1,4 @@
-"""The variables that a rank trains, with their positions in the whole model's tensors."""
+"""The variables that a rank trains, and where they lie in the tensors of the whole model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from labkit.records.pieces import Corner, TensorBox
+from labkit.records.tensor_boxes import Corner, TensorBox
 from labkit.strategies import TrainingState
 
 
@@ -22,20 +22,20 @@ class LocalVariable(NamedTuple):
     is_local: bool
 
     def piece(self) -> TensorBox:
-        """Return a copy of the variable's values, with its position, for a checkpoint."""
+        """Return a copy of the variable's values and their place, for a checkpoint."""
         return TensorBox(
             self.name, np.array(self.variable.numpy()), self.whole, self.corner, self.is_local
         )
 
 
 def local_variables(state: TrainingState) -> list[LocalVariable]:
-    """Build the optimizers of a rank if necessary; return its weights and optimizer variables."""
+    """Build this rank's optimizers if necessary; return its weights and its optimizer variables."""
     build(state)
     return [*_weights(state), *_slots(state)]
 
 
 def build(state: TrainingState) -> None:
-    """Build the optimizers before training, because a failed first step leaves slots unset."""
+    """Build the optimizers before training; otherwise a failed first step leaves slots unset."""
     for optimizer, variables in state.optimizers:
         if variables and not optimizer.built:
             optimizer.build(list(variables))
@@ -53,11 +53,11 @@ def _weights(state: TrainingState) -> Iterator[LocalVariable]:
 
 
 def _slots(state: TrainingState) -> Iterator[LocalVariable]:
-    """Yield the optimizer variables, named after the whole model's variables."""
+    """Yield the optimizer variables, with names that refer to the whole model's variables."""
     weights = {weight.variable.path: weight for weight in _weights(state)}
     counts: dict[str, int] = {}
     for optimizer, variables in state.optimizers:
-        if not variables:  # only callbacks use this optimizer, to read its learning rate
+        if not variables:  # only callbacks read this optimizer, for its learning rate
             if isinstance(optimizer._learning_rate, keras.Variable):
                 yield LocalVariable("rate/learning_rate", optimizer._learning_rate, (), (), False)
             continue
@@ -79,7 +79,7 @@ def _slots(state: TrainingState) -> Iterator[LocalVariable]:
             is_local = kind == "gradient_accumulator"
             if shape == tuple(weight.variable.shape):
                 yield LocalVariable(f"{name}/{kind}", slot, weight.whole, weight.corner, is_local)
-            else:  # factored slots (rows or columns), which other divisions cannot restore
+            else:  # slots for rows or columns; no other division can restore them
                 is_divided = weight.whole != tuple(weight.variable.shape)
                 yield LocalVariable(
                     f"{name}/{kind}", slot, shape, (0,) * len(shape), is_local or is_divided

@@ -1,4 +1,4 @@
-"""Localization of the first step, layer and rank at which ranks differ from one process."""
+"""Search for the first step, layer and rank where training on ranks differs from one process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Flat = dict[str, np.ndarray]  # flat arrays, by variable path
 
 
 class ComparisonInputs(NamedTuple):
-    """The inputs of a comparison: this rank's logging session, the short experiment, its data."""
+    """The inputs of a comparison: this rank's session with a log, a short experiment, its data."""
 
     ranks: LoggingSession
     short: Experiment
@@ -35,7 +35,7 @@ class ComparisonInputs(NamedTuple):
 
 
 class ValueMismatch(NamedTuple):
-    """A variable with a wrong value: its name, and the element with the largest difference."""
+    """A variable with a wrong value: its name, and the values of its element that differs most."""
 
     layer: str
     expected: float
@@ -43,7 +43,7 @@ class ValueMismatch(NamedTuple):
 
 
 class ReplayedStep(NamedTuple):
-    """The applied gradients and new weights of one process in a step; empty after its last step."""
+    """One process's gradients and new weights in a step; empty once that process has ended."""
 
     number: int
     applied: Flat
@@ -51,15 +51,16 @@ class ReplayedStep(NamedTuple):
 
 
 def locate(sides: ComparisonInputs, communicator: Communicator) -> FirstDifference | None:
-    """Train on ranks and in one process again; return where they first differ (collective).
+    """Train again on ranks and in one process; return where they first differ (collective).
 
-    In the first step with a difference, each operation is compared with one process's operation, or
-    with a NumPy computation from all ranks' values. The operations are the gradients before the
-    mean, the mean (per bucket, and per round of a schedule), and the weights after the optimizer.
+    In the first step with a difference, each operation is compared with that of one process, or
+    with a NumPy computation from all ranks' values. Three operations are compared: the gradients
+    before the mean, the mean (per bucket, and per round of a schedule), and the weights after the
+    optimizer.
 
     Returns:
-        The step, layer, rank and operation; None if no logged value differs, for example after an
-        error that did not recur.
+        The step, layer, rank and operation of the first difference. None if no logged value
+        differs, for example if an error did not occur again.
     """
     ranks = sides.ranks
     track = ranks.applied
@@ -96,8 +97,8 @@ def locate(sides: ComparisonInputs, communicator: Communicator) -> FirstDifferen
         (total, end), label="the final weights of one process"
     )
     if not place and end and (mismatches := search.first(end, collected, only=0)):
-        # If ranks lack steps, an optimizer step is missing. If they have all steps, only the
-        # collection of the final weights can be wrong.
+        # If ranks have fewer steps than one process, an optimizer step is missing. If they have all
+        # steps, the error is in the collection of the final weights.
         lacks = common_steps < total
         place = search.make_place(
             min(common_steps, total - 1), "optimizer" if lacks else "collection", mismatches
@@ -116,7 +117,7 @@ def _step(reference_log: StepLog, number: int) -> ReplayedStep:
 
 
 class _Search:
-    """Comparisons of all ranks with one process, step by step; all ranks get the same result."""
+    """Step-by-step comparisons of all ranks with one process; all ranks get the same results."""
 
     def __init__(self, ranks: LoggingSession, track: StepLog, communicator: Communicator) -> None:
         self._ranks, self._track, self._communicator = ranks, track, communicator
@@ -124,7 +125,7 @@ class _Search:
         self._tolerance = reference.TOLERANCE["float64" if dtypes == {"float64"} else "float32"]
 
     def count(self, reference_log: StepLog) -> int:
-        """Return the number of steps that the logs of all ranks and of one process contain."""
+        """Return the number of steps that are in the logs of all ranks and of the one process."""
         logs = (
             self._track.steps
             if self._communicator.rank
@@ -137,12 +138,12 @@ class _Search:
     def first(
         self, expected: Flat, actual: Flat, only: int | None = None
     ) -> list[ValueMismatch | None]:
-        """Return the first wrong variable of each rank; an empty list if all ranks are right."""
+        """Return for each rank its first wrong variable; return [] if all ranks are right."""
         is_compared = only is None or self._communicator.rank == only
         return self._gather_mismatches(self._mismatch(expected, actual) if is_compared else None)
 
     def first_difference(self, step: ReplayedStep, before: Flat) -> FirstDifference | None:
-        """Return the operation of a step in which ranks first differ from one process."""
+        """Return the operation of a step that first differs from one process; None if none does."""
         updates = {n: s[step.number] for n, s in self._track.steps.items() if step.number < len(s)}
         applied = {name: update.applied for name, update in updates.items()}
         if mismatches := self._gather_mismatches(self._mismatch(step.applied, applied)):
@@ -160,14 +161,15 @@ class _Search:
         bucket: int | None = None,
         number: int | None = None,
     ) -> FirstDifference:
-        """Return the step, layer, rank and operation that the ranks' mismatches point to."""
+        """Return the step, layer, rank and operation that the mismatches of all ranks indicate."""
         wrong = [rank for rank, mismatch in enumerate(mismatches) if mismatch is not None]
         worst = mismatches[wrong[0]]
         assert worst is not None  # for the type checker
         has_layer = self._communicator.allgather(
-            worst.layer in self._track.steps, "the ranks with a layer"
+            worst.layer in self._track.steps, "whether a rank has the layer"
         )
-        # If only one of the ranks with this layer differs, the error is on that rank.
+        # If not all ranks with this layer differ, or only one rank has it, the first wrong rank is
+        # named.
         wrong_rank = wrong[0] if len(wrong) < sum(has_layer) or sum(has_layer) == 1 else None
         return FirstDifference(
             step=step,
@@ -187,14 +189,14 @@ class _Search:
         applied: Flat,
         mismatches: list[ValueMismatch | None],
     ) -> FirstDifference:
-        """Locate a wrong applied gradient: wrong before the mean over the ranks, or in the mean."""
+        """Find why an applied gradient is wrong: before the mean over ranks, or in the mean."""
         local_log = (
             self._ranks.local_gradients.steps if self._ranks.local_gradients is not None else []
         )
         local = local_log[step.number] if len(local_log) > step.number else None
         lengths = local and [(name, len(gradient)) for name, gradient in local.gradients.items()]
         shapes = self._communicator.allgather(lengths, "the lengths of gradients")
-        # Ranks have different variables, as in pipelines.
+        # The variables differ between ranks, as in pipelines.
         if local is None or not shapes[0] or shapes != [shapes[0]] * len(shapes):
             return self.make_place(step.number, "gradient", mismatches)
         total = float(self._communicator.allreduce_small(np.array([local.rows]), "rows")[0]) or 1.0
@@ -216,11 +218,11 @@ class _Search:
         share: float,
         mismatches: list[ValueMismatch | None],
     ) -> FirstDifference:
-        """Return the cause of wrong gradients: the computation of a rank, or its batch.
+        """Find the cause of wrong gradients: a rank computes wrongly, or its batch is wrong.
 
-        Every rank computes the gradients of all ranks' batches again. A rank's computation is
-        correct if the sum of these gradients equals the gradient of one process. Such a rank
-        identifies the ranks whose gradients are wrong.
+        Every rank computes the gradients of the batches of all ranks again. If their sum equals the
+        gradient of one process, the rank's computation is correct. Such a rank can then identify
+        the ranks whose gradients are wrong.
         """
         local_log = self._ranks.local_gradients
         batch = (
@@ -256,7 +258,7 @@ class _Search:
         )
         if trusted is not None and any(trusted):
             return self.make_place(step.number, "gradient", trusted)
-        # All ranks agree on the gradients of their batches, so the batches themselves differ.
+        # All ranks agree on the gradients of all batches, so the batches themselves must be wrong.
         all_agree = trusted is None and not any(
             recomputed_gradients
             for _, rank_mismatches in judgements
@@ -271,7 +273,7 @@ class _Search:
         share: float,
         mismatches: list[ValueMismatch | None],
     ) -> FirstDifference:
-        """Return the cause of a wrong mean: a schedule round, the reduction, or bucket packing."""
+        """Find the cause of a wrong mean: a schedule round, the reduction, or bucket packing."""
         exchange: Exchange | None = getattr(self._ranks.model.optimizer, "exchange", None)
         layer = next(mismatch.layer for mismatch in mismatches if mismatch is not None)
         if exchange is None or (bucket := exchange.bucket_of(layer)) < 0:
@@ -295,7 +297,7 @@ class _Search:
     def _rounds(
         self, buffers: np.ndarray, algorithm: str
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yield each schedule round: number, this rank's expected buffer, its actual buffer."""
+        """Yield for each schedule round its number, this rank's expected and its actual buffer."""
         schedule, rank = ALLREDUCE.get(algorithm), self._communicator.rank
         if schedule is None or schedule.layout == "hosts" or not self._communicator.on_one_host:
             return
@@ -303,12 +305,12 @@ class _Search:
         buffers_by_round = self._communicator.allreduce_in_rounds(current.copy(), algorithm)
         expected_rounds = execute(schedule(self._communicator.size), buffers)
         for number, (_, values) in enumerate(expected_rounds, 1):
-            # A rank that is idle in a round records no buffer.
+            # If a rank does nothing in a round, no buffer is recorded for it.
             current = buffers_by_round.get(number, current)
             yield number, values[rank], current
 
     def _mismatch(self, expected: Flat, actual: Flat) -> ValueMismatch | None:
-        """Return the mismatch of the first wrong variable, in the order of backpropagation."""
+        """Return the first wrong variable in the order of backpropagation, with its values."""
         largest = max(
             (float(np.abs(values).max(initial=0)) for values in expected.values()), default=0
         )
@@ -317,10 +319,10 @@ class _Search:
             expected_values, actual_values = expected[name], actual.get(name)
             if actual_values is None or len(actual_values) != len(
                 expected_values
-            ):  # this rank has no part, or only a part, of the variable
+            ):  # this rank has no part, or only a part, of this variable
                 continue
             difference = np.abs(actual_values - expected_values)
-            if not (difference <= allowed).all():  # a NaN difference counts as wrong
+            if not (difference <= allowed).all():  # a difference that is NaN counts as wrong
                 worst = int(np.argmax(difference))
                 return ValueMismatch(
                     name, float(expected_values[worst]), float(actual_values[worst])
@@ -334,13 +336,13 @@ class _Search:
 
 
 def assign_weights(model: keras.Model, weights: Flat) -> None:
-    """Assign flat weights to the trainable variables of a model, by variable path."""
+    """Assign weights, given as flat arrays by variable path, to a model's trainable variables."""
     for variable in model.trainable_variables:
         variable.assign(weights[variable.path].reshape(variable.shape))
 
 
 def gradient(model: keras.Model, batch: Batch) -> Flat:
-    """Return the gradient of a batch's mean loss, flat and by variable path."""
+    """Return the gradient of a batch's mean loss as flat arrays by variable path."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     with tf.GradientTape() as tape:
         loss = model.compute_loss(x, y, model(x, training=True), sample_weight)
@@ -353,6 +355,6 @@ def gradient(model: keras.Model, batch: Batch) -> Flat:
 
 
 def _split(flat: np.ndarray, like: Flat) -> Flat:
-    """Split a flat buffer into arrays with the names and lengths of `like`."""
+    """Split a flat buffer into named arrays; names and lengths are those of `like`."""
     edges = np.cumsum([len(values) for values in like.values()])[:-1]
     return dict(zip(like, np.split(flat, edges), strict=True))

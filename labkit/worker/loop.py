@@ -1,4 +1,4 @@
-"""The training loop of strategies with their own step; in all else it follows `model.fit`."""
+"""The training loop for strategies with their own training step; otherwise like `model.fit`."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ def train(
     validate: Callable[[], dict[str, float]],
     communicator: Communicator,
 ) -> None:
-    """Train over the remaining epochs of a feed, with Keras callbacks as in `model.fit`.
+    """Train for the remaining epochs on a feed, and call Keras callbacks as `model.fit` does.
 
-    A callback may end training on one rank, because only that rank knows the loss. Other ranks may
-    be some steps ahead of this rank. All ranks therefore stop at a common step; the number of steps
-    until then is the number of ranks.
+    A callback may end training on one rank, if only this rank knows the loss. Other ranks may then
+    already be some steps further. All ranks therefore stop at a common later step; as many steps
+    remain until then as there are ranks.
 
     Args:
-        model: Model that is passed to the callbacks.
+        model: Model that the callbacks receive.
         feed: Training data of this rank, see `labkit.worker.feed.Feed`.
-        epochs: Number of the last epoch, counted from 1.
-        callbacks: Callbacks as for `model.fit`; a method `note` receives loss and rows of each
-            step.
-        progress: Position of training, updated after each step.
+        epochs: Number of the last epoch, where epochs count from 1.
+        callbacks: Callbacks as for `model.fit`. If one has a method `note`, this receives the loss
+            and row count of each step.
+        progress: Position in the training, which is updated after each step.
         last_callbacks: Callbacks that run after the callback `progress`.
-        step: Function (x, y, sample weight) that trains on a batch; it returns the loss on ranks
-            that know the loss, and None on other ranks.
-        validate: Function that returns validation metrics, with the prefix val_, after an epoch.
+        step: Function (x, y, sample weight) that trains on a batch. It returns the loss on ranks
+            that know it, and None on other ranks.
+        validate: Function that returns validation metrics after an epoch; their names have the
+            prefix val_.
         communicator: Communicator of the ranks over which the loss of an epoch is averaged.
     """
     callback_list = keras.callbacks.CallbackList(
@@ -81,7 +82,7 @@ def train(
 
 
 def _all_stop(is_requested: bool, step: int, communicator: Communicator) -> bool:
-    """Return whether all ranks stop after this step; each rank calls this after each step."""
+    """Return whether all ranks stop after this step; each rank must call this after each step."""
     board = communicator.board
     if board.is_stop_requested(step) or board.has_ended(step):
         return True
@@ -91,7 +92,7 @@ def _all_stop(is_requested: bool, step: int, communicator: Communicator) -> bool
 
 
 def _epoch(feed: Feed, batches: Iterator[tf.Tensor], begin: Position) -> Iterator[tf.Tensor]:
-    """Return an epoch's remaining batches: `feed.steps` per epoch, or all of a dataset."""
+    """Return the batches left in an epoch; without `feed.steps`, those left in the dataset."""
     if feed.steps is None:
         return iter(feed.after(begin))
     return islice(batches, feed.steps - begin.step)

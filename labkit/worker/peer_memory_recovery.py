@@ -1,4 +1,4 @@
-"""Recovery after rank failures: spare ranks get the state from copies in other ranks' memory."""
+"""Recovery after rank failures: spare ranks get the state from copies in memory of other ranks."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ import numpy as np
 from labkit.communicator import Communicator, RankDied
 from labkit.records import checkpoints
 from labkit.records.checkpoints import CheckpointContext, Resume
-from labkit.records.pieces import RankFile, pack
+from labkit.records.tensor_boxes import RankFile, pack
 
 if TYPE_CHECKING:
     from labkit.worker.checkpoint_keeper import CheckpointKeeper
 
-SHARE = 0.02  # maximum fraction of the training time for copies
-KEPT = 2  # number of steps whose copies are stored, because a rank may fail during a transfer
+SHARE = 0.02  # largest fraction of the training time that copies may take
+KEPT = 2  # copies of this many steps are stored; a rank may fail while sending
 Fault = dict[str, Any]
 
 
 class RestartTraining(Exception):
-    """Raised on surviving ranks after they have agreed on the state from which to restart."""
+    """Raised on the surviving ranks once they have agreed on the state to restart from."""
 
 
 class RecoveryNotice(NamedTuple):
-    """The report of a surviving rank about the state copies in its memory.
+    """What a surviving rank reports about copies of state files in its memory.
 
     Attributes:
-        sizes: Bytes of each copied state file, by step and by number of the rank whose state it is.
-        replicas: Whether ranks are replicas, so that each file has the complete shared state.
-        steps_taken: Number of training steps that the rank had taken.
-        fault: Record entries about this rank failure.
-        faults: Record entries about earlier rank failures.
+        sizes: Bytes of each copied state file, by step and then by the number of the rank whose
+            state it contains.
+        replicas: Whether ranks are replicas of the model; if so, each file has the complete shared
+            state.
+        steps_taken: Number of training steps that the reporting rank had taken.
+        fault: Entries for the run's record about this rank failure.
+        faults: Entries for the run's record about earlier rank failures.
     """
 
     sizes: dict[int, dict[int, int]]
@@ -47,22 +49,24 @@ class RecoveryNotice(NamedTuple):
 
 
 class PeerMemoryRecovery(keras.callbacks.Callback):
-    """Stores copies of each rank's state in the memory of other ranks, and restores from them.
+    """Copies each rank's state to the memory of other ranks, and restores it after failures.
 
-    If a model is divided over ranks, each rank copies its part, as in a checkpoint. One copy stays
-    in the rank's own memory. Another copy goes to the next rank, which is on another host if
-    possible. The interval between copies limits their cost to 2 % of the training time. After a
-    failure, all ranks return to the newest step for which a copy of every rank's part survives.
-    Replicas need no copies, because a surviving replica broadcasts its state.
+    If a model is divided among ranks, each rank copies its own part, as in a checkpoint. One copy
+    stays in the memory of the rank itself. Another copy goes to the next rank, if possible on
+    another host. The interval between copies is chosen so that copies take at most 2 % of the
+    training time. After a failure, all ranks return to the newest step for which copies of all
+    ranks' parts survive. Replicas need no copies, because a surviving replica can broadcast its
+    state.
 
     Args:
-        communicator: Communicator of the training ranks; on a spare rank, of the ranks that it has
-            joined.
-        report: Function that receives the record of each recovery, see `labkit.records.stream`.
+        communicator: Communicator of the ranks that train; on a spare rank, that of the ranks it
+            has joined.
+        report: Function that receives a record of each recovery, see `labkit.records.stream`.
 
     Attributes:
         faults: Entries for the run's record, one for each rank failure.
-        pending: Whether a rank failure has occurred, so that `admit_spares` must precede training.
+        pending: Whether a rank has failed, so that `admit_spares` must be called before training
+            continues.
         is_off: Whether recovery from memory is impossible for this training.
     """
 
@@ -75,7 +79,7 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
         self._is_new = self.pending = bool(
             communicator.membership and communicator.membership.has_joined
         )
-        # Files of copied state, by step and then by rank number.
+        # Copied state files, first by step, then by rank number.
         self._copies: dict[int, dict[int, bytes]] = {}
         self._replicas = False
         self._keeper: CheckpointKeeper | None = None
@@ -88,26 +92,26 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
 
     @property
     def is_possible(self) -> bool:
-        """Whether a rank failure ended training, and a spare rank may replace the failed rank."""
+        """Whether a rank failure ended training and a spare rank can replace the failed rank."""
         communicator = self._communicator
         died = isinstance(communicator.wait_policy.first_error, RankDied)
         return died and communicator.spares > 0 and not self.is_off
 
     def prepare(self, keeper: CheckpointKeeper, replicas: bool) -> Self:
-        """Prepare for a new training; this callback runs after the checkpoint keeper."""
+        """Prepare for a training; this callback must run after the checkpoint callback `keeper`."""
         self._keeper, self._replicas = keeper, replicas
         self._steps_taken = self._copied_at = keeper.steps_taken
-        self._due = keeper.steps_taken + 2  # skips the first step, which also traces the graph
+        self._due = keeper.steps_taken + 2  # not in the first step, which also traces the graph
         self._copied_when = self._clock.now()
         return self
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Record when a step begins; the first step ends the "rebuild" phase of a recovery."""
+        """Record when a step begins; the first step ends phase "rebuild" of a recovery."""
         self._step_start = self._clock.now()
         self._record_seconds("rebuild")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count the step, and copy the state if a copy is due."""
+        """Count the training step, and copy the state if it is time for a copy."""
         self._steps_taken += 1
         if self._steps_taken >= self._repeat_until:
             self._record_seconds("repeat")
@@ -115,7 +119,7 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
             self._copy()
 
     def _record_seconds(self, name: str) -> None:
-        """Record the seconds of a phase of the last recovery, unless they are already recorded."""
+        """Record the seconds of a phase of the most recent recovery, unless already recorded."""
         seconds = self.faults[-1]["seconds"] if self.faults else {name: 0.0}
         if name not in seconds:
             now = self._clock.now()
@@ -128,9 +132,9 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
         if communicator.size == 1 or self._keeper is None:
             return
         step_seconds = (start - self._copied_when) / (self._steps_taken - self._copied_at)
-        file = self._file(self._keeper)  # created first, because this completes pending messages
+        file = self._file(self._keeper)  # comes first, because it completes pending messages
         rank, before, after = self._neighbours()
-        lengths = communicator.allgather_scalar(len(file), "the lengths of copies")
+        lengths = communicator.allgather_scalar(len(file), "the sizes of checkpoint copies")
         received = np.empty(int(lengths[before]), np.uint8)
         sent = communicator.post(np.frombuffer(file, np.uint8), after)
         communicator.recv(received, before)
@@ -140,13 +144,13 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
             del self._copies[step]
         self._copied_at, self._copied_when = self._steps_taken, self._clock.now()
         cost = (self._copied_when - start) / step_seconds
-        max_cost = communicator.allgather_scalar(cost, "the cost of copies").max()
+        max_cost = communicator.allgather_scalar(cost, "the cost of checkpoint copies").max()
         self._due = self._steps_taken + max(1, math.ceil(max_cost / SHARE))
 
     def _neighbours(self) -> tuple[int, int, int]:
-        """Return this rank, the rank whose state it stores, and the rank that stores its state."""
+        """Return three ranks: this one, the one whose state it stores, the one with its copy."""
         if not self._ring:
-            hosts = self._communicator.allgather(socket.gethostname(), "the hosts of copies")
+            hosts = self._communicator.allgather(socket.gethostname(), "the hosts of the ranks")
             place = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
             self._ring = sorted(range(len(hosts)), key=lambda r: (place[r], hosts[r]))
         at = self._ring.index(self._communicator.rank)
@@ -163,7 +167,7 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
         self._notice(self._communicator.shrink(), noticed_at - self._step_start, noticed_at)
 
     def provide_state(self, keeper: CheckpointKeeper, fault: Fault, noticed_at: float) -> None:
-        """Store this replica's state, on which the surviving ranks have agreed, for spare ranks."""
+        """Store the agreed state of this replica, so that spare ranks can receive it."""
         self._copies = {keeper.steps_taken: {self._communicator.number: self._file(keeper)}}
         self._replicas, self._steps_taken = True, keeper.steps_taken
         self._notice(fault.pop("ranks"), fault["seconds"]["detect"], noticed_at)
@@ -178,16 +182,16 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
     def admit_spares(
         self, checkpoint_context: CheckpointContext | None
     ) -> CheckpointContext | None:
-        """Let spare ranks replace failed ranks; return the checkpoint context of the restart.
+        """Let spare ranks replace the failed ranks; return the checkpoint context to restart from.
 
-        The call is collective over the surviving ranks and the spare ranks.
+        All surviving ranks and all spare ranks call this method together.
 
         Args:
-            checkpoint_context: Checkpoint context of the original call.
+            checkpoint_context: Checkpoint context with which training was first started.
 
         Raises:
-            RankDied: The model is divided, and too few spare ranks are left to replace all failed
-                ranks.
+            RankDied: If the model is divided, and there are too few spare ranks to replace all
+                failed ranks.
         """
         communicator = self._communicator
         if not self._is_new:
@@ -246,14 +250,14 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
         holders: Mapping[int, int],
         files: Mapping[int, bytes],
     ) -> None:
-        """Record the rank failure; all ranks store the same entry."""
+        """Record the rank failure; the entry is the same on all ranks."""
         failed = first.fault["ranks"]
         copies = [
             {"of": n, "from": holders[n], "age": steps_taken - step, "bytes": len(files[n])}
             for n in failed
             if n in files
         ]
-        source = "the ranks that live" if first.replicas else "memory" if files else "the begin"
+        source = "the surviving ranks" if first.replicas else "memory" if files else "the begin"
         entry: Fault = {"step": step, "repeated": steps_taken - step} | first.fault
         entry |= {"source": source, "copies": copies, "spares_left": self._communicator.spares}
         if first.replicas:
@@ -269,7 +273,7 @@ def _newest(
     numbers: Sequence[int],
     expected_numbers: set[int],
 ) -> tuple[int, dict[int, int]]:
-    """Return the newest step with a file of every rank, and who stores the files; (0, {}) if none.
+    """Return the newest step with files of all ranks, and their holders; (0, {}) if there is none.
 
     >>> _newest([{4: {0: 9, 1: 9}, 8: {0: 9}}, {}], [0, 1], {0, 1})
     (4, {0: 0, 1: 0})

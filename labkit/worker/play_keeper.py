@@ -1,4 +1,4 @@
-"""Checkpoints of strategies that run as programs, in a simulation or on ranks."""
+"""Checkpoints for strategies that run as programs, in a simulation or on ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit.common.canonical_json import JSON
 from labkit.common.state import decoding
 from labkit.programs.program_state import ProgramState
 from labkit.records.checkpoints import CheckpointContext
-from labkit.records.pieces import RankFile, TensorBox, rank_file
+from labkit.records.tensor_boxes import RankFile, TensorBox, rank_file
 from labkit.worker.recorder import SEND_EVERY
 from labkit.worker.writing import CheckpointWriter, StateCopy, versions
 
@@ -26,14 +26,13 @@ if TYPE_CHECKING:
 
 
 class ProgramKeeper:
-    """The base class of program checkpoints: each process writes its whole state into one file.
+    """The base class of program checkpoints: each process writes its whole state to one file.
 
     Args:
         session: Training session that runs the programs.
-        checkpoint_context: Folder and frequency of checkpoints, and the checkpoint from which
-            training resumes.
-        recorder: Recorder of the session. The keeper replaces the recorder's `stop_asked`, because
-            a checkpoint must not contain a request to stop.
+        checkpoint_context: Folder and frequency of checkpoints, and the checkpoint to resume from.
+        recorder: Recorder of the session. The keeper replaces `stop_asked` of the recorder, because
+            a checkpoint must not contain a user's request to stop.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class ProgramKeeper:
         self._steps, self._costs, self._ends = 0, list[float](), False
 
     def _stops(self) -> bool:
-        """Return whether a user has asked to stop; the request is polled at intervals."""
+        """Return whether a user has asked to stop; this is polled at intervals."""
         now = self._clock.now()
         if self._recorder.stopped or now - self._polled_at <= SEND_EVERY:
             return False
@@ -55,7 +54,7 @@ class ProgramKeeper:
         return self._stop_requested()
 
     def _is_due(self, steps_done: int) -> bool:
-        """Return whether a checkpoint is due after this total number of steps of all workers."""
+        """Return whether a checkpoint is due; `steps_done` counts the steps of all workers."""
         assert self._context.checkpoint is not None  # for the type checker: the caller checks
         if self._context.checkpoint.steps is not None:
             return steps_done - self._steps >= self._context.checkpoint.steps
@@ -63,7 +62,7 @@ class ProgramKeeper:
         return self._clock.now() - self._taken_at >= self._context.checkpoint.interval(cost)
 
     def _write(self, state: ProgramState, steps_done: int) -> None:
-        """Start to write a state; its arrays are copied first, because programs may update them."""
+        """Start to write a state; its arrays are copied first, because programs may change them."""
         pieces = [TensorBox.local("form", np.frombuffer(state.form.encode(), np.uint8))]
         pieces += [
             TensorBox.local(f"array/{n}", array.copy()) for n, array in enumerate(state.arrays)
@@ -84,7 +83,7 @@ class ProgramKeeper:
         self._costs.append(self._taken_at - start)
 
     def _resume(self, take: Callable[[ProgramState], object]) -> None:
-        """Restore the state of this process from the initial checkpoint, if there is one."""
+        """Restore this process's state from the checkpoint to resume from, if there is one."""
         if (resume := self._context.resume) is None:
             return
         path = rank_file(Path(resume.folder), self._communicator.rank)
@@ -107,7 +106,7 @@ class SimulationKeeper(ProgramKeeper):
     """Saves checkpoints of a simulation, which runs all programs in one process, between events."""
 
     def play(self, play: SimulatedTraining) -> None:
-        """Run the programs to the end, from the start or from a checkpoint."""
+        """Run all programs to their end, from the start or from a checkpoint."""
         self._resume(play.load_state)
         if self._context.checkpoint is None:
             play.play()
@@ -120,21 +119,21 @@ class SimulationKeeper(ProgramKeeper):
         if stops or self._is_due(steps_done):
             start = self._clock.now()
             self._write(play.save_state(), steps_done)
-            self._writer.wait()  # the wait costs no virtual time
+            self._writer.wait()  # this wait takes no virtual time
             self._note_checkpoint(start, steps_done)
         self._recorder.stopped = self._recorder.stopped or stops
 
 
 class RankProgramKeeper(ProgramKeeper):
-    """Saves checkpoints of programs on ranks; all ranks pause while each rank copies its state.
+    """Saves checkpoints of programs on ranks; all ranks pause while they copy their states.
 
-    Rank 0 decides when a checkpoint is due. A thread writes one file at a time, so the next
-    checkpoint waits until the previous one is written.
+    Rank 0 decides when the next checkpoint is due. One thread writes one file at a time, so a
+    checkpoint starts only after the previous one is written.
     """
 
     def play(self, world: MpiRuntime, stage: ComputeBackend, strategy: ProgramStrategy) -> None:
-        """Run the programs to the end, from the start or from a checkpoint."""
-        # Saved states refer to these objects by name, because a restart creates new objects.
+        """Run all programs to their end, from the start or from a checkpoint."""
+        # Saved states refer to these objects by name, because a restart creates them anew.
         world.keeps({"roles": stage.roles, "strategy": strategy})
         program = partial(strategy.program, stage.roles)
         self._resume(lambda state: stage.load_state(world.take(state, program)))
@@ -159,7 +158,7 @@ class RankProgramKeeper(ProgramKeeper):
             due = self._ends or (not self._writer.is_writing() and self._is_due(steps_done))
             if new and due:
                 world.still.ask()
-            elif self._ends:  # no new step since the last checkpoint
+            elif self._ends:  # no step was taken since the last checkpoint
                 self._recorder.stopped = True
         if not world.still.wanted:
             return

@@ -1,4 +1,4 @@
-"""Training by programs: their compute backend on the wall clock and on the virtual clock."""
+"""Training of strategies that run as programs: their compute backend, for both clocks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 
 
 class ProgramSession(Protocol):
-    """The interface of `TrainingSession` that the compute backend of programs uses."""
+    """Those methods of `TrainingSession` that the compute backend of programs uses."""
 
     experiment: Experiment
     communicator: Communicator
@@ -60,23 +60,23 @@ class ProgramSession(Protocol):
         """Compile the model with the experiment's loss and metrics."""
 
     def optimizer(self) -> keras.optimizers.Optimizer:
-        """Return a new optimizer for one holder of weights (a server or a worker)."""
+        """Return a new optimizer for one server or worker that holds weights."""
 
     def batches(self) -> Batches:
-        """Return a function (worker, batch number) that returns the worker's training batch."""
+        """Return a function (worker, batch number) that returns a training batch of this worker."""
 
     def evaluate(self) -> dict[str, float]:
-        """Return the metrics of the validation rows (collective)."""
+        """Return the metrics of the validation rows; all ranks call together."""
 
 
 def play(session: ProgramSession, strategy: ProgramStrategy) -> ComputeBackend:
-    """Train by running a strategy's programs on the experiment's clock (wall or virtual).
+    """Train by running a strategy's programs on the experiment's clock ("wall" or "virtual").
 
-    Afterwards the session's model has the trained weights. The layer states of this model are those
-    of worker 0, or the mean over all workers.
+    Afterwards the model of the session has the trained weights. The layer states of this model
+    (such as moving statistics) are those of worker 0, or the mean over all workers.
 
     Returns:
-        The compute backend, which stores the roles of the programs and computed their gradients.
+        The compute backend, which knows the roles of all programs and has computed their gradients.
     """
     experiment, communicator = session.experiment, session.communicator
     session.compile(session.optimizer())
@@ -122,29 +122,29 @@ def play(session: ProgramSession, strategy: ProgramStrategy) -> ComputeBackend:
             ranks, stage, strategy
         )
     stage.leave()
-    mailbox.close()  # closed last, because the model may refer to the mailbox's buffers
+    mailbox.close()  # closed last, as the model may use the mailbox's buffers
     return stage
 
 
 class ComputeBackend:
-    """Computes and records the training steps of programs, see `labkit.programs.event_log.Backend`.
+    """Computes and records the steps of programs, see `labkit.programs.event_log.Backend`.
 
     Args:
         session: Session that provides the model, the data and the recorder.
         strategy: Strategy that runs as one program per worker and per server.
 
     Attributes:
-        rows: History rows, one for each training step of each worker in this process.
+        rows: Rows of the run's history, one for each training step of each worker in this process.
     """
 
     def __init__(self, session: ProgramSession, strategy: ProgramStrategy) -> None:
         self._session, workers = session, session.experiment.workers
         if session.feed.steps is None:
             raise InvalidInput(
-                "the number of batches of your dataset is unknown, but programs need it; "
+                "the number of batches of your dataset is unknown, but this strategy needs it; "
                 "give steps_per_epoch=…"
             )
-        # Replicas compress only the values that are averaged, and send all other values
+        # Replicas compress only the values that they average; all other values are sent
         # uncompressed.
         self.compressor = getattr(strategy, "compressor", None)
         self._copies = strategy.copies(workers)
@@ -177,15 +177,15 @@ class ComputeBackend:
         self._virtual = session.experiment.clock == "virtual"
         self.rows: list[Row] = []
         self._shards: dict[int, Shard] = {}
-        self._mean: tuple[Vector, Vector] | None = None  # last mean gradient, and new weights
+        self._mean: tuple[Vector, Vector] | None = None  # last mean gradient, and resulting weights
         self._holders = len(self._copies) or max(1, len(self.roles.parts))
         self._epochs = EpochWeightStore()
         self._ended: dict[int, float] = {}  # end time of each epoch (s)
-        self._replay_batches: Batches | None = None  # batches from batch 0, for a replay
-        self._last: dict[int, Vector] = {}  # current weights, by holder (a server or a worker)
+        self._replay_batches: Batches | None = None  # batches counted from 0, for a replay
+        self._last: dict[int, Vector] = {}  # current weights of each server or worker
 
     def hold(self, local_numbers: Iterable[int]) -> None:
-        """Create the weights of local servers or, without servers, of local workers or worker 0."""
+        """Create the weights of local servers; without servers, of local workers or worker 0."""
         holders_without_servers = local_numbers if self._copies else [0]
         holders = (
             [n for n in local_numbers if n in self.roles.servers]
@@ -197,11 +197,11 @@ class ComputeBackend:
             self._last[holder] = self._part(holder).take(self.roles.weights)
 
     def shard(self, holder: int) -> Shard:
-        """Return the weights of a holder (a server or a worker) with a new optimizer."""
+        """Return the weights of a server or worker that holds weights, with a new optimizer."""
         return self._make_shard(self._part(holder))
 
     def whole_shard(self) -> Shard:
-        """Return a shard with all weights of the model, and with a new optimizer."""
+        """Return all weights of the model as one shard, with a new optimizer."""
         return self._make_shard(placed(self.replica.shapes, 1, "round_robin")[0])
 
     def _make_shard(self, part: ServerPieces) -> Shard:
@@ -220,24 +220,24 @@ class ComputeBackend:
         return self._step(worker, lambda: self.replica.gradient(worker, weights))
 
     def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
-        """Return the gradient of the worker's next batch; the loss includes soft targets."""
+        """Return the gradient of the worker's next batch, for a loss that includes soft targets."""
         arguments = worker, weights, soft, share
         return self._step(worker, lambda: self.replica.distilled(*arguments))
 
     def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
-        """Return the predictions of replica `number` for a batch of a worker."""
+        """Return the predictions of replica `number` for one batch of `worker`."""
         return self.replica.predictions(number, worker, step, weights)
 
     def curved(self, worker: int, weights: Vector, ends: Sequence[int]) -> Gradient:
-        """Return the curvature of the loss along blocks of weights, at the worker's first batch."""
+        """Return the loss curvature along blocks of weights, at the first batch of the worker."""
         return self.replica.curved(worker, weights, ends, self._session.batches())
 
     def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
-        """Run the forward pass of a stage or machine of a replica, for the replica's next batch."""
+        """Run the forward pass of a replica's stage or machine on the replica's next batch."""
         return self._cut.members[place.member].forward(place, weights, values)
 
     def backward(self, place: Place, values: tuple[Vector, ...]) -> Gradient:
-        """Return the gradients of a replica's stage or machine for a completed forward pass."""
+        """Return the gradients of a replica's stage or machine after its forward pass."""
         gradient = self._cut.members[place.member].backward(place, values)
         return (
             self._inject_and_guard(place.worker, gradient, place.member)
@@ -253,7 +253,7 @@ class ComputeBackend:
     def _inject_and_guard(
         self, worker: int, gradient: Gradient, member: int | None = None
     ) -> Gradient:
-        """Return a gradient after fault injection and after the guard against NaN and infinity."""
+        """Return a gradient after injected faults, and after the check for NaN and infinity."""
         injector, guard = self._session.injectors.get(worker), self._session.guard
         whole = member is None
         if (injector is None and guard is None) or (whole and not gradient.rows):
@@ -280,7 +280,7 @@ class ComputeBackend:
         )
 
     def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
-        """Apply a gradient (only once if workers share it), and return the holder's new weights."""
+        """Apply a gradient and return the new weights; workers that share them apply it once."""
         if self.roles.parts or self._copies:
             self._last[holder] = self._shards[holder].update(gradient, rate)
             return self._last[holder]
@@ -290,7 +290,7 @@ class ComputeBackend:
         return self._mean[1]
 
     def states(self, worker: int) -> Vector:
-        """Return the optimizer slots and layer states of a worker with its own weights, flat."""
+        """Return a worker's optimizer slots and layer states as one flat array."""
         states = [np.asarray(v.value) for v in self._shards[worker].slots]
         states += [state for state in self.replica.states(worker) if state.dtype.kind == "f"]
         dtype = self.roles.weights.dtype
@@ -299,7 +299,7 @@ class ComputeBackend:
         )
 
     def adopt(self, worker: int, weights: Vector, states: Vector | None) -> Vector:
-        """Set a worker's weights, and its optimizer and layer states unless `states` is None."""
+        """Set a worker's weights; unless `states` is None, also set optimizer and layer states."""
         self._shards[worker].become(weights)
         self._last[worker] = weights
         if states is not None:
@@ -307,7 +307,7 @@ class ComputeBackend:
         return weights
 
     def forget(self, worker: int) -> None:
-        """Replace a worker's optimizer by a new optimizer without slot values."""
+        """Replace a worker's optimizer by a new one, whose slots have no values."""
         self._shards[worker].forget(self._session.optimizer())
 
     def _set_states(self, worker: int, flat: Vector) -> None:
@@ -324,24 +324,24 @@ class ComputeBackend:
         self.replica.put_states(worker, states)
 
     def recompute_gradient(self, worker: int, step: int, weights: Vector) -> Vector:
-        """Return the gradient of an earlier batch of a worker, computed at these weights."""
+        """Return the gradient of an earlier batch of a worker, at the given weights."""
         if self._replay_batches is None:
             self._replay_batches = self._session.batches()
         return self.replica.gradient_of(worker, step, weights, self._replay_batches).values
 
     def step(self, row: Row) -> None:
-        """Record a completed training step of a worker."""
+        """Record that a worker has completed a training step."""
         row = row | {"rank": self.roles.hosts[int(row["rank"])]}
         self.rows.append(row)
         if self._session.recorder is not None:
             self._session.recorder.put(row)
 
     def snapshot(self, epoch: int, holder: int, weights: Vector, now: float) -> None:
-        """Store a server's or worker's weights at the end of an epoch, until they are evaluated."""
+        """Store the weights of a server or worker at an epoch's end, until they are evaluated."""
         if self._session.recorder is None or (self._copies and holder not in self._copies):
             return
         count = self._epochs.store(epoch, holder, weights)
-        self._ended[epoch] = now  # the last holder's time replaces earlier times
+        self._ended[epoch] = now  # the time of the last server or worker counts
         if self._virtual and count == self._holders:
             self._evaluate(epoch, self._epochs.pop(epoch))
 
@@ -375,12 +375,13 @@ class ComputeBackend:
         for holder, values in state["shards"].items():
             self._shards[holder].take(values)
         steps, states = state["replica"]
-        # A fast worker may train on many more batches than an equal share. The limit bounds the
-        # time that loading a damaged checkpoint may cost.
+        # A fast worker may train on many more batches than its equal share. This limit bounds the
+        # time that it can take to load a damaged checkpoint.
         most = 100 * self.roles.steps * self.roles.epochs * self.roles.workers
         if odd := [count for count in steps.values() if not 0 <= count <= most]:
             raise LabkitError(
-                f"the state has a worker with {odd[0]} batches; the experiment allows {most}"
+                f"the checkpoint has a worker with {odd[0]} batches, but the experiment "
+                f"allows {most}"
             )
         self.replica.take(steps, states)
         if self._session.recorder is not None:
@@ -390,7 +391,7 @@ class ComputeBackend:
     # --- results --------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Copy the trained weights to all ranks, and the log to the session (collective)."""
+        """Copy the trained weights to all ranks and the log to the session (collective)."""
         session = self._session
         session.interleaving = self.diary.events
         local_weights = {
@@ -402,9 +403,9 @@ class ComputeBackend:
         )
         for epoch in remaining_epochs:
             local = self._epochs.pop(epoch), self._ended.get(epoch, 0.0)
-            gathered = session.communicator.allgather(local, "weights of an epoch")
+            gathered = session.communicator.allgather(local, "the weights of an epoch")
             parts = _merged(weights for weights, _ in gathered)
-            if len(parts) == self._holders:  # False if training ended before this epoch's end
+            if len(parts) == self._holders:  # False if training ended before the end of this epoch
                 self._ended[epoch] = max(now for _, now in gathered)
                 self._evaluate(epoch, parts)
         self._set_model(_merged(last))
@@ -420,10 +421,10 @@ class ComputeBackend:
             member.finish(part.take(weights), share(member.states(0), root, what))
 
     def _final_states(self) -> list[np.ndarray]:
-        """Return the layer states for the final weights (collective).
+        """Return the layer states (such as moving statistics) for the final weights (collective).
 
-        If the weights are the mean over all workers, the states are the mean, too. If not, they are
-        the states of worker 0.
+        If the final weights are the mean over all workers, the states are the mean, too. Otherwise
+        they are the states of worker 0.
         """
         workers = range(self.roles.workers if len(self._copies) > 1 else 1)
         rank, hosts = self._session.communicator.rank, self.roles.hosts
@@ -440,14 +441,14 @@ class ComputeBackend:
         ]
 
     def _evaluate(self, epoch: int, parts: Mapping[int, Vector]) -> None:
-        """Validate the weights of all servers or workers at the end of an epoch (collective)."""
+        """Validate the weights of all servers or workers after an epoch (collective)."""
         session = self._session
         assert session.recorder is not None  # for the type checker: epochs need a recorder
         self._set_model(parts)
         metrics = {f"val_{name}": value for name, value in session.evaluate().items()}
         rows = [
             row
-            for rank_rows in session.communicator.allgather(self.rows, "rows of an epoch")
+            for rank_rows in session.communicator.allgather(self.rows, "the rows of an epoch")
             for row in rank_rows
         ]
         steps = (epoch + 1) * self.roles.steps
@@ -458,15 +459,15 @@ class ComputeBackend:
 
 
 def changed(arrays: Sequence[Vector], originals: Sequence[Vector]) -> bool:
-    """Return whether any array is a different object from its original."""
+    """Return whether any array is another object than its original."""
     return any(one is not other for one, other in zip(arrays, originals, strict=True))
 
 
 def _loss(rows: Iterable[Row], epoch: int) -> float:
-    """Return the mean loss of an epoch's rows, at the weights of each gradient computation."""
+    """Return the mean loss of an epoch's rows; each loss is at the weights of its gradient."""
     rows_of_epoch = [row for row in rows if row["epoch"] == epoch]
     samples = sum(row["samples"] for row in rows_of_epoch)
-    # Ranks without samples, such as all pipeline stages except the last, do not know the loss.
+    # Ranks without samples, such as all pipeline stages but the last, do not know the loss.
     return sum(row["loss"] * row["samples"] for row in rows_of_epoch if row["samples"]) / max(
         samples, 1
     )
@@ -477,35 +478,35 @@ def _merged(mappings: Iterable[Mapping[int, _T]]) -> dict[int, _T]:
 
 
 def _layer_sizes(model: keras.Model) -> list[int]:
-    """Return the number of trainable weights per layer, in the order of the flat weights."""
+    """Return the number of trainable weights in each layer, in the order of the flat weights."""
     layers = groupby(model.trainable_variables, lambda v: v.path.rpartition("/")[0])
     return [sum(int(np.prod(variable.shape)) for variable in variables) for _, variables in layers]
 
 
 def _first_rate(optimizer: keras.optimizers.Optimizer) -> float:
-    """Return the learning rate of an optimizer for its first step."""
+    """Return the learning rate that an optimizer uses in its first step."""
     return float(optimizer.learning_rate)
 
 
 class EpochWeightStore:
-    """Weights at the ends of epochs, stored on disk until they are evaluated."""
+    """A store on disk for the weights at the ends of epochs, until they are evaluated."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         self._places: dict[int, dict[int, int]] = {}
 
     def store(self, epoch: int, holder: int, weights: Vector) -> int:
-        """Store the weights of a server or worker; return how many are stored for this epoch."""
+        """Store the weights of a server or worker; return how many are stored for the epoch."""
         self._places.setdefault(epoch, {})[holder] = self._file.seek(0, 2)
         np.save(self._file, weights)
         return len(self._places[epoch])
 
     def pop(self, epoch: int) -> dict[int, Vector]:
-        """Remove and return the weights of an epoch, by holder (server or worker)."""
+        """Remove the weights of an epoch and return them, by server or worker."""
         return self._read(self._places.pop(epoch, {}))
 
     def load_all(self) -> dict[int, dict[int, Vector]]:
-        """Return all stored weights, by epoch and then by holder (server or worker)."""
+        """Return all stored weights, by epoch and then by server or worker."""
         return {epoch: self._read(places) for epoch, places in self._places.items()}
 
     def _read(self, places: Mapping[int, int]) -> dict[int, Vector]:

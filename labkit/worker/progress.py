@@ -1,4 +1,4 @@
-"""The position of a training (epoch and step), at which training can resume."""
+"""The position (epoch and step) in a training, from which the training can resume."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ import numpy as np
 
 
 class Position(NamedTuple):
-    """A position in training: numbers of completed epochs, and of completed steps after them."""
+    """A position in a training: completed epochs, and completed steps of the current epoch."""
 
     epoch: int = 0
     step: int = 0
 
     def done(self, steps: int | None) -> int:
-        """Return the steps since training began; if `steps` is None, since the epoch began."""
+        """Return the steps since training began, or since the epoch began if `steps` is None."""
         return self.step if steps is None else self.epoch * steps + self.step
 
 
 class Progress(keras.callbacks.Callback):
-    """Tracks the position of training, and the metric states of an interrupted epoch.
+    """Tracks the position in a training, and the Keras metrics of an interrupted epoch.
 
-    This callback runs after the user's callbacks, so what they change after a step belongs to that
-    step.
+    This callback runs after the user's callbacks, so what they change after a step counts as part
+    of the step.
 
     Args:
-        steps: Number of steps per epoch; None: an epoch lasts until the data end.
+        steps: Number of training steps per epoch. None: an epoch lasts until the data end.
 
     Attributes:
-        position: Completed epochs, and completed steps of the current epoch, on this rank.
+        position: Number of completed epochs, and of completed steps in the current epoch, on this
+            rank.
         taken: Total number of completed steps over all epochs.
-        metrics: States of the Keras metrics at the position, from an interrupted training.
-        losses: Pairs (loss, rows) of this epoch's steps; filled only by strategies that compute
-            their own steps.
+        metrics: States of the Keras metrics at this position, saved by an interrupted training.
+        losses: Pairs (loss, rows) of the steps in this epoch; only strategies with their own
+            training step fill this list.
     """
 
     def __init__(self, steps: int | None) -> None:
@@ -44,7 +45,7 @@ class Progress(keras.callbacks.Callback):
         self.losses: list[tuple[float, int]] = []
 
     def save_metrics(self) -> None:
-        """Save the metric states, with which an interrupted epoch resumes."""
+        """Save the metric states, so that an interrupted epoch can resume with them."""
         self.metrics = [v.numpy().copy() for v in self.model.metrics_variables]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -56,11 +57,11 @@ class Progress(keras.callbacks.Callback):
         self.metrics = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Advance the position by one step."""
+        """Advance the position by one training step."""
         self.position = Position(self.position.epoch, self.position.step + 1)
         self.taken += 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Advance to the next epoch, unless training stopped within this epoch."""
+        """Advance to the next epoch, unless training stopped in the middle of this epoch."""
         if not self.model.stop_training or self.position.step == self._steps:
             self.position, self.losses = Position(epoch + 1), []

@@ -14,25 +14,29 @@ from labkit.exchange import Timeline
 from labkit.exchange.hooks import Batch, Hook, Logs, Rows, hooks_of
 
 Row = dict[str, float]
-SEND_EVERY = 0.25  # minimum seconds between two reports
+SEND_EVERY = 0.25  # minimum interval in seconds between two reports
+# Steps between a request of one rank and the step after which all ranks act. One step would not
+# suffice, because a rank that exchanges by priority may be one step ahead of another rank.
+AHEAD = 2
 
 
 class Recorder(keras.callbacks.Callback, Hook):
     """A callback that times each step, counts its traffic, and stops all ranks at the same step.
 
-    The seconds of a step include computation, waiting for other ranks and the exchange, but not
-    validation and the user's callbacks. The loss of a step is the loss of this rank's rows. The
-    loss is read inside the training step, because Keras logs only running means.
+    The seconds of a step include computation, waiting for other ranks, and the exchange. They
+    exclude validation and the user's callbacks. The loss of a step is computed on the rows of this
+    rank. The loss is read within the training step, because Keras's logs contain only running
+    means.
 
     Args:
         communicator: Communicator of the ranks, whose traffic is recorded.
-        report: Function (kind, records) that receives new rows as "step" and metrics as "epoch", at
-            most every 0.25 seconds.
-        stop_asked: Function that rank 0 calls; it returns whether a user has asked to stop.
+        report: Function (kind, records), called at most every 0.25 seconds. It receives new rows as
+            "step", and metrics as "epoch".
+        stop_asked: Function that rank 0 calls to learn whether a user has asked to stop.
 
     Attributes:
-        rows, epochs: The history rows of the steps so far, and the metrics of the epochs so far.
-        begin: Number of training steps before the first row.
+        rows, epochs: The history rows of all steps so far, and the metrics of all epochs so far.
+        begin: Number of training steps that precede the first row.
     """
 
     name: ClassVar[str] = "record"
@@ -51,8 +55,8 @@ class Recorder(keras.callbacks.Callback, Hook):
         self.epochs: list[dict[str, float]] = []
         self.begin = 0
         self.stopped = False
-        self.timeline: Timeline | None = None  # timeline of the strategy or of the exchange
-        self._compressed: Any = None  # compressed reduction of the exchange, if any
+        self.timeline: Timeline | None = None  # timeline from the strategy or from the exchange
+        self._compressed: Any = None  # the exchange's reduction with compression, if any
         self._codec = 0.0
         self._loss = tf.Variable(float("nan"), dtype=tf.float64, trainable=False)
         self._samples = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -60,7 +64,7 @@ class Recorder(keras.callbacks.Callback, Hook):
         self._polled_at = 0.0
 
     def set_model(self, model: Any) -> None:
-        """Install the hook that reads the loss and the number of rows inside the training step."""
+        """Install the hook that reads loss and row count inside the training step."""
         super().set_model(model)
         exchange = getattr(model.optimizer, "exchange", None)
         if exchange is not None:
@@ -93,7 +97,7 @@ class Recorder(keras.callbacks.Callback, Hook):
         return float(self._loss.numpy())
 
     def note(self, loss: float | None, samples: int) -> None:
-        """Record loss and rows of a strategy's own step; `loss` is None if this rank has none."""
+        """Record loss and rows of a strategy's own step; `loss` is None if this rank lacks it."""
         self._loss.assign(math.nan if loss is None else loss)
         self._samples.assign(0 if loss is None else samples)
 
@@ -113,15 +117,15 @@ class Recorder(keras.callbacks.Callback, Hook):
         self.epochs.append({"epoch": epoch, "step": self.step, "seconds": seconds} | metrics)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Record the time and the traffic counters at the start of the step."""
+        """Record the time and the traffic counters when a step starts."""
         self._before = self.communicator.traffic.copy()
         if self.timeline is not None:
             self.timeline.step = self.step
         self._start = self.communicator.clock.now()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Add the history row of the step, and stop if rank 0 has requested a stop at this step."""
-        loss = float(self._loss.numpy())  # blocks until the step has finished
+        """Add the history row of the step; stop if rank 0 has requested a stop at this step."""
+        loss = float(self._loss.numpy())  # waits until the step has finished
         now = self.communicator.clock.now()
         if self.timeline is not None:
             self.timeline.add("step", -1, self._start)
@@ -130,7 +134,7 @@ class Recorder(keras.callbacks.Callback, Hook):
         samples = int(self._samples.numpy())
         codec_total = self._compressed.seconds if self._compressed is not None else 0.0
         codec, self._codec = codec_total - self._codec, codec_total
-        if math.isnan(loss) and samples:  # a custom train_step computes the loss elsewhere
+        if math.isnan(loss) and samples:  # a custom train_step computes the loss in another place
             loss = float((logs or {}).get("loss", loss))
         self.rows.append(
             {
@@ -139,8 +143,8 @@ class Recorder(keras.callbacks.Callback, Hook):
                 "rank": self.communicator.number,
                 "loss": loss if samples else math.nan,
                 "seconds": seconds,
-                # The compute time is the rest of the step's time, or 0 if the exchange overlapped
-                # the computation completely.
+                # The compute time is what remains of the step's time; it is 0 if the exchange
+                # overlapped all computation.
                 "compute_seconds": max(
                     0.0, seconds - traffic.wait_seconds - traffic.transfer_seconds - codec
                 ),
@@ -155,28 +159,28 @@ class Recorder(keras.callbacks.Callback, Hook):
                 **({"ranks": self.communicator.size} if self.communicator.dead else {}),
             }
         )
-        if self._report_if_due(now) and self.communicator.rank == 0 and self.stop_asked():
-            # The stop takes effect one step later, because no rank can complete that step without
-            # this rank.
-            self.communicator.board.request_stop(self.step)
-        if self.communicator.board.is_stop_requested(self.step - 1):
+        board, step = self.communicator.board, self.step - 1
+        is_asked = self._report_if_due(now) and self.communicator.rank == 0 and self.stop_asked()
+        if is_asked and not board.is_stop_requested(step + AHEAD):  # a second would postpone it
+            board.request_stop(step + AHEAD)
+        if board.is_stop_requested(step):
             self.stopped = self.model.stop_training = True
 
     def say(self) -> None:
-        """Report the remaining history rows of a training that has failed."""
+        """After a failed training, report the history rows that are still unreported."""
         self._send(self.communicator.clock.now())
 
     def put(self, row: Row) -> None:
-        """Add the history row of a step that other code, such as a program, has measured."""
+        """Add the history row of a step that other code (such as a program) has measured."""
         self.rows.append(row)
         self._report_if_due(self.communicator.clock.now())
 
     def put_epoch(self, metrics: dict[str, float]) -> None:
-        """Add the metrics of an epoch that other code, such as a program, has measured."""
+        """Add the metrics of an epoch that other code (such as a program) has measured."""
         self.epochs.append(metrics)
 
     def is_stop_requested(self) -> bool:
-        """Return whether a user has asked to stop; the request is polled every 0.25 seconds."""
+        """Return whether a user has asked to stop; this is polled every 0.25 seconds."""
         now = self.communicator.clock.now()
         if not self.stopped and now - self._polled_at > SEND_EVERY:
             self._polled_at = now
@@ -184,7 +188,7 @@ class Recorder(keras.callbacks.Callback, Hook):
         return self.stopped
 
     def _report_if_due(self, now: float) -> bool:
-        """Report new rows if the report interval has passed; return whether it has passed."""
+        """Report new rows if enough time has passed; return whether it has."""
         if now - self._sent_at <= SEND_EVERY:
             return False
         self._send(now)
@@ -198,14 +202,13 @@ class Recorder(keras.callbacks.Callback, Hook):
 
 
 class StopTogether(keras.callbacks.Callback):
-    """A callback that stops all ranks if another callback stops training on one rank; runs last.
+    """Stops all ranks if a callback stops training on one rank; this callback must run last.
 
-    All ranks stop after the same step, which is two steps after the request. Two steps are
-    necessary, because a rank that exchanges by priority may be one step ahead.
+    All ranks stop after the same step, `AHEAD` steps after the request.
 
     Args:
         communicator: Communicator of the ranks that stop together.
-        steps_done: Number of training steps before the next step.
+        steps_done: Number of completed training steps.
     """
 
     def __init__(self, communicator: Communicator, steps_done: int = 0) -> None:
@@ -214,10 +217,10 @@ class StopTogether(keras.callbacks.Callback):
         self._alone = communicator.size == 1
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Announce this rank's request to stop, and follow the request of any rank."""
+        """Announce that this rank asks to stop, and stop if any rank has asked."""
         step, self._step = self._step, self._step + 1
         if self._alone or self._board.is_stop_requested(step):
             return
         if self.model.stop_training and not self._board.has_ended(step):
-            self._board.announce_end(step + 2)
+            self._board.announce_end(step + AHEAD)
         self.model.stop_training = self._board.has_ended(step)

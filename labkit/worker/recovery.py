@@ -1,4 +1,4 @@
-"""Recovery from rank failures: surviving ranks agree on a state and reset the exchange."""
+"""Recovery from rank failures: surviving ranks agree on a state, and reset the exchange."""
 
 from __future__ import annotations
 
@@ -19,29 +19,31 @@ if TYPE_CHECKING:
 
 
 class Recovery(keras.callbacks.Callback):
-    r"""A callback that tracks the current step, with which survivors continue after a rank failure.
+    r"""A callback that tracks the current step, with which survivors go on after a rank failure.
 
-    If any surviving rank has taken a step, the step counts as taken. This rule gives exact results.
-    A rank changes its weights only after all mean gradients of a step are complete. The mean of a
-    gradient is complete only after every rank, including a failed one, has sent its gradient.
-    Therefore all ranks that take step s have bitwise equal weights. No rank takes step s+1 before
-    all other ranks have taken step s. The survivors have completed s or s+1 steps. A survivor with
-    the most steps broadcasts its state, so no step is applied twice. If no survivor has taken the
-    step, the survivors repeat the step with the same global batch \(B_s\). The survivors divide the
-    rows of this batch again by their shares. The boundaries are \(\lfloor |B_s| C_r \rfloor\),
-    where \(C_r\) are the cumulative shares. Every sample is therefore trained once per epoch.
+    If at least one surviving rank has taken a step, this step counts as taken. With this rule, the
+    results remain exact. A rank changes its weights only when the mean gradients of a step are
+    complete. A mean gradient is complete only when every rank, even one that fails later, has sent
+    its gradient. Therefore all ranks that take step s have bitwise equal weights afterwards. No
+    rank takes step s+1 before all others have taken step s. After a failure, each survivor has
+    therefore completed either s or s+1 steps. A survivor that has completed the most steps
+    broadcasts its state, so no step is applied twice. If no survivor has taken step s, all
+    survivors repeat it with the same global batch \(B_s\). The rows of this batch are divided
+    again, among the survivors, by their shares. The part of survivor r ends at row \(\lfloor |B_s|
+    C_r \rfloor\), where \(C_r\) is the sum of the shares up to r. Every sample is therefore trained
+    once per epoch.
 
-    The metrics of an epoch with a failure lack the rows of failed ranks, and count the rows of a
+    In an epoch with a failure, the metrics lack the rows of failed ranks, and count the rows of a
     repeated step twice. Residuals and layer states of failed ranks are lost.
 
     Args:
         session: Training session of this rank.
-        exchange: Gradient exchange that is reset after a failure.
+        exchange: Gradient exchange, which is reset after a failure.
 
     Attributes:
         faults: Entries for the run's record, one for each rank failure.
-        stretches: Membership history: each entry has the ranks that trained together, and their
-            first step.
+        stretches: History of the group of ranks: each entry names ranks that trained together, and
+            their first step.
     """
 
     def __init__(self, session: TrainingSession, exchange: Exchange) -> None:
@@ -54,28 +56,28 @@ class Recovery(keras.callbacks.Callback):
         self.stretches: list[dict[str, JSON]] = [self._membership()]
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Record when a step begins; a recovery may repeat this step."""
+        """Record when a step begins, because a recovery may repeat this step."""
         self._step_start, self._under_way = self._clock.now(), True
         if self._exchange.compressed is not None:
             self._exchange.compressed.save_states()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Record the end of a step; the first step after a recovery counts as recovery cost."""
+        """Record that a step ended; the first step after a recovery is part of its cost."""
         self._under_way, self._steps_taken = False, self._progress.taken + 1
         if self.faults and "repeat" not in self.faults[-1]["seconds"]:
             self._record_repeat_seconds(self.faults[-1]["seconds"])
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Save the metric states of training, because validation uses the same metrics."""
+        """Save the metric states of training, because validation overwrites them."""
         self._progress.save_metrics()
         self._tests = True
 
     def on_test_end(self, logs: Any = None) -> None:
-        """Record that the metric states belong to training again."""
+        """Record that the metric states are those of training again."""
         self._tests = False
 
     def recover(self) -> None:
-        """Continue training with the surviving ranks (collective over the survivors)."""
+        """Continue training with the surviving ranks; all of them call this together."""
         while True:
             try:
                 return self._recover()
@@ -87,7 +89,8 @@ class Recovery(keras.callbacks.Callback):
     def _recover(self) -> None:
         noticed_at, before = self._clock.now(), self._communicator.size
         dead = self._communicator.shrink(self._exchange.service.close)
-        # A callback that runs later noticed the failure.
+        # A callback that runs later noticed the failure, so `progress` has not counted this step
+        # yet.
         if self._steps_taken > self._progress.taken:
             self._progress.on_train_batch_end(0)
         repeated, ranks_behind = self._agree()
@@ -117,7 +120,7 @@ class Recovery(keras.callbacks.Callback):
         self._under_way = self._tests = False
 
     def _provide_state(self, fault: dict[str, Any], noticed_at: float) -> None:
-        """Provide this rank's state for the restart with spare ranks."""
+        """Provide this rank's state, so that training can restart with spare ranks."""
         variables, values = self._session.model.metrics_variables, self._progress.metrics
         for variable, value in zip(
             variables, values, strict=False
@@ -127,19 +130,17 @@ class Recovery(keras.callbacks.Callback):
         self._session.peer_recovery.provide_state(self._session.keeper(), fault, noticed_at)
 
     def _agree(self) -> tuple[int, int]:
-        """Adopt the state of a surviving rank that has taken the most steps.
+        """Take over the state of a surviving rank that has taken the most steps.
 
-        If several ranks have taken equally many steps, a rank that has ended the epoch is
-        preferred.
+        Among several such ranks, a rank that has ended the epoch is preferred.
 
         Returns:
-            The number of steps to repeat (0 or 1), and the number of ranks that had taken fewer
-            steps.
+            Two numbers: of steps to repeat (0 or 1), and of ranks that had taken fewer steps.
         """
         progress, recorder = self._progress, self._session.recorder
         local_place = (progress.taken, progress.position.epoch)
         places_of_ranks = self._communicator.allgather(
-            (local_place, self._under_way), "the positions of the ranks"
+            (local_place, self._under_way), "the training positions of the ranks"
         )
         places = [place for place, _ in places_of_ranks]
         furthest = max(places)
@@ -174,7 +175,7 @@ class Recovery(keras.callbacks.Callback):
         return {"step": self._progress.taken, "ranks": list(self._communicator.numbers)}
 
     def _record_repeat_seconds(self, seconds: dict[str, float]) -> None:
-        """Record the time of a usual step as "repeat", and the excess (retracing) as "trace"."""
+        """Record a usual step's time as "repeat", and the rest (new tracing) as "trace"."""
         spent, recorder = self._clock.now() - self._step_start, self._session.recorder
         usual = [row["seconds"] for row in recorder.rows[1:]] if recorder is not None else []
         seconds["repeat"] = min(spent, float(np.median(usual))) if usual else spent

@@ -1,4 +1,4 @@
-"""The reference of the equivalence check: training in one process, with cached weights."""
+"""The reference of the equivalence check: training in one process, whose weights are cached."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from labkit.worker.array_cache import ArrayCache
 from labkit.worker.feed import DataSource, global_batches
 from labkit.worker.session import TrainingSession
 
-# A function that returns a copy of an optimizer whose steps are logged.
+# A function that returns a copy of an optimizer which logs its steps.
 Watch: TypeAlias = Callable[[keras.optimizers.Optimizer], keras.optimizers.Optimizer]
 
-LIMIT = 2**29  # maximum total bytes of cached weights
-TOLERANCE = {"float64": 1e-9, "float32": 1e-4}  # tolerance, relative to the largest absolute weight
-UNIT = 24  # number of rows; divisible by 2, 3, 4, 6, 8 and 12, so remainders are preserved
+LIMIT = 2**29  # maximum number of bytes of all cached weights
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4}  # allowed difference / largest absolute weight
+UNIT = 24  # rows; as 2, 3, 4, 6, 8 and 12 divide it, remainders stay the same
 
-# Fields of an experiment that do not affect the weights after training in one process.
+# Fields of an experiment that do not affect the weights from training in one process.
 _OF_RANKS = (
     *("name", "strategy", "workers", "threads", "network", "batch_weights", "input_mode"),
     *("learning_rate", "learning_rate_scaling", "warmup_epochs", "optimizer_options"),
@@ -41,16 +41,16 @@ _OF_RANKS = (
 
 
 def fewer(rows: int, batch_size: int, parts: int) -> tuple[int, int]:
-    """Return smaller row counts of the data set and of a batch, with equal remainders.
+    """Return smaller row counts for the data set and for a batch, with the same remainders.
 
-    Example: 8,292 rows in batches of 1024 and 8 parts become 540 rows in batches of 64. Both data
-        sets have 8 full batches and one partial batch, so the small case shows the errors of the
-        large case.
+    Example: for 8 parts, 8,292 rows in batches of 1024 become 540 rows in batches of 64. Both data
+        sets have 8 full batches and one partial batch, so the small data set reveals the same
+        errors.
 
     Args:
         rows: Number of rows in the data set.
         batch_size: Number of rows in a global batch.
-        parts: Number of parts into which a batch is divided.
+        parts: Number of parts into which each batch is divided.
     """
     unit = math.lcm(UNIT, parts)
     if batch_size <= 3 * unit:
@@ -68,13 +68,13 @@ def weights(
     parts: int,
     learning: TrainingSession,
 ) -> list[np.ndarray]:
-    """Return the weights after training in one process on the global batches of the ranks.
+    """Return the weights after training in one process on the same global batches as the ranks.
 
     Args:
-        short: Shortened experiment that the ranks train, too.
+        short: Shortened experiment, which the ranks train as well.
         source: Training data of the shortened experiment.
-        parts: Number of parts into which ranks divide a batch.
-        learning: Session of the ranks, from which the effective learning rate is read.
+        parts: Number of parts into which the ranks divide each batch.
+        learning: Training session of the ranks, from which the actual learning rate is read.
     """
     cache = ArrayCache(cache_folder("references"), LIMIT)
     key = _key(short, source, parts, learning.optimizer_record())
@@ -100,8 +100,8 @@ def _train(
     watch: Watch = lambda optimizer: optimizer,
 ) -> list[np.ndarray]:
     process = single_rank()
-    # The reference process uses the wall clock without stragglers. It reads all rows, even if rank
-    # 0 scatters rows to the ranks.
+    # The reference training uses the wall clock, without stragglers. It reads all rows itself, even
+    # if rank 0 sends rows to the ranks.
     defaults: dict[str, object] = {
         "clock": "wall",
         "stragglers": {},
@@ -114,8 +114,8 @@ def _train(
         plan = plan_of(short, source.rows(process), shares, source.labels)
         session.feed.train = global_batches(source, plan, short.epochs)
     process.close()
-    # If the user compiled an optimizer, this optimizer is used itself, because a copy may be
-    # incomplete. If the user compiled none, a new optimizer gets the learning rate of the ranks.
+    # If the user compiled an optimizer, this object itself is used, because a copy may be
+    # incomplete. If not, a new optimizer gets the learning rate of the ranks.
     session.compile(
         watch(
             make()
@@ -129,12 +129,12 @@ def _train(
 
 
 def _key(short: Experiment, source: DataSource, parts: int, optimizer: JSON) -> str:
-    """Return a cache key of everything that affects the weights, so that runs can share them."""
+    """Return a cache key from all that affects the weights, so that runs can share them."""
     record = {name: v for name, v in short.to_json().items() if name not in _OF_RANKS}
     batches: JSON = None
     if (
         short.input_mode == "scatter" or short.data_partition != IID
-    ):  # in these modes, each rank shuffles separate rows
+    ):  # with these options, each rank shuffles its own rows
         batches = [parts, list(short.batch_weights or ())]
     versions = [version(name) for name in ("keras", "tensorflow", "numpy")]
     rows = None if source.arrays is None else len(keras.tree.flatten(source.arrays)[0])
@@ -142,10 +142,10 @@ def _key(short: Experiment, source: DataSource, parts: int, optimizer: JSON) -> 
 
 
 class DenseGradients(Hook):
-    """A hook that makes gradients of embeddings dense, as ranks do before they sum gradients.
+    """A hook that makes gradients of embeddings dense, as ranks do before they add gradients.
 
-    If a word occurs twice in a batch, Keras's Adam and similar optimizers square each sparse
-    gradient separately, instead of their sum.
+    If a word occurs twice in a batch, Keras's Adam and similar optimizers square its two sparse
+    gradients separately, instead of their sum.
     """
 
     name: ClassVar[str] = "dense"

@@ -1,4 +1,4 @@
-"""The progress stream of a rank on a host that does not share the run's folder."""
+"""The progress stream of a rank whose host does not share the run's folder."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from labkit.records.stream import encode_lines
 
 
 class RemoteStream:
-    """The rank's side of a progress stream; the submitting process writes it to the run's folder.
+    """The rank's end of a progress stream; the submitting process writes records to a folder.
 
-    The rank publishes records as data of its ipyparallel call, so it must create this object within
-    this call. A request to stop arrives as an abort of the call: ipyparallel drops calls that have
-    not started, and only marks running calls as aborted.
+    The rank publishes records as data of its ipyparallel call, so this object must be created
+    within that call. A request to stop arrives as an abort of the call. ipyparallel drops calls
+    that have not started, and marks a running call as aborted.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class RemoteStream:
         if records:
             publish_data(
                 {str(self._published): encode_lines(kind, records)}
-            )  # records with equal names would overwrite each other
+            )  # records with the same name would replace each other
             self._published += 1
 
     def stop_asked(self) -> bool:

@@ -1,4 +1,4 @@
-"""Detection of drifting replicas by checksums of their weights, and of the faulty rank."""
+"""Detects replicas whose weights drift apart, by checksums, and finds the faulty rank."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class ReplicaDriftError(LabkitError):
 class ReplicaDriftCheck(keras.callbacks.Callback):
     """Compares the replicas' weights and optimizer states at an interval of steps.
 
-    If the replicas differ, all ranks repeat the steps since the last comparison from the last
-    common state. A rank whose repeated result differs from its first result was faulty. If the
-    repetition finds no faulty rank, for example after a reproducible error, a majority of the
-    replicas decides if there are three or more ranks. A majority can be wrong, because ranks
-    forward partial sums that they receive.
+    If they differ, all ranks go back to the last common state and repeat the steps since then. If a
+    rank gets a different result in the repetition than before, this rank was faulty. A reproducible
+    error does not show in the repetition. If there are three or more ranks, a majority of the
+    replicas then decides. The majority may be wrong, because ranks pass on partial sums from faulty
+    ranks.
 
     Args:
-        session: Training session of this rank; this callback must run after all callbacks that
+        session: Training session of this rank. This callback must run after all callbacks that
             change weights.
         every: Number of steps between two comparisons.
     """
@@ -44,11 +44,11 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
         self._marks: list[Sums] = []  # checksums after each step since the last comparison
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Save the initial state, which all replicas have in common."""
+        """Save the initial state, which is equal on all replicas."""
         self._common_state = self._state()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Compare the replicas if due; raise ReplicaDriftError on all ranks if they differ."""
+        """Compare replicas if it is time; raise ReplicaDriftError on all ranks if they differ."""
         self._step = self._progress.taken + 1
         self._marks.append(self._quick_sums())
         if self._step % self._every:
@@ -73,13 +73,13 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
     def _by_majority(self, sums_of_ranks: Sequence[Sums]) -> str:
         (most, count), *_ = Counter(sums_of_ranks).most_common()
         if 2 * count <= len(sums_of_ranks) or len(sums_of_ranks) < 3:
-            return "the wrong rank is unknown: neither repeated steps nor a majority show it"
+            return "the wrong rank is unknown: neither repeated steps nor a majority identify it"
         wrong = [str(rank) for rank, sums in enumerate(sums_of_ranks) if sums != most]
         return f"rank {', '.join(wrong)} differs from the {count} others, which are equal"
 
     def _by_computing_again(self) -> str:
         if callable(self._session.experiment.dataset):
-            return ""  # a callable dataset may not repeat its batches
+            return ""  # a callable dataset may yield other batches when repeated
         first_differing = self._communicator.allgather(
             self._first_differing_step(), "the first differing steps"
         )
@@ -93,7 +93,7 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
         )
 
     def _first_differing_step(self) -> int:
-        """Return the first step whose repetition gives other weights; if none does, the next step.
+        """Return the first step with other weights when repeated; if there is none, the next step.
 
         All ranks repeat the steps from the last common state.
         """
@@ -114,7 +114,7 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
         return self._communicator.allgather(local_sums, "the checksums of the weights")
 
     def _quick_sums(self) -> Sums:
-        """Return sums of the variables' bit patterns, which cost less time than checksums."""
+        """Return sums over the bits of variables, which are faster than checksums."""
         arrays = (np.asarray(variable.value) for variable in self._compared)
         return tuple(int(a.reshape(-1).view(f"u{a.itemsize}").sum()) for a in arrays)
 

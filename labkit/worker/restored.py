@@ -1,4 +1,4 @@
-"""Restores the training state from a checkpoint, on the same or another number of ranks."""
+"""Restores the training state from a checkpoint, also on another number of ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.records.checkpoints import Resume
-from labkit.records.pieces import CheckpointState, RankFile, assemble
+from labkit.records.tensor_boxes import CheckpointState, RankFile, assemble
 from labkit.strategies import TrainingState
 from labkit.worker.local_state import LocalVariable
 from labkit.worker.progress import Position
@@ -19,7 +19,7 @@ from labkit.worker.recorder import Recorder
 if TYPE_CHECKING:
     from labkit.worker.session import TrainingSession
 
-# Descriptions of the state that is reset on another number of ranks, by prefix of its names.
+# For each prefix of a name, a description of the state that is reset on another number of ranks.
 _RESET = {
     "weights": "random states",
     "remembers": "states of compressors and exchanges, except residuals",
@@ -29,23 +29,25 @@ _RESET = {
 
 
 class StateRestorer:
-    """Restores a training to the position of a checkpoint.
+    """Restores a training to the position at which a checkpoint was saved.
 
     Args:
         session: Training session of this rank.
-        state_to_resume: State that this rank needs to resume training.
+        state_to_resume: State that this rank needs in order to resume training.
         local_variables: Weights and optimizer variables of this rank.
-        recorder: Recorder whose history rows are restored if `goes_on`.
-        resume: Checkpoint to restore.
-        goes_on: Whether the run's record continues the record of the interrupted run.
+        recorder: Recorder, whose history rows are restored if `goes_on`.
+        resume: Checkpoint that is restored.
+        goes_on: Whether the record of the run continues that of the interrupted run.
 
     Attributes:
-        alone: Values of rank-local variables by name; assigned when training begins.
-        numbers: Numeric attributes of each user callback; assigned when training begins.
-        dropped: Descriptions of the state that cannot be restored and is reset.
+        alone: Values of variables that differ between ranks, by name; they are assigned when
+            training begins.
+        numbers: Numeric attributes of each of the user's callbacks; they are assigned when training
+            begins.
+        dropped: Descriptions of state that cannot be restored and is therefore reset.
 
     Raises:
-        InvalidInput: The checkpoint lacks weights of the model, or contains them in another shape.
+        InvalidInput: If the checkpoint lacks weights of the model, or has them in another shape.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class StateRestorer:
             print("; ".join([f"resuming from step {resume.step}", *notes]))
 
     def _put(self, state: CheckpointState, local: LocalVariable) -> None:
-        # A run with several optimizers may resume from a run with one optimizer, and the reverse.
+        # A run with several optimizers may resume a run with one optimizer, or the reverse.
         names = local.name, local.name.partition("#")[0], local.name.replace("rate/", "optimizer/")
         for name in names:
             if (pieces := state.tensor(name)) and pieces[0].whole == local.whole:
@@ -97,11 +99,11 @@ class StateRestorer:
         self.dropped.add(f"{local.name}, which is not in the checkpoint")
 
     def _put_weights(self, state: CheckpointState) -> None:
-        """Restore the whole model's weights on every rank, from any division in the checkpoint."""
+        """Restore the whole model's weights on each rank, however the checkpoint divides them."""
         for variable in self._session.model.variables:
             if (
                 not variable.trainable and "float" not in variable.dtype
-            ):  # skips the state of a random generator
+            ):  # this is not the state of a random generator
                 continue
             value, shape = state.full_tensor(f"weights/{variable.path}"), tuple(variable.shape)
             if value is None or value.shape != shape:
@@ -114,7 +116,7 @@ class StateRestorer:
 
     def _put_own(self, state: CheckpointState) -> None:
         rank = state.ranks.get(self._session.communicator.rank)
-        if rank is None:  # this rank replaces a failed rank, whose local state is lost
+        if rank is None:  # this rank replaces a failed one, whose local state is lost
             self._take_over(next(iter(state.ranks.values())))
             return
         local_arrays = rank.local_tensors()
@@ -140,7 +142,7 @@ class StateRestorer:
             self._recorder.epochs = details["epochs"]
 
     def _take_over(self, other: RankFile) -> None:
-        """Restore the state of another replica, except for its residuals and metric states."""
+        """Restore another replica's state, without its residuals and metric states."""
         details: dict[str, Any] = other.record
         self._recorder.epochs = list(details["epochs"])
         arrays = {
@@ -151,16 +153,16 @@ class StateRestorer:
             remember.load_state_dict(_without_prefix(f"remembers/{what}/", arrays))
         metrics = _without_prefix(
             "metrics/", arrays
-        )  # zero, because metric states are summed over the ranks
+        )  # zero, because metrics are summed over all ranks
         known = [np.zeros_like(metrics[str(number)]) for number in range(len(metrics))]
         self._session.progress.metrics = known
 
     def _divide(self, state: CheckpointState) -> None:
-        """Restore rank-local state on another number of ranks: only residuals are restored.
+        """Restore local state on another number of ranks, where only residuals can be restored.
 
-        Residuals are sent later, and enter a mean over the ranks. If m ranks had residuals
-        \\(e_r\\) and n ranks resume, the new residuals must sum to \\(\\frac{n}{m} \\sum_r e_r\\).
-        Then no gradient is lost.
+        Residuals are sent in later steps, where they become part of a mean over the ranks. If m
+        ranks had the residuals \\(e_r\\) and n ranks resume, the new residuals must add up to
+        \\(\\frac{n}{m} \\sum_r e_r\\). In this way, no gradient is lost.
         """
         experiment = self._manifest["experiment"]
         arrays_of_ranks = [rank.local_tensors() for rank in state.ranks.values()]
@@ -196,7 +198,7 @@ class StateRestorer:
         steps = self._session.feed.steps
         progress.position, progress.taken = Position(*manifest["position"]), manifest["taken"]
         if not self._same and progress.position.step == manifest["steps"]:
-            # With another number of ranks, the metrics at the end of the epoch are unavailable.
+            # On another number of ranks, the metrics at the end of this epoch are unavailable.
             progress.position = Position(progress.position.epoch + 1)
         if steps != manifest["steps"] and progress.position.step:
             self.dropped.add("the interrupted epoch: the number of steps per epoch has changed")
@@ -210,5 +212,5 @@ def _total(values: Sequence[np.ndarray], scale: float) -> np.ndarray:
 
 
 def _without_prefix(start: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays whose names begin with a prefix; the prefix is removed from the names."""
+    """Return those arrays whose names begin with a prefix, which is removed from the names."""
     return {name.removeprefix(start): v for name, v in arrays.items() if name.startswith(start)}

@@ -1,4 +1,4 @@
-"""A log of the samples on which a rank trains, in a file that survives a crash of the rank."""
+"""A log of the samples that a rank trains on, in a file that survives a crash of the rank."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from labkit.records.ledger import SUFFIX, SampleRecord, encode_entry, hashes
 
 
 class SampleLedger(keras.callbacks.Callback, Hook):
-    """Writes a hash of each sample in the training step to a file, see `labkit.records.ledger`.
+    """Writes a hash of each sample to a file in every step, see `labkit.records.ledger`.
 
-    Use this callback in `Experiment(callbacks=…)` with `AllReduce`. The callback costs about 1 µs
-    per sample and one file write per step.
+    Use this callback in `Experiment(callbacks=…)` with the strategy `AllReduce`. The callback costs
+    about 1 µs per sample and one file write per step.
 
     Args:
-        folder: Folder in which each rank writes a file.
+        folder: Folder in which each rank writes one file.
     """
 
     name: ClassVar[str] = "ledger"
@@ -41,7 +41,7 @@ class SampleLedger(keras.callbacks.Callback, Hook):
         hooks_of(self.model).remove_hooks(self.name)
 
     def train_step(self, inner: Any, rows: Rows, data: Batch) -> Logs:
-        """Write the hashes of a batch before its step, so that they survive a failed step."""
+        """Write a batch's hashes before its training step, so they survive a failed step."""
         written = tf.numpy_function(self._write, keras.tree.flatten(data), tf.bool)
         with tf.control_dependencies([written]):
             logs: Logs = inner(data)

@@ -1,4 +1,4 @@
-"""Verification of asynchronous strategies: independent NumPy servers replay the update log."""
+"""Verification of asynchronous strategies: independent NumPy servers replay the log of updates."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from labkit.programs import CodecChannel, Roles, ServerPieces
 from labkit.programs.actions import Vector
 from labkit.programs.event_log import Event
 
-# An update rule is a function (weights, gradient, learning rate, update number from 1) that returns
+# An update rule: a function (weights, gradient, learning rate, update number from 1) that returns
 # the new weights.
 Rule: TypeAlias = Callable[[Vector, Vector, float, int], Vector]
 # A function (worker, step, weights) that returns the gradient.
 GradientFunction: TypeAlias = Callable[[int, int, Vector], Vector]
-RATE_CORRECTIONS = ("per_gradient", "mean")  # corrections that scale the learning rate
-# A function (worker, server) that creates one end of their message channel.
+RATE_CORRECTIONS = ("per_gradient", "mean")  # corrections that change only the learning rate
+# A function (worker, server) that creates one end of the message channel between the two.
 ChannelFactory: TypeAlias = Callable[[int, int], CodecChannel]
 OFF = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "amsgrad")
 
 
 def rule_of(optimizer: keras.optimizers.Optimizer) -> Callable[[int], Rule] | str:
-    """Return a function from the number of weights to an update rule; if none exists, a reason."""
+    """Return a function from a number of weights to an update rule, or why none exists."""
     config = optimizer.get_config()
     name = type(optimizer).__name__.lower()
     if name not in RULES:
@@ -41,13 +41,14 @@ def rule_of(optimizer: keras.optimizers.Optimizer) -> Callable[[int], Rule] | st
 
 
 class StalenessCorrection(NamedTuple):
-    """The staleness correction of a strategy, implemented independently from its fields.
+    """The staleness correction of a strategy, implemented separately from the strategy.
 
     Attributes:
         remedy: Name of the staleness correction.
-        average: Expected staleness, in updates.
-        share: Weight of a gradient within its clock tick; 1 if each gradient counts fully.
-        compensation: Strength λ of delay compensation; 0 without it.
+        average: Expected staleness of gradients, in updates.
+        share: Factor of a gradient within one clock of stale synchronous training; 1 if each
+            gradient counts fully.
+        compensation: Factor λ of the delay compensation; 0: no compensation.
     """
 
     remedy: str = "None"
@@ -57,7 +58,7 @@ class StalenessCorrection(NamedTuple):
 
     @classmethod
     def of(cls, strategy: Mapping[str, JSON], workers: int) -> StalenessCorrection:
-        """Return the staleness correction of a strategy, from the strategy's recorded fields."""
+        """Return the staleness correction that the recorded fields of a strategy define."""
         fields = {name: str(value) for name, value in strategy.items()}
         remedy = fields.get("staleness_correction", "None")
         average = workers - 1.0
@@ -68,7 +69,7 @@ class StalenessCorrection(NamedTuple):
         return cls(remedy, average, 1 / workers if by_clock else 1.0, strength)
 
     def factor(self, staleness: int) -> float:
-        """Return the factor of the learning rate for a gradient of this staleness (in updates)."""
+        """Return the factor of the learning rate for a gradient with this staleness, in updates."""
         old = {RATE_CORRECTIONS[0]: float(staleness), RATE_CORRECTIONS[1]: self.average}.get(
             self.remedy, 1.0
         )
@@ -84,24 +85,24 @@ def replay(
     make_channel: ChannelFactory,
     correction: StalenessCorrection,
 ) -> Vector:
-    """Return the weights after the logged updates, applied in the logged order.
+    """Apply the logged updates in the logged order, and return the resulting weights.
 
-    Every gradient is computed again, at the weight versions that the log states for its worker. The
-    result therefore differs from the trained weights if a worker used other weights than the logged
-    versions.
+    Each gradient is computed again, at those versions of the weights that the log states for its
+    worker. Therefore the result differs from the trained weights if a worker used other versions
+    than the log states.
 
     Args:
-        roles: Roles of all processes: the servers, the workers and each server's part of the
-            weights.
+        roles: Roles of all processes: servers, workers, and the part of the weights on each server.
         events: Update events of all servers, see `labkit.programs.event_log.EventLog`.
-        rule: Function that creates a server's update rule for a number of weights.
-        rate: Function (update number from 0) that returns the learning rate.
-        compute_gradient: Function (worker, step, weights) that returns a gradient.
-        make_channel: Function (worker, server) that creates an end of a channel.
+        rule: Function that creates an update rule for a server with this number of weights.
+        rate: Function from an update number (from 0) to the learning rate.
+        compute_gradient: Function (worker, step, weights) that returns the worker's gradient.
+        make_channel: Function (worker, server) that creates one end of the channel between them.
         correction: The staleness correction of the strategy.
 
     Raises:
-        LabkitError: No order of updates is consistent with the log, so the log contradicts itself.
+        LabkitError: If the log contradicts itself, so that no order of updates is consistent with
+            it.
     """
     servers = {n: _Server(roles.part(n), roles.weights, rule) for n in roles.servers}
     versions_used: dict[tuple[int, int], dict[int, int]] = {}
@@ -127,7 +128,7 @@ def replay(
 
 
 class _Server:
-    """The weights of a server, and the older weight versions that workers still fetch."""
+    """The weights of a server, and older versions of them that workers have yet to fetch."""
 
     def __init__(self, part: ServerPieces, weights: Vector, rule: Callable[[int], Rule]) -> None:
         self.weights: Vector = part.take(weights).copy()
@@ -148,9 +149,9 @@ class _Server:
 
 
 class _Gradients:
-    """The gradients as servers decode them; each worker's gradients are computed step by step.
+    """Gradients as servers decode them; for each worker, they are computed step by step.
 
-    The decoded weights and the residual of a worker persist from step to step.
+    For each worker, the decoded weights and the residual persist from one step to the next.
     """
 
     def __init__(
@@ -175,14 +176,14 @@ class _Gradients:
         self._weights_used: dict[
             tuple[int, int], dict[int, Vector]
         ] = {}  # weights at which each gradient was computed
-        self._steps: dict[int, int] = {}  # number of computed gradients by worker
+        self._steps: dict[int, int] = {}  # number of computed gradients of each worker
         pairs = [(worker, server) for worker in range(roles.workers) for server in roles.servers]
         self._ends = {
             pair: (make_channel(*pair), make_channel(*pair)) for pair in pairs
-        }  # the worker's channel end, and the server's channel end
+        }  # two ends of a channel: the worker's, and the server's
 
     def known(self, update: Sequence[Event]) -> bool:
-        """Return whether all weight versions that an update depends on have been computed."""
+        """Return whether all versions of weights that an update needs have been computed."""
         return all(
             version < len(self._servers[server].versions)
             for event in update
@@ -190,7 +191,7 @@ class _Gradients:
         )
 
     def mean(self, server: int, update: Sequence[Event]) -> tuple[Vector, float]:
-        """Return the weighted mean gradient of a server's update, and its learning rate factor."""
+        """Return the weighted mean of an update's gradients, and the learning rate factor."""
         state, part = self._servers[server], self._roles.part(server)
         total = np.zeros(part.size, self._roles.weights.dtype)
         rows = weight = 0.0
@@ -213,7 +214,7 @@ class _Gradients:
         return self._gradients[key].pop(server)
 
     def _compute(self, worker: int, step: int) -> dict[int, Vector]:
-        """Return the gradient of a worker's next step, as each server decodes its part."""
+        """Return the gradient of a worker's next step; each server has decoded its part of it."""
         weights: dict[int, Vector] = {}
         for server, version in self._versions_used[worker, step].items():
             version_weights = self._servers[server].versions[version]
@@ -234,7 +235,7 @@ class _Gradients:
 
 
 def _updates(events: Sequence[Event], server: int) -> list[list[Event]]:
-    """Return for each update of a server the events (gradients) that it combined."""
+    """Return, for each update of a server, the events of the gradients that it combines."""
     updates: dict[int, list[Event]] = {}
     for event in events:
         if event["server"] == server and event["update"] >= 0:
@@ -286,7 +287,7 @@ def _adam(config: Mapping[str, float], size: int) -> Rule:
 
 
 def _cast(number: float) -> float:
-    """Round a number to float32, as Keras does with Python numbers even for float64 weights."""
+    """Round a number to float32, as Keras does with Python numbers even if weights are float64."""
     return float(np.float32(number))
 
 

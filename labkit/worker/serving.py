@@ -1,4 +1,4 @@
-"""A benchmark of inference: several strategies and networks predict the same batches."""
+"""A benchmark of inference: several strategies on several networks predict the same batches."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ Record: TypeAlias = dict[str, JSON]
 
 @dataclass(frozen=True)
 class ServingSpec:
-    """The specification of an inference benchmark.
+    """The settings of an inference benchmark.
 
     Attributes:
-        file: Saved Keras model, as a path or as bytes.
-        x: Array (rows, …) of input rows, which arrive at rank 0; larger batches repeat the rows.
-        ways: Compared strategies, by name.
-        networks: Emulated networks, by name; None: no emulation.
-        batch_sizes: Numbers of rows per batch.
-        repeats: Number of timed single batches per size, strategy and network.
-        streams: Number of timed batch streams per size, strategy and network.
-        under_way: Number of batches in a stream, which the server may process at the same time.
+        file: Saved Keras model, given as a path or as bytes.
+        x: Array (rows, …) of input rows, which arrive at rank 0. If a batch has more rows, they are
+            repeated.
+        ways: The strategies to compare, by name.
+        networks: The networks to emulate, by name; None: no emulation.
+        batch_sizes: The numbers of rows in a batch to compare.
+        repeats: How many single batches are timed for each size, strategy and network.
+        streams: How many streams of batches are timed for each size, strategy and network.
+        under_way: Number of batches in one stream; the server may process them at the same time.
     """
 
     file: str | bytes
@@ -52,13 +53,13 @@ class ServingResult:
     """The results of an inference benchmark on one rank.
 
     Attributes:
-        times: On rank 0, one row per call: network, way (strategy), batch_size, what ("first",
-            "batch", "stream"), rows, seconds.
-        weights_bytes: Total bytes of the weights on this rank, by strategy.
-        differences: On rank 0, the largest absolute difference from the predictions of one process,
-            by strategy.
-        largest: On rank 0, the largest absolute prediction of one process.
-        precision: Machine epsilon of the predictions' dtype.
+        times: On rank 0, one row per call with the columns network, way (the strategy), batch_size,
+            what ("first", "batch" or "stream"), rows and seconds.
+        weights_bytes: For each strategy, the total bytes of weights on this rank.
+        differences: On rank 0, for each strategy, the largest absolute difference from the
+            predictions of one process.
+        largest: On rank 0, the largest absolute value in the predictions of one process.
+        precision: Machine epsilon of the dtype of the predictions.
     """
 
     times: list[Record]
@@ -71,12 +72,12 @@ class ServingResult:
 def serve(communicator: Communicator, spec: ServingSpec) -> ServingResult:
     """Run an inference benchmark on this rank, and return its times (collective).
 
-    The first call of each strategy, network and batch size traces the graph, and is therefore
-    recorded separately. Strategies, networks and batch sizes alternate, so that other load on the
+    For each strategy, network and batch size, the first call traces the graph; it is therefore
+    recorded separately. Strategies, networks and batch sizes take turns, so that other load on the
     machine affects all of them equally.
 
     Raises:
-        InvalidInput: The model has several inputs or outputs, or a strategy cannot divide it.
+        InvalidInput: If the model has several inputs or outputs, or if a strategy cannot divide it.
     """
     from labkit.keras import use_one_device
     from labkit.worker.session import restore
@@ -89,7 +90,7 @@ def serve(communicator: Communicator, spec: ServingSpec) -> ServingResult:
 
 
 class _Benchmark:
-    """Inference servers for all strategies and networks, and the times measured with them."""
+    """One inference server for each strategy and network, and the times measured on them."""
 
     def __init__(self, communicator: Communicator, spec: ServingSpec) -> None:
         from labkit.worker import inference
@@ -102,8 +103,8 @@ class _Benchmark:
             or len(reference_model.inputs) != 1
         ):
             raise InvalidInput(
-                "serving takes a model with one input array and one output array; this model has "
-                "others: use cluster.predict, which takes nested structures"
+                "serving needs a model with one input array and one output array; for this model, "
+                "use cluster.predict, which accepts nested structures"
             )
         x = spec.x.astype(reference_model.inputs[0].dtype)
         self._batches = {size: _rows(x, size) for size in spec.batch_sizes}
@@ -118,20 +119,20 @@ class _Benchmark:
         for network, over in self._communicators.items():
             self._ways[network, ALONE] = inference_server(over, reference_model, None, like)
             for name, strategy in spec.ways.items():
-                # Each server gets its own copy of the model, because dividing a model frees
-                # weights.
+                # Each server gets its own copy of the model, because dividing a model frees some of
+                # its weights.
                 model = inference.load(spec.file)
                 self._ways[network, name] = inference_server(over, model, strategy, like)
         self._times: list[Record] = []
         self._differences = dict.fromkeys(spec.ways, 0.0)
 
     def all(self) -> ServingResult:
-        """Time all calls, alternating between the cases, and return the results."""
+        """Time all calls, with servers and batch sizes taking turns, and return the results."""
         cases = list(product(self._ways, self._spec.batch_sizes))
         for place, size in cases:
             self._time_call("first", place, size)
-            # A batch of one row reaches only one replica; a stream makes all replicas trace their
-            # graphs.
+            # A batch with one row reaches only one replica; a stream of batches makes all replicas
+            # trace their graphs.
             self._ways[place].stream([self._batches[size]] * self._spec.under_way)
         for what, count in (("batch", self._spec.repeats), ("stream", self._spec.streams)):
             for _ in range(count):
@@ -170,7 +171,7 @@ class _Benchmark:
             )
 
     def _seconds(self, call: Callable[[], list[Rows]]) -> tuple[list[Rows], float]:
-        """Call a function; return its predictions and its duration on this rank in seconds."""
+        """Call a function; return its predictions, and the seconds that it took on this rank."""
         self._communicator.barrier("the next batch")
         clock = self._communicator.clock
         start = clock.now()
@@ -183,5 +184,5 @@ def _largest_difference(y: Rows, expected: Rows) -> float:
 
 
 def _rows(x: Rows, size: int) -> Rows:
-    """Return `size` rows of x; the rows repeat from the first row if x has fewer."""
+    """Return `size` rows of x; if x has fewer rows, start again from its first row."""
     return np.ascontiguousarray(x[np.arange(size) % len(x)])

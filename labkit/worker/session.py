@@ -1,4 +1,4 @@
-"""The training session of a rank: its model, its data, and the methods that strategies call."""
+"""A rank's training session: its model, its data, and the methods that strategies call."""
 
 from __future__ import annotations
 
@@ -54,12 +54,13 @@ if TYPE_CHECKING:
     from labkit.worker.played import ComputeBackend
 
 T = TypeVar("T")
-# An argument of `keras.Model.compile`: a name, an object, or a nested structure of them.
+# An argument of `keras.Model.compile`: a name, an object, or a nested structure of names and
+# objects.
 CompileOption: TypeAlias = "str | keras.losses.Loss | Sequence[CompileOption] | None"
 
 
 class TrainingSession:
-    """The training session of one rank: the object through which a strategy trains.
+    """The training session of one rank, through which a strategy trains.
 
     Args:
         experiment: The experiment to train.
@@ -76,31 +77,31 @@ class TrainingSession:
         self._parts: list[Communicator] = []
         self._source = source
         self.seed = experiment.seed
-        self.watchers: list[Watcher] = []  # called for each compressed bucket
+        self.watchers: list[Watcher] = []  # functions that are called for each compressed bucket
         policy = experiment.on_nonfinite
         self.guard = None if policy is None else Guard(policy, communicator.rank)
-        self.injectors: dict[int, Injector] = {}  # keys: ranks, or workers on the virtual clock
+        self.injectors: dict[int, Injector] = {}  # keys: ranks or, on the virtual clock, workers
         self.timeline = Timeline(communicator.clock)
-        self.partition: dict[str, JSON] = {}  # cuts between pipeline stages, and the reason
+        self.partition: dict[str, JSON] = {}  # where pipeline stages are cut, and why
         self.memory: Memory | None = None  # set by strategies that divide the model among ranks
-        self.layers: list[LayerRow] = []  # for each divided layer: this rank's share and bytes
+        self.layers: list[LayerRow] = []  # for each divided layer, this rank's part and its bytes
         reset(experiment)
         self.model = build_model(experiment, source)
         self.divide_data()
-        self.recorder: Recorder | None = None  # programs add rows without callbacks
+        self.recorder: Recorder | None = None  # programs add rows to it without callbacks
         self.interleaving: list[Event] = []
-        self.stage: ComputeBackend | None = None  # set if the strategy runs as programs
-        self.exchanged: dict[str, JSON] | None = None  # set by other frameworks and simulations
+        self.stage: ComputeBackend | None = None  # set if the strategy runs as a set of programs
+        self.exchanged: dict[str, JSON] | None = None  # set for other frameworks and simulations
         user_callbacks = experiment.callbacks() if experiment.callbacks else []
         self.callbacks: list[keras.callbacks.Callback] = list(user_callbacks)
         self.progress = Progress(self.feed.steps)
         self.checkpoint_context: CheckpointContext | None = None
-        self.recovery: Recovery | None = None  # set if training survives rank failures
+        self.recovery: Recovery | None = None  # set if training can survive rank failures
         self.peer_recovery: PeerMemoryRecovery | None = (
             None  # set if spare ranks may replace failed ranks
         )
         self._training_state: TrainingState | None = None
-        self.chosen: dict[str, JSON] = {}  # results of `once`, saved in checkpoints
+        self.chosen: dict[str, JSON] = {}  # values that `once` measured; saved in checkpoints
         self.checkpoints: dict[str, JSON] | None = None  # number and cost of saved checkpoints
         self.user_optimizer = (
             self.model.optimizer if self.model.compiled else None
@@ -111,9 +112,9 @@ class TrainingSession:
         self._options = _compile_options(self.model, experiment, source)
 
     def divide_data(self) -> None:
-        """Divide the data among the current ranks."""
-        # Programs train on the batches that `batches` returns. They use this feed only for the
-        # validation rows and the number of steps.
+        """Divide the training and validation data among the current ranks."""
+        # Programs train on the batches from the method `batches`. From this feed, they use only the
+        # validation rows and the number of training steps.
         uses_programs = self.experiment.uses_programs
         experiment = self.experiment
         if uses_programs:
@@ -122,14 +123,15 @@ class TrainingSession:
         self.feed: Feed = self._source.feed(*arguments)
 
     def _batch_checks(self) -> list[keras.callbacks.Callback]:
-        """Return a callback that compares the ranks' batches if a function creates the dataset.
+        """Return a callback that compares the batches of ranks, if a function creates the dataset.
 
-        Arrays need no comparison, because their batches depend only on the seed.
+        If the data are arrays, no comparison is needed, because their batches depend only on the
+        seed.
         """
         return [EqualBatches(self.readers)] if callable(self.experiment.dataset) else []
 
     def optimizer(self) -> keras.optimizers.Optimizer:
-        """Return a new optimizer: the experiment's, or a copy of a compiled model's optimizer."""
+        """Return a new optimizer: the experiment's, or a copy of the compiled model's."""
         if self.user_optimizer is not None:
             return copy_of(self.user_optimizer)
         return without_replica_sum(
@@ -141,7 +143,7 @@ class TrainingSession:
         return self.experiment.strategy.optimizer_of(self.experiment)
 
     def optimizer_record(self) -> JSON:
-        """Return the settings of the optimizer, including the effective learning rate."""
+        """Return the settings of the optimizer, with the learning rate that it actually uses."""
         if self.user_optimizer is not None:
             return "as the model was compiled"
         options = self._optimizer_options()
@@ -155,28 +157,29 @@ class TrainingSession:
     def fit(
         self, callbacks: Sequence[keras.callbacks.Callback], exchange: Exchange | None = None
     ) -> None:
-        """Train from the current position to the last epoch, validating after each epoch.
+        """Train from the current position to the last epoch, and validate after each epoch.
 
-        The rest of an interrupted epoch is trained by a separate call of Keras's `fit`.
+        A separate call of Keras's `fit` trains the rest of an interrupted epoch.
 
         Args:
-            callbacks: Keras callbacks of the strategy.
-            exchange: Gradient exchange that the surviving ranks set up again after a rank failure;
+            callbacks: Keras callbacks that the strategy needs.
+            exchange: Gradient exchange, which the surviving ranks set up again after a rank
+                failure;
                 None: a failure ends training.
         """
         if exchange is not None and self.communicator.outlives and not owns_rows(self.experiment):
             self.recovery = Recovery(self, exchange)
-            assert self._training_state is not None  # for the type checker: set by `keeps`
+            assert self._training_state is not None  # for the type checker: `keeps` has set it
             build(self._training_state)
             callbacks = [self.recovery, *callbacks]
         elif (
             self.peer_recovery is not None
-        ):  # memory recovery is impossible: messages cross step boundaries
+        ):  # recovery from memory is impossible: messages outlast steps
             self.peer_recovery.is_off, self.peer_recovery = True, None
         self.outlive(lambda: self._fit_from_here(callbacks))
 
     def outlive(self, work: Callable[[], T]) -> T:
-        """Call `work`; after each rank failure, call it again with the surviving ranks."""
+        """Call `work`; if a rank fails, call it again with the surviving ranks."""
         while True:
             try:
                 return work()
@@ -187,11 +190,11 @@ class TrainingSession:
             self.recovery.recover()
             if (
                 self.checkpoint_context is not None
-            ):  # the initial checkpoint has been restored already
+            ):  # the checkpoint to resume from was restored earlier
                 self.checkpoint_context = self.checkpoint_context._replace(resume=None)
 
     def state(self) -> list[keras.Variable]:
-        """Return the variables of the model and its optimizers, which are equal on all replicas."""
+        """Return the variables of model and optimizers, which are equal on all replicas."""
         assert self._training_state is not None
         slots = [v for optimizer, _ in self._training_state.optimizers for v in optimizer.variables]
         return [*self._training_state.variables, *slots]
@@ -213,10 +216,10 @@ class TrainingSession:
             finally:
                 hooks_of(self.model).clear()
         if not self.progress.taken:
-            raise InvalidInput("dataset has no rows: give data with one sample or more")
+            raise InvalidInput("dataset has no rows; give data with one sample or more")
 
     def _fit_all(self, callbacks: list[keras.callbacks.Callback]) -> None:
-        if self.progress.metrics:  # Keras creates the metric states only in the first step
+        if self.progress.metrics:  # Keras creates metric states in the first step
             self.model._symbolic_build(data_batch=self.feed.train.element_spec)
         if self.feed.ends_at(self.progress.position):
             self._end_epoch(callbacks)
@@ -232,14 +235,14 @@ class TrainingSession:
             initial_epoch=at.epoch,
             epochs=epochs,
             steps_per_epoch=steps and steps - at.step,
-            shuffle=False,  # the plan has shuffled the rows already
+            shuffle=False,  # the batch plan has already shuffled the rows
             validation_data=self.feed.validation,
             callbacks=callbacks,
             verbose=0,
         )
 
     def _end_epoch(self, callbacks: list[keras.callbacks.Callback]) -> None:
-        """Validate and call the epoch-end callbacks, as `fit` does after an epoch's last step."""
+        """Validate and call the callbacks for the end of an epoch, as `fit` does."""
         callback_list, epoch = (
             keras.callbacks.CallbackList(callbacks, model=self.model),
             self.progress.position.epoch,
@@ -260,20 +263,20 @@ class TrainingSession:
         self._training_state = state
 
     def once(self, name: str, measure: Callable[[], JSON]) -> JSON:
-        """Return a measurement, which is made once; a resumed training returns the first value."""
+        """Return a measurement that is made once; a resumed training returns the first value."""
         if name not in self.chosen:
             self.chosen[name] = measure()
         return self.chosen[name]
 
     def set_checkpoints(self, checkpoint_context: CheckpointContext) -> None:
-        """Save checkpoints during training, and start from the context's checkpoint if any."""
+        """Save checkpoints during training, which starts from a checkpoint if there is one."""
         self.checkpoint_context = checkpoint_context
         if checkpoint_context.resume is not None and checkpoint_context.resume.same:
             self.chosen = dict(checkpoint_context.resume.manifest["chosen"])
 
     @contextmanager
     def _keepers(self) -> Iterator[list[keras.callbacks.Callback]]:
-        """Restore the state, and yield the checkpoint callbacks; yield [] without checkpoints."""
+        """Restore the state; yield the callbacks that save checkpoints ([] if none are saved)."""
         is_wanted = self.checkpoint_context is not None or self.peer_recovery is not None
         if not is_wanted or self._training_state is None or self.recorder is None:
             yield []
@@ -290,7 +293,7 @@ class TrainingSession:
             keeper.stop_waiting()
 
     def keeper(self, checkpoint_context: CheckpointContext | None = None) -> CheckpointKeeper:
-        """Return a callback that saves the training state, or copies it for other ranks."""
+        """Return a callback that saves the training state or copies it for other ranks."""
         assert self._training_state is not None
         assert self.recorder is not None
         return CheckpointKeeper(
@@ -298,7 +301,7 @@ class TrainingSession:
         )
 
     def play(self, strategy: ProgramStrategy) -> None:
-        """Train by running a program for each worker and server, see `labkit.worker.played`."""
+        """Train by running one program per worker and server, see `labkit.worker.played`."""
         from labkit.worker.played import play
 
         self.stage = play(self, strategy)
@@ -310,13 +313,13 @@ class TrainingSession:
         folder: str,
         inside: Sequence[str] = (),
     ) -> Child:
-        """Start a child process in which a TensorFlow distribution strategy trains the model.
+        """Start a child process that trains the model by a TensorFlow distribution strategy.
 
         Args:
             name: Name of the child's task, such as "worker 1".
-            config: Value of TF_CONFIG; None: one process runs all workers.
-            folder: Folder for data that other processes read.
-            inside: Command prefix that starts the process elsewhere, such as in a network
+            config: Value of the environment variable TF_CONFIG; None: one process runs all workers.
+            folder: Folder for data that other processes read, too.
+            inside: Command prefix that starts the process in another place, such as a network
                 namespace.
         """
         import cloudpickle
@@ -324,7 +327,8 @@ class TrainingSession:
         from labkit.frameworks.child import Child
         from labkit.worker.external_training import TrainingTask
 
-        # Metrics have variables, so unpickling metrics would start TensorFlow before its strategy.
+        # Metrics have variables. If they were unpickled, TensorFlow would start before its strategy
+        # is created.
         options = {name: self._options.get(name) for name in ("loss", "loss_weights")}
         task = TrainingTask(
             self.experiment,
@@ -332,7 +336,8 @@ class TrainingSession:
             self.communicator.rank,
             config,
             self.model.get_weights(),
-            # This method's optimizer does not log gradients.
+            # `TrainingSession.optimizer` is called directly, because its optimizer does not log
+            # gradients.
             cloudpickle.dumps(Recipe.of(TrainingSession.optimizer(self))),
             cloudpickle.dumps(options),
             folder,
@@ -353,7 +358,7 @@ class TrainingSession:
             name: Name of the child's task, such as "worker 1".
             installation: Python environment in which the framework is installed.
             folder: Folder for exported arrays, the same on all ranks.
-            inside: Command prefix that starts the process elsewhere, such as in a network
+            inside: Command prefix that starts the process in another place, such as a network
                 namespace.
         """
         from labkit.frameworks.child import Child
@@ -362,7 +367,7 @@ class TrainingSession:
 
         arguments = (self.experiment, self._source, self.communicator.rank, self.model)
         task = export(*arguments, self.optimizer(), self._options.get("loss"), folder)
-        # Rank 0 must write the samples before any of the new processes reads them.
+        # Rank 0 must write the samples before the new processes read them.
         self.communicator.barrier("exported arrays")
         framework, threads = installation.name, self.experiment.threads
         module, python = f"labkit.frameworks.{PEERS[framework].module}", installation.python
@@ -370,16 +375,16 @@ class TrainingSession:
         return Child(module, name, named, self.communicator, threads, python, inside)
 
     def batches(self) -> Batches:
-        """Return a function (worker, batch number) that returns the worker's training batch."""
+        """Return a function (worker, batch number) that returns a training batch of this worker."""
         return self._source.batches(self.experiment, sample_rank(self.model))
 
     def loop(
         self, step: Step, collect: Callable[[], None], predict: Predictor | None = None
     ) -> None:
-        """Train with the strategy's own step function, see `labkit.strategies.Session`.
+        """Train with the step function of the strategy, see `labkit.strategies.Session`.
 
-        `collect` gathers the weights of all ranks after the last epoch. `collect` also runs after
-        each epoch if the user's callbacks may read the weights, or if validation needs them.
+        After the last epoch, `collect` gathers the weights of all ranks. It also does so after each
+        epoch if callbacks of the user may read the weights, or if validation needs them.
         """
         early = predict is None or self.experiment.callbacks is not None
 
@@ -392,13 +397,13 @@ class TrainingSession:
         callbacks = [*self._batch_checks(), *self.callbacks]
         arguments = self.model, self.feed, self.experiment.epochs, callbacks, self.progress
         with self._keepers() as keepers:
-            self.progress.metrics = []  # the loss of an epoch is the mean over its steps
+            self.progress.metrics = []  # an epoch's loss is the mean over its steps instead
             train(*arguments, keepers, step, validate, self.communicator)
         if not early:
             collect()
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the whole model on the validation rows; return its metrics, {} without rows."""
+        """Evaluate the whole model on the validation rows; return metrics, or {} without rows."""
         if self.feed.validation is None:
             return {}
         return evaluate(self.model, self.feed.validation, self.communicator, sharded=True)
@@ -410,11 +415,11 @@ class TrainingSession:
 
     @cached_property
     def _held_out(self) -> tf.data.Dataset | None:
-        """Validation batches, equal on the ranks of a replica and divided among replicas."""
+        """Validation batches, equal on all ranks of a replica and divided among replicas."""
         return self._source.held_out(self.experiment, self.readers, sample_rank(self.model))
 
     def part(self, colour: int) -> Communicator:
-        """Return a communicator of the ranks with this colour; `close` frees it (collective)."""
+        """Return a communicator of the ranks with this colour, which `close` frees (collective)."""
         self._parts.append(self.communicator.split(colour))
         return self._parts[-1]
 
@@ -426,16 +431,17 @@ class TrainingSession:
             self.readers.close()
 
     def exchange(self) -> dict[str, JSON] | None:
-        """Describe the gradient exchange: algorithm, reason, buckets; None without an exchange."""
+        """Describe the gradient exchange: algorithm, why, and buckets; None without an exchange."""
         if self.exchanged is not None:
             return self.exchanged
         exchange = getattr(self.model.optimizer, "exchange", None)
         return exchange.describe() if exchange is not None and exchange.buckets else None
 
     def saved(self) -> bytes | None:
-        """Return the trained model, with a standard Keras optimizer, as the bytes of a .keras file.
+        """Return the trained model as the bytes of a .keras file, with a standard Keras optimizer.
 
-        The result is None if Keras cannot save the model; the rank's output then gives the reason.
+        If Keras cannot save the model, the result is None, and the output of this rank gives the
+        reason.
         """
         optimizer = self.optimizer()
         rate = getattr(optimizer, "_learning_rate", None)
@@ -469,10 +475,10 @@ class TrainingSession:
 
 
 class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
-    r"""A learning rate that grows linearly from the rate of one worker to the scaled rate.
+    r"""A learning rate that grows linearly, from that of one worker to the scaled rate.
 
-    The rate is \(\eta_t = \eta (1 + (k - 1) \min(1, t / T))\). Here η is the rate of one worker, k
-    the scaling factor, t the step, and T the number of warmup steps.
+    The rate is \(\eta_t = \eta (1 + (k - 1) \min(1, t / T))\). Here η is the learning rate of one
+    worker, k the scaling factor, t the training step, and T the number of warmup steps.
 
     Reference: P. Goyal et al.: Accurate, large minibatch SGD, 2017, arXiv 1706.02677.
     """
@@ -482,7 +488,7 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         self.base, self.factor, self.steps = base, factor, steps
 
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
-        """Return the learning rate at a training step."""
+        """Return the learning rate at training step `step`."""
         share = keras.ops.minimum(keras.ops.cast(step, keras.config.floatx()) / self.steps, 1.0)
         return self.base * (1.0 + (self.factor - 1.0) * share)
 
@@ -493,16 +499,17 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
 
 @cache
 def leave_modules() -> None:
-    """Exclude imported modules from garbage collection, which halves the collection time.
+    """Exclude imported modules from garbage collection, which then takes half the time.
 
-    Only the first call in a process has an effect, because garbage of later runs must be collected.
+    Only the first call in a process has an effect, because the garbage of later runs must be
+    collected.
     """
     gc.collect()
     gc.freeze()
 
 
 def reset(experiment: Experiment) -> None:
-    """Reset the state of earlier runs: Keras's graph, float type, dtype policy and random state."""
+    """Reset what earlier runs changed: Keras's graph, float type, dtype policy and random state."""
     leave_modules()
     keras.backend.clear_session()
     _apply(keras_settings.settings(), custom_model=callable(experiment.model))
@@ -512,7 +519,7 @@ def reset(experiment: Experiment) -> None:
 
 
 def restore() -> None:
-    """Restore the Keras settings of a new process, because a notebook cell may run here next."""
+    """Restore Keras's initial settings, because a notebook cell may run in this process next."""
     keras.backend.clear_session()
     settings = keras_settings.settings()
     _apply(settings)
@@ -521,14 +528,14 @@ def restore() -> None:
 
 
 def _apply(settings: Mapping[str, Any], custom_model: bool = True) -> None:
-    """Apply the settings of keras.json; labkit's named models always use channels_last."""
+    """Apply the settings in keras.json; labkit's named models always use channels_last."""
     keras.config.set_epsilon(settings["epsilon"])
     channels = settings["image_data_format"] if custom_model else "channels_last"
     keras.config.set_image_data_format(channels)
 
 
 def build_model(experiment: Experiment, source: DataSource) -> keras.Model:
-    """Build the experiment's model, with weights that depend only on its seed."""
+    """Build the experiment's Keras model, with weights that depend only on the seed."""
     if callable(experiment.model):
         model = experiment.model()
         if not isinstance(model, keras.Model):
@@ -546,7 +553,7 @@ def build_model(experiment: Experiment, source: DataSource) -> keras.Model:
 
 
 def sample_rank(model: keras.Model) -> int | None:
-    """Return the number of dimensions of a sample of the first input; None if it is unknown."""
+    """Return the number of dimensions of one sample of the first input; None if it is unknown."""
     inputs = getattr(model, "inputs", None)
     return len(keras.tree.flatten(inputs)[0].shape) - 1 if inputs else None
 
@@ -556,8 +563,8 @@ def _compile_options(
 ) -> dict[str, CompileOption]:
     options: dict[str, CompileOption] = {}
     if model.compiled:
-        # These arguments are the original objects, because custom functions need not be registered
-        # with Keras.
+        # The compile arguments are used as original objects, because custom functions may not be
+        # registered with Keras.
         compile_arguments = model._compile_config.config
         options = {
             k: v for k, v in compile_arguments.items() if k not in ("optimizer", "jit_compile")
@@ -570,12 +577,12 @@ def _compile_options(
     if experiment.metrics is not None:
         options["metrics"] = list(experiment.metrics)
     if options.get("loss") is None:
-        raise InvalidInput("the experiment has no loss: give loss='…' or return a compiled model")
+        raise InvalidInput("the experiment has no loss; give loss='…' or return a compiled model")
     return options
 
 
 def _optimizer_class(name: str) -> type[keras.optimizers.Optimizer]:
-    """Return a class of `keras.optimizers` by its lower-case name, or LARS."""
+    """Return the class in `keras.optimizers` with this name in lower case, or LARS."""
     optimizer_class: type[keras.optimizers.Optimizer] = {
         name_in_module.lower(): kind
         for name_in_module, kind in (*vars(keras.optimizers).items(), ("LARS", LARS))

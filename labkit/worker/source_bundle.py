@@ -1,4 +1,4 @@
-"""The source files of a caller's modules, which are sent to hosts without the caller's folder."""
+"""Source files of a caller's modules, which are sent to hosts that lack the caller's folder."""
 
 from __future__ import annotations
 
@@ -13,39 +13,41 @@ from labkit.common import imports
 
 SourceBundle: TypeAlias = dict[str, bytes]
 
-OWN = __name__.partition(".")[0]  # the labkit package, installed on all hosts
-FOLDER = "LABKIT_FOLDER"  # environment variable: temporary folder of a remote engine
+OWN = __name__.partition(".")[0]  # the labkit package, which all hosts have
+FOLDER = "LABKIT_FOLDER"  # environment variable for a remote engine's temporary folder
 
 
 def pack(modules: str) -> SourceBundle:
-    """Return the sources of all modules and packages in some folders, by relative path.
+    """Return the sources of all modules and packages in some folders, keyed by relative path.
 
-    A function can then import modules from the notebook's folder on any host. Data files are not
-    sent: ranks read data from LABKIT_DATA, or download labkit's data sets. An empty `modules` gives
-    {}.
+    A function can then import modules from the folder of the notebook on any host. Data files are
+    not sent to other hosts.
+    Ranks read data from LABKIT_DATA, or download labkit's data sets. If `modules` is empty, the
+    result is {}.
     """
     packed: SourceBundle = {}
     for folder in map(
         Path, reversed(imports.split_folders(modules))
-    ):  # files of earlier folders replace equal names
+    ):  # for equal names, files of earlier folders are used
         inits = [init for init in folder.glob("*/__init__.py") if init.parent.name != OWN]
         inside = [file for init in inits for file in init.parent.rglob("*.py")]
-        # Unreadable files are skipped, such as lock files of editors, which are dangling links.
+        # Files that cannot be read are skipped, such as lock files of editors, which are links to
+        # nothing.
         files = [file for file in (*folder.glob("*.py"), *inside) if os.access(file, os.R_OK)]
         packed |= {str(f.relative_to(folder)): f.read_bytes() for f in files if f.is_file()}
     return packed
 
 
 def enter_folder(folder: str, modules: str, luggage: SourceBundle | None) -> None:
-    """Change a rank's working folder to the caller's folder, and make its modules importable.
+    """Change a rank's working folder to the caller's, and make the caller's modules importable.
 
-    On a host without the caller's folder, the rank gets a temporary folder. The modules come from
-    the bundle, unless folders on this host contain the same files.
+    If the host lacks the caller's folder, the rank gets a temporary folder instead. The modules
+    come from the bundle, unless folders on this host have the same files.
 
     Args:
         folder: Working folder of the caller.
         modules: Folders from which the caller imports modules; "": none.
-        luggage: Bundle of source files from `pack`; None: the rank is on the caller's host.
+        luggage: Bundle of source files from `pack`. None: the rank is on the caller's host.
     """
     is_local = luggage is None
     if luggage and not _matches(imports.split_folders(modules), luggage):
@@ -57,7 +59,7 @@ def enter_folder(folder: str, modules: str, luggage: SourceBundle | None) -> Non
 
 
 def _matches(folders: Sequence[str], luggage: SourceBundle) -> bool:
-    """Return whether each bundled file equals the first file of its name in the folders."""
+    """Return whether each bundled file equals the first file with its name in the folders."""
     try:
         return all(
             _first(folders, name).read_bytes() == content for name, content in luggage.items()
@@ -87,5 +89,5 @@ def _substitute_folder(folder: str) -> Path:
 
 @cache
 def _temporary_folder() -> str:
-    os.mkdir(os.environ[FOLDER], 0o700)  # raises an error if another user has created the folder
+    os.mkdir(os.environ[FOLDER], 0o700)  # fails if another user has already created the folder
     return os.environ[FOLDER]

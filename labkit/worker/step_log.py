@@ -1,4 +1,4 @@
-"""Logs of each training step's gradients and weights, to compare ranks with one process."""
+"""Logs of gradients and weights in each training step, to compare ranks with one process."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import tensorflow as tf
 from labkit.exchange.hooks import Batch, Hook, Logs, Rows, Variables
 from labkit.worker.gradient_log import GradientLog, call_numpy, graph_dependencies
 
-MOST = 2**28  # maximum bytes of a log; a log of this size omits later steps
+MOST = 2**28  # maximum bytes of a log; later steps are omitted
 
 
 class LoggedUpdate(NamedTuple):
-    """The applied gradient and the new values of one variable in a step: flat, in float64."""
+    """A variable's applied gradient and its new values in one step, as flat float64 arrays."""
 
     applied: np.ndarray
     weight: np.ndarray
 
 
 class StepLog(GradientLog):
-    """A log of every applied gradient, and of the weights after each step.
+    """A log of all applied gradients, and of the weights after each training step.
 
     Attributes:
-        steps: Updates of each step in order, by path of the variable.
+        steps: For each variable path, the updates of all steps in order.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class StepLog(GradientLog):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the log contains all steps, because its size limit was not reached."""
+        """Whether the log has all steps; if not, it has reached its size limit."""
         return self._bytes_left >= 0
 
     def record_gradients(
@@ -57,22 +57,22 @@ class StepLog(GradientLog):
 
 
 class LocalGradients(NamedTuple):
-    """The flat gradients of a rank in one step, by variable, and its number of batch rows."""
+    """One rank's gradients in a step, as flat arrays by variable, and its number of batch rows."""
 
     gradients: dict[str, np.ndarray]
     rows: float
 
 
 class LocalGradientLog(Hook):
-    """A hook that logs the gradients of each step as backpropagation computes them.
+    """A hook that logs the gradients of each step as backpropagation has computed them.
 
     Args:
         model: Model whose gradients are logged.
 
     Attributes:
-        steps: Gradients of each step, in order.
-        first: Weights before the first step, by variable.
-        batches: Batch of each step, in order.
+        steps: The gradients of each training step, in order.
+        first: The weights before the first step, by variable.
+        batches: The batch of each training step, in order.
     """
 
     name: ClassVar[str] = "dense"
@@ -84,7 +84,7 @@ class LocalGradientLog(Hook):
         self._variables, self._bytes_left = model.trainable_variables, MOST
 
     def train_step(self, inner: Callable[[Batch], Logs], rows: Rows, data: Batch) -> Logs:
-        """Record the batch of the step, and in the first step the initial weights."""
+        """Record the batch of each step; in the first step, also record the initial weights."""
         names, tensors = [variable.path for variable in self._variables], tf.nest.flatten(data)
 
         def note(*values: np.ndarray) -> None:
@@ -105,7 +105,7 @@ class LocalGradientLog(Hook):
         gradients: list[tf.Tensor],
         variables: Variables = None,
     ) -> tf.Tensor:
-        """Record each gradient before the ranks exchange gradients."""
+        """Record each gradient before ranks exchange their gradients."""
         present = [n for n, gradient in enumerate(gradients) if gradient is not None]
         names = [variables[n].path for n in present] if variables is not None else []
 

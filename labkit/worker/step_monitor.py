@@ -1,4 +1,4 @@
-"""A callback that injects faults into training steps and checks their losses."""
+"""A callback that injects faults into training steps and checks the losses of steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from labkit.worker.session import TrainingSession
 
 
 def install(session: TrainingSession, recorder: Recorder) -> None:
-    """Set up the fault injection, loss checks and replica checks that an experiment specifies."""
+    """Set up the fault injection and the checks of losses and replicas for an experiment."""
     _inject_faults(session)
     if session.guard is not None:
         session.guard.loss = lambda: recorder.loss
@@ -49,22 +49,22 @@ def _inject_faults(session: TrainingSession) -> None:
 
 
 class StepMonitor(keras.callbacks.Callback):
-    """A callback that announces the number of each step to the fault injector and the guard.
+    """A callback that tells the fault injector and the guard the number of each training step.
 
-    After a step, the monitor also reports a NaN or infinite loss if all gradients were finite.
+    After a step, it also reports a loss that is NaN or infinite although all gradients were finite.
     """
 
     def __init__(self, session: TrainingSession, recorder: Recorder) -> None:
         super().__init__()
         self._guard, self._recorder = session.guard, recorder
         self._injector = session.injectors.get(session.communicator.rank)
-        # With mixed_float16, overflows of the scaled loss are normal, and Keras handles them.
+        # With mixed_float16, the scaled loss may overflow; this is normal, and Keras handles it.
         self._looks = session.experiment.precision != "mixed_float16"
-        self._known = False  # whether this rank has seen a finite loss
+        self._known = False  # whether this rank has had a finite loss so far
         self._progress, self._step = session.progress, 0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Announce the step to the guard and to the fault injector."""
+        """Tell the guard and the fault injector that a training step begins."""
         self._step = self._progress.taken
         if self._guard is not None:
             self._guard.step = self._step

@@ -1,4 +1,4 @@
-"""A process in which a TensorFlow distribution strategy trains an experiment's model."""
+"""A process that trains an experiment's model with a TensorFlow distribution strategy."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
-    # An argument or result of `tf.distribute.Strategy.run` has one tensor per replica.
+    # An argument or result of `tf.distribute.Strategy.run`, which has one tensor per replica.
     Replicated: TypeAlias = "tf.Tensor | tf.distribute.DistributedValues"
 
-AHEAD = 4  # maximum steps that are scheduled beyond the last result
+AHEAD = 4  # most steps that are scheduled beyond the last result
 
 
 class TensorFlowTraining:
-    """A model and its optimizer, created in a TensorFlow strategy's scope, with a batch plan."""
+    """A model and optimizer, created in a TensorFlow strategy's scope, and its plan of batches."""
 
     def __init__(self, task: TrainingTask, strategy: tf.distribute.Strategy) -> None:
         import tensorflow as tf
@@ -63,11 +63,11 @@ class TensorFlowTraining:
         return f"{kind.__module__}.{kind.__qualname__}"
 
     def replicas(self, x: Replicated, y: Replicated, share: Replicated) -> Replicated:
-        """Run one training step on each replica of the TensorFlow strategy."""
+        """Run one training step on all replicas of the TensorFlow strategy."""
         return self.strategy.run(self._train, args=(x, y, share))
 
     def _train(self, x: tf.Tensor, y: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-        """Train one replica for a step: rows weight the loss, the optimizer sums gradients."""
+        """Train one replica for a step; scale its loss by its rows, and sum the gradients."""
         import tensorflow as tf
 
         variables = self.model.trainable_variables
@@ -75,11 +75,11 @@ class TensorFlowTraining:
             predicted = self.model(x, training=True)
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted, training=True)
             # Keras has divided the loss by the number of replicas, as if all replicas had equally
-            # many rows.
+            # many rows. This line corrects it.
             loss = loss * share * self.strategy.num_replicas_in_sync
         gradients = tape.gradient(loss, [variable.value for variable in variables])
-        # Gradients of embeddings become dense, because an optimizer must sum equal rows before it
-        # squares them.
+        # Gradients of embeddings are made dense, because the optimizer must add gradients of the
+        # same row before it squares them.
         gradients = [
             None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients
         ]
@@ -88,7 +88,7 @@ class TensorFlowTraining:
 
 
 class SynchronousTraining(TensorFlowTraining):
-    """Synchronous training: each replica has a part of a batch; TensorFlow sums the gradients."""
+    """Synchronous training: each replica has a part of each batch; TensorFlow sums gradients."""
 
     def __init__(self, task: TrainingTask, strategy: tf.distribute.Strategy) -> None:
         from labkit.worker.session import sample_rank
@@ -97,7 +97,7 @@ class SynchronousTraining(TensorFlowTraining):
         self._batches = self.source.batches(task.experiment, sample_rank(self.model))
 
     def step(self) -> tuple[float, float]:
-        """Train on the next batch; return this process's mean loss, and the step's seconds."""
+        """Train on the next batch; return the mean loss in this process, and the seconds."""
         import keras
         import tensorflow as tf
 
@@ -114,7 +114,7 @@ class SynchronousTraining(TensorFlowTraining):
 
         distribute = self.strategy.experimental_distribute_values_from_function
         distributed = [distribute(make_value(part)) for part in range(3)]
-        start = self.clock.now()  # the batches are ready, so timing excludes input
+        start = self.clock.now()  # the batches are ready, so the time excludes their input
         replicas = self.strategy.experimental_local_results(self.compiled(*distributed))
         losses = [loss.numpy() for loss in replicas]
         seconds = self.clock.now() - start
@@ -125,10 +125,10 @@ class SynchronousTraining(TensorFlowTraining):
 
 
 class CoordinatedTraining(TensorFlowTraining):
-    """Asynchronous training: a coordinator schedules steps on free workers.
+    """Asynchronous training: a coordinator gives steps to idle workers.
 
-    Each worker reads separate batches. Workers do not wait for each other, but at most `AHEAD`
-    steps are scheduled beyond the last fetched result. An epoch ends when all steps of the epoch
+    Each worker reads its own batches. Workers do not wait for each other. At most `AHEAD` steps are
+    scheduled beyond the last result that was fetched. An epoch ends when all steps of the epoch
     have finished.
     """
 
@@ -145,16 +145,16 @@ class CoordinatedTraining(TensorFlowTraining):
         self._worker_step = tf.function(self._run_worker_step)
 
     def step(self) -> tuple[float, float]:
-        """Fetch as many gradients as there are workers, from any workers.
+        """Fetch the results of as many gradients as there are workers, from any workers.
 
         Returns:
-            The mean loss of these gradients, and the seconds since the previous step ended.
+            The mean loss of these gradients, and the seconds since the previous call ended.
         """
         per_epoch = self.plan.steps_per_epoch
         epoch, place = divmod(self.number, per_epoch)
         if place == 0:
             self._ended = self.clock.now()
-        # The first step is scheduled alone, so its time does not include work of later steps.
+        # Only one step is scheduled at first, so its time includes no work of later steps.
         ahead, end = AHEAD if self.number else 1, (epoch + 1) * per_epoch
         while self._scheduled_steps < min(self.number + ahead, end):
             scheduled = [
@@ -170,12 +170,12 @@ class CoordinatedTraining(TensorFlowTraining):
         return float(np.sum(losses * rows) / np.sum(rows)), self._ended - before
 
     def weights(self) -> list[np.ndarray]:
-        """Return the parameter servers' weights after all scheduled steps have finished."""
+        """Return the parameter servers' weights once all scheduled steps have finished."""
         self._coordinator.join()
         return super().weights()
 
     def _run_worker_step(self, batches: tf.data.Iterator) -> tf.Tensor:
-        """Train one worker on its next batch; return the batch's mean loss and number of rows."""
+        """Train one worker on its next batch; return the batch's mean loss and its row count."""
         import keras
         import tensorflow as tf
 
@@ -186,7 +186,7 @@ class CoordinatedTraining(TensorFlowTraining):
         return tf.stack([tf.cast(loss, tf.float64), tf.cast(rows, tf.float64)])
 
     def _data(self, folder: str) -> tf.types.experimental.PolymorphicFunction:
-        """Save the samples in a folder; return a function that reads a worker's batches there."""
+        """Save the samples in a folder; return a function that reads the batches of a worker."""
         import keras
         import tensorflow as tf
 
@@ -210,8 +210,8 @@ class CoordinatedTraining(TensorFlowTraining):
                 batch_rows = tf.constant(rows)[tf.gather(ends, at) : tf.gather(ends, at + 1)]
                 return keras.tree.map_structure(lambda leaf: tf.gather(leaf, batch_rows), whole)
 
-            # Batch numbers start again from 0, because a fast worker takes more batches than an
-            # equal share.
+            # After the last batch, the numbers start again from 0, because a fast worker takes more
+            # batches than an equal share.
             numbers = tf.data.Dataset.range(steps).repeat()
             whole = tf.data.Dataset.load(folder).cache().repeat()
             return tf.data.Dataset.zip(numbers, whole).map(gather_batch).prefetch(2)
@@ -220,13 +220,13 @@ class CoordinatedTraining(TensorFlowTraining):
 
 
 def strategy_of(tf_strategy: TFDistribute, workers: int) -> tf.distribute.Strategy:
-    """Create the TensorFlow strategy; this must happen before other code runs TensorFlow."""
+    """Create the TensorFlow strategy; do this before any other code uses TensorFlow."""
     import tensorflow as tf
 
     kinds = tf.distribute.experimental
     if tf_strategy.kind == "parameter_server":
-        # TensorFlow may mistake a killed worker for a failed server, so it must ignore such
-        # failures. The labkit rank watches the servers itself.
+        # TensorFlow may mistake a killed worker for a failed server, so it is told to ignore such
+        # failures. The labkit rank itself watches the servers.
         os.environ["TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES"] = str(2**31)
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         return tf.distribute.ParameterServerStrategy(resolver)
@@ -250,12 +250,12 @@ def strategy_of(tf_strategy: TFDistribute, workers: int) -> tf.distribute.Strate
 
 
 def start(task: TrainingTask) -> Mapping[str, Callable[..., object]]:
-    """Build the model and optimizer; return the functions that the parent process may call."""
+    """Build the model and the optimizer; return the functions that the parent process can call."""
     if task.config is not None:
         os.environ["TF_CONFIG"] = json.dumps(task.config)
     tf_strategy = task.experiment.strategy
     assert isinstance(tf_strategy, TFDistribute)  # for the type checker
-    # The strategy must exist before TensorFlow runs anything.
+    # The strategy must be created before TensorFlow runs any operation.
     strategy = strategy_of(tf_strategy, task.experiment.workers)
     kind = CoordinatedTraining if tf_strategy.kind == "parameter_server" else SynchronousTraining
     training = kind(task, strategy)

@@ -1,4 +1,4 @@
-"""The cache of equivalence check results: one file per result; invalid files are ignored."""
+"""The cache of equivalence check results: one file per result, where invalid files are ignored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEAST = {"verdict", "max_abs_difference", "tolerance", "reason"}
 
 
 def read_verdict(path: Path) -> Verdict | None:
-    """Return the cached verdict; None if the file is absent, or (with a message) invalid."""
+    """Return the cached verdict; None if the file is missing or invalid (this prints a message)."""
     if not os.path.lexists(path):
         return None
     try:
@@ -35,7 +35,7 @@ def read_verdict(path: Path) -> Verdict | None:
 
 
 def write_verdict(path: Path, verdict: Verdict) -> None:
-    """Write a verdict to the cache for later runs; print a message if writing fails."""
+    """Write a verdict to the cache for later runs; if this fails, print a message."""
     try:
         write_json(path, {"equivalence": verdict})
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Training by programs on the virtual clock: a simulation with real gradients."""
+"""Training by programs on the virtual clock: time is simulated, but gradients are real."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import numpy as np
 from labkit.common.errors import InvalidInput
 from labkit.network import ComputeTime, Network
 from labkit.programs.program_state import ProgramState
-from labkit.programs.timing import TimingModel
+from labkit.programs.timing_model import TimingModel
 from labkit.programs.virtual_runtime import VirtualRuntime
 
 if TYPE_CHECKING:
     from labkit.strategies import ProgramStrategy
     from labkit.worker.played import ComputeBackend, ProgramSession
 
-TRIALS = 5  # number of measured gradients, whose median time is the virtual compute time
+TRIALS = 5  # number of timed gradients; their median is the virtual compute time
 
 
 class SimulatedTraining:
-    """A training by programs in a simulated runtime, with the compute backend of the programs.
+    """Training by programs in a simulated runtime, with real gradients from a compute backend.
 
     Args:
         session: Session that provides the model, the data and the recorder.
         strategy: Strategy that runs as one program per worker and per server.
-        stage: The compute backend of all programs.
+        stage: The compute backend that all programs use.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class SimulatedTraining:
         )
 
     def play(self, between: Callable[[SimulatedTraining], None] | None = None) -> None:
-        """Run the simulation to its end.
+        """Run the simulated training to its end.
 
         Args:
-            between: Function that is called between consecutive simulated events, for example to
-                save a checkpoint.
+            between: Function that is called between two simulated events, for example to save a
+                checkpoint.
 
         Raises:
-            InvalidInput: `between` is given, but replicas are divided into stages or tiles.
+            InvalidInput: If `between` is given, but replicas are divided into stages or tiles.
         """
         if between is None:
             self.world.play()
@@ -86,11 +86,11 @@ class SimulatedTraining:
             session.exchanged["lost"] = [dict(loss) for loss in losses]
 
     def save_state(self) -> ProgramState:
-        """Return the complete state of the simulation between two events."""
+        """Return the complete state of the simulation, between two simulated events."""
         return self.world.keep((self._backend.save_state(), self._session.exchanged))
 
     def load_state(self, state: ProgramState) -> None:
-        """Restore the state of a simulation of the same experiment."""
+        """Restore a state that was saved by a simulation of the same experiment."""
         self._declare_shared()
         stage, exchanged = self.world.take(state, self._program)
         timing, self._session.exchanged = self.world.times, exchanged
@@ -100,12 +100,12 @@ class SimulatedTraining:
         self._backend.load_state(stage)
 
     def _declare_shared(self) -> None:
-        # Saved states refer to these objects by name, because a restart creates new objects.
+        # Saved states refer to these objects by name, because a restart creates them anew.
         self.world.keeps({"roles": self._backend.roles, "strategy": self._strategy})
 
 
 def _timing_model(session: ProgramSession, stage: ComputeBackend) -> TimingModel:
-    """Return the timing model of the virtual clock; missing compute times are measured."""
+    """Return the timing model for the virtual clock; measure compute times that it lacks."""
     experiment, virtual = session.experiment, session.experiment.virtual
     assert virtual is not None  # for the type checker: `Experiment` guarantees it
     compute = virtual.compute_time or ComputeTime()
@@ -128,7 +128,7 @@ def _timing_model(session: ProgramSession, stage: ComputeBackend) -> TimingModel
 
 
 def _median(now: Callable[[], float], call: Callable[[], object]) -> float:
-    """Return the median seconds of a call, after two warm-up calls."""
+    """Return the median duration of a call in seconds, after two warm-up calls."""
     seconds = []
     for _ in range(2 + TRIALS):
         start = now()

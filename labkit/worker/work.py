@@ -1,4 +1,4 @@
-"""The training of one experiment on each rank, and the entry point of an engine process."""
+"""The training of an experiment on each rank, and the function that engine processes call first."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def work(
     report: Report = lambda kind, records: None,
     stop_asked: Callable[[], bool] = lambda: False,
 ) -> RankResult:
-    """Train one seed of an experiment on this rank.
+    """Train an experiment with one seed on this rank.
 
     Args:
         communicator: Communicator of the ranks that run the experiment.
-        experiment: Experiment to train; its `ranks` equals the communicator's size.
-        checkpoint_context: Folder and frequency of checkpoints, and the checkpoint from which
-            training resumes; None: no checkpoints.
+        experiment: Experiment to train; its `ranks` equals the size of the communicator.
+        checkpoint_context: Folder and frequency of checkpoints, and the checkpoint to resume from.
+            None: no checkpoints.
         report: Function (kind, records) that receives progress records, see
             `labkit.records.stream`.
-        stop_asked: Function that rank 0 polls; if it returns True, all ranks end training after the
+        stop_asked: Function that rank 0 polls. If it returns True, all ranks end training after the
             same step.
     """
     from labkit.keras import use_one_device
@@ -84,7 +84,7 @@ def work(
 
 
 def _slow_ranks(experiment: Experiment) -> dict[int, Slowdown]:
-    """Return the slowdown of each slow rank: every rank of a slow worker, and slow extra ranks."""
+    """Return the slowdown of each slow rank: all ranks of slow workers, and slow extra ranks."""
     workers, slow = experiment.workers, experiment.slowdowns
     slowdowns = {rank: slowdown for rank, slowdown in slow.items() if rank >= workers}
     for worker in slow.keys() - slowdowns.keys():
@@ -137,7 +137,7 @@ def _train(
     try:
         experiment.strategy.train(session)
     except Exception:
-        recorder.say()  # reports this rank's rows up to the failure
+        recorder.say()  # reports the rows that this rank had recorded before it failed
         raise
     measure = partial(offset, communicator.clock, communicator.allgather)
     offsets.append(session.outlive(measure))
@@ -148,7 +148,7 @@ def _train(
     memory_by_kind, peak = session.memory or _memory(session), memory.peak()
     session.close()
     evaluation = session.outlive(session.evaluate)
-    exchange = session.exchange()  # read now, because `session.saved` drops the exchange
+    exchange = session.exchange()  # read before `session.saved`, which drops the exchange
     whole = session.outlive(partial(_whole, session, verdict, evaluation, exchange, peer_recovery))
     return RankResult(
         rows=recorder.rows,
@@ -172,12 +172,12 @@ def _whole(
     exchange: dict[str, JSON] | None,
     peer_recovery: PeerMemoryRecovery | None,
 ) -> WholeResult | None:
-    """Return the run's results on the first rank, None on others; wait until all ranks end."""
+    """Wait until all ranks have ended; return the results on the first rank, None on others."""
     from labkit.records import environment
 
     communicator, recovery = session.communicator, session.recovery
     whole = None
-    # If training may survive a failure, a second rank also returns the results.
+    # If training can survive rank failures, a second rank returns the results as well.
     if communicator.rank < (1 if recovery is None else 2):
         assert session.recorder is not None
         whole = WholeResult(
@@ -193,14 +193,14 @@ def _whole(
                 *(recovery.faults if recovery is not None else []),
             ],
             membership_history=recovery.stretches if recovery is not None else [],
-            model=session.saved(),  # `saved` runs last, because it compiles the model again
+            model=session.saved(),  # `saved` must run last, because it compiles the model again
         )
     communicator.barrier("the end of training")
     return whole
 
 
 def prepare() -> None:
-    """Import the modules of training and collect garbage, so that the first run starts fast."""
+    """Import the modules that training needs and collect garbage, so that a first run is fast."""
     from labkit.worker.session import leave_modules
 
     leave_modules()
@@ -209,14 +209,14 @@ def prepare() -> None:
 def infer(
     communicator: Communicator, file: str | bytes, strategy: Strategy, x: Batch, batch_size: int
 ) -> Batch | None:
-    """Return this rank's predictions for rows x by a saved model; None if the rank has none.
+    """Predict rows x with a saved model; return this rank's predictions, or None if it has no rows.
 
     Args:
-        communicator: Communicator of the ranks that predict together.
-        file: Saved Keras model, as a path or as bytes.
+        communicator: Communicator of the ranks that compute predictions together.
+        file: Saved Keras model, given as a path or as bytes.
         strategy: Strategy that divides the model.
-        x: Array (rows, …), or a nested structure of arrays, the same on all ranks.
-        batch_size: Rows per forward pass.
+        x: Array (rows, …), or a nested structure of such arrays; it is the same on all ranks.
+        batch_size: Number of rows in one forward pass.
     """
     from labkit.keras import use_one_device
     from labkit.worker import inference
@@ -230,38 +230,38 @@ def infer(
 
 
 def _memory(session: TrainingSession) -> Memory:
-    """Return the memory of a rank with a whole model; strategies that divide a model report it."""
+    """Return the memory use of a rank that has a whole model; other strategies report theirs."""
     from labkit.model_parallel import memory
 
     experiment, model, workers = session.experiment, session.model, session.communicator.size
     rows = experiment.strategy.rows(experiment.batch_size, workers)
     plain = session.optimizer()
-    # Workers that programs simulate share the memory of one process.
+    # Workers that are simulated as programs share the memory of one process.
     look = workers == 1 and not experiment.uses_programs
     return memory.by_kind(model, model, model.optimizer, plain, rows, look=look)
 
 
 def _events(timeline: Timeline | None) -> list[Event]:
-    """Return the events of a timeline; [] if all its events are of the kind "step"."""
+    """Return the events of a timeline; return [] if all of them are of the kind "step"."""
     events = list(timeline.events) if timeline is not None else []
     return events if any(kind != "step" for kind, *_ in events) else []
 
 
 def main(payload: bytes) -> Any:
-    """Run a task's function on this rank; this is the entry point of an engine process.
+    """Run a task's function on this rank; this is the function that an engine process calls.
 
-    The task contains `call` (function and arguments, pickled), `ranks`, `spares` (number of spare
-    ranks), and `limit` (timeout). It also contains `network`, `folder`, `modules`, `luggage` and
-    `environment`. If the task has `stream` (a folder) and `submitter` (a process), the function
-    also gets `report` and `stop_asked`, see `labkit.records.stream`. The task's `deaths` is the
-    number of earlier rank failures.
+    The task has the entries `call` (function and arguments, pickled), `ranks`, `spares` (number of
+    spare ranks), and `limit` (timeout). It also has the entries `network`, `folder`, `modules`,
+    `luggage` and `environment`. If the task has `stream` (a folder) and `submitter` (a process),
+    the function also receives `report` and `stop_asked`, see `labkit.records.stream`. The entry
+    `deaths` of the task is the number of earlier rank failures.
 
-    A failed rank announces its error on the status table that all ranks read. If a rank fails,
-    waiting ranks raise an error, and every engine process stays usable.
+    A rank that fails writes its error to a status table, which all ranks read. If a rank fails, the
+    ranks that wait for it raise an error, so every engine process remains usable.
 
     Returns:
-        The function's result, the failed ranks, and this rank's number; (None, [], None) on a spare
-        rank that was not needed.
+        The function's result, the failed ranks, and the number of this rank. On a spare rank that
+        was not needed: (None, [], None).
     """
     import cloudpickle
 
@@ -289,9 +289,9 @@ def main(payload: bytes) -> Any:
             options = {"report": writer.write, "stop_asked": writer.stop_asked}
         result = function(communicator, *arguments, **options)
         try:
-            # The barrier detects ranks that failed after the call.
+            # The barrier detects ranks that failed after they returned from the function.
             communicator.barrier("the end of the call")
-        except RankDied:  # the failed rank reports its failure, and its engine restarts
+        except RankDied:  # the failed rank reports its own failure, and its engine restarts
             communicator.release_spares()
             return result, communicator.lost, communicator.number
     except BaseException as error:
@@ -301,6 +301,6 @@ def main(payload: bytes) -> Any:
         raise cause from (None if cause is error else error)
     if communicator.rank == 0:
         communicator.release_spares()
-    with suppress(RankDied):  # the result is complete; engines that failed restart
+    with suppress(RankDied):  # the result is complete, and engines of failed ranks restart
         communicator.close()
     return result, communicator.lost, communicator.number

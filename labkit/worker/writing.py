@@ -1,4 +1,4 @@
-"""A thread that writes the state of a rank into a checkpoint while training continues."""
+"""A thread that writes a rank's state to a checkpoint file while training continues."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from labkit.common.safe_files import make_folder
 from labkit.communicator import Communicator
 from labkit.records import checkpoints, store, stream
 from labkit.records.checkpoints import CheckpointContext
-from labkit.records.pieces import TensorBox, rank_file, write
+from labkit.records.tensor_boxes import TensorBox, rank_file, write
 
-LOOK_EVERY = 0.01  # seconds between two polls
-LOOKS = 50  # polls between two checks of the run's owner; each check reads a shared file
+LOOK_EVERY = 0.01  # seconds between two polls for the files of other ranks
+LOOKS = 50  # polls between two checks of who owns the run; each check reads a shared file
 
 
 class StateCopy(NamedTuple):
-    """A copy of a rank's state after a step: tensors, history rows, details and manifest."""
+    """A copy of a rank's state after a step: tensors, history rows, details and a manifest."""
 
     taken: int
     pieces: Sequence[TensorBox]
@@ -34,7 +34,7 @@ class StateCopy(NamedTuple):
 
     @property
     def all_pieces(self) -> list[TensorBox]:
-        """All tensors to save, including one array per column of the history rows."""
+        """All tensors to save; each column of the history rows is one array."""
         columns = self.rows[0] if self.rows else ()
         rows = [
             TensorBox.local(f"rows/{name}", np.array([row[name] for row in self.rows]))
@@ -44,14 +44,14 @@ class StateCopy(NamedTuple):
 
 
 class CheckpointWriter:
-    """A thread that writes one rank's file; on rank 0 it also publishes the files of all ranks.
+    """A thread that writes one file per rank; on rank 0 it then publishes the files of all ranks.
 
     Args:
-        communicator: Communicator of the ranks that write.
-        checkpoint_context: Folder of checkpoints, and the process that owns the run.
+        communicator: Communicator of the ranks that write checkpoint files.
+        checkpoint_context: Folder for checkpoints, and the process that owns the run.
 
     Raises:
-        InvalidInput: This host does not share the run's folder.
+        InvalidInput: If this host does not share the run's folder.
     """
 
     def __init__(self, communicator: Communicator, checkpoint_context: CheckpointContext) -> None:
@@ -70,36 +70,36 @@ class CheckpointWriter:
         return owner is None or stream.is_shared(live, owner)
 
     def is_writing(self) -> bool:
-        """Return whether the last checkpoint is still being written."""
+        """Return whether the thread is still writing the last checkpoint."""
         return self._thread.is_alive()
 
     def check(self) -> None:
-        """Raise the error that has ended the thread, if there is one."""
+        """If an error has ended the thread, raise this error."""
         if self._error is not None:
             raise self._error
 
     def begin(self, copied: StateCopy) -> None:
-        """Start to write a checkpoint; the previous checkpoint must be complete."""
+        """Start to write a checkpoint; the previous one must be completely written."""
         work = lambda: self._write(copied)  # noqa: E731
         self._thread = threading.Thread(target=work, name="checkpoint", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the current checkpoint is written."""
+        """Wait until the current checkpoint is completely written."""
         while self.is_writing():
             self._thread.join(LOOK_EVERY)
-            self._communicator.board.raise_failures()  # raises if another rank has failed
+            self._communicator.board.raise_failures()  # raises an error if another rank has failed
         self.check()
 
     def stop_waiting(self) -> None:
-        """Let the thread stop waiting for other ranks' files, after a failure."""
+        """After a failure, make the thread stop waiting for the files of other ranks."""
         self._given_up.set()
 
     def _write(self, copied: StateCopy) -> None:
         try:
             rank, owner = self._communicator.rank, self._context.owner or {}
             # The folder's name contains the owner's process id, because ranks of a killed owner may
-            # still write the same step.
+            # still be writing the same step.
             half = f"{copied.taken}.{owner.get('pid', 'half')}"
             folder = Path(self._context.folder) / half
             make_folder(folder, Path(self._context.folder).parent)
@@ -108,15 +108,15 @@ class CheckpointWriter:
             if rank == 0:
                 self._seal(folder, copied.manifest)
         except BaseException as error:
-            self._error = error  # `check` raises this error in the training thread
+            self._error = error  # `check` raises this error later in the training thread
 
     def _seal(self, folder: Path, manifest: Mapping[str, JSON]) -> None:
         sums = [_sum(folder, rank) for rank in range(self._communicator.size)]
         polls = 0
         while not all(path.exists() for path in sums):
             polls += 1
-            # If another process resumes the run, it removes unpublished files, and this loop would
-            # wait for them forever.
+            # If another process resumes the run, it removes unpublished files. Without this check,
+            # the loop would wait for them forever.
             taken_up = polls % LOOKS == 0 and not self.is_owner()
             if self._given_up.wait(LOOK_EVERY) or taken_up:
                 return
@@ -131,10 +131,10 @@ class CheckpointWriter:
 
 
 def versions() -> dict[str, JSON]:
-    """Return the versions of the packages on which a saved state depends."""
+    """Return the versions of those packages that affect a saved state."""
     return {name: importlib.metadata.version(name) for name in ("labkit", "keras", "numpy")}
 
 
 def _sum(folder: Path, rank: int) -> Path:
-    """Return the path of the checksum file, which marks a rank's file as complete."""
+    """Return the path of the checksum file, whose existence marks a rank's file as complete."""
     return folder / f"rank{rank}.json"

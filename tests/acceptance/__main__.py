@@ -1,4 +1,4 @@
-"""`python -m tests.acceptance NAME`: campaigns that test or time labkit itself."""
+"""Campaigns that test or time labkit itself, started by `python -m tests.acceptance NAME`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.acceptance.repository import import_path
 
 
 class _Campaigns(OneLineErrors, CommandTable):
-    """Commands of this folder, whose error messages have the same form as those of `labkit`."""
+    """The commands of this folder; they report errors in the same form as the command `labkit`."""
 
 
 campaigns = _Campaigns(
@@ -35,8 +35,8 @@ campaigns = _Campaigns(
 
 def main() -> None:
     """Run the campaign that the command line names."""
-    # All processes of a campaign inherit both settings: engines, notebook runs, and ranks of
-    # mpiexec.
+    # All processes of a campaign inherit both environment variables: engines, notebook runs, and
+    # ranks of mpiexec.
     keep_bytecode()
     os.environ["PYTHONPATH"] = import_path()
     campaigns(prog_name="python -m tests.acceptance")

@@ -1,7 +1,7 @@
-"""Attacks on real commands by signals, limits and full file systems, at random moments.
+"""Attack real commands at random moments with signals, resource limits, and full file systems.
 
-After each attack the command must end, name the cause in its output and record, and leave no
-processes or files. The next run must work.
+After each attack the command must end, name the cause in its output and its record, and leave no
+processes or files. After that, a new run must work.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ ADDRESSES = 2 << 30  # limit of mapped memory, bytes; too small for TensorFlow
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack on a command, and the required end of the command.
+    """An attack on a command, and the way in which the command must end.
 
     Attributes:
         act: The function that attacks the command.
-        told: Regular expression of the cause that the record or the command must name.
+        told: Regular expression that must match the cause in the command's record or output.
         state: Required final state of the records; "" if the attack may precede the first record.
         kind: Kind of the command, see `CommandUnderTest`.
-        more: Further arguments of the command.
-        begin: Function that the process calls before it becomes the command.
+        more: Further arguments of the command line.
+        begin: Function that the child process calls before it executes the command.
         spread: Maximal number of seconds between the start of work on the ranks and the attack.
-        anytime: Maximal number of seconds between the start of the command and the attack, instead
-            of `spread`.
-        role: Role of the process that must exist before these seconds begin.
+        anytime: If positive, the attack comes at a random moment within this number of seconds
+            after the command's start, and `spread` is ignored.
+        role: The seconds of `anytime` begin when a process with this role exists.
         ranks: Possible numbers of ranks; each attack draws one of them.
-        within: Seconds after which no process or file of the command may be left.
-        followed: Whether another run is tried after the attack.
+        within: Seconds after which no process or file of the command may remain.
+        followed: Whether the campaign starts another run after the attack.
     """
 
     act: Act
@@ -74,7 +74,7 @@ def _send(signal: str, role: str = "") -> Act:
 
 
 def _nothing(target: CommandUnderTest) -> None:
-    """Do nothing, because the function `begin` of the attack has already limited the command."""
+    """Do nothing: the attack's function `begin` has already limited the command's memory."""
 
 
 def _still(target: CommandUnderTest) -> None:
@@ -92,7 +92,7 @@ def _few_addresses() -> None:
 
 
 def _stale_segments(target: CommandUnderTest) -> None:
-    """Leave many shared-memory segments without an owner, with names as Open MPI gives them."""
+    """Leave shared-memory segments without an owner, named as by Open MPI; kill the command."""
     for number in range(STALE):
         (target.shared / f"sm_segment.stale.{number}").write_bytes(b"stale")
     target.send("SIGKILL")
@@ -119,7 +119,7 @@ def _killed(role: str, told: str = "", **more: Any) -> Attack:
 
 
 def _killed_start(role: str, state: str, **more: Any) -> Attack:
-    """Return an attack that kills the caller of ranks at a random moment while the ranks start."""
+    """Return an attack that kills the process of a role at a random moment while ranks start."""
     return Attack(
         _send("SIGKILL", role),
         "",
@@ -137,7 +137,7 @@ TWO, MANY = ("-p", "workers", "2"), ("-p", "workers", "9999")
 ATTACKS = {
     "keeper killed": _killed("keeper"),
     "controller killed": _killed("controller"),
-    "its parts killed": _killed("part of the controller", "part .* of the controller"),
+    "its parts killed": _killed("part of the controller", "child process .* of the controller"),
     "mpiexec killed": _killed("mpiexec"),
     "rank killed": _killed("rank 1"),
     "rank killed in training": _killed("rank 1", kind="experiment", more=TWO),
@@ -180,12 +180,12 @@ DISKS = ("full disk", "read-only disk")
 
 
 def measure(only: Sequence[str], times: int, seed: int) -> Iterator[Row]:
-    """Attack commands, and yield a row for each attack after all its repeats.
+    """Attack commands, and yield one row per attack when all its repeats are done.
 
     Args:
-        only: Names of attacks in `ATTACKS`; empty: all attacks.
+        only: Names of attacks in `ATTACKS`; if empty, all attacks are made.
         times: Number of repeats of each attack.
-        seed: Seed of the random moments.
+        seed: Seed of the random numbers that set the moments of the attacks.
 
     Raises:
         InvalidInput: A name is not in `ATTACKS`.
@@ -194,7 +194,7 @@ def measure(only: Sequence[str], times: int, seed: int) -> Iterator[Row]:
     draw = random.Random(seed)
     for name in only or ATTACKS:
         if name in DISKS and os.geteuid() != 0:
-            continue  # only root can create a file system
+            continue  # only root can mount a small file system
         ends = [_try(name, ATTACKS[name], draw) for _ in range(times)]
         wrong = [end["wrong"] for end in ends if end["wrong"]]
         yield {
@@ -211,7 +211,7 @@ def measure(only: Sequence[str], times: int, seed: int) -> Iterator[Row]:
 
 
 def _try(name: str, attack: Attack, draw: random.Random) -> Row:
-    """Attack one command; return its seconds until the end, leftovers, output and faults."""
+    """Attack one command; return a row with its end time, leftovers, output and faults."""
     ranks = draw.choice(attack.ranks)
     how = attack.kind, attack.more, attack.begin
     target = CommandUnderTest(*how, disk=name in DISKS, ranks=ranks)
@@ -245,7 +245,7 @@ def _try(name: str, attack: Attack, draw: random.Random) -> Row:
 
 
 def _odd_states(attack: Attack, target: CommandUnderTest) -> list[str]:
-    """Return the states of records that differ from the required state.
+    """Return descriptions of the record states that differ from the state the attack requires.
 
     An attack at a random moment may precede the first record, so a missing record is allowed.
     """
@@ -265,7 +265,7 @@ def _odd_states(attack: Attack, target: CommandUnderTest) -> list[str]:
 @click.option("--seed", default=0, show_default=True, help="Of the moments.")
 @AS_JSON
 def command(names: list[str], times: int, seed: int, file: Path | None) -> None:
-    """Attack real commands of this machine by signals, limits and full disks."""
+    """Attack real commands of this machine by signals, resource limits and full disks."""
     rows = []
     for row in measure(names, times, seed):
         rows.append(row)

@@ -24,8 +24,8 @@ from labkit.records import store
 from labkit.records.scan import scan
 
 SHARED = Path("/dev/shm")
-LIMIT = 150.0  # timeout of every wait, seconds
-LEFT = 90.0  # seconds after which nothing may be left
+LIMIT = 150.0  # timeout of each wait, seconds
+LEFT = 90.0  # seconds after which no process or file may remain
 EXPERIMENT = """
 model: linear
 dataset_options: {rows: 64, test_rows: 9}
@@ -33,8 +33,8 @@ batch_size: 32
 verify: false
 epochs: 20000
 """
-# The source of a cell or script: its ranks repeatedly wait for each other, and record steps as a
-# training does.
+# The source code of a cell or script: its ranks repeatedly wait for each other, and record steps as
+# a training does.
 CALLS = """
 import labkit
 
@@ -58,15 +58,15 @@ with labkit.Cluster(workers=2) as cluster:
 
 
 class CommandUnderTest:
-    """A command in its own folder, with its own runtime folder and shared memory.
+    """A running command with its own working folder, runtime folder and shared memory.
 
     Args:
-        kind: `experiment` trains by `labkit run FILE.yaml`. In a `script`, a `notebook` (`labkit
-            run`) or a `sweep`, ranks wait for each other.
-        more: Further arguments of the command.
-        before: Function that the process calls before it becomes the command, such as to limit its
-            memory.
-        disk: Whether the runs are on a small file system of their own (Linux, root).
+        kind: The kind `experiment` trains by `labkit run FILE.yaml`. In the kinds `script`,
+            `notebook` (`labkit run`) and `sweep`, ranks only wait for each other.
+        more: Further arguments of the command line.
+        before: Function that the child process calls before it executes the command, for example to
+            limit its memory.
+        disk: Whether the runs are on a separate, small file system (requires Linux and root).
         ranks: Number of ranks of the cluster.
     """
 
@@ -120,7 +120,7 @@ class CommandUnderTest:
     # --- processes -----------------------------------------------------------------------------
 
     def processes(self) -> dict[psutil.Process, str]:
-        """Return the running processes of the command by role: `rank 1`, `keeper`, `mpiexec`, …."""
+        """Return the command's running processes, each with its role: `rank 1`, `mpiexec`, …."""
         found = {}
         for process in psutil.process_iter():
             try:
@@ -152,7 +152,7 @@ class CommandUnderTest:
         return line or "?"
 
     def send(self, name: str, role: str = "") -> None:
-        """Send a signal to the processes of a role; "" means all processes."""
+        """Send a signal to all processes with a role; the role "" means all processes."""
         for process, own in self.processes().items():
             if role in ("", own):
                 with suppress(psutil.NoSuchProcess):
@@ -170,11 +170,11 @@ class CommandUnderTest:
         return sum(path.read_text().count('["step"') for path in streams)
 
     def at_work(self) -> bool:
-        """Return whether the ranks train, or wait for each other."""
+        """Return whether the ranks are training or waiting for each other."""
         return self.steps() > 0
 
     def records(self) -> list[store.Record]:
-        """Return the statuses of the command's notebook runs and runs."""
+        """Return the status records of the command's notebook runs and runs."""
         folders = sorted({*find(self.runs)[0], *scan(self.runs).runs})
         # If labkit cannot write a record beside the run, it writes the record to the runtime
         # folder.
@@ -187,7 +187,7 @@ class CommandUnderTest:
             os.environ |= {"LABKIT_RUNTIME": before} if before is not None else {}
 
     def told(self) -> str:
-        """Return the cause of the end, from the records and the last line of output."""
+        """Return the cause of the command's end, from its records and its last line of output."""
         causes = []
         for record in self.records():
             rank = "" if record["rank"] is None else f"rank {record['rank']}: "
@@ -197,7 +197,7 @@ class CommandUnderTest:
     # --- end -----------------------------------------------------------------------------------
 
     def ended(self, seconds: float = LIMIT) -> bool:
-        """Return whether the command ends within some seconds."""
+        """Return whether the command ends before a timeout in seconds."""
         try:
             self.root.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -221,7 +221,7 @@ class CommandUnderTest:
         return [path.name for path in found if path.suffix != ".lock" and path.name != LAST]
 
     def next_works(self) -> bool:
-        """Return whether a new cluster of two ranks starts and answers."""
+        """Return whether a new cluster of two ranks starts and answers a call."""
         (self.folder / "next.py").write_text(NEXT)
         self.root = self._start(["next.py"])
         return self.ended() and self.root.returncode == 0
@@ -237,7 +237,8 @@ class CommandUnderTest:
 
 
 def wait_for(what: Callable[[], object], target: CommandUnderTest) -> None:
-    """Wait until a condition holds. Raises: LabkitError, with the end of the output."""
+    """Wait until a condition holds. Raises: LabkitError with the end of the command's output, if
+    the condition does not hold in time."""
     end = time.monotonic() + LIMIT
     while not what():
         if target.root.poll() is not None or time.monotonic() > end:
@@ -246,8 +247,7 @@ def wait_for(what: Callable[[], object], target: CommandUnderTest) -> None:
 
 
 def _begin(before: Callable[[], None] | None) -> None:
-    # A process that a shell starts in the background ignores SIGINT, so the default handler is
-    # restored.
+    # A shell starts background processes with SIGINT ignored, so the default handler is restored.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if before is not None:
         before()

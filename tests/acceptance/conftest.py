@@ -1,4 +1,4 @@
-"""The import path by which processes that the tests start can import the campaigns."""
+"""Set the import path with which child processes of the tests can import the campaigns."""
 
 from __future__ import annotations
 

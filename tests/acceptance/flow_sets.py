@@ -1,4 +1,4 @@
-"""Small sets of flows whose max-min rates were computed by hand, to test network models."""
+"""Small sets of flows with max-min rates that were computed by hand, to test network models."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 
 class FlowSet(NamedTuple):
-    """Flows on links, with the times by hand at which their last bytes are sent.
+    """Flows on links, and the times, computed by hand, at which their last bytes are sent.
 
-    Args: name; why: the arithmetic; bandwidth: bytes/s of each link; ways: the links of each flow;
-    nbytes, start (s): of each flow; drained: s, of each.
+    Args: name; why: the arithmetic; bandwidth: bytes/s of each link; ways: the links that each flow
+        uses; nbytes: bytes of each flow; start: start (s) of each flow; drained: time (s) at which
+        each flow has sent its last byte.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Random invalid input from Hypothesis: each command succeeds, or ends with a one-line error."""
+"""Random invalid input from Hypothesis: each command must succeed, or report a one-line error."""
 
 from __future__ import annotations
 
@@ -51,14 +51,15 @@ GOOD = {
     "input_mode": ["shard", "scatter"],
 }
 PIPE = "a pipe"
-ELSEWHERE = ("../home", "../home/made", "/dev/null", PIPE)  # targets of links
+ELSEWHERE = ("../home", "../home/made", "/dev/null", PIPE)  # targets of symbolic links
 
 
 class Case(NamedTuple):
-    """The files of a case in an empty folder, and the command that reads them.
+    """A test case: files in a folder, and the command of labkit that reads them.
 
     Attributes:
-        special: Link targets by name, or PIPE for a named pipe.
+        special: Pairs of a file name and the target of this symbolic link; the target PIPE makes a
+            named pipe.
     """
 
     files: dict[str, bytes]
@@ -67,12 +68,12 @@ class Case(NamedTuple):
 
 
 def measure(app: click.Command, cases: int, seed: int) -> Iterator[Row]:
-    """Run about this many cases, divided among all kinds; return a row per kind and per failure.
+    """Run about `cases` test cases, divided among all kinds; yield a row per kind and per failure.
 
-    A case fails if it causes a traceback, a wrong exit code, terminal control characters in the
-    output, or a file outside its folder.
+    A case fails if the command causes a traceback, a wrong exit code, terminal control characters
+    in the output, or a file outside its folder.
 
-    Raises: LabkitError, if Hypothesis is not installed.
+    Raises: LabkitError if Hypothesis is not installed.
     """
     with TemporaryDirectory(prefix="labkit-fuzz-") as place:
         make(Path(place) / "good", 1)
@@ -90,7 +91,7 @@ def measure(app: click.Command, cases: int, seed: int) -> Iterator[Row]:
 
 
 class Ended(NamedTuple):
-    """The result of a case: its exit code, and what is wrong with its end; empty: nothing."""
+    """The result of a case: its exit code, and what is `wrong`, which is empty if nothing is."""
 
     case: Case
     code: int
@@ -98,12 +99,13 @@ class Ended(NamedTuple):
 
 
 def _tried(app: click.Command, cases: Any, count: int, seed: int, folder: Path) -> list[Ended]:
-    """Run this many cases, and return their results."""
+    """Run `count` random cases, and return their results."""
     hypothesis = optional("hypothesis", "dev")
     tried: list[Ended] = []
 
     def one(case: Case) -> None:
-        # Results are stored instead of raised, because a failure must not end the search.
+        # The function stores a failure and does not raise it, because an exception would end
+        # Hypothesis's search.
         tried.append(_ended(app, case, folder / str(len(tried))))
 
     settings = hypothesis.settings(
@@ -118,7 +120,7 @@ def _tried(app: click.Command, cases: Any, count: int, seed: int, folder: Path) 
 
 
 def kinds(run: dict[str, bytes]) -> dict[str, Any]:
-    """Return Hypothesis strategies that generate cases, by kind of case."""
+    """Return, by kind of case, Hypothesis strategies that generate cases."""
     some = optional("hypothesis.strategies", "dev")
     values = some.sampled_from(NASTY) | some.recursive(
         some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=20),
@@ -128,11 +130,11 @@ def kinds(run: dict[str, bytes]) -> dict[str, Any]:
         ),
         max_leaves=6,
     )
-    # A command line is text without NUL characters.
+    # An argument of a command line cannot contain NUL characters.
     words = (values.map(_as_text) | some.text(max_size=30)).map(lambda t: t.replace("\0", ""))
 
     def changed(draw: Draw, whole: Any) -> bytes:
-        """Generate JSON with one value replaced or removed, or with damaged bytes."""
+        """Generate JSON in which one value is replaced or removed, or some bytes are damaged."""
         how = draw(some.sampled_from(["value", "value", "value", "gone", "cut", "bytes", "deep"]))
         text = json.dumps(_altered(whole, draw, some, values, how)).encode()
         if how == "deep":
@@ -195,7 +197,7 @@ def kinds(run: dict[str, bytes]) -> dict[str, Any]:
 
 
 def _folder(draw: Draw, some: Any, run: dict[str, bytes]) -> Case:
-    """Return a foreign folder: its records name this process, and a link points outside."""
+    """Return a case with an untrusted folder: it names this process, and a link points outside."""
     status = {"schema": 1, "state": draw(some.sampled_from(["failed", "running"]))}
     status |= store.this_process() | {"notebook": "n.ipynb"}
     if draw(some.booleans()):
@@ -213,7 +215,7 @@ def _folder(draw: Draw, some: Any, run: dict[str, bytes]) -> Case:
 
 
 def _altered(whole: Any, draw: Draw, some: Any, values: Any, how: str) -> Any:
-    """Return a copy in which the value at one place is replaced or removed."""
+    """Return a copy of a JSON value in which one inner value is replaced or removed."""
     whole = copy.deepcopy(whole)
     inner = whole
     while True:
@@ -231,7 +233,7 @@ def _altered(whole: Any, draw: Draw, some: Any, values: Any, how: str) -> Any:
 
 
 def _damaged(content: bytes, draw: Draw, some: Any) -> bytes:
-    """Return a copy of bytes that is cut, or in which some bytes are changed."""
+    """Return a copy of bytes that is cut short, or in which some bytes are replaced."""
     place = draw(some.integers(0, len(content) - 1))
     if draw(some.booleans()):
         return content[:place]
@@ -244,7 +246,7 @@ def _as_text(value: Any) -> str:
 
 
 def _ended(app: click.Command, case: Case, folder: Path) -> Ended:
-    """Run the command of a case in its folder."""
+    """Run the command of a case in its folder, and return the result."""
     from click.testing import CliRunner
 
     for name, content in case.files.items():
@@ -292,7 +294,7 @@ def _misbehaviour(done: Result) -> str:
 
 
 def _seen(case: Case, run: dict[str, bytes]) -> str:
-    """Return the invalid file of a case, shortened to one line."""
+    """Return the content of a case's invalid file, shortened to one line."""
     odd = {n: c for n, c in case.files.items() if c not in run.values()}
     shown = [f"{name}: {content[:300]!r}" for name, content in odd.items()]
     return "; ".join([*(f"{name} -> {target}" for name, target in case.special), *shown])
@@ -311,8 +313,9 @@ FUZZ = {name: name for name in ("case", "tried", "failed", "exit 0", "exit 1", "
 def command(cases: int, records: int, seed: int, file: Path | None) -> None:
     """Test commands with invalid parameters, YAML, notebooks, records and reports.
 
-    With --records, all readers of runs read records of unusual fields and sizes, with limits of
-    time and memory. Each reader must read a record, or skip it with a one-line message.
+    With --records, all programs that read runs must read records with unusual fields and sizes,
+    under limits of time and memory. Each of them must read a record, or skip it with a one-line
+    message.
     """
     say(f"seed {seed}")
     rows = list(measure(app, cases, seed)) if cases else []

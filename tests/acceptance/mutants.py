@@ -1,4 +1,4 @@
-"""Mutation testing: seeded changes of labkit's code, which its tests must detect."""
+"""Mutation testing: random small changes of labkit's code, which its tests must detect."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from tests.acceptance.mutations import Mutant, mutants
 from tests.acceptance.repository import ROOT
 
 ROOMS = ("exchange", "compression", "strategies")
-# Seconds that the tests of a mutant may take, in addition to PATIENCE times their usual duration.
+# Seconds that the tests of a mutant may take beyond PATIENCE times their usual duration.
 SLACK = 120.0
-PATIENCE = 5.0  # factor for other load on the machine; slower tests do not count as detection
+PATIENCE = 5.0  # tolerated slowdown by other load, which must not count as detection
 
 Outcome: TypeAlias = Literal["noticed", "survived", "ran too long"]
 
 
 class Verdict(NamedTuple):
-    """The result of the tests of a mutant: the first test that detects it, and the duration."""
+    """The result of testing a mutant: outcome, first test that detects it, and duration."""
 
     outcome: Outcome
     by: str
@@ -42,16 +42,16 @@ class Verdict(NamedTuple):
 
 
 def measure(count: int, seed: int, rooms: Sequence[str] = ROOMS) -> Iterator[Row]:
-    """Yield a row per mutant, after the tests of its module and of its package.
+    """Yield a row per mutant, after running the tests of its module and of its package.
 
     Args:
-        count: Number of mutants, drawn from all possible ones.
-        seed: Seed of the draw.
-        rooms: Packages of labkit whose code is changed.
+        count: Number of mutants, drawn at random from all possible ones.
+        seed: Seed of the random choice.
+        rooms: Names of labkit's packages in which code is changed.
 
     Raises:
         InvalidInput: A package does not exist.
-        LabkitError: The tests fail without a change.
+        LabkitError: The tests fail on unchanged code.
     """
     files = [file for room in rooms for file in _modules(ROOT, room)]
     everyone = [one for file in files for one in mutants(file.relative_to(ROOT), file.read_text())]
@@ -59,8 +59,8 @@ def measure(count: int, seed: int, rooms: Sequence[str] = ROOMS) -> Iterator[Row
     sound: dict[Path, float] = {}
     for one in chosen:
         near, found = mirrors(ROOT, one.file), Verdict("survived", "", 0.0)
-        # A mutant that the mirroring tests do not detect may be detected by another test of the
-        # package.
+        # If the module's own tests do not detect a mutant, another test of the package may detect
+        # it.
         for tests in (near, [test for test in _of_room(ROOT, one.file) if test not in near]):
             if not tests or found.outcome != "survived":
                 continue
@@ -82,10 +82,11 @@ def measure(count: int, seed: int, rooms: Sequence[str] = ROOMS) -> Iterator[Row
 
 
 def mirrors(root: Path, module: Path) -> list[Path]:
-    """Return the test files that mirror a module.
+    """Return the test files that belong to a module.
 
-    These are the files with its name. If there are none, they are the package's tests that contain
-    the names of the module or its definitions; otherwise, all tests of the package.
+    These are the test files of its package whose names begin with the module's name. If there are
+    none, they are the package's test files that contain the name of the module or of one of its
+    definitions; if there are none either, all test files of the package.
     """
     files, name = _of_room(root, module), module.stem
     named = [file for file in files if file.stem.removeprefix("test_").startswith(name)]
@@ -128,7 +129,7 @@ def _words(text: str) -> list[str]:
 def verdict(
     root: Path, tests: Sequence[Path], mutant: Mutant | None, limit: float | None = None
 ) -> Verdict:
-    """Run tests on a copy of the package, with or without a change, and return the result."""
+    """Run tests on a copy of the package, mutated or unchanged; return the result."""
     with tempfile.TemporaryDirectory(prefix="labkit-mutant-") as folder:
         place = Path(folder)
         for name in ("labkit", "tests"):
@@ -142,7 +143,8 @@ def verdict(
         command = [sys.executable, "-P", "-m", "pytest", *options, *(str(test) for test in tests)]
         start = time.monotonic()
         with (place / "said").open("w") as said:
-            # The copy is first on the path, also of the engines that the tests start.
+            # The copy comes first on the import path of the tests and of the engines that they
+            # start.
             process = subprocess.Popen(
                 command,
                 cwd=place,
@@ -163,7 +165,7 @@ def verdict(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the tests and all processes that they have started."""
+    """End the tests and all processes that the tests started."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait()

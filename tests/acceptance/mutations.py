@@ -1,4 +1,4 @@
-"""Mutants of a module: each is one small change of its syntax tree."""
+"""Mutants of a module: each has one small change of the module's syntax tree."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ Change: TypeAlias = Callable[[ast.AST], ast.AST]
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change in one file.
+    """A file with one change.
 
     Attributes:
-        file: Path relative to the parent of the package.
-        line: Line of the change.
+        file: Path of the file, relative to the parent folder of the package.
+        line: Line number of the change.
         change: Code before and after the change.
-        source: Source of the whole file with the change.
+        source: Source code of the whole file, including the change.
     """
 
     file: Path
@@ -69,7 +69,7 @@ def mutants(file: Path, source: str) -> list[Mutant]:
 
 
 def _places(node: ast.AST) -> Iterator[tuple[ast.AST, Change]]:
-    """Yield nodes that can be changed, each with its change; types and messages are left out."""
+    """Yield each node that can be changed, with its change; skip types and error messages."""
     if isinstance(node, ast.Raise | ast.Import | ast.ImportFrom | ast.JoinedStr):
         return
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -79,7 +79,7 @@ def _places(node: ast.AST) -> Iterator[tuple[ast.AST, Change]]:
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "bases", "type_params"):
             continue
-        # An alias of types uses operators such as `|`, which are no computation.
+        # A type alias uses operators such as `|`, which compute nothing.
         if isinstance(node, ast.AnnAssign) and "TypeAlias" in ast.unparse(node.annotation):
             continue
         for child in value if isinstance(value, list) else [value]:
@@ -136,7 +136,7 @@ def _one_more(node: ast.AST) -> ast.AST:
 
 
 class _Exchange(ast.NodeTransformer):
-    """A transformer that replaces one node by another node."""
+    """A transformer of syntax trees that replaces one node by another."""
 
     def __init__(self, old: ast.AST, new: ast.AST) -> None:
         self._old, self._new = old, new

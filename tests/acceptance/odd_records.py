@@ -1,4 +1,4 @@
-"""Folders of runs with one unusual record: each field, each size, each file that is read."""
+"""Run folders with one unusual record: an unusual field, an unusual size, or an unusual file."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Place: TypeAlias = "tuple[str | int, ...]"
 
 
 class Odd(NamedTuple):
-    """A description of the unusual record, and the files of the folder."""
+    """A description of the unusual record, and all files of the folder."""
 
     what: str
     files: Files
 
 
 def base(place: Path) -> Files:
-    """Return the files of a folder with a run, a notebook run, a sweep, and a calibration.
+    """Return the files of a folder with a run, a notebook run, a sweep and a calibration.
 
     Args:
         place: Empty folder in which the files are created.
@@ -48,7 +48,7 @@ def base(place: Path) -> Files:
     files |= {b"calibration.json": _json(_CALIBRATION), JOB + b"params.yaml": b"workers: 2\n"}
     files |= {JOB + b"status.json": _json(_STATUS | {"notebook": "n.ipynb"})}
     files |= {SWEEP: _json(_SWEEP)}
-    # The process number does not exist, so that `stop` cannot end the fuzzing process.
+    # No process has this process ID, so `stop` cannot end the campaign's own process.
     for path in (ODD + b"status.json", b"runs/b/status.json"):
         files[path] = _json(json.loads(files[path]) | {"pid": 2**22 + 9})
     told: list[Any] = [
@@ -99,7 +99,7 @@ _CALIBRATION: dict[str, Any] = {
 
 
 def _tables() -> dict[str, list[dict[str, Any]]]:
-    """Return rows of the tables that ranks write in addition to the history."""
+    """Return rows for the tables that ranks write in addition to the training history."""
     event = {"rank": 0, "kind": "communicate", "step": 1, "bucket": 0, "start": 0.1, "stop": 0.2}
     look = dict.fromkeys(("relative_error", "cosine", "residual_norm", "bits_per_parameter"), 0.5)
     seen = {"step": 1, "rank": 0, "bucket": 0, "layer": "dense", "fraction_sent": 0.5}
@@ -122,12 +122,13 @@ def _json(value: Any) -> bytes:
 
 
 def cases(files: Files, count: int, seed: int) -> Iterator[Odd]:
-    """Yield folders: first with every unusual size, then with unusual values in random fields.
+    """Yield run folders: first with unusual sizes, then with unusual values in random fields.
 
     Args:
-        files: Files of a good folder, see `base`.
-        count: Number of folders; if it is below the number of sizes, sizes are drawn.
-        seed: Seed of the draw.
+        files: Files of a valid folder, see `base`.
+        count: Number of folders; if there are more unusual sizes than this, a random choice of the
+            sizes is used.
+        seed: Seed of the random choices.
     """
     large = [*sizes()]
     for what, change in random.Random(seed).sample(large, min(count, len(large))):
@@ -136,7 +137,7 @@ def cases(files: Files, count: int, seed: int) -> Iterator[Odd]:
 
 
 def fields(files: Files, count: int, seed: int) -> Iterator[Odd]:
-    """Yield this many folders, each with an unusual value in one field; fields are drawn evenly."""
+    """Yield `count` folders with an unusual value in one field; all fields occur equally often."""
     draw = random.Random(seed)
     odd = [path for path in sorted(files) if not path.startswith(b"runs/b/")]
     places = [(path, place) for path in odd for place in _places(files[path])]
@@ -160,7 +161,7 @@ VALUES: list[Any] = [
 
 
 def _places(content: bytes) -> Iterator[Place]:
-    """Yield the paths of all values in a JSON file; of a list, only the first element."""
+    """Yield the path of each value in a JSON file; of each list, only the first item is used."""
     try:
         whole = json.loads(content)
     except ValueError:
@@ -177,7 +178,7 @@ def _inside(value: Any, place: Place) -> Iterator[Place]:
 
 
 def _with(content: bytes, place: Place, value: Any) -> bytes:
-    """Return a JSON file in which one value is replaced."""
+    """Return the content of a JSON file after one value is replaced."""
     whole = json.loads(content)
     inner = whole
     for name in place[:-1]:
@@ -197,11 +198,11 @@ def lay(files: Files, folder: Path) -> None:
 
 
 def measure(count: int, seed: int, seconds: float = 60.0) -> Iterator[Row]:
-    """Let all readers read many unusual records; return a row per reader and per failure.
+    """Let all readers read many unusual records; yield a row per reader and per failure.
 
     Args:
-        count: Number of records, first those of all sizes.
-        seed: Seed of the draw.
+        count: Number of records; records of unusual sizes come first.
+        seed: Seed of the random choices.
         seconds: Timeout of a reader.
     """
     met: dict[str, list[Reading]] = {}

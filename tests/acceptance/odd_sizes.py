@@ -1,4 +1,4 @@
-"""Changes that make a part of a folder of runs too long, too deep or too numerous."""
+"""Changes that make something in a folder of runs too large, too deep or too numerous."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.acceptance.odd_values import NOTEBOOK
 Files: TypeAlias = "dict[bytes, bytes]"  # files by path; paths need not be UTF-8
 JOB, ODD, SWEEP = b"runs/job/", b"runs/job/a/", b"runs/sweep/sweep.json"
 METRICS, OUTPUT = ODD + b"metrics.json", JOB + b"output.ipynb"
-DEEP = 900  # nested brackets: fewer than Python's own limit
+DEEP = 900  # nesting depth of brackets, below Python's own limit
 HUGE: Any = 10**400
 Change: TypeAlias = "Callable[[Files], Files]"
 
 
 def sizes() -> Iterator[tuple[str, Change]]:
-    """Yield descriptions of what is too large, too deep, too long, or no text, with the change."""
+    """Yield changes that make a file too large, too deep, or no text, after their descriptions."""
     for part in (_large, _texts, _names, _members, _tables, _pages):
         yield from part()
 
@@ -92,8 +92,8 @@ _LARGE: dict[str, Any] = {
     "900 levels": _deep(DEEP),
     "2,000 names": _many(2_000),
     "60,000 names": _many(60_000),
-    "a name of 100,000 letters": {"n" * 100_000: 1},
-    "a text of 10,000,000 letters": "t" * 10_000_000,
+    "a name of 100,000 characters": {"n" * 100_000: 1},
+    "a text of 10,000,000 characters": "t" * 10_000_000,
     "a number of 400 digits": HUGE,
     "half a character": "\ud800",
     "NaN": float("nan"),
@@ -209,7 +209,7 @@ _LINES = {
 
 
 def _shown(figure: Mapping[str, Any], source: str = "# Does it pay?") -> dict[str, Any]:
-    """Return a notebook with a figure, and a text in its first cell."""
+    """Return a notebook with a text in its first cell, and a figure among its outputs."""
     whole: dict[str, Any] = copy.deepcopy(NOTEBOOK)
     whole["cells"][0]["source"] = source
     if figure:

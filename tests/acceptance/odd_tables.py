@@ -1,4 +1,4 @@
-"""Parquet files that are small on disk, and large or odd in memory."""
+"""Parquet files that are small on disk, but large or unusual in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MANY = 60_000
 
 
 def bombs() -> Iterator[tuple[str, bytes]]:
-    """Yield each table: its name among the tables of a run with a description, and its file."""
+    """Yield unusual tables: the table's name with a description, and the Parquet file."""
     yield from _large()
     yield from _histories()
     yield from _others()

@@ -1,4 +1,4 @@
-"""Values that no file should contain, and a notebook in which campaigns insert them."""
+"""Values that no file should contain, and a notebook in which the campaigns insert them."""
 
 from __future__ import annotations
 

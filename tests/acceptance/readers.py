@@ -1,4 +1,4 @@
-"""All readers of a folder of runs, in a process with limits of time and memory."""
+"""All functions and commands that read a folder of runs, under limits of time and memory."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from labkit.common.errors import LabkitError, short
 from labkit.common.terminal import plain
 
 GOOD = "b"  # name of the valid run that each reader must find
-MEMORY = 6 << 30  # bytes that a reader may map, including Python and its libraries
+MEMORY = 6 << 30  # bytes of memory that a reader may map, including Python
 Reader: TypeAlias = "Callable[[], str]"
 
 
 class Reading(NamedTuple):
-    """The result of a reader: "read", "skipped" or "failed", the reason, and its costs.
+    """The result of a reader: "read", "skipped" or "failed", its message, and its costs.
 
     Attributes:
         reader: Name of the reader.
         end: how.
-        why: Message of the reader, or the error.
-        seconds: Processor time of the reader.
-        nbytes: Increase of the peak memory of the process.
+        why: Message of the reader, or its error message.
+        seconds: Processor time that the reader takes.
+        nbytes: Increase of the process's peak memory, bytes.
     """
 
     reader: str
@@ -107,7 +107,7 @@ def _mlflow() -> str:
     from labkit.records.export import to_mlflow
     from labkit.records.run import load_runs
 
-    # All cases of a process use one store, because creating a store takes seconds.
+    # All cases of a process use one MLflow store, because creating a store takes seconds.
     to_mlflow(load_runs("runs"), Path("..", "mlflow.db"))
     return ""
 
@@ -184,11 +184,12 @@ READERS: Mapping[str, Reader] = {
     "calibration": _calibration,
     "notebook": _parameters,
 }
-# These readers read one file only, and end with a one-line error if it is invalid.
+# Each of these readers reads only one file, and must end with a one-line error if the file is
+# invalid.
 ALONE = {"report of a job", "trace", "checkpoints", "calibration", "notebook"}
 ALONE |= {"sweep --resume", "run -f"}
 _OF_RUNS = ("ls", "compare", "report", "stop", "load_runs", "trace", "export", "to_tensorboard")
-# Readers of a file, by the prefix of its path; the first match counts.
+# The readers of a file, by the beginning of its path; the first match counts.
 WHO: Mapping[str, Sequence[str]] = {
     "calibration.json": ("calibration",),
     "n.ipynb": ("notebook", "sweep --resume", "run -f"),
@@ -209,7 +210,7 @@ def readers_of(paths: Iterable[str]) -> list[str]:
 
 
 def _met(name: str) -> tuple[str, str]:
-    """Return the result of a reader, and its message."""
+    """Let a reader read; return "read", "skipped" or "failed", and the message."""
     said = io.StringIO()
     with (
         warnings.catch_warnings(record=True) as told,
@@ -232,14 +233,14 @@ def _met(name: str) -> tuple[str, str]:
 
 
 def serve(connection: Connection) -> None:
-    """Read folder names from a connection until it ends, and send a reading of each folder."""
+    """Receive folders and readers' names until an empty request; send a reading per reader."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while asked := connection.recv():
         folder, names = asked
         os.chdir(folder)
         for name in names:
-            # The processor time does not include other load of the machine.
+            # Processor time excludes other load of the machine.
             before, begin = _most(), time.process_time()
             end, why = _met(name)
             seconds = time.process_time() - begin
@@ -252,7 +253,7 @@ def _most() -> int:
 
 
 class Readers:
-    """A process with all readers, which is replaced if it does not answer in time.
+    """A process that runs all readers; another process replaces it if a reader takes too long.
 
     Args:
         seconds: Timeout of a reader.
@@ -263,7 +264,7 @@ class Readers:
         self._fresh()
 
     def _fresh(self) -> None:
-        # A spawned process has no threads of libraries, and a peak memory of its own.
+        # A spawned process inherits no library threads, and has its own peak memory.
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs,), daemon=True)
@@ -277,8 +278,8 @@ class Readers:
         while waiting:
             self._connection.send((str(folder), waiting))
             while waiting:
-                # The first reader imports libraries that all readers need, so its timeout is
-                # longer.
+                # The first reader imports libraries that all readers need, so it has a longer
+                # timeout.
                 limit = self._seconds + (0 if self._is_warm else 120)
                 reading = self._answer(limit)
                 yield reading or Reading(waiting[0], "failed", "no end, or killed", limit, 0)
@@ -300,7 +301,7 @@ class Readers:
             return None
 
     def close(self) -> None:
-        """End the process with the readers."""
+        """End the process that runs the readers."""
         self._process.kill()
         self._process.join()
         self._connection.close()

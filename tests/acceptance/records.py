@@ -1,4 +1,4 @@
-"""The time of `ls` and `compare` over thousands of run folders, each in a new process."""
+"""Time `ls` and `compare` over thousands of run folders, each in a new process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STEPS, RANKS, EPOCHS = 60, 2, 3  # steps, ranks and epochs of each run
 
 
 def measure(listed: int, compared: int, repeats: int) -> Iterator[Row]:
-    """Time each command over many runs: seconds, and processor time per run.
+    """Time each command over many runs: its seconds, and its processor time per run.
 
     The first `ls` of a folder creates an index for later calls, so it has a separate row.
     """
@@ -58,7 +58,7 @@ def make(folder: Path, count: int) -> None:
     for number in range(1, count):
         place = folder / f"{number:05d}"
         place.mkdir()
-        # `store` would wait for the disk after each file, so the files are copied.
+        # `store` would wait for the disk after each file, so this function copies the contents.
         for name, content in kept.items():
             (place / name).write_bytes(content)
         for name, record in (("experiment", _experiment), ("metrics", _metrics)):
@@ -114,7 +114,7 @@ def timed(words: list[str], folder: Path) -> tuple[float, float]:
     """Return the seconds and the processor time of one command."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     labkit = Path(sys.executable).with_name("labkit")
-    # The cache of `ls` is in the same temporary folder as the runs.
+    # The index that `ls` stores is in the same temporary folder as the runs.
     own = os.environ | {"LABKIT_CACHE": str(folder / "cache")}
     done = subprocess.run([labkit, *words], cwd=folder, capture_output=True, text=True, env=own)
     seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -130,7 +130,7 @@ def timed(words: list[str], folder: Path) -> tuple[float, float]:
 @click.option("--repeats", default=1, show_default=True, type=click.IntRange(1))
 @AS_JSON
 def command(listed: int, compared: int, repeats: int, file: Path | None) -> None:
-    """Time `ls` and `compare` over thousands of runs, which are created and removed."""
+    """Time `ls` and `compare` over thousands of runs, which this command creates and removes."""
     rows = list(measure(listed, compared, repeats))
     columns = {"case": "command", "what": "time", "runs": "runs"} | TIMES
     show_rows(rows, columns | {"processor_ms_per_run": "processor ms a run"}, file)

@@ -1,4 +1,4 @@
-"""The time to write a report of many runs, and until a browser shows its first figure."""
+"""Time the writing of a report of many runs, and the first figure's display in a browser."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from labkit.bench.timing import Row
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-LIMIT = 120.0  # timeout until all figures are drawn, seconds
-# The script scrolls to each figure, because a figure is drawn when it becomes visible.
+LIMIT = 120.0  # timeout until a browser has drawn all figures, seconds
+# The script scrolls to each figure, because the page draws a figure only when it is visible.
 READ = """async () => {
     const isDrawn = (plot) => !plot.querySelector("svg.still") && plot.textContent;
     for (const plot of document.querySelectorAll(".plot")) {
@@ -38,7 +38,7 @@ _LEFT = ("model.keras", "logs")  # files of a run that no report reads
 def measure(folder: Path, counts: Sequence[int]) -> Iterator[Row]:
     """Yield a row per number of runs: seconds to write and to open the page, and its size.
 
-    Raises: LabkitError, if there are no runs, or no browser.
+    Raises: LabkitError if there are no runs or no browser.
     """
     runs = load_runs(folder)
     if not runs or min(counts) < 1:
@@ -58,9 +58,9 @@ def measure(folder: Path, counts: Sequence[int]) -> Iterator[Row]:
 
 
 def opened(page: Path, browser: str) -> tuple[float, float]:
-    """Return the seconds until the first figure of a page is drawn, and until all figures are.
+    """Return the seconds until a page has drawn its first figure, and until it has drawn all.
 
-    Raises: LabkitError, if Playwright is missing.
+    Raises: LabkitError if Playwright is missing.
     """
     sync_api = optional("playwright.sync_api", "browser")
     with sync_api.sync_playwright() as playwright:
@@ -79,10 +79,10 @@ def opened(page: Path, browser: str) -> tuple[float, float]:
 
 
 def _copies(runs: Sequence[Run], folder: Path, count: int) -> int:
-    """Copy runs evenly into many folders; return how many copies have another learning rate."""
+    """Copy many run folders, chosen evenly; return how many have another learning rate."""
     for number in range(count):
-        # If there are more runs than folders, they are selected evenly; if there are fewer, they
-        # are repeated.
+        # If there are more runs than copies, the copied runs are spaced evenly; if there are fewer,
+        # runs are copied again.
         again, place = divmod(number, len(runs))
         run = runs[place * len(runs) // count if count < len(runs) else place]
         target = folder / f"{number:05d}"
@@ -99,9 +99,9 @@ def _copies(runs: Sequence[Run], folder: Path, count: int) -> int:
 @click.option("--counts", default="2,14,200,1000", show_default=True, callback=numbers)
 @AS_JSON
 def command(folder: Path, counts: list[int], file: Path | None) -> None:
-    """Write reports of several numbers of runs from RUNS, and open them in an offline browser.
+    """Time reports of several numbers of runs from RUNS, and their display in an offline browser.
 
-    If RUNS contains too few runs, their records are copied with other learning rates.
+    If RUNS contains too few runs, the campaign copies their records with other learning rates.
     """
     rows = list(measure(folder, counts))
     columns = {"runs": "runs", "copied": "of them copied", "made_s": "made, s"}

@@ -1,4 +1,4 @@
-"""The repository's root, which is on the import path of every process of a campaign."""
+"""The repository's root folder, which is on the import path of all processes of a campaign."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ EXPORT_PATH = ("-x", "PYTHONPATH")
 
 
 def import_path() -> str:
-    """Return a PYTHONPATH that lets `python -P` import `tests.acceptance`, too."""
+    """Return a PYTHONPATH with which `python -P` can import `tests.acceptance`."""
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join([str(ROOT), *(each for each in folders if each not in ("", str(ROOT)))])

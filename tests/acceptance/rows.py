@@ -1,4 +1,4 @@
-"""Rows of a campaign that takes hours: a file stores each row, and a later call continues."""
+"""Store each row of a long campaign in a file, so that a later call can continue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def read_rows(file: Path | None) -> list[Row]:
-    """Return the rows in a file; none if the file does not exist."""
+    """Return the rows in a file; an empty list if the file does not exist."""
     if file is None or not file.exists():
         return []
     return [json.loads(line) for line in file.read_text().splitlines()]

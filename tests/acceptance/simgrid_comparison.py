@@ -1,4 +1,4 @@
-"""Flow times of labkit compared with those of SimGrid, if a Python with SimGrid exists."""
+"""Compare flow times of labkit with those of SimGrid, if a Python with SimGrid exists."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SCRIPT = Path(__file__).with_name("simgrid_script.py")
 
 
 def interpreter() -> str:
-    """Return a Python that can import SimGrid: this one, or the system's.
+    """Return the path of a Python that can import SimGrid: this Python, or the system's.
 
-    Raises: LabkitError, with instructions to install SimGrid.
+    Raises: LabkitError with instructions to install SimGrid.
     """
     for python in (sys.executable, shutil.which("python3", path=os.defpath)):
         asked = [python or "", "-I", "-c", "import simgrid"]
@@ -37,9 +37,9 @@ def interpreter() -> str:
 
 
 def compare() -> list[Row]:
-    """Return a row per flow of `FLOW_SETS`: its end (s) by hand, by labkit, and by SimGrid.
+    """Return a row per flow of `FLOW_SETS`: its end time (s) by hand, by labkit, and by SimGrid.
 
-    Raises: LabkitError, if SimGrid is missing or fails.
+    Raises: LabkitError if SimGrid is missing or fails.
     """
     python = interpreter()
     return [row for each in FLOW_SETS for row in _rows(each, _by_simgrid(python, each))]
@@ -68,6 +68,6 @@ def _rows(each: FlowSet, simgrid: list[float]) -> list[Row]:
 @click.command("simgrid")
 @AS_JSON
 def command(file: Path | None) -> None:
-    """Compare the times of labkit's flows with those of SimGrid, if SimGrid is installed."""
+    """Compare the end times of labkit's flows with those of SimGrid, if SimGrid is installed."""
     columns = {"case": "flows", "by_hand": "by hand s", "labkit": "labkit s"}
     show_rows(compare(), columns | {"simgrid": "SimGrid s", "error": "error"}, file)

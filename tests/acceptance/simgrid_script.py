@@ -1,6 +1,7 @@
-"""A script for a Python with SimGrid, which computes the time at which each flow ends.
+"""Simulate flows with SimGrid, to compute the time at which each flow ends.
 
-The script imports nothing of labkit, reads flow sets as JSON, and prints times in seconds.
+The script imports nothing of labkit, reads one flow set as JSON from stdin, and prints the end
+times in seconds.
 """
 
 import json
@@ -8,9 +9,9 @@ import sys
 
 from simgrid import Actor, Engine, LinkInRoute, Mailbox, NetZone, this_actor
 
-SCALE = 1e6  # SimGrid counts whole bytes, and times are exact to some microseconds
-# The fluid model without correction factors of latency and bandwidth, without windows and
-# acknowledgements.
+SCALE = 1e6  # factor for bytes, because SimGrid rounds to whole bytes and to microseconds
+# The options select the fluid model without correction factors for latency and bandwidth, and
+# without TCP windows and acknowledgements.
 PLAIN = (
     "network/model:CM02",
     "network/latency-factor:1",
@@ -22,7 +23,7 @@ PLAIN = (
 
 
 def main() -> None:
-    """Simulate the flow set whose number is the argument."""
+    """Simulate the flow set that stdin contains as JSON; print when each flow ends."""
     given = json.load(sys.stdin)
     engine = Engine([sys.argv[0], "--log=root.thresh:critical", *(f"--cfg={c}" for c in PLAIN)])
     zone = NetZone.create_full_zone("flows")

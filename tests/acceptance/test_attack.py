@@ -1,4 +1,4 @@
-"""Real commands are attacked from outside: each ends, says why, leaves nothing, and can follow."""
+"""Attack real commands: each must end, name the cause, leave nothing, and allow a next run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHORT = ["controller killed", "kernel killed"]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # a start, an attack, an end and the next start
+@pytest.mark.timeout(900)  # time for a start, an attack, an end and another start
 @pytest.mark.parametrize("name", SHORT)
 def test_an_attack_is_survived(name: str) -> None:
     (row,) = measure([name], times=1, seed=0)

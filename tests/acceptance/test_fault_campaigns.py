@@ -1,4 +1,4 @@
-"""Campaigns of faults: what the command refuses and keeps; one real kill, one real fault."""
+"""Test the campaigns of faults: their arguments, their stored rows, and one real kill and fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The campaign of forecasts: what is written first stays, and what counts is told apart."""
+"""Test the campaign of forecasts: forecasts never change, and unsteady settings do not count."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ CHOSEN = settings("small")
 
 
 def calibration() -> Calibration:
-    """Round figures of the models and compressors of all settings."""
+    """Return a calibration with round numbers for the models and compressors of all settings."""
     lossy = {str(way): way.lossy for way in WAYS.values()}
     codecs = [each for each in lossy.values() if each is not None]
     made = sample_calibrations.calibration(*codecs, together=(1, 2, 3, 4))
@@ -129,8 +129,9 @@ def test_all_forecasts_are_written_before_anything_runs(tmp_path: Path) -> None:
     assert {row["calibration"] for row in first} == {known.hash8}
     assert verify(first) == []
     rest = [*islice(measure(CHOSEN, 1, first[:30], known), len(CHOSEN) - 30)]
-    assert first[:30] + rest == first  # they were interrupted
-    # Beside the calibration there is nothing that they could be made from.
+    assert first[:30] + rest == first  # the campaign was interrupted after 30 forecasts
+    # There is no file of rows beside the calibration, so these forecasts must come from the
+    # calibration.
     known.save(tmp_path / "rows.calibration.json")
     kept = predictions.known(CHOSEN, None, tmp_path / "rows.jsonl")
     assert [*predictions.forecasts(CHOSEN, kept)] == first
@@ -161,7 +162,7 @@ def test_what_forecasts_knows_nothing_of_what_measures() -> None:
 @pytest.mark.parametrize("written", [len(CHOSEN), 3])
 def test_rows_of_other_settings_or_another_calibration_are_refused(written: int) -> None:
     known = calibration()
-    rows = [*islice(predictions.forecasts(CHOSEN, known), written)]  # before anything is added
+    rows = [*islice(predictions.forecasts(CHOSEN, known), written)]  # rows of the original settings
     with pytest.raises(LabkitError, match="of other settings; give a new one"):
         next(measure(CHOSEN[1:], 1, rows, known))
     other = calibration().model_copy(update={"made": "later"})

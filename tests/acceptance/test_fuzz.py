@@ -1,4 +1,4 @@
-"""Odd input of every kind ends in order, or in one line; a command that does not is found."""
+"""Test the fuzz campaign: commands handle random invalid input, and failures are detected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def test_odd_input_of_every_kind_ends_in_order_or_in_one_line() -> None:
     rows = list(measure(app, cases=200, seed=0))
     assert [row for row in rows if "what" in row] == []
     assert all(row["tried"] == 200 // len(rows) for row in rows)
-    # Of each kind some is taken; of what a person writes some is refused.
+    # Commands accept some cases of each kind; they refuse some cases of the kinds that a user
+    # writes.
     assert all(row["exit 0"] for row in rows)
     assert all(
         row["exit 2"] for row in rows if row["case"] not in ("records", "reports", "folders")

@@ -1,4 +1,4 @@
-"""The moments at which the campaign on calls kills ranks, and its entry points."""
+"""Test the moments at which the campaign of calls kills ranks, and how it detects phases."""
 
 from __future__ import annotations
 

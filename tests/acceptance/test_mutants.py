@@ -1,4 +1,4 @@
-"""Mutants: each is one change that still is a program, and a test that sees it notices it."""
+"""Test mutants: each is a valid program with one change, and a suitable test detects it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_types_and_messages_are_left_alone() -> None:
 def test_a_module_is_held_against_its_mirror() -> None:
     (order,) = mirrors(ROOT, Path("labkit/exchange/bucket_order.py"))
     assert order == Path("tests/exchange/test_bucket_order.py")
-    found = mirrors(ROOT, Path("labkit/exchange/compression_stats.py"))  # has no file of its own
+    found = mirrors(ROOT, Path("labkit/exchange/compression_stats.py"))  # no test file of this name
     assert Path("tests/exchange/test_compressed.py") in found
 
 

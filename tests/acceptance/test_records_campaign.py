@@ -1,4 +1,4 @@
-"""The campaign on records makes runs, and times what lists and compares them."""
+"""Test the campaign of records, which creates runs and times `ls` and `compare` over them."""
 
 from __future__ import annotations
 

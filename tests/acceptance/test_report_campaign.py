@@ -1,4 +1,4 @@
-"""The campaign on reports refuses what it cannot measure."""
+"""Test that the campaign of reports refuses missing runs and missing counts in one line."""
 
 from __future__ import annotations
 

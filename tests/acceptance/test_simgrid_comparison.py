@@ -1,4 +1,4 @@
-"""Flows of labkit end when those of SimGrid do, where that is installed."""
+"""Test that labkit's flows end when SimGrid's do, if SimGrid is installed."""
 
 from __future__ import annotations
 

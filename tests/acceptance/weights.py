@@ -1,4 +1,4 @@
-"""Hashes of trained weights, by which a change of the code is shown to change no result."""
+"""Hash trained weights, to check that a change of the code changes no result."""
 
 from __future__ import annotations
 
@@ -34,31 +34,46 @@ Case = tuple[str, dict[str, Any]]
 
 
 def cases() -> list[Case]:
-    """Return a label and the fields of each experiment whose result repeats bit for bit."""
+    """Return name and fields of each experiment whose result is reproducible bit for bit."""
     return [*_synchronous(), *_split(), *_programs()]
 
 
 def _synchronous() -> Iterator[Case]:
     for algorithm in ("mpi", "shared_memory", *ALLREDUCE):
-        yield f"allreduce {algorithm}", {"strategy": lk.AllReduce(algorithm), "workers": 4}
+        yield (
+            f"allreduce {algorithm}",
+            {"strategy": lk.AllReduce(algorithm=algorithm), "workers": 4},
+        )
     for schedule in ("overlap", "priority", "staggered"):
-        strategy = lk.AllReduce("ring", schedule=schedule, bucket_bytes=4096)
+        strategy = lk.AllReduce(algorithm="ring", schedule=schedule, bucket_bytes=4096)
         yield f"allreduce {schedule}", {"strategy": strategy, "network": "1GbE"}
     for name in COMPRESSORS:
         if name in ("ErrorFeedback", "Chain"):
             continue
         compressor = {"name": name} | ({"value": 0.01} if name == "Threshold" else {})
-        yield f"compressor {name}", {"strategy": lk.AllReduce("mpi", compressor=compressor)}
-    feedback = lk.ErrorFeedback(lk.TopK(0.1))
-    chain = lk.Chain(first=lk.TopK(0.1), second=lk.Float16())
-    for name, compressor in (("feedback", feedback), ("chain", chain)):
-        yield f"compressor {name}", {"strategy": lk.AllReduce("mpi", compressor=compressor)}
+        yield (
+            f"compressor {name}",
+            {"strategy": lk.AllReduce(algorithm="mpi", compressor=compressor)},
+        )
+    feedback = lk.ErrorFeedback(inner=lk.TopK(ratio=0.1))
+    chain = lk.Chain(first=lk.TopK(ratio=0.1), second=lk.Float16())
+    for name, wrapped in (("feedback", feedback), ("chain", chain)):
+        yield (
+            f"compressor {name}",
+            {"strategy": lk.AllReduce(algorithm="mpi", compressor=wrapped)},
+        )
     for optimizer in ("adam", "rmsprop", "adagrad", "lion"):
-        yield f"optimizer {optimizer}", {"strategy": lk.AllReduce("mpi"), "optimizer": optimizer}
+        yield (
+            f"optimizer {optimizer}",
+            {"strategy": lk.AllReduce(algorithm="mpi"), "optimizer": optimizer},
+        )
     for precision in ("float64", "mixed_float16", "mixed_bfloat16"):
-        yield f"precision {precision}", {"strategy": lk.AllReduce("mpi"), "precision": precision}
-    yield "scatter", {"strategy": lk.AllReduce("mpi"), "input_mode": "scatter"}
-    yield "weighted", {"strategy": lk.AllReduce("mpi"), "batch_weights": (3, 1)}
+        yield (
+            f"precision {precision}",
+            {"strategy": lk.AllReduce(algorithm="mpi"), "precision": precision},
+        )
+    yield "scatter", {"strategy": lk.AllReduce(algorithm="mpi"), "input_mode": "scatter"}
+    yield "weighted", {"strategy": lk.AllReduce(algorithm="mpi"), "batch_weights": (3, 1)}
     yield "averaging", {"strategy": lk.ParameterAveraging(period=2, algorithm="ring")}
     yield (
         "averaging outer",
@@ -68,7 +83,7 @@ def _synchronous() -> Iterator[Case]:
     yield "gossip", {"strategy": lk.Gossip()}
     yield "codistillation", {"strategy": lk.Codistillation(period=2)}
     yield "block coordinate", {"strategy": lk.BlockCoordinateDescent(algorithm="ring")}
-    yield "servers", {"strategy": lk.ParameterServer(2)}
+    yield "servers", {"strategy": lk.ParameterServer(servers=2)}
     yield "servers one-sided", {"strategy": lk.ParameterServer(transport="one_sided")}
 
 
@@ -77,9 +92,12 @@ def _split() -> Iterator[Case]:
         if schedule in ("layerwise", "wavefront"):
             continue
         virtual = 2 if schedule == "interleaved" else 1
-        strategy = lk.Pipeline(schedule, microbatches=4, virtual_stages_per_rank=virtual)
+        strategy = lk.Pipeline(schedule=schedule, microbatches=4, virtual_stages_per_rank=virtual)
         yield f"pipeline {schedule}", {"strategy": strategy}
-    yield "pipeline wavefront", {"strategy": lk.Pipeline("wavefront", microbatches=3), **CHARACTERS}
+    yield (
+        "pipeline wavefront",
+        {"strategy": lk.Pipeline(schedule="wavefront", microbatches=3), **CHARACTERS},
+    )
     yield "pipeline replicas", {"strategy": lk.Pipeline(microbatches=2, stages=2), "workers": 4}
     yield (
         "pipeline slices",
@@ -93,15 +111,17 @@ def _split() -> Iterator[Case]:
 
 def _programs() -> Iterator[Case]:
     strategies: dict[str, lk.strategies.Strategy] = {
-        "allreduce": lk.AllReduce("ring"),
-        "servers": lk.ParameterServer(2),
+        "allreduce": lk.AllReduce(algorithm="ring"),
+        "servers": lk.ParameterServer(servers=2),
         "servers asynchronous": lk.ParameterServer(synchronous=False),
         "servers backup": lk.ParameterServer(backup_workers=1),
         "servers compressed": lk.ParameterServer(synchronous=False, compressor=lk.Float16()),
         "servers of stages": lk.ParameterServer(synchronous=False, stages=2),
-        "stale": lk.StaleSynchronous(2),
-        "stale compensated": lk.StaleSynchronous(2, staleness_correction="delay_compensated"),
-        "softsync": lk.SoftSync(2),
+        "stale": lk.StaleSynchronous(staleness=2),
+        "stale compensated": lk.StaleSynchronous(
+            staleness=2, staleness_correction="delay_compensated"
+        ),
+        "softsync": lk.SoftSync(n=2),
         "downpour": lk.Downpour(),
         "averaging": lk.ParameterAveraging(period=2, algorithm="ring"),
         "averaging streamed": lk.ParameterAveraging(period=4, fragments=2, overlap_steps=1),
@@ -115,14 +135,14 @@ def _programs() -> Iterator[Case]:
 
 
 def digest(run: lk.Run) -> str:
-    """Return the SHA-256 hash of a run's trained weights and of its losses."""
+    """Return the SHA-256 hash of a run's trained weights and losses."""
     weights = run.model().get_weights()
     history = run.history[["epoch", "step", "rank", "loss"]].to_numpy()
     return hashlib.sha256(b"".join(array.tobytes() for array in [*weights, history])).hexdigest()
 
 
 def measure(only: str) -> Iterator[Row]:
-    """Train each case, and return its hash, or the error that refused it."""
+    """Train each case; yield a row with its hash, or with the error that refused it."""
     chosen = [case for case in cases() if only in case[0]]
     with TemporaryDirectory() as folder, lk.Cluster(workers=RANKS) as cluster:
         os.environ["LABKIT_RUNS"] = folder
@@ -140,5 +160,5 @@ def measure(only: str) -> Iterator[Row]:
 @click.option("--only", default="", help="Only cases whose name contains this text.")
 @AS_JSON
 def command(only: str, file: Path | None) -> None:
-    """Train short experiments of all strategies that repeat, and print hashes of the weights."""
+    """Train short, reproducible experiments of all strategies; print hashes of their weights."""
     show_rows([*measure(only)], {"case": "case", "hash": "hash", "error": "error"}, file)

@@ -1,4 +1,4 @@
-"""The bench of averaging measures what it says, on a model of no size."""
+"""Test the benchmark of weight averaging on a tiny model."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def test_a_stream_says_what_it_hides_and_local_steps_what_they_add() -> None:
     for each in (waited, late):
         assert each["added_ms"] == pytest.approx(each["median_ms"] - local["median_ms"])
     assert late["hidden"] == pytest.approx(1 - late["added_ms"] / waited["added_ms"])
-    # Steps behind a meeting last 1.5 times as long as it, or as one step.
+    # The overlapped steps last 1.5 times as long as the communication, but there is at least one.
     assert late["delay"] >= 1
     assert late["wire_ms"] > 0

@@ -1,4 +1,4 @@
-"""`labkit bench compression`: rows of a fresh process, a table, what is refused."""
+"""Test `labkit bench compression`: measurement in a new process, table, and errors."""
 
 from __future__ import annotations
 

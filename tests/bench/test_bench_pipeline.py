@@ -1,4 +1,4 @@
-"""The bench of pipelines measures what it says, on a model of no size."""
+"""Test the benchmark of pipelines on a tiny model."""
 
 from __future__ import annotations
 

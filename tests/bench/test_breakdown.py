@@ -1,4 +1,4 @@
-"""The budget of what an exchange adds, from the timelines of two ranks."""
+"""Test the breakdown of the time that a gradient exchange adds, from two ranks' timelines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 
 from labkit.bench.exchange import HANDED, breakdown_rows, phase_medians
 
-# kind, step, bucket, start, stop: rank 1 packs later, and rank 0 waits for it.
+# The fields are kind, step, bucket, start and stop; rank 1 packs later, and rank 0 waits for rank
+# 1.
 FIRST = [("pack", 3, 0, 1.0, 1.2), ("communicate", 3, 0, 1.2, 2.0), ("step", 3, 0, 0.0, 2.5)]
 OTHER = [("pack", 3, 0, 1.1, 1.6), ("communicate", 3, 0, 1.6, 2.1), ("step", 3, 0, 0.0, 2.5)]
 BEFORE = [("pack", 3, 0, 0.0, 0.9), ("communicate", 3, 0, 0.9, 0.95)]
@@ -28,7 +29,7 @@ def test_lines_add_up_to_what_is_added_and_stand_beside_their_limits() -> None:
         )
     )
     lines = {line: row["median_ms"] for line, row in found.items()}
-    parts = ("pack", "sum", "hand over and back", "other")
+    parts = ("pack", "sum", "pass gradients from TensorFlow and back", "other")
     assert sum(lines[f"where: {part}"] for part in parts) == pytest.approx(1300)
     assert lines["where: other"] == pytest.approx(200)
     assert found["where: pack"]["limit_ms"] == pytest.approx(350)

@@ -1,4 +1,4 @@
-"""A calibration of a small model on ranks, and the parts of a step."""
+"""Test the calibration of a small model on ranks, and the parts of a training step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from labkit.network import Network
 
 LINK = Network(name="a link", latency=1e-4, bandwidth=1e7)
 TINY = Effort(
-    *(1, 0.0, 1, (4096, 65536), (4096,)),  # rounds, seconds, repeats, sizes and gradients
+    *(1, 0.0, 1, (4096, 65536), (4096,)),  # rounds, seconds, repeats, buffer and gradient sizes
     *((LINK,), 2),
 )
 
@@ -28,7 +28,7 @@ def test_parts_add_up_to_the_step() -> None:
     seconds |= {"updated": [3.0, 3.0, 3.0], "fit": [4.0, 4.5, 4.1]}
     found = cost(16, 1, 2, seconds)
     assert found.seconds == pytest.approx(4.1)
-    assert found.update.median == 0  # faster than what it holds: too small to be seen
+    assert found.update.median == 0  # gradient with update takes less time than gradient alone
     for part in (found.forward, found.backward, found.update, found.other):
         assert part.low <= part.median <= part.high
         assert part.count == 3
@@ -130,8 +130,8 @@ def test_a_small_model_is_calibrated_on_ranks(cluster: lk.Cluster) -> None:
 
     several = [experiment.replace(workers=n, batch_size=16) for n in (1, 2, 3)]
     known = merged(found, bench.ways(several, [8], found))
-    assert lines[-1] == "whole steps of 2 experiments, run 2 of 2"
-    alone, both = known.ways  # of three ranks, which the bench has not, none
+    assert lines[-1] == "timing complete training steps of 2 experiments, run 2 of 2"
+    alone, both = known.ways  # none for three ranks: the benchmark has only two
     assert (alone.workers, alone.batch, alone.network) == (1, 8, None)
     assert (both.workers, both.batch, both.network) == (2, 16, LINK)
     assert both.strategy == several[1].strategy.to_json()

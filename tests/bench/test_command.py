@@ -1,4 +1,4 @@
-"""`labkit bench exchange`: a table, the choice and why, peers beside it, one JSON line a row."""
+"""Test `labkit bench exchange`: its table, options, other frameworks, and JSON lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OWN = [
         **ADDED,
         recording_share=0.00123,
         algorithm="shared_memory",
-        why="measured for 4.8 MB on 2 ranks: shared_memory 0.5 ms, mpi 0.9 ms",
+        why="the fastest when timed with 4.8 MB on 2 ranks: shared_memory 0.5 ms, mpi 0.9 ms",
         schedule="overlap",
         saved_ms=60.25,
         saved_min_ms=59.5,
@@ -44,7 +44,7 @@ PEER = [
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What was asked for; nothing is measured."""
+    """Return a list of the arguments of each requested measurement; nothing is measured."""
     calls: list[tuple[Any, ...]] = []
 
     def measure(*arguments: Any) -> list[dict[str, Any]]:
@@ -89,7 +89,9 @@ def test_the_table_has_median_spread_and_the_share_of_recording(asked: list[Any]
         "0.12% of the step",
     ):
         assert cell in overlap
-    assert "cnn overlap: shared_memory, measured for 4.8 MB on 2 ranks" in done.output
+    assert (
+        "cnn overlap: shared_memory, the fastest when timed with 4.8 MB on 2 ranks" in done.output
+    )
 
 
 def test_options_reach_the_measurement(asked: list[Any]) -> None:
@@ -125,7 +127,7 @@ def test_external_frameworks_stand_below_and_those_that_are_absent_are_remarked(
     ("arguments", "told"),
     [
         (["--peer", "gossip"], "peer='gossip' is not known; allowed: multi_worker_mirrored, ddp"),
-        (["--peer", "ddp", "--network", "1GbE"], "leave out --network"),
+        (["--peer", "ddp", "--network", "1GbE"], "remove --network or --peer"),
         (["--schedules", "hasty"], "schedule='hasty' is not known; allowed: sequential"),
         (["--schedules", ""], "schedule=nothing"),
         (["--schedules", "priority", "--cases", "embedding"], "updates dense layers one by one"),
@@ -133,8 +135,8 @@ def test_external_frameworks_stand_below_and_those_that_are_absent_are_remarked(
         (["--algorithm", "mpi", "--network", "1GbE"], "cannot run on the emulated network"),
         (["--workers", "1"], "give 2 or more workers"),
         (["--repeats", "0"], "1 or more repeats"),
-        (["--breakdown", "--schedules", "overlap"], "--breakdown needs schedule sequential"),
-        (["--breakdown", "--cases", "cnn,embedding"], "'embedding' has rows"),
+        (["--breakdown", "--schedules", "overlap"], "--breakdown requires the schedule sequential"),
+        (["--breakdown", "--cases", "cnn,embedding"], "'embedding' is sparse"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_measured(
@@ -190,7 +192,7 @@ def test_repeats_of_all_turns_stand_one_behind_the_other(monkeypatch: pytest.Mon
     assert (of_cnn["added_min_ms"], of_cnn["added_max_ms"]) == pytest.approx((1, 7))
     assert of_cnn["added_ms"] == pytest.approx(4)
     assert of_mlp["same_weights"]
-    assert not of_cnn["same_weights"]  # in its second turn
+    assert not of_cnn["same_weights"]  # weights differ in the second repeat
     assert of_cnn["repeats"] == 3
 
 

@@ -1,4 +1,4 @@
-"""One script of faults, played to every strategy that takes it."""
+"""Train several strategies with the same script of faults, and compare the results."""
 
 from __future__ import annotations
 

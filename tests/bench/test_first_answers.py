@@ -1,4 +1,4 @@
-"""`labkit bench start`: kinds in turns, each told as it comes; what cannot be timed is refused."""
+"""Test `labkit bench start`: alternating measurements, immediate output, and errors."""
 
 from __future__ import annotations
 

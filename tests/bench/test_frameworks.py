@@ -1,4 +1,4 @@
-"""`labkit bench tf`: which kinds it holds, and how it ends; TensorFlow's own are in strategies."""
+"""Test `labkit bench tf`: which kinds it compares and how it ends, with fake measurements."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from labkit.strategies import TF_KINDS
 
 
 def run(monkeypatch: pytest.MonkeyPatch, apart: float, *arguments: str) -> Result:
-    """The command, with ranks that find weights so far apart."""
+    """Run the command with fake ranks whose weights differ by `apart`; return its result."""
 
     def hold(*_: Any, **__: Any) -> list[frameworks.Comparison]:
         return [frameworks.Comparison([0.2, 0.1, 0.1], 8.0, apart, {})]
 
     ranks = nullcontext(type("Ranks", (), {"call": staticmethod(hold)}))
     monkeypatch.setattr(frameworks, "Cluster", lambda **_: ranks)
-    # Elsewhere than in CI it takes root and iproute2 to make one.
+    # A real network link would need root and iproute2, which may be missing outside CI.
     monkeypatch.setattr("labkit.strategies.external_process.require_tools", lambda: None)
     return CliRunner().invoke(app, ["bench", "tf", *arguments])
 
@@ -33,7 +33,10 @@ def test_over_a_network_the_kinds_of_one_process_are_left_out(
 ) -> None:
     result = run(monkeypatch, 0.0, "--network", "100Mb", "--cases", "mlp")
     assert result.exit_code == 0, result.output
-    assert "left out: mirrored, central_storage, because one process" in result.output
+    assert (
+        "not measured: mirrored, central_storage, because strategies of one process"
+        in result.output
+    )
     kept = [line for line in result.output.splitlines() if line.startswith("mlp")]
     assert len(kept) == 4
     assert frameworks.kinds_on(None) == [*TF_KINDS]

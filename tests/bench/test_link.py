@@ -1,4 +1,4 @@
-"""The check of the emulation against a real link: its means, its ranks, and what it leaves."""
+"""Test the comparison of emulated and real links: tools, ranks, and cleanup."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ from labkit.schedules import ALLREDUCE
 
 @pytest.fixture
 def means():
-    """Skips with labkit's own sentence where no link can be made."""
+    """Skip the test with labkit's error message if this machine cannot create a network link."""
     try:
         with namespaces.rate_limited_link(10**8):
             pass
@@ -34,7 +34,7 @@ def means():
 
 @pytest.fixture
 def pair():
-    """Two ranks in two threads, joined by sockets that buffer less than they send."""
+    """Yield a function that runs code on two ranks (threads), joined by small socket buffers."""
     ends = socket.socketpair()
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -44,7 +44,7 @@ def pair():
 
 
 def ours():
-    """Namespaces that labkit has made and not removed."""
+    """Return the network namespaces that labkit has created and not removed."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
     return [line.split()[0] for line in listed.splitlines() if line.startswith("labkit-")]
 
@@ -54,7 +54,7 @@ def test_without_iproute2_the_command_says_in_one_line_what_to_install(monkeypat
     done = CliRunner().invoke(app, ["bench", "link"])
     assert done.exit_code == 1
     assert done.stderr.count("\n") == 1
-    assert "missing on PATH: ip, tc; on Debian and Ubuntu: apt-get install iproute2" in done.stderr
+    assert "PATH lacks ip, tc; on Debian and Ubuntu, run apt-get install iproute2" in done.stderr
 
 
 def test_without_root_the_command_says_in_one_line_that_it_needs_it(monkeypatch):
@@ -63,7 +63,7 @@ def test_without_root_the_command_says_in_one_line_that_it_needs_it(monkeypatch)
     done = CliRunner().invoke(app, ["bench", "link"])
     assert done.exit_code == 1
     assert done.stderr.count("\n") == 1
-    assert "needs root, to make two network namespaces: call it through sudo" in done.stderr
+    assert "needs root to create two network namespaces; start labkit with sudo" in done.stderr
 
 
 def test_a_kernel_that_refuses_is_quoted_with_what_it_must_have(monkeypatch):
@@ -87,9 +87,9 @@ def test_a_rate_that_is_none_is_refused_before_anything_is_made(rate):
     ("arguments", "message"),
     [
         ({"algorithms": ["ring", "mpi"]}, r"algorithm='mpi' is not known; allowed: .*ring"),
-        ({"sizes": []}, "give sizes of 4 or more"),
-        ({"sizes": [1024, 2]}, "give sizes of 4 or more"),
-        ({"repeats": 0}, "1 or more repeats"),
+        ({"sizes": []}, "give sizes of at least 4 bytes"),
+        ({"sizes": [1024, 2]}, "give sizes of at least 4 bytes"),
+        ({"repeats": 0}, "at least 1 repeat"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_is_made(arguments, message):
@@ -112,7 +112,7 @@ def test_at_most_a_few_frames_pass_at_line_speed(rate, frames):
 
 @pytest.mark.parametrize("algorithm", ALLREDUCE)
 def test_two_ranks_on_a_stream_sum_as_the_schedule_says(pair, algorithm):
-    """Both send more than the stream holds before either receives: nobody may wait to send."""
+    """Both ranks first send more than the sockets can buffer; a blocking send would deadlock."""
 
     def summed(rank):
         buffer = np.arange(200_001, dtype=np.float32) * (1 + rank.rank)
@@ -146,7 +146,7 @@ def test_the_emulation_takes_as_long_as_a_real_link_of_20_megabits(means):
     for row in rows:
         assert row["correct"]
         assert row["payload"] == 1448
-        assert row["min_ms"] >= 0.9 * row["closed_form_ms"]  # the link limits the rate
+        assert row["min_ms"] >= 0.9 * row["closed_form_ms"]  # not faster than the link's rate
         assert row["error"] == pytest.approx(0, abs=0.15)  # within 3 % on an idle machine
     assert ours() == []
 
@@ -157,7 +157,7 @@ def test_two_flows_at_once_end_when_they_do_on_a_real_link(means):
     rows = measure_flows(["100Mb"], repeats=3)
     assert len(rows) == 2 * len(FLOWS)
     for first, second in zip(rows[::2], rows[1::2], strict=True):
-        # Of two TCP flows now one is ahead, now the other; together they fill the link.
+        # Either of the two TCP flows may end first, but together they fill the link.
         last = max((first, second), key=lambda row: row["median_ms"])
         assert last["error"] == pytest.approx(0, abs=0.15)  # within 1 % on an idle machine
     assert ours() == []

@@ -1,4 +1,4 @@
-"""Peers: what is installed is measured by labkit's rule; what is not is said in a sentence."""
+"""Test comparisons with other frameworks: measurements, and a remark if one is not installed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labkit.bench.peers import comparison
-from labkit.bench.peers.comparison import PeerComparison, run, validate_peers
+from labkit.bench.peers import peer_comparison
+from labkit.bench.peers.peer_comparison import PeerComparison, run, validate_peers
 from labkit.bench.peers.rank import Meeting, Record, same
 from labkit.bench.steps import CASES, ModelCase
 from labkit.bench.timing import Row
@@ -34,7 +34,7 @@ def test_an_unknown_peer_is_refused_with_those_that_are_known() -> None:
 def test_external_frameworks_cannot_run_on_an_emulated_network() -> None:
     validate_peers([], "1GbE")
     validate_peers(["ddp"], None)
-    with pytest.raises(InvalidInput, match="leave out --network"):
+    with pytest.raises(InvalidInput, match="remove --network or --peer"):
         validate_peers(["ddp"], "1GbE")
 
 
@@ -58,7 +58,7 @@ def test_a_peer_that_is_not_installed_is_a_remark(
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Record | str]]:
-    """What peers tell turn by turn, of the CNN: a record, or why there is none."""
+    """Return what each fake framework reports for the CNN, turn by turn: a record, or an error."""
     turns: dict[str, list[Record | str]] = {}
 
     def run(peer: Installation, *_: object, repeats: int) -> list[Record]:
@@ -67,8 +67,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Record | str]]:
             raise LabkitError(said)
         return [said]
 
-    monkeypatch.setattr(comparison, "run", run)
-    monkeypatch.setattr(comparison, "find", lambda name: Installation(name, "python", "9.8"))
+    monkeypatch.setattr(peer_comparison, "run", run)
+    monkeypatch.setattr(peer_comparison, "find", lambda name: Installation(name, "python", "9.8"))
     return turns
 
 
@@ -120,7 +120,7 @@ def test_a_peer_whose_weights_are_not_equal_has_no_speed_and_one_that_fails_is_n
     assert "ours_to_theirs" not in step
     assert others.remarks == [
         "horovod ended early",
-        "ddp: ranks have unequal weights after steps of cnn, so it has no times",
+        "ddp: its ranks have unequal weights after steps of cnn, so its times are not shown",
     ]
 
 
@@ -170,7 +170,7 @@ def test_whoever_waits_in_vain_is_told(
 
 
 def fake(tmp_path: Path, body: str) -> Installation:
-    """A "Python" that runs this instead of the peer's script; argv[1] is the task."""
+    """Return an installation whose "Python" runs this code; argv[1] is the task."""
     script = tmp_path / "fake.py"
     script.write_text(textwrap.dedent(body))
     python = tmp_path / "python"
@@ -212,22 +212,22 @@ def test_when_one_process_fails_the_others_are_ended_and_its_last_line_is_told(
         """,
     )
     start = time.monotonic()
-    with pytest.raises(LabkitError, match=r"ddp ended early on rank 1: .*the cable is gone"):
+    with pytest.raises(LabkitError, match=r"of ddp on rank 1 ended before .*the cable is gone"):
         run(peer, ["cnn"], 2, 1)
-    assert time.monotonic() - start < 300  # else ten minutes
+    assert time.monotonic() - start < 300  # otherwise, the timeout is ten minutes
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid0").read_text()), 0)
 
 
 def test_a_peer_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison, "START", 0.3)
-    monkeypatch.setattr(comparison, "CASE", 0.1)
+    monkeypatch.setattr(peer_comparison, "START", 0.3)
+    monkeypatch.setattr(peer_comparison, "CASE", 0.1)
     with pytest.raises(LabkitError, match="ddp did not end within 0 s"):
         run(fake(tmp_path, "import time; time.sleep(600)"), ["cnn"], 2, 1)
 
 
 def test_the_script_needs_nothing_of_labkits_dependencies(tmp_path: Path) -> None:
-    """A peer's Python may have NumPy and the peer only."""
+    """The Python of another framework may contain only NumPy and this framework."""
     Path("sample_of_peers.py").write_text(
         "import sys\n"
         "from importlib import import_module\n"

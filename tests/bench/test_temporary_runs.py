@@ -1,4 +1,4 @@
-"""What a bench runs is kept nowhere, also within a job that goes on."""
+"""Test that no folder keeps the runs of a benchmark, even inside a notebook run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_runs_of_its_own_are_none_of_the_job(
         assert run_directory("a").is_relative_to(folder.resolve())
         assert (
             RESUME_VARIABLE not in os.environ
-        )  # else it would be given runs of an earlier attempt
+        )  # otherwise, the benchmark would get runs of an earlier attempt
         assert ("LABKIT_JOB" in os.environ) == ("LABKIT_JOB" in names)
     assert not folder.exists()
     assert os.environ == before

@@ -1,4 +1,4 @@
-"""Kinds of steps that take turns, and what one adds to another while the machine changes."""
+"""Test the timing of alternating kinds of steps on a machine that slows down."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ def test_a_step_lasts_as_long_as_its_slowest_process(tmp_path: Path) -> None:
 def taken(
     monkeypatch: pytest.MonkeyPatch, cost: dict[str, float], slower: float
 ) -> InterleavedTimes:
-    """What is measured of steps of these seconds on a machine that gets slower, on no real clock.
+    """Time steps with given durations on a simulated clock of a machine that slows down.
 
-    Args: cost, kind -> its seconds at first; slower, by which share each second slows it down.
+    Args: cost: initial duration (s) of a step of each kind; slower: share by which each second
+        slows the machine down.
     """
     now = [0.0]
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
@@ -62,7 +63,7 @@ def taken(
 def test_what_is_added_stands_out_though_the_machine_slows_down(
     monkeypatch: pytest.MonkeyPatch, local: float
 ) -> None:
-    """The machine loses 2 % in each turn of a kind, more than one kind adds to the other."""
+    """In each turn, the machine slows down by 2 %, which exceeds the cost differences of kinds."""
     cost = {"local": local, "null": local, "step": 1.01 * local}
     found = taken(monkeypatch, cost, slower=0.1)
     first, last = (found.seconds["local"][place] for place in (0, -1))

@@ -1,4 +1,4 @@
-"""One exchange by several ways: what is asked, what is told of it, and what is one-sided."""
+"""Test exchanges by several transports: options, results, and one-sided communication."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_transport_that_is_not_known_is_refused_with_those_that_are() -> None:
         measuring.plan(["pigeon"])
     with pytest.raises(InvalidInput, match="rate='1 furlong' is impossible"):
         measuring.plan(rate="1 furlong")
-    with pytest.raises(InvalidInput, match="give 1 or more"):
+    with pytest.raises(InvalidInput, match="at least 1 byte"):
         measuring.measure(measuring.plan(places=[SHARED]), [0])
 
 
@@ -65,7 +65,7 @@ def test_a_place_that_is_not_asked_for_is_left_out_with_a_sentence() -> None:
     wanted = measuring.plan(["two_sided"], namespaces=False)
     assert APART not in {way.place for way in wanted.ways}
     assert f"two_sided by {APART}: not requested" in wanted.left_out
-    with pytest.raises(InvalidInput, match=r"no transport remains: .*not requested"):
+    with pytest.raises(InvalidInput, match=r"none of the chosen transports: .*not requested"):
         measuring.plan(places=[APART], namespaces=False)
 
 
@@ -107,7 +107,7 @@ def test_grpc_on_loopback_is_held_against_a_put_within_the_host_and_tcp_against_
 
 def test_a_target_that_is_not_reached_has_no_time() -> None:
     epochs = [{"seconds": 1.0, "val_accuracy": 0.5}, {"seconds": 2.0, "val_accuracy": 0.8}]
-    steps = [9.0] * 10 + [0.001, 0.002, 0.003]  # the first ten are warm-up
+    steps = [9.0] * 10 + [0.001, 0.002, 0.003]  # the first ten steps are warm-up
     found = summary(steps, epochs, 0.7)
     assert (found["median_ms"], found["seconds_to_target"]) == (pytest.approx(2.0), 2.0)
     assert summary(steps, epochs, 0.9)["seconds_to_target"] is None
@@ -127,7 +127,7 @@ def test_what_is_exchanged_comes_back_bit_by_bit_and_only_tcp_uses_tcp(tmp_path:
     with watched() as reached:
         result = CliRunner().invoke(app, given, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert reached == set()  # by other machines
+    assert reached == set()  # other machines: none was reached
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     measured = [row for row in rows if row["clock"] == "wall"]
     places = [*WITHIN] if hosts_wanted() else [*WITHIN, LOOPBACK]
@@ -146,6 +146,6 @@ def test_tensorflow_s_grpc_moves_an_array_there_and_back() -> None:
     wanted = measuring.plan([GRPC], [LOOPBACK])
     with watched() as reached:
         (row,) = measuring.measure(wanted, [2**20], repeats=1)
-    assert reached == set()  # by other machines
+    assert reached == set()  # other machines: none was reached
     assert row["correct"]
     assert float(row["tcp"] or 0.0) == pytest.approx(1.0, abs=0.1)

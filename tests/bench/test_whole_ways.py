@@ -1,4 +1,4 @@
-"""Whole steps that are calibrated: long enough, without those that fail, never those verified."""
+"""Test calibrations of whole steps: enough steps, no failed runs, nothing that notebooks verify."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STEP, MEETING = 1e-3, 0.1  # s
 
 
 class Ranks:
-    """They train nothing: a run is its record, with a step that is longer once a period."""
+    """A fake cluster that only stores records of runs, in which one step per period is longer."""
 
     def __init__(self, folder: Path, refused: str = "", period: int = 1) -> None:
         self._folder, self._refused, self._period = folder, refused, period
@@ -68,7 +68,8 @@ def test_each_run_has_some_periods_of_its_way(tmp_path: Path, period: Any) -> No
 def test_a_run_without_two_periods_has_no_typical_step(tmp_path: Path) -> None:
     short = experiment(steps_per_epoch=30, strategy=lk.ParameterAveraging(period=24), workers=2)
     with pytest.raises(
-        InvalidInput, match="has fewer than two stretches of 24 steps; train for more"
+        InvalidInput,
+        match="has fewer than two blocks of 24 steps after the warm-up; train for more",
     ):
         step_seconds(Ranks(tmp_path).run(short, show=False))
 

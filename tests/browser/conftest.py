@@ -1,4 +1,4 @@
-"""The system's Chromium without a network, and a record of everything that it asked for."""
+"""Fixtures: the system's Chromium without a network, and a page that records its requests."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # where sample_runs.py stands
+sys.path.insert(0, str(Path(__file__).parent.parent))  # the folder of sample_runs.py
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
 )
-PATIENCE = 120.0  # seconds for what takes one, also on a machine that is busy
+PATIENCE = 120.0  # timeout for tasks that take one second on an idle machine
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """A headless Chromium; without one the browser tests say how to get it, and fail in CI."""
+    """Yield a headless Chromium; without Chromium, skip the browser tests, or fail them in CI."""
     if not CHROMIUM:
         say = pytest.fail if "CI" in os.environ else pytest.skip
         say("no Chromium found: apt-get install chromium")
@@ -37,7 +37,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
-    """A page with the network off; `page.requests` records, and any error fails the test."""
+    """Yield an offline page whose `requests` lists all its requests; page errors fail the test."""
     context = browser.new_context(viewport={"width": 1200, "height": 1000}, offline=True)
     context.set_default_timeout(1e3 * PATIENCE)
     page = context.new_page()

@@ -1,6 +1,6 @@
-"""JupyterLab as `labkit lab` opens it, in a folder of its own, and a notebook in a browser.
+"""JupyterLab as `labkit lab` starts it, in a separate folder, and a notebook page in a browser.
 
-The same server has Notebook 7, too.
+The same server also offers Notebook 7.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 TOKEN = "labkit-test"
 SETTINGS = {
-    # Cells outside the window are drawn, too; nobody is asked for news.
+    # JupyterLab also renders cells outside the window, and does not ask whether to show news.
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
     "@jupyterlab/apputils-extension/notification": {
         "fetchNews": "false",
@@ -34,7 +34,7 @@ SETTINGS = {
 
 @contextmanager
 def jupyterlab(folder: Path) -> Iterator[str]:
-    """The address of a JupyterLab that serves a folder with a `notebooks` in it."""
+    """Start JupyterLab in a folder that contains `notebooks`; yield the server's address."""
     own = folder / "jupyter"
     for name, values in SETTINGS.items():
         file = own / "settings" / f"{name}.jupyterlab-settings"
@@ -88,20 +88,20 @@ def _wait_for(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
 
 
 class Notebook:
-    """A notebook in JupyterLab ("lab") or Notebook 7 ("notebook"), as a person sees it."""
+    """The page of a notebook in JupyterLab ("lab") or in Notebook 7 ("notebook")."""
 
     def __init__(self, page: Any, address: str, name: str, app: str = "lab") -> None:
         self.page, self._app = page, app
         place = {"lab": "lab/tree/notebooks", "notebook": "notebooks/notebooks"}[app]
         page.goto(f"{address}/{place}/{name}?reset&token={TOKEN}", timeout=120_000)
-        # Who asks for a run before the kernel is there is asked which one it shall be.
+        # If a user runs cells before the kernel is ready, Jupyter asks which kernel to use.
         if app == "lab":
             page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=120_000)
         else:
             page.locator("[data-status=idle]").wait_for(state="attached", timeout=120_000)
 
     def save(self, file: Path, what: str) -> None:
-        """Save, until the file holds something that stands in the notebook."""
+        """Save the notebook repeatedly, until its file contains a given text."""
         for _ in range(60):
             self.page.keyboard.press("Control+s")
             self.page.wait_for_timeout(1000)
@@ -110,10 +110,10 @@ class Notebook:
         raise AssertionError(f"{file.name} was saved without {what}")
 
     def reload(self, what: str) -> None:
-        """Load the page anew, until an element is there again.
+        """Reload the page until it shows an element, without the message "model not found".
 
-        For two seconds Jupyter's widgets look for a model; where the kernel's answer comes just
-        as they give up they never look again, and a person would load the page once more.
+        Jupyter's widgets look for their model for two seconds. If the kernel answers just when they
+        give up, they never look again, and a user would reload the page.
         """
         for _ in range(4):
             self.page.reload(timeout=120_000)
@@ -124,7 +124,7 @@ class Notebook:
         raise AssertionError(f"no {what} on a page that was loaded anew")
 
     def run_all(self) -> None:
-        """Run > Run All Cells; Notebook 7 says idle, and forgets it, before it has a kernel."""
+        """Choose Run > Run All Cells; Notebook 7 may ignore it before its kernel is ready."""
         asked = self.page.locator(".jp-CodeCell .jp-InputPrompt", has_text=re.compile(r"\[[*\d]"))
         for _ in range(60):
             self.page.get_by_role("menuitem", name="Run", exact=True).click()
@@ -137,13 +137,13 @@ class Notebook:
         raise AssertionError("no cell was run")
 
     def cell(self, text: str) -> Any:
-        """The code cell whose source holds a text."""
+        """Return the code cell whose source contains a text."""
         return self.page.locator(".jp-CodeCell").filter(
             has=self.page.locator(".jp-InputArea-editor", has_text=text)
         )
 
     def wait_until_run(self, seconds: float = 240) -> None:
-        """Until every code cell has its number."""
+        """Wait until every code cell shows its execution number."""
         self.page.wait_for_function(
             """() => [...document.querySelectorAll(".jp-CodeCell .jp-InputPrompt")].every(
                 (prompt) => /^\\[\\d+\\]:$/.test(prompt.textContent.trim()))""",
@@ -151,6 +151,6 @@ class Notebook:
         )
 
     def troubles(self) -> list[str]:
-        """Dialogs and errors that a person would see."""
+        """Return the texts of dialogs and errors that a user would see."""
         error = "[data-mime-type='application/vnd.jupyter.error']"
         return [each.inner_text() for each in self.page.locator(f".jp-Dialog, {error}").all()]

@@ -1,4 +1,4 @@
-"""The gallery's index in a real browser without a network, on wide and narrow screens."""
+"""Test the gallery's index page in Chromium without a network, on wide and narrow screens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One notebook that drew and answered, and one that failed before it ran."""
+    """Return the index of two notebook runs: one with a figure and an answer, one that failed."""
     root = tmp_path_factory.mktemp("gallery")
     runs = [write_run(root / "before", workers=workers, step_ms=8 / workers) for workers in (1, 2)]
     drawn = compare(runs)._repr_mimebundle_()["application/vnd.plotly.v1+json"]

@@ -1,4 +1,4 @@
-"""JupyterLab as `labkit lab` opens it: the notebooks run, figures grow, and answer."""
+"""Test JupyterLab as `labkit lab` starts it: notebooks run, and figures grow and respond."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOTEBOOKS = Path(__file__).parent.parent.parent / "notebooks"
 
 @pytest.fixture(scope="module")
 def lab(own_folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The address of JupyterLab, and the folder that it serves, with copies of the notebooks."""
+    """Start JupyterLab in a folder with copies of the notebooks; yield address and folder."""
     folder = tmp_path_factory.mktemp("lab")
     (folder / "notebooks").mkdir()
     for path in NOTEBOOKS.glob("*.ipynb"):
@@ -33,7 +33,7 @@ def lab(own_folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
-    """A page that reaches this machine alone; any error in it fails the test."""
+    """Yield a page that can reach only this machine; any error of the page fails the test."""
     context = browser.new_context(viewport={"width": 1500, "height": 1100})
     context.set_default_timeout(120_000)
     page = context.new_page()
@@ -51,7 +51,7 @@ def page(browser: Any) -> Iterator[Any]:
 
 
 def changed(folder: Path, name: str, **values: str) -> str:
-    """A copy of a notebook with other values in its parameters; its name."""
+    """Change the values of parameters in the copy of a notebook; return its file name."""
     path = folder / "notebooks" / name
     text = path.read_text()
     for parameter, value in values.items():
@@ -88,7 +88,7 @@ def test_the_tour_runs_and_its_figure_grows_while_ranks_work(
     assert figure.locator(".scatterlayer path.js-line").count() >= 2 * 3
     before = figure.bounding_box()
     page.set_viewport_size({"width": 1300, "height": 900})
-    page.wait_for_timeout(1000)  # JupyterLab waits a moment before it tells its outputs
+    page.wait_for_timeout(1000)  # JupyterLab tells its outputs of a resize only after a delay
     assert figure.bounding_box()["height"] == pytest.approx(before["height"], abs=2)
 
 
@@ -97,7 +97,7 @@ OPACITIES = """() => [...document.querySelectorAll(".js-plotly-plot")].map((plot
 
 
 def opacities(page: Any) -> list[list[float]]:
-    """For each figure those of the runs' traces."""
+    """Return the opacities of the runs' traces, for each figure."""
     found: list[list[float]] = page.evaluate(OPACITIES)
     return found
 
@@ -115,7 +115,7 @@ def test_a_run_chosen_in_one_figure_of_compare_stands_out_in_the_others(
     linked = notebook.cell("figures.linked")
     choice = linked.locator("select")
     drawn = linked.locator(".js-plotly-plot:visible")
-    for figure in range(3):  # words stand there until Plotly has come up
+    for figure in range(3):  # until Plotly is loaded, a figure is only text
         drawn.nth(figure).locator(".main-svg").first.wait_for(timeout=120_000)
     assert all({*opacity} == {1} for opacity in opacities(page)[:3])
     drawn.nth(1).locator(".legendtoggle").first.click()
@@ -126,21 +126,22 @@ def test_a_run_chosen_in_one_figure_of_compare_stands_out_in_the_others(
     page.wait_for_function(f"!JSON.stringify(({OPACITIES})().slice(0, 3)).includes('0.12')")
 
 
-# Half an hour by its network, not by its epochs: ranks lay out the batches of all at first.
+# The slow network makes this training last half an hour. More epochs would delay its start, because
+# ranks first plan the batches of all epochs.
 ENDLESS = (
     "import labkit as lk\ncluster = lk.Cluster(workers=2, name={name!r})\n"
     "ask = lk.Experiment(workers=2, dataset='digits', model='linear', epochs=8000, network='wan')",
     "run = cluster.run(ask.replace(verify=False))",
 )
 OWN = re.compile(r"'schema'|^Command '[\w:-]+' not registered")
-# Pixels by which what is drawn is wider than what is seen of the cell's output.
+# For each figure: the number of pixels by which it is wider than its cell's visible output.
 CUT = """() => [...document.querySelectorAll(".labkit-live svg.main-svg")].map((svg) =>
     svg.getBoundingClientRect().right -
     svg.closest(".jp-OutputArea-output").getBoundingClientRect().right)"""
 
 
 def wait_until_it_grows(page: Any) -> None:
-    # The first run of a session's ranks traces and compiles: minutes on a busy machine.
+    # The first run on new ranks traces and compiles, which takes minutes on a busy machine.
     page.wait_for_function(f"({CURVES})().length > 0", timeout=300_000)
     seen = page.evaluate(CURVES)
     page.wait_for_function(f"(seen) => ({CURVES})() !== seen", arg=seen, timeout=120_000)
@@ -169,5 +170,5 @@ def test_a_page_that_is_loaded_anew_finds_the_panel_and_stops_the_ranks_while_th
     said = page.locator(".labkit-live [role=status]", has_text="interrupted")
     said.wait_for(timeout=120_000)
     assert notebook.troubles() == []
-    if app == "notebook":  # whose own start raises these, whatever it opens
+    if app == "notebook":  # the start of Notebook 7 itself raises these errors
         page.errors[:] = [error for error in page.errors if not OWN.search(error)]

@@ -1,4 +1,4 @@
-"""The map of methods in a browser: a choice empties cells, a tap leads to their methods."""
+"""Test the map of methods in a browser: filters empty its cells, and a tap shows methods."""
 
 from __future__ import annotations
 

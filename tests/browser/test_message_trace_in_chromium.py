@@ -1,4 +1,4 @@
-"""The message trace in a report is played without a mouse."""
+"""Test that a user can play the message trace of a report without a mouse."""
 
 from __future__ import annotations
 

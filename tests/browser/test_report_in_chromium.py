@@ -1,4 +1,4 @@
-"""A report drawn by a real browser without a network."""
+"""Test reports in Chromium without a network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tests.acceptance.report import READ
 
 pytestmark = pytest.mark.slow
 
-# Loss, accuracy, throughput, speed-up, efficiency, Pareto twice, parallel coordinates.
+# The number of labkit's figures: loss, accuracy, throughput, speed-up, efficiency, two Pareto
+# plots, and parallel coordinates.
 OURS = 8
 
 EVIL = "<script>window.hit = 1</script><img src='https://x.example/i.png' onerror='window.hit = 1'>"
@@ -28,7 +29,7 @@ EVIL = "<script>window.hit = 1</script><img src='https://x.example/i.png' onerro
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three runs of a notebook that shows a comparison, a figure of its own, and worse."""
+    """Return a report of a notebook with a comparison, a foreign figure and malicious HTML."""
     import plotly.graph_objects as go
 
     root = tmp_path_factory.mktemp("report")
@@ -45,7 +46,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ],
         workers=2,
     )
-    for run in runs:  # the runs that the notebook drew are those that the report is about
+    for run in runs:  # the report is about the runs that the notebook drew
         run.path.rename(job / run.name)
     write_run(job, workers=4, step_ms=3.0, dataset=EVIL)
     return report(job, root / "report.html")
@@ -53,7 +54,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three methods on two networks with two seeds each, and a run that failed."""
+    """Return a report of three methods on two networks with two seeds each, and a failed run."""
     root = tmp_path_factory.mktemp("many")
     methods = (None, {"name": "TopK", "ratio": 0.01}, {"name": "OneBit"})
     for place, (compressor, network) in enumerate(product(methods, ("1GbE", "100Mb"))):
@@ -70,7 +71,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(page: Any) -> None:
-    """Comes by each figure, which is drawn then, and goes back to the top."""
+    """Scroll to each figure, so that the page draws it, and then back to the top."""
     page.wait_for_selector("html[data-first]", timeout=120_000)
     page.evaluate(READ)
     page.wait_for_selector("html[data-drawn]", timeout=120_000)
@@ -78,7 +79,7 @@ def read(page: Any) -> None:
 
 
 def opened(page: Any, written: Path) -> Any:
-    """The page when all of its figures are drawn, and its table answers."""
+    """Open a report; return its page when all figures are drawn and the table can be used."""
     page.goto(written.as_uri())
     read(page)
     if page.locator("#filter").count():
@@ -87,12 +88,12 @@ def opened(page: Any, written: Path) -> Any:
 
 
 def settled(page: Any) -> None:
-    """Waits until all figures show what was last asked for."""
+    """Wait until all figures show the latest selection."""
     page.wait_for_selector("html[data-settled]", timeout=120_000)
 
 
 def lone(page: Any, value: str) -> list[Any]:
-    """Of each figure what its traces say: an expression of `plot`."""
+    """Return the value of a JavaScript expression of `plot` for each figure."""
     found: list[Any] = page.evaluate(
         f"() => [...document.querySelectorAll('.js-plotly-plot')].map((plot) => {value})"
     )
@@ -100,7 +101,7 @@ def lone(page: Any, value: str) -> list[Any]:
 
 
 def hidden(page: Any) -> list[list[str]]:
-    """For each figure the runs that are not shown."""
+    """Return the hidden runs, for each figure."""
     found: list[list[str]] = page.evaluate(
         """() => [...document.querySelectorAll(".js-plotly-plot")].map((plot) => [...new Set(
             plot.data.filter((t) => t.visible === false && t.meta.run).map((t) => t.meta.run))])"""
@@ -109,7 +110,7 @@ def hidden(page: Any) -> list[list[str]]:
 
 
 def faint(page: Any) -> list[list[str]]:
-    """For each figure the runs that stand back."""
+    """Return the dimmed runs, for each figure."""
     found: list[list[str]] = page.evaluate(
         """() => [...document.querySelectorAll(".js-plotly-plot")].map((plot) => [...new Set(
             plot.data.filter((t) => t.opacity < 1 && t.meta.run).map((t) => t.meta.run))])"""
@@ -157,7 +158,7 @@ def test_it_keeps_the_rules_of_accessibility(
     shapes: tuple[tuple[int, str], ...],
     request: pytest.FixtureRequest,
 ) -> None:
-    """No violation that axe-core calls serious or critical: on a desk, a phone, and on paper."""
+    """Axe-core finds no serious or critical violation on a wide screen, on a phone, or on paper."""
     from axe_playwright_python.sync_playwright import Axe
 
     page.emulate_media(color_scheme=scheme)
@@ -172,7 +173,7 @@ def test_it_keeps_the_rules_of_accessibility(
 
 
 def test_a_figure_is_drawn_when_a_reader_comes_by(page: Any, many: Path) -> None:
-    """Before, its still picture stands there; what was chosen meanwhile is chosen in it, too."""
+    """Until then, a static image is shown; later, the figure applies the selections made so far."""
     page.set_viewport_size({"width": 1280, "height": 600})
     page.goto(many.as_uri())
     page.wait_for_selector("html[data-table]", timeout=120_000)
@@ -212,7 +213,7 @@ def test_without_scripts_there_are_the_table_and_a_picture_of_each_figure(
     stills = page.locator(".plot > svg.still")
     assert stills.count() == plots.count() == OURS
     assert all(still.is_visible() for still in stills.all())
-    # The line of each run that completed, in the colour that it has in the table.
+    # Each completed run has the same line colour in the static images as in the table.
     colors = {
         style.split()[-1].rstrip(";")
         for each in page.locator("tbody .swatch").all()
@@ -294,7 +295,7 @@ def test_a_run_that_is_chosen_stands_out_in_every_figure(page: Any, written: Pat
     settled(page)
     assert button.get_attribute("aria-pressed") == "false"
     assert faint(page)[:3] == [[]] * 3
-    # A line in a figure does the same.
+    # A click on a line in a figure does the same.
     page.evaluate(
         """(key) => { const plot = document.querySelectorAll(".js-plotly-plot")[0];
             const data = plot.data.find((trace) => trace.meta && trace.meta.run === key);
@@ -338,10 +339,10 @@ def test_what_is_typed_means_what_is_shown_also_beside_a_run_that_failed(
     opened(page, many)
     rows, status = page.locator("#table tbody tr[data-key]"), page.locator("[role=status]")
     for text, count in (
-        ("test_accuracy>75", 3),  # the head says per cent
+        ("test_accuracy>75", 3),  # the column's head says per cent
         ("test_accuracy=76.50", 1),
         ('"test accuracy">="76.5 %"', 3),
-        ('compressor="TopK 1 %"', 2),  # as its cell says it
+        ('compressor="TopK 1 %"', 2),  # the text is that of the table's cell
         ('compressor="TopK 1 %" network=100Mb', 1),
         ("state=failed", 1),
         ("samples_per_second>=25,000", 6),
@@ -361,7 +362,7 @@ def test_what_is_typed_means_what_is_shown_also_beside_a_run_that_failed(
     head = page.locator("#table th[data-name=test_accuracy]")
     place = head.evaluate("(each) => [...each.parentElement.children].indexOf(each)")
     cells = page.locator(f"#table tbody tr > :nth-child({place + 1})")
-    # The run that failed has no number: wherever it stands, the others are in their order.
+    # The failed run has no accuracy; wherever its row is, the other rows are sorted.
     rising = ["70.50", "72.50", "74.50", "76.50", "78.50", "80.50"]
     for way, order in (("ascending", rising), ("descending", rising[::-1])):
         head.click()
@@ -504,13 +505,14 @@ def test_no_two_texts_overlap(
     page.set_viewport_size({"width": width, "height": 900})
     opened(page, request.getfixturevalue(of))
     assert page.evaluate(OVERLAPS) == []
-    # The page itself is never moved to the side, its table and wide figures are.
+    # The page itself never scrolls sideways; its table and its wide figures may.
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     plots = [box.bounding_box() for box in page.locator(".panel .plot").all()]
     beside = [b for a, b in pairwise(plots) if abs(a["y"] - b["y"]) < 5]
     assert bool(beside) == (width > 700)
     assert page.locator(".modebar-btn").count() == 0 or width > 700
-    # On a phone the panels of a notebook's canvas stand one below the other: nothing is moved.
+    # On a phone, the panels of a notebook's figure are below each other, so the figure does not
+    # scroll.
     canvas = ".notebook .figure:not(.foreign) .scroll"
     moved = page.locator(canvas).evaluate_all(
         "(all) => all.map((each) => each.scrollWidth - each.clientWidth)"
@@ -521,13 +523,13 @@ def test_no_two_texts_overlap(
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_table_fits_or_moves_under_its_names(page: Any, many: Path, width: int) -> None:
-    """On a desk all columns are seen; on a phone they move, and names and heads stay."""
+    """A wide screen shows all columns; on a phone the table scrolls, but names and heads stay."""
     page.set_viewport_size({"width": width, "height": 900})
     opened(page, many)
     frame = page.locator(".runs")
     inside, whole = frame.evaluate("(each) => [each.clientWidth, each.scrollWidth]")
     assert (whole <= inside) == (width == 1280)
-    # One frame alone moves it; DataTables puts others around a table.
+    # Only one element scrolls the table, although DataTables adds further elements around a table.
     assert page.evaluate(
         """() => [...document.querySelectorAll(".runs *")].every((part) =>
             part.scrollWidth <= part.clientWidth + 1 ||
@@ -541,7 +543,7 @@ def test_the_table_fits_or_moves_under_its_names(page: Any, many: Path, width: i
 
 
 def hundred(root: Path) -> Path:
-    """Runs as a sweep leaves them: 4 numbers of workers, 5 compressors, 5 rates, 25 epochs."""
+    """Write runs of a sweep: 4 numbers of workers, 5 compressors, 5 learning rates, 25 epochs."""
     compressors = [None, *({"name": name} for name in ("Int8", "OneBit", "TopK", "QSGD"))]
     for workers in (1, 2, 4, 8):
         for compressor in compressors:
@@ -556,13 +558,13 @@ def test_a_hundred_runs_take_at_most_8_mb_and_are_seen(page: Any, tmp_path: Path
     path = report(hundred(tmp_path / "runs"), tmp_path / "report.html")
     assert path.stat().st_size <= 8e6
     opened(page, path)
-    assert int(page.get_attribute("html", "data-first")) > 0  # how soon: tests.acceptance report
+    assert int(page.get_attribute("html", "data-first")) > 0  # `tests.acceptance report` times this
     assert page.get_attribute("html", "data-drawn") == "10"
-    # Points of many runs are one trace; it knows which are whose.
+    # One trace contains the points of many runs, and knows the run of each point.
     of_points = """(say) => [...document.querySelectorAll(".js-plotly-plot")].flatMap((plot) =>
         plot.data.filter((t) => t.meta && t.meta.points)).map(new Function("t", "return " + say))"""
     assert 100 in page.evaluate(of_points, "t.meta.points.length")
-    page.locator("[data-mark]").last.click()  # which has sent bytes, as one worker has not
+    page.locator("[data-mark]").last.click()  # a run that sent bytes; runs of one worker send none
     settled(page)
     assert set(page.evaluate(of_points, "t.selectedpoints.length")) == {1}
     page.get_by_role("button", name="none", exact=True).click()
@@ -570,9 +572,9 @@ def test_a_hundred_runs_take_at_most_8_mb_and_are_seen(page: Any, tmp_path: Path
     assert all(page.evaluate(of_points, "t.y.every((y) => y === null)"))
 
 
-PAPER = 700  # pixels between the margins of A4, about
+PAPER = 700  # approximate width between the margins of A4, pixels
 
-# Words of the table, of heads and of sentences that go on in another line without a hyphen.
+# Words in the table, headings and sentences that continue on another line without a hyphen.
 BROKEN = """() => {
     const found = [];
     for (const part of document.querySelectorAll("#table :is(th, td), h1, h2, h3, h4, p, li")) {
@@ -592,7 +594,7 @@ BROKEN = """() => {
 
 
 def on_paper(page: Any, path: Path) -> list[float]:
-    """Lays the opened page out as for A4; what width to height each drawing had on the screen."""
+    """Lay out the page for A4; return each drawing's ratio of width to height on the screen."""
     page.emulate_media(color_scheme="dark")
     opened(page, path)
     plots = page.locator(".plot").all()
@@ -629,7 +631,7 @@ def test_on_paper_words_are_whole_and_each_panel_takes_its_width(
 
 
 def test_on_paper_controls_are_gone_and_it_is_black_on_white(page: Any, written: Path) -> None:
-    """Whatever the screen shows; what is folded stays so."""
+    """This holds for any colours of the screen; sections that are closed stay closed."""
     on_paper(page, written)
     for control in (".controls", "input", ".modebar", "figcaption", ".skip", "details.code"):
         assert not any(each.is_visible() for each in page.locator(control).all()), control
@@ -657,8 +659,8 @@ def test_a_strangers_odd_figures_are_their_own_lines(tmp_path: Path, page: Any) 
     opened(page, report(job, tmp_path / "report.html"))
     figures = page.locator(".notebook figure .plot")
     assert figures.count() == 3
-    assert figures.nth(0).locator(".main-svg").count() > 0  # the gap is a gap
+    assert figures.nth(0).locator(".main-svg").count() > 0  # the missing value is drawn as a gap
     undrawn = page.get_by_text("This figure cannot be drawn")
     assert undrawn.count() >= 1
     drawn = page.locator("figure .main-svg").count()
-    assert drawn > 0  # and the page's own are there
+    assert drawn > 0  # the report's own figures are drawn

@@ -1,4 +1,4 @@
-"""The command line: one line for what went wrong, the right exit code, the place of results."""
+"""Test the command line: one-line errors, exit codes, and the place of results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labkit.records import store
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 LABKIT = Path(sys.executable).parent / "labkit"
-PATIENCE = 240.0  # seconds for what takes a few
+PATIENCE = 240.0  # timeout for tasks that take a few seconds
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def labkit(*arguments: object) -> Result:
 
 
 def process(*arguments: object) -> subprocess.Popen[str]:
-    """The installed command, where its folder is not on PATH."""
+    """Start the installed command; the folder of this command is not on PATH."""
     return subprocess.Popen(
         [str(LABKIT), *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -86,7 +86,7 @@ def test_a_newer_record_is_no_experiment_of_this_labkit() -> None:
     result = labkit("run", "e.yaml", "--check")
     assert (result.exit_code, result.stderr) == (
         2,
-        "labkit: e.yaml has schema 99; allowed: 1 to 2\n",
+        "labkit: e.yaml has the schema version 99; this labkit reads versions 1 to 2\n",
     )
 
 
@@ -210,7 +210,7 @@ def test_sigterm_ends_a_run_as_ctrl_c_does_and_is_named() -> None:
 
 
 def test_a_table_of_the_jobs_runs_ends_a_run() -> None:
-    # A notebook that writes a run as a worker does, without starting ranks.
+    # A notebook that writes a run as a worker does, but without ranks.
     here = Path(__file__).parents[1]
     source = f"""import os, sys
 sys.path.insert(0, {str(here)!r})
@@ -288,7 +288,7 @@ def test_ls_over_a_thousand_runs_takes_less_than_a_second() -> None:
         copy.mkdir()
         for file in first.path.iterdir():
             os.link(file, copy / file.name)
-    begin = time.process_time()  # what else the machine does is not of interest
+    begin = time.process_time()  # processor time excludes other load of the machine
     assert labkit("ls").stdout.count("completed") == 1000
     assert time.process_time() - begin < 1.0
 

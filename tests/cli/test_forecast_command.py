@@ -1,4 +1,4 @@
-"""`labkit forecast`: a table over workers, or all figures."""
+"""Test `labkit forecast`: a table over numbers of workers, or all numbers as JSON."""
 
 from __future__ import annotations
 
@@ -43,4 +43,4 @@ def test_all_figures_are_json(measured: Path) -> None:
 def test_what_was_not_measured_ends_in_one_line(measured: Path) -> None:
     done = run(measured, "-p", "optimizer", "adam", "--network", "wan")
     assert done.exit_code == 2
-    assert "measure it by `labkit calibrate`" in done.stderr
+    assert "measure it with `labkit calibrate`" in done.stderr

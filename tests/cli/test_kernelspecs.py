@@ -1,4 +1,4 @@
-"""Kernels of JupyterLab run nothing that lies beside a notebook, but import it where asked."""
+"""Test that Jupyter kernels run no module beside a notebook unless the notebook imports it."""
 
 from __future__ import annotations
 

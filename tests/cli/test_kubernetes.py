@@ -1,4 +1,4 @@
-"""Files for Kubernetes are written, and said not to have run here."""
+"""Test that `labkit kubernetes` and `labkit container` write the files of a job and its image."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def test_a_job_is_written_with_the_image_that_the_other_command_describes() -> N
     assert f"to build it: podman build -t {worker['image']} -f Image ." in built.output
     text = Path("Image").read_text()
     assert "openssh-server" in text
-    # What it copies is in the folder of labkit's source.
+    # All files that the image copies exist in labkit's source folder.
     copied = [
         word for line in text.splitlines() if line.startswith("COPY") for word in line.split()
     ]
     assert all((ROOT / word).exists() for word in copied if word not in ("COPY", "./"))
-    assert "uv.lock" not in text  # which git does not keep
+    assert "uv.lock" not in text  # git does not track this file
 
 
 def test_a_parameter_that_the_notebook_does_not_have_ends_it_in_one_line() -> None:

@@ -1,4 +1,4 @@
-"""Help lists a notebook's parameters, and TAB completes them; scripts with cells are notebooks."""
+"""Test parameters in a notebook's help and in TAB completion, and scripts with cells."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def completed(*words: str) -> list[str]:
-    """What TAB offers for the last word."""
+    """Return the completions that TAB offers for the last word."""
     shell = ShellComplete(app, {}, "labkit", "_LABKIT_COMPLETE")
     return [item.value for item in shell.get_completions([*words[:-1]], words[-1])]
 
@@ -82,7 +82,7 @@ def test_tab_completes_notebooks_parameters_and_choices() -> None:
     assert completed("sweep", "notebooks/tour.ipynb", "w") == ["word="]
 
 
-@pytest.mark.heavy  # jupytext looks for pandoc
+@pytest.mark.heavy  # jupytext looks for the program pandoc
 def test_a_script_with_cells_is_a_notebook(script: Path) -> None:
     assert [cell.kind for cell in cells.read(script)] == ["markdown", "code", "code"]
     known = parameters.declared(script)
@@ -122,7 +122,7 @@ def test_a_notebook_without_runs_has_a_report(tmp_path: Path) -> None:
     assert "Reproduce" in page
     assert "labkit run" in page
     nothing = CliRunner().invoke(app, ["report", str(tmp_path)])
-    assert nothing.exit_code == 0  # the job lies below
+    assert nothing.exit_code == 0  # a subfolder contains a notebook run
     (job / "output.ipynb").unlink()
     empty = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert (empty.exit_code, "no runs" in empty.output) == (1, True)

@@ -1,4 +1,4 @@
-"""Commands look at what they are to write, and at odd names, before anything else."""
+"""Test that commands check the files they will write, and unusual names, before other work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WRITTEN = {"-o", "--json", "--csv", "--parquet", "--map", "--figure"}
 
 
 def outputs(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Parameter]]:
-    """Yield the options of all commands that name what is written, each with its command."""
+    """Yield the options for output files of all commands, each with the name of its command."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -32,7 +32,7 @@ def outputs(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Par
 def test_every_command_that_writes_a_file_checks_it_first() -> None:
     found = [*outputs(app), *outputs(campaigns)]
     assert len(found) > 25
-    # A gallery is a folder, of which the command checks the index.
+    # The output of `gallery` is a folder, so the command itself checks the index file in it.
     odd = [name for name, option in found if not isinstance(option.type, OutputFile)]
     assert odd == ["gallery"]
 

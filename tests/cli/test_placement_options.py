@@ -1,4 +1,4 @@
-"""Options that say where ranks start settle the environment: each of them, and what is given."""
+"""Test the options that say where ranks start: they set variables of the environment."""
 
 from __future__ import annotations
 

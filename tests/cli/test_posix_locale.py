@@ -1,4 +1,4 @@
-"""Commands in a POSIX locale, where Python takes text for ASCII."""
+"""Test commands in a POSIX locale, in which Python encodes text as ASCII."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`labkit simulate`: networks by name, and of one's own by file."""
+"""Test `labkit simulate` with networks by name and with networks from a file."""
 
 import json
 
@@ -35,7 +35,7 @@ def test_own_networks_come_from_yaml_or_json(tmp_path):
         assert done.exit_code == 0, done.output
         seconds = simulate("master_worker", size, 12.0, network).seconds
         assert f"simulated: {1e3 * seconds:,.3f} ms" in done.output
-        assert "closed form" not in done.output  # that is of one switch
+        assert "closed form" not in done.output  # a closed form exists only for a single switch
     assert "graph, simulated" in done.output
 
 
@@ -49,7 +49,10 @@ def test_own_networks_come_from_yaml_or_json(tmp_path):
             "Network has no 'speed' (did you mean 'seed'?); it has: latency",
         ),
         ("latency: 1\nbandwidth: 1\nsharing: luck", "sharing='luck' is impossible: "),
-        ("latency: 1\nbandwidth: 1\nlinks: [[0, 1]]", "links are rows of (source, destination"),
+        (
+            "latency: 1\nbandwidth: 1\nlinks: [[0, 1]]",
+            "links must be a list of at least one (source, destination",
+        ),
         ("[1, 2]", "expected `name: value`"),
         (": :", "is not YAML"),
     ],
@@ -85,4 +88,4 @@ def test_published_figures_stand_beside_ours(tmp_path):
 def test_an_algorithm_or_published_figures(words):
     done = CliRunner().invoke(app, ["simulate", *words])
     assert done.exit_code != 0
-    assert "give an algorithm, or --published" in done.output
+    assert "give either an algorithm, or --published" in done.output

@@ -1,4 +1,4 @@
-"""The command: bad input ends it in one line; what it starts survives whatever ends it."""
+"""Test `labkit sweep`: one-line errors, and sweeps that are interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from labkit.records import store
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 SWEPT = NOTEBOOKS / "is_swept.ipynb"
 SWEEP = Path("runs/is_swept-sweep")
-PATIENCE = 120.0  # seconds for what takes one or two
+PATIENCE = 120.0  # timeout for tasks that take one or two seconds
 
 
 def labkit(*arguments: object) -> Result:
@@ -34,7 +34,7 @@ def labkit(*arguments: object) -> Result:
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
-    """A sweep in a process of its own, as a shell starts it."""
+    """Start a sweep in a new process, as a shell does."""
     script = "import sys; from labkit.cli.app import app; app(sys.argv[1:])"
     return subprocess.Popen(
         [sys.executable, "-c", script, "sweep", *map(str, arguments)],
@@ -57,28 +57,28 @@ def until(happened: Callable[[], Any]) -> None:
 
 
 def started() -> Counter[int]:
-    """How often each member's cell has begun, by its number."""
+    """Return how often the cell of each member of the sweep has begun, by the member's number."""
     path = Path("started.txt")
     lines = path.read_text().splitlines() if path.exists() else []
     return Counter(int(line.split()[0]) for line in lines)
 
 
 def statuses(sweep: Path = SWEEP) -> dict[str, dict[str, Any]]:
-    """The members' records; each that is there can be read, at any moment."""
+    """Return the status record of each member of the sweep; all of them must be readable."""
     return {path.name: store.read_status(path) for path in sorted(sweep.glob("[0-9]*"))}
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "no values to sweep over"),
+        ([], "the sweep has no parameter values"),
         (["numbr=1,2"], "has no parameter 'numbr' (did you mean 'number'?)"),
         (["number=1,x"], "number = 'x' is not int"),
         (["number="], "has an empty item"),
-        (["number=range(5,1)"], "is empty"),
+        (["number=range(5,1)"], "has no values"),
         (["number"], "is not of the form name=a,b,c"),
         (["workers=1,0"], "workers=0 is impossible"),
-        (["number=1,2", "--random", 3], "more than the 2 combinations"),
+        (["number=1,2", "--random", 3], "exceeds the 2 combinations"),
         (["number=1,2", "--jobs", "many"], "--jobs many is impossible"),
         (["number=1,2", "--jobs", 0], "--jobs 0 is impossible"),
         (["number=1,2", "--limit", 0], "--limit='0' is impossible"),
@@ -110,11 +110,11 @@ def test_a_failed_member_is_recorded_and_resume_runs_what_is_missing() -> None:
     listed = labkit("ls", SWEEP).stdout
     assert "4 members: 3 completed, 1 failed" in listed
     assert "ValueError: no use for 2" in listed
-    (SWEEP / "002_number=1/status.json").unlink()  # half written, as a full disk leaves it
+    (SWEEP / "002_number=1/status.json").unlink()  # an incomplete record, as after a full disk
     assert labkit("ls").exit_code == 0
     Path("broken").unlink()
 
-    assert labkit("sweep", SWEEP).exit_code == 2  # what is meant is --resume
+    assert labkit("sweep", SWEEP).exit_code == 2  # an existing sweep needs --resume
     code, out, err = ended(start(SWEEP, "--resume"))
     assert (code, out.splitlines()[-1]) == (0, f"4 of 4 completed; result: {SWEEP}")
     assert started() == {0: 1, 1: 2, 2: 2, 3: 1}
@@ -127,7 +127,7 @@ def test_ctrl_c_lets_members_clean_up_and_leaves_a_sweep_to_resume() -> None:
     child.send_signal(signal.SIGINT)
     code, _, err = ended(child)
     assert code == 130
-    assert "to run them: the same command with --resume" in err
+    assert "to execute them: the same command with --resume" in err
     found = statuses()
     assert [status["state"] for status in found.values()] == ["interrupted"] * 2
     for name in found:
@@ -147,12 +147,12 @@ def test_members_run_abreast_as_cores_allow_and_end_at_their_limit(
     child = start(SWEPT, wide, "-p", "seconds", 300, "--limit", 1, "--force")
     assert ended(child)[0] == 1
     found = list(statuses().values())
-    assert [status["cause"] for status in found] == ["past the limit of 1 s"] * 2
-    assert found[0]["ended"] < found[1]["started"]  # one alone, whatever it wants
+    assert [status["cause"] for status in found] == ["stopped at the time limit of 1 s"] * 2
+    assert found[0]["ended"] < found[1]["started"]  # too wide for the cores, so one at a time
 
 
 def test_members_that_run_abreast_need_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(OVERSUBSCRIBE, "")  # which --force changes
+    monkeypatch.setenv(OVERSUBSCRIBE, "")  # --force changes this variable
     swept = ("sweep", SWEPT, "workers=2", "number=range(0,2000)", "--check", "--force")
     assert labkit(*swept, "--jobs", 1).exit_code == 0
     result = labkit(*swept, "--jobs", 9999)
@@ -173,12 +173,14 @@ def test_a_notebook_that_is_edited_while_its_sweep_runs_changes_nothing_of_it() 
     assert sorted(started()) == [0, 1]
     again = labkit("sweep", notebook, "number=0,1", "-p", "seconds", 1, "--resume")
     assert again.exit_code == 0
-    assert sorted(started()) == [0, 1, 7, 8]  # what has run is of another notebook now
+    assert sorted(started()) == [0, 1, 7, 8]  # the edited notebook prints 7 and 8, not 0 and 1
 
 
 def test_members_whose_ranks_nobody_knows_run_alone() -> None:
     result = labkit("sweep", NOTEBOOKS / "says_its_parameters.ipynb", "count=1,2")
-    assert "without a parameter `workers`, members run one at a time" in result.stderr
+    assert (
+        "no parameter `workers`, so notebook runs are executed one after another" in result.stderr
+    )
     [one, other] = statuses(Path("runs/says_its_parameters-sweep")).values()
     assert one["ended"] < other["started"]
 
@@ -253,7 +255,7 @@ def test_all_members_survive_being_killed_again_and_again() -> None:
     for moment in range(3):
         child = start(*arguments, *(["--resume"] if moment else []))
         until(lambda: (SWEEP / manifest.FILE).exists())
-        time.sleep(2.0 + 1.3 * moment)  # whatever has happened by then
+        time.sleep(2.0 + 1.3 * moment)  # kill it at a different moment
         os.kill(child.pid, signal.SIGKILL)
         child.communicate()
         done |= {
@@ -263,7 +265,7 @@ def test_all_members_survive_being_killed_again_and_again() -> None:
     _, err = child.communicate(timeout=800)
     assert child.returncode == 0, err
     final = statuses()
-    assert done.items() <= final.items()  # what was finished has not run again
+    assert done.items() <= final.items()  # finished members have not run again
     assert len(final) == count
     assert {status["state"] for status in final.values()} == {"completed"}
     earlier = Counter(path.name.split("_")[0] for path in (SWEEP / ".earlier").glob("*"))
@@ -273,10 +275,10 @@ def test_all_members_survive_being_killed_again_and_again() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--slurm", "-n1"], "--slurm needs --launcher slurm; give both"),
+        (["--slurm", "-n1"], "--slurm has no effect without --launcher slurm; give both"),
         (
             ["--launcher", "slurm", "--search", "optuna", "--trials", 2, "--minimize", "loss"],
-            "--launcher slurm submits all members at once, but --search chooses members one after",
+            "--launcher slurm submits all notebook runs at once, but --search chooses each trial",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""A real cluster of TensorFlow's, from what `labkit tf-config` prints."""
+"""Test a real TensorFlow cluster that uses the output of `labkit tf-config`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from labkit.cli.app import app
 from labkit.frameworks.tf_config import free_ports
 
-# As TensorFlow's documentation has it; a worker starts the server inside of it, too.
+# The script follows TensorFlow's documentation, but each worker also starts a server.
 OF_A_CLUSTER = """
 import json, os
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""A runtime folder that one test has alone."""
+"""A runtime folder that only one test uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from left import processes
 
 @pytest.fixture
 def own_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A runtime folder of this test alone; what it started must be gone at its end."""
+    """Set a new runtime folder for this test; at the end, kill the processes that remain in it."""
     folder = tmp_path / "own-runtime"
     monkeypatch.setenv("LABKIT_RUNTIME", str(folder))
     yield folder

@@ -1,4 +1,4 @@
-"""What clusters of a runtime folder have left running."""
+"""Find processes of clusters that still run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import psutil
 
-PATIENCE = 120.0  # seconds for what takes one or two
+PATIENCE = 120.0  # timeout for tasks that take one or two seconds
 
 
 def processes(folder: Path) -> list[psutil.Process]:
-    """Living processes that belong to clusters in this runtime folder."""
+    """Return the living processes of clusters in a runtime folder."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -26,7 +26,7 @@ def processes(folder: Path) -> list[psutil.Process]:
 
 
 def left_of(folder: Path, patience: float = PATIENCE) -> list[str]:
-    """What is left of a folder's processes when all are gone, or when the patience is over."""
+    """Return the processes of a folder that still run after a timeout; an empty list if none."""
     end = time.monotonic() + patience
     while (left := processes(folder)) and time.monotonic() < end:
         time.sleep(0.2)

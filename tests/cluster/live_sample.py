@@ -1,4 +1,4 @@
-"""A Live without ranks: what it is told is what a test writes."""
+"""A handle of a submitted run without ranks: a test writes the reports of the ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = [
 
 
 class Told(RunHandle):
-    """A Live that ends when its test says so."""
+    """A handle of a run that ends when the test sets `over`."""
 
     def __init__(self, directory: Path, label: str = "mine", epochs: int = 3) -> None:
         super().__init__(Outline(label, 2, epochs), directory)
@@ -32,7 +32,7 @@ class Told(RunHandle):
         self.writers = [StreamWriter(directory / FOLDER, rank, this_process()) for rank in range(2)]
 
     def tell(self, kind: str, *records: dict[str, Any]) -> None:
-        """Write, and take in; before the thread is started, which does so itself."""
+        """Write records and read them; call this before the thread starts, which also reads."""
         for record in records:
             self.writers[int(record.get("rank", 0))].write(kind, [record])
         self._read(last=True)

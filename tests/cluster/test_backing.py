@@ -1,4 +1,4 @@
-"""Ranks share memory through files where there is room, or do not start."""
+"""Test that ranks share memory through files on a disk with room, or do not start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit.cluster.launch import launch
 from labkit.cluster.lease import Lease
 from labkit.cluster.start import Start
 
-FULL = Path("/proc")  # a file system that says of itself that nothing is free
+FULL = Path("/proc")  # a file system that reports no free space
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has /dev/shm")
 
 
@@ -24,7 +24,10 @@ def test_a_folder_with_room_stands_for_a_small_dev_shm(tmp_path: Path) -> None:
 
 
 def test_no_room_anywhere_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
-    told = r"2 ranks share 288 MiB .* /proc has 0 MiB free; give more: mount -o remount,size=2G"
+    told = (
+        "2 ranks share 288 MiB .* /proc has 0 MiB free; make the file system larger: mount "
+        "-o remount,size=2G"
+    )
     with pytest.raises(InvalidInput, match=told):
         backing_variables(2, [], shared=FULL)
     with pytest.raises(InvalidInput, match="share 16000256 MiB"):
@@ -39,7 +42,7 @@ def test_what_a_person_has_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.heavy  # a process
 def test_a_start_that_a_keeper_refuses_is_tried_once(own_runtime: Path) -> None:
     (folder := own_runtime / "million").mkdir(parents=True)
-    # Whoever may outlive deaths tries a start that has failed again, but no refusal.
+    # A fault-tolerant cluster repeats a start that failed, but not a start that was refused.
     lease = Lease(folder)
     with pytest.raises(InvalidInput, match="the engines did not start: 1000000 ranks share"):
         launch(folder, Start(10**6, fault_tolerant=True))

@@ -1,4 +1,4 @@
-"""What a call comes to when its ranks end in one way or another."""
+"""Test the result of a call, by the way in which its ranks end."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from labkit.cluster.calls import Calls, PendingCalls, RankError
 
 
 class EngineError(Exception):
-    """What ipyparallel answers for an engine whose heart has not beaten for a minute."""
+    """ipyparallel's error for an engine without heartbeat for a minute."""
 
 
 class Answer:
-    """One rank's answer; an error is what the rank has raised, None has not come.
+    """One rank's answer: its value or its error; None if the rank has not answered.
 
     Args:
-        given: what the rank returned, whom it has outlived, and its number; or an error.
+        given: The rank's return value, the ranks whose deaths it survived, and its number; or an
+            error.
     """
 
     def __init__(self, given: Any) -> None:
@@ -81,7 +82,7 @@ def test_a_call_on_engines_in_whose_place_others_are_ends_and_leaves_those_alone
     waiting = call(None, None)
     assert waiting.why_ended() is None
     waiting._cluster.state = lambda: {"dead": [], "pid": 8}  # type: ignore[method-assign,assign]
-    with pytest.raises(RankError, match=r"the engines ended: .* has restarted them"):
+    with pytest.raises(RankError, match=r"the engines ended: .* has restarted the engines"):
         list(waiting.watch())
     waiting._turn, waiting._closed = SimpleNamespace(release=lambda: None), False  # type: ignore[assign]
-    waiting.close()  # by which it would end the engines, if they were its own
+    waiting.close()  # would end the engines if they still belonged to this call

@@ -1,4 +1,4 @@
-"""In a real kernel a click, or a page loaded anew, reaches the panel while a cell runs."""
+"""Test in a real kernel that clicks and a reloaded page reach the panel while a cell runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def client(own_folders: Path) -> Any:
 
 
 def subshell(client: Any) -> str:
-    """What JupyterLab asks a kernel for before it sends messages of widgets."""
+    """Create a subshell, as JupyterLab does before it sends widget messages; return its ID."""
     client.control_channel.send(client.session.msg("create_subshell_request", {}))
     while (reply := client.get_control_msg(timeout=120))["msg_type"] != "create_subshell_reply":
         pass
@@ -105,19 +105,19 @@ sys.stdout.write("over\\n")
 
 
 def send(client: Any, kind: str, **content: Any) -> Any:
-    """A message that names no subshell: of a page that knows none, or none yet; its id."""
+    """Send a message without a subshell, as a page without one does; return the message's ID."""
     message = client.session.msg(kind, content)
     client.shell_channel.send(message)
     return message["header"]["msg_id"]
 
 
 def ask(client: Any, kind: str, **content: Any) -> Any:
-    """The content of the answer; what is asked before the cell waits would stay in its queue."""
+    """Return the answer's content; repeat the request, which is queued until the cell waits."""
     asked = set()
     for _ in range(24):
         asked.add(send(client, kind, **content))
         with suppress(Empty):
-            while True:  # what was asked when the kernel started is answered before
+            while True:  # requests from the kernel's start are answered first
                 message = client.get_shell_msg(timeout=5)
                 if message["parent_header"]["msg_id"] in asked:
                     return message["content"]
@@ -125,7 +125,7 @@ def ask(client: Any, kind: str, **content: Any) -> Any:
 
 
 def wait_for(client: Any, *kinds: str) -> dict[str, Any]:
-    """The content of the next message to all pages that is one of these, and no update."""
+    """Return the content of the next message of these kinds to all pages, except echoed updates."""
     while True:
         message = client.get_iopub_msg(timeout=120)
         assert message["msg_type"] != "error", message["content"]["traceback"]

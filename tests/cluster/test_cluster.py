@@ -1,4 +1,4 @@
-"""Clusters run what fits, survive what fails, and leave nothing behind."""
+"""Test that clusters run experiments, survive failures, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ def test_an_experiment_that_does_not_fit_is_refused_before_anything_is_written(
     cluster: Cluster,
 ) -> None:
     with pytest.raises(
-        InvalidInput, match=r"workers=5 on a cluster of 4; use Cluster\(workers=5\)"
+        InvalidInput,
+        match=r"workers=5 are more than the 4 ranks of the cluster; use Cluster\(workers=5\)",
     ):
         cluster.run(Experiment(**SMALL | {"workers": 5}), show=False)
     with pytest.raises(InvalidInput, match=r"threads=2 .* use Cluster\(threads=2\)"):
@@ -111,9 +112,9 @@ def test_an_experiment_that_does_not_fit_is_refused_before_anything_is_written(
 
 
 def test_a_cluster_of_the_same_name_and_another_shape_is_refused(cluster: Cluster) -> None:
-    with pytest.raises(InvalidInput, match="is up with workers=4, not 5"):
+    with pytest.raises(InvalidInput, match="is running with workers=4, not 5"):
         Cluster(workers=5, name=cluster.name)
-    with pytest.raises(InvalidInput, match="is up with threads=1, not 2"):
+    with pytest.raises(InvalidInput, match="is running with threads=1, not 2"):
         Cluster(workers=2, threads=2, name=cluster.name)
 
 
@@ -266,7 +267,7 @@ time.sleep(600)
 def test_kill_9_of_the_owner_of_a_busy_cluster_and_of_its_keeper_leaves_nothing(
     tmp_path: Path, own_runtime: Path
 ) -> None:
-    """The hardest case: the keeper dies too, while the ranks compute."""
+    """The hardest case: the keeper process is killed too, while the ranks compute."""
     child = script(
         tmp_path,
         """
@@ -304,7 +305,7 @@ with labkit.Cluster(workers=2) as cluster:
 """,
     )
     wait_for(child, "training")
-    time.sleep(1)  # the child must have come to result()
+    time.sleep(1)  # time for the child to call result()
     child.send_signal(signal.SIGINT)
     assert child.wait(timeout=PATIENCE) != 0
     assert "KeyboardInterrupt" in (tmp_path / "child.log").read_text()
@@ -319,7 +320,7 @@ with labkit.Cluster(workers=2) as cluster:
 def test_the_end_of_a_rank_or_of_the_keeper_is_named_and_the_next_call_has_fresh_engines(
     own_runtime: Path, tmp_path: Path
 ) -> None:
-    """Ended from outside, while the ranks wait for each other in a call."""
+    """The process is ended from outside, while the ranks wait for each other in a call."""
 
     def wait(communicator: Any, file: str) -> None:
         communicator.barrier()
@@ -350,7 +351,7 @@ def test_the_end_of_a_rank_or_of_the_keeper_is_named_and_the_next_call_has_fresh
         assert not set(before) & set(after)
         keeper = ended(cluster.state()["pid"] or 0, signal.SIGKILL, "keeper")
         assert (keeper.rank, keeper.signal) == (None, "SIGKILL")
-        assert "the keeper of the engines was ended by SIGKILL" in str(keeper)
+        assert "the parent process of the engines was ended by SIGKILL" in str(keeper)
     assert left_of(own_runtime) == []
 
 
@@ -362,7 +363,7 @@ def test_the_rank_that_others_wait_for_in_vain_is_to_blame(cluster: Cluster) -> 
         communicator.barrier("roll call")
 
     with Cluster(workers=4, name=cluster.name, timeout=2) as impatient:
-        told = r"rank 1 did not arrive: .* in roll call: rank 1 is in"
+        told = "rank 1 did not reach the call .* in roll call: rank 1 is in"
         with pytest.raises(RankError, match=told) as caught:
             impatient.call(late, ranks=2)
     assert caught.value.rank == 1

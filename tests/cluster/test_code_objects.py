@@ -1,4 +1,4 @@
-"""TensorFlow keeps stacks of code objects: equal calls on engines have equal stacks."""
+"""Test that repeated calls use the same code objects, because TensorFlow stores call stacks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_functions_that_travel_by_value_have_state_of_their_own() -> None:
 
 
 def traces(communicator: object) -> int:
-    """How many stacks with the frame of ipyparallel's calls TensorFlow keeps."""
+    """Return how many call stacks TensorFlow stores that contain ipyparallel's frame."""
     import gc
     import sys
 

@@ -1,4 +1,4 @@
-"""Engines that start while a notebook comes up: taken by its first cluster, or gone with it."""
+"""Test engines that start before a notebook needs them: its first cluster uses or ends them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labkit.cluster import cluster_name, early_start, launch
 from labkit.cluster.start import Start
 from labkit.hosts.host_list import Host
 
-# Starts engines ahead, says so, and waits to be killed.
+# Starts engines early, prints a line, and waits until a signal kills it.
 STARTS = """
 from labkit.cluster import early_start
 from labkit.cluster.start import Start

@@ -1,4 +1,4 @@
-"""Ranks import what takes long in waves."""
+"""Test that ranks perform slow imports in groups, not all at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from labkit.cluster.engine import ImportsInWaves, SafePath
 
-# Of another process: the one that holds a lock always finds it free.
+# Another process must test the lock, because its holder always finds it free.
 LOOK = """
 import sys
 from pathlib import Path

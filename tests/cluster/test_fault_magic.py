@@ -1,4 +1,4 @@
-"""%%fault: each experiment of the cell gets the fault, and those behind it none."""
+"""Test `%%fault`: it injects a fault into each experiment of its cell, and into no later one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose failure means that a host is gone, from which no answer comes."""
+"""Test from which errors labkit infers that a host is gone."""
 
 from __future__ import annotations
 

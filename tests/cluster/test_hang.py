@@ -1,4 +1,4 @@
-"""A rank that hangs: what the notebook is told of each rank, past the one limit."""
+"""Test what a notebook reports about each rank after a timeout, if one rank hangs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_past_the_limit_each_rank_is_told_with_call_round_and_line(
                 time.sleep(0.01)
 
         buffer = np.ones(6)
-        communicator.allreduce(buffer, "ring", "the exchange")  # is agreed on
+        communicator.allreduce(buffer, "ring", "the exchange")  # all ranks make this call
         if communicator.rank == 1:
             lose_the_way()
         try:
@@ -32,7 +32,9 @@ def test_past_the_limit_each_rank_is_told_with_call_round_and_line(
 
     with (
         Cluster(workers=4, name=cluster.name, timeout=4) as impatient,
-        pytest.raises(RankError, match="rank 1 did not arrive: WaitTooLong") as caught,
+        pytest.raises(
+            RankError, match="rank 1 did not reach the call in which other ranks wait: WaitTooLong"
+        ) as caught,
     ):
         impatient.call(train, tmp_path / "told", ranks=3)
     text = str(caught.value)
@@ -41,6 +43,6 @@ def test_past_the_limit_each_rank_is_told_with_call_round_and_line(
     assert "lose_the_way" in first
     assert len(others) == 2
     for other in others:
-        # Rank 2 has sent and has what comes from rank 1 to wait for; rank 0 is a round ahead.
+        # Rank 2 has sent its data and waits for rank 1; rank 0 is one round further.
         assert " waits there too, round " in other
         assert "called from cluster/test_hang.py:29 train" in other

@@ -1,4 +1,4 @@
-"""A cluster starts although another program takes a port that was free a moment before."""
+"""Test that a cluster starts although another program has just taken a free port."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from labkit.cluster.processes import SESSIONS, has_exited
 from labkit.cluster.start import Start
 from labkit.common.errors import LabkitError
 
-# The first controller is told to use a port on which somebody listens.
+# The first controller gets a port on which another program already listens.
 START = """
 import socket, sys
 from pathlib import Path
@@ -85,11 +85,11 @@ def test_what_was_unlucky_as_it_started_is_started_anew(
 def test_a_keeper_for_whose_engines_nobody_waits_does_not_start_them(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "labkit.cluster.keeper", str(tmp_path), Start(8).to_json()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert "no process waits for the engines any more" in done.stderr
+    assert "no process waits for the engines" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["keeper.lock", "start.lock"]
 
 
-# What a killed caller would leave is looked for by the variables that all its processes inherit.
+# The caller starts a cluster and is killed; processes that remain are found by inherited variables.
 CALLER = "import labkit; labkit.Cluster(workers=4)"
 
 
@@ -100,7 +100,7 @@ def test_a_caller_that_is_killed_while_ranks_start_leaves_nothing(
     sessions.mkdir()
     monkeypatch.setenv(SESSIONS, str(sessions))
     with subprocess.Popen([sys.executable, "-c", CALLER]) as caller:
-        # The controller can be reached: mpiexec starts next.
+        # The controller accepts connections now; mpiexec starts next.
         while not list(own_runtime.rglob("ipcontroller-labkit-engine.json")):
             assert caller.poll() is None
             time.sleep(0.01)
@@ -132,11 +132,14 @@ def test_sockets_that_cannot_be_looked_at_are_refused_with_what_to_do(
 
     monkeypatch.setattr(ClusterKeeper, "_mpiexec", hidden)
     monkeypatch.setattr(ClusterKeeper, "_check_start", lambda keeper: None)  # it runs
-    with pytest.raises(LabkitError, match=r"listens on every interface.*trusted_network=True"):
+    with pytest.raises(
+        LabkitError, match=r"listens on every network interface.*trusted_network=True"
+    ):
         ClusterKeeper(tmp_path, Start(2))._confine()
 
 
-# An mpiexec whose ranks outlive one another; as a script of a site it has a child that ends, too.
+# An mpiexec whose ranks end at different times; like a site's wrapper script, it has a child that
+# also ends.
 OUTLIVES = "sleep 601 & other=$!; sleep 600 & echo $!; read go; kill $other; read go; wait"
 
 

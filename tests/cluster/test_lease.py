@@ -1,4 +1,4 @@
-"""Who shares a cluster takes turns, and nobody who asks again and again has all of them."""
+"""Test that the users of a cluster take turns, even if one of them asks again immediately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing of a cluster of this machine is reached from another one, or read by another user."""
+"""Test that no other machine can reach a local cluster, and no other user can read its data."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_loopback_alone_is_local(address: str, is_local: bool) -> None:
     assert Listener(3, address, 80).is_local is is_local
 
 
-# It waits as mpiexec does, and would say so if it noticed that its sockets were closed.
+# The program waits on sockets as mpiexec does; it would print a line if they were closed.
 SERVER = """
 import select, socket
 ends = [socket.create_server(("0.0.0.0", 0))]
@@ -58,7 +58,7 @@ def test_a_child_that_listens_everywhere_goes_on_on_loopback() -> None:
         assert confine(process)
         assert exposed_listeners(process) == []
         assert {listener.port for listener in listeners(process)} == before
-        assert not confine(process)  # there is nothing more to do
+        assert not confine(process)  # nothing remains to be confined
         ports = {listener.address: listener.port for listener in listeners(process)}
         with socket.create_connection(("127.0.0.1", ports["127.0.0.1"])) as there:
             there.sendall(b"hello")
@@ -96,7 +96,7 @@ def test_who_has_no_key_reads_nothing_of_what_ranks_print(cluster: Cluster) -> N
         spy.linger = 0
         spy.subscribe(b"")
         spy.connect(f"tcp://127.0.0.1:{known['iopub']}")
-        for _ in range(3):  # who subscribes is heard a moment later
+        for _ in range(3):  # a subscription takes effect after a delay
             cluster.view.execute("print('a secret')", block=True)
             assert not spy.poll(200)
 

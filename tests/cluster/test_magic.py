@@ -1,4 +1,4 @@
-"""Cells of %%ranks end with the first rank that fails, and say where the others were."""
+"""Test that `%%ranks` cells end with the first rank that fails, and locate the other ranks."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ pytestmark = pytest.mark.heavy  # cells run on engines
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine ranks must not seem stuck."""
+    """Raise the timeout of stack probes, because ranks of a busy machine must not seem stuck."""
     monkeypatch.setattr(stack_probe, "ANSWER", 60.0)
 
 
 def placed(source: str) -> str:
-    """Where a thread is that waits in `leave.wait(…)` somewhere in a cell's source."""
+    """Return the location of a thread that waits at `leave.wait(…)` in the source of a cell."""
     leave, entered = threading.Event(), threading.Event()
 
     class Leave:
@@ -41,7 +41,7 @@ def placed(source: str) -> str:
             entered.set()
             leave.wait()
 
-    # The module linecache knows the sources of cells: IPython does it so.
+    # IPython also registers the source of each cell in the module linecache.
     linecache.cache["<cell>"] = (len(source), None, source.splitlines(True), "<cell>")
     code = compile(source, "<cell>", "exec")
     thread = threading.Thread(target=exec, args=(code, {"leave": Leave()}))
@@ -70,16 +70,16 @@ def test_a_call_inside_a_function_also_names_the_line_of_the_cell() -> None:
 
 @pytest.mark.parametrize("line", ["2", "retries", "retries=-1", "again=2"])
 def test_a_line_that_is_no_number_of_retries_is_refused(line: str) -> None:
-    with pytest.raises(InvalidInput, match=r"the only option is retries=2"):
+    with pytest.raises(InvalidInput, match="the only option is retries=N"):
         retries_of(line)
 
 
 class Dying:
-    """A cluster whose rank 1 dies so often, each time before it answers, or after.
+    """A cluster whose rank 1 dies several times, each time before or after it has answered.
 
     Args:
-        deaths: how often.
-        answers: rank 1 does so first.
+        deaths: Number of deaths.
+        answers: Whether rank 1 answers before it dies.
     """
 
     def __init__(self, deaths: int, answers: bool = False) -> None:
@@ -134,7 +134,7 @@ def test_a_death_when_all_have_done_their_parts_fails_no_cell(answers: bool) -> 
 
 @pytest.fixture(scope="module")
 def three(own_folders: Path) -> Iterator[Cluster]:
-    """Ranks that may be lost."""
+    """Yield a cluster of three ranks, which tests may kill."""
     with Cluster(workers=3, name="three") as up:
         run_cell(up, "from mpi4py import MPI\nimport numpy, time\nrank = MPI.COMM_WORLD.rank")
         yield up
@@ -151,7 +151,7 @@ FIRST = """from labkit.communicator import world
 communicator = world()
 communicator.allreduce(numpy.ones(3, "f4"))  # agrees on how it is done; waits for nothing later
 """
-# The rank that fails does so when the others have come to where they wait.
+# The failing rank waits until the other ranks have reached the point where they wait.
 FAILING = """kept = 7
 if rank == 0:
     print("before")
@@ -188,7 +188,7 @@ def test_an_interrupt_of_the_cell_ends_it_on_the_ranks(
     three: Cluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def stop() -> None:
-        """Press Ctrl-C a moment after the last rank has come to where it waits."""
+        """Send Ctrl-C one second after all ranks have reached the point where they wait."""
         while len(list(tmp_path.glob("rank*"))) < 3:
             time.sleep(0.02)
         time.sleep(1.0)
@@ -235,8 +235,8 @@ def test_engines_whose_rank_blocks_in_mpi_start_anew_with_the_variables_of_the_o
             run_cell(three, f"folder = {str(tmp_path)!r}\n{BLOCKED}")
     err = capsys.readouterr().err
     assert "Allreduce(MPI.IN_PLACE, numpy.ones(3)) (cell, line 6)" in err
-    assert "rank 1, 2 did not return within 5 s" in err
-    assert "The engines restart" in err
+    assert "rank 1, 2 did not end the cell within 5 s" in err
+    assert "The engines of all ranks restart" in err
     kept, _, lost = err.partition("variables of cells: kept: ")[2].partition("; lost: ")
     assert "mine (rank 0)" in kept
     assert "lock (rank 0, 1, 2)" in lost
@@ -247,7 +247,7 @@ def test_engines_whose_rank_blocks_in_mpi_start_anew_with_the_variables_of_the_o
     assert capsys.readouterr().out == "".join(f"[rank {k}]\n3\n" for k in range(3))
 
 
-# Rank 1 fails when rank 0 has come to where it waits.
+# Rank 1 fails after rank 0 has reached the point where it waits.
 ENDS = """%%ranks
 import time; from pathlib import Path
 if here == 1:
@@ -257,7 +257,7 @@ Path("asleep").touch(); time.sleep(600)"""
 
 
 def notebook(*sources: str) -> Path:
-    """A notebook of these cells."""
+    """Write a notebook with these cells, and return its path."""
     cell = {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": []}
     cells = [cell | {"id": f"c{k}", "source": source} for k, source in enumerate(sources)]
     metadata = {"kernelspec": {"name": "python3", "display_name": "", "language": "python"}}
@@ -270,7 +270,7 @@ def notebook(*sources: str) -> Path:
 
 @pytest.mark.slow
 def test_a_notebook_has_both_magics_once_a_cluster_is_up() -> None:
-    """`%%px` runs on all ranks and returns when all have ended; names are the same in both."""
+    """`%%px` runs on all ranks and ends when all have ended; both magics share variables."""
     job = execute(
         notebook(
             "import labkit as lk\ncluster = lk.Cluster(workers=2)",

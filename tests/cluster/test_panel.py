@@ -1,4 +1,4 @@
-"""The panel in plain Python: what its widgets hold, and what a click does."""
+"""Test the panel without a browser: the content of its widgets, and the effect of a click."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.records import store
 
 
 def losses(panel: LivePanel) -> list[list[float]]:
-    """Of both ranks, as they are shown."""
+    """Return the losses of both ranks as the panel's figure shows them."""
     return [trace["y"] for trace in panel.figure.screen.content["data"][:2]]
 
 
@@ -42,7 +42,7 @@ def test_it_says_how_far_how_fast_and_how_long_yet(tmp_path: Path) -> None:
         assert f">{cell}</t" in words(panel), cell
     assert losses(panel) == [[2.0, 1.0], [2.0, 1.0]]
     panel.draw(live)
-    assert losses(panel) == [[2.0, 1.0], [2.0, 1.0]]  # nothing is drawn twice
+    assert losses(panel) == [[2.0, 1.0], [2.0, 1.0]]  # a second drawing repeats nothing
 
 
 def test_the_stop_button_asks_the_ranks_once(tmp_path: Path) -> None:
@@ -107,7 +107,9 @@ def test_a_display_that_breaks_does_not_end_the_run(tmp_path: Path) -> None:
         close = draw
 
     live._displays.append(Broken())
-    with pytest.warns(UserWarning, match="is no longer shown: ValueError"):
+    with pytest.warns(
+        UserWarning, match="is no longer displayed, because its display failed: ValueError"
+    ):
         live._draw()
     live._draw()
     live.begin()

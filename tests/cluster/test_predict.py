@@ -1,4 +1,4 @@
-"""Ranks predict together what the whole model predicts, and measure held-out rows likewise."""
+"""Test that ranks together predict and validate exactly as the undivided model does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labkit.strategies import Strategy
 random = np.random.default_rng(0)
 X = random.standard_normal((37, 8, 8, 1)).astype(np.float32)
 ROWS = (0, 1, 37)
-# Batches of 30, 30, 30 and 10 rows: the last one has fewer rows than micro-batches.
+# The batches have 30, 30, 30 and 10 samples; the last batch has fewer samples than micro-batches.
 FIELDS: dict[str, Any] = {
     "model": "mlp",
     "model_options": {"widths": [7, 6, 5]},
@@ -39,7 +39,7 @@ TOGETHER: list[Strategy] = [
 
 @pytest.fixture(scope="module")
 def trained(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """One run whose model all strategies of this file divide among them."""
+    """Return a run whose trained model all strategies of this file divide among ranks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("trained"))
         return cluster.run(Experiment(**FIELDS), show=False)
@@ -61,7 +61,7 @@ def test_a_run_predicts_as_it_was_trained(cluster: Cluster, trained: Run) -> Non
 def by_all(
     communicator: Any, model: Any, strategies: list[Strategy], x: Any, batch_size: int
 ) -> Any:
-    """What this rank holds of each number of rows, by strategy; and the whole model's word."""
+    """Return this rank's predictions by strategy and number of samples, and the whole model's."""
     import keras
 
     from labkit.worker import inference
@@ -126,7 +126,7 @@ def test_several_stages_on_a_rank_pass_on_groups_of_micro_batches(cluster: Clust
 
 
 def ahead(communicator: Any) -> Any:
-    """Rank 0 goes through its stage before rank 1 has taken anything; 128 KiB a micro-batch."""
+    """Rank 0 sends all micro-batches, 128 KiB each, before rank 1 receives any."""
     import keras
 
     keras.utils.set_random_seed(0)
@@ -152,7 +152,7 @@ def test_a_stage_takes_the_next_micro_batch_before_the_last_one_has_arrived(
 
 
 def with_penalties() -> Any:
-    """Losses of layers on all stages; parts of an epoch's loss, too."""
+    """Return a model in which layers of every pipeline stage add regularization losses."""
     import keras
     from keras.layers import Activation, Dense, Flatten
 
@@ -179,7 +179,7 @@ def nothing() -> list[Any]:
 
 
 def validated(communicator: Any, experiments: list[Experiment]) -> Any:
-    """Of each: metrics after an epoch, those of the whole model at the end, times it was whole."""
+    """Return validation metrics, those of the whole model, and how often it was assembled."""
     import keras
 
     from labkit.worker.feed import read
@@ -225,7 +225,7 @@ def test_stages_and_slices_measure_what_the_whole_model_measures(cluster: Cluste
         lk.TensorParallel(tensor_parallel_size=2),
     ]
     experiments = [Experiment(**base | {"strategy": each}) for each in strategies]
-    logits = {"loss": None, "dataset": "digits", "callbacks": nothing}  # scores stay cut
+    logits = {"loss": None, "dataset": "digits", "callbacks": nothing}  # the outputs stay divided
     experiments.append(Experiment(**base | {"strategy": lk.TensorParallel()} | logits))
     ranks = cluster.call(validated, experiments)
     assert [whole for _, _, whole in ranks[0]] == [1, 1, 1, 2]
@@ -243,10 +243,13 @@ def test_stages_and_slices_measure_what_the_whole_model_measures(cluster: Cluste
     ("arguments", "sentence"),
     [
         ({"x": [[1.0]]}, "got float: use numpy.asarray"),
-        ({"x": (X, X[:3])}, r"same number of rows; got \[3, 37\]"),
-        ({"batch_size": 0}, "batch_size=0 is impossible; give a whole number from 1"),
-        ({"workers": 5}, "workers=5 on a cluster of 4; give workers=1 to 4"),
-        ({"run": "no.keras"}, "'no.keras' is no file: give a completed run, or a .keras file"),
+        ({"x": (X, X[:3])}, r"different numbers of rows, \[3, 37\]"),
+        ({"batch_size": 0}, "batch_size=0 is impossible; give a whole number of at least 1"),
+        ({"workers": 5}, "workers=5 on a cluster of 4 ranks; give workers=1 to 4"),
+        (
+            {"run": "no.keras"},
+            "'no.keras' has no model file: give a completed run, or an existing .keras file",
+        ),
         ({"strategy": "Pipelin"}, "unknown strategy 'Pipelin' .did you mean 'Pipeline'"),
         ({"strategy": lk.Pipeline(stages=3)}, "stages=3 does not divide workers=4"),
         (

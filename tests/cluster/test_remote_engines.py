@@ -1,4 +1,4 @@
-"""Files by which another machine's engines are used."""
+"""Test the connection files with which engines of another machine are used."""
 
 from __future__ import annotations
 
@@ -36,5 +36,7 @@ def test_a_file_of_this_user_is_used(file: Path) -> None:
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
 def test_a_file_that_others_can_write_is_refused(file: Path, mode: int) -> None:
     file.chmod(mode)
-    with pytest.raises(InvalidInput, match=r"written by other users, .*: chmod 600 attach\.json"):
+    with pytest.raises(
+        InvalidInput, match=r"other users may write attach.*: chmod 600 attach\.json"
+    ):
         RemoteEngines(file)

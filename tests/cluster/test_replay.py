@@ -1,4 +1,4 @@
-"""A run with servers is played again: the same, or with one thing changed."""
+"""Test replays of runs with parameter servers: identical, or with one change."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def test_a_virtual_run_has_the_record_of_any_run(played: Run) -> None:
     assert set(played.history["rank"]) == {0, 1, 2}
     assert len(played.history) == 2 * 5 * 3 == len(played.update_log)
     assert played.history["staleness"].mean() == pytest.approx(2, abs=1)
-    assert played.history["samples"].sum() == pytest.approx(2 * 200, abs=3)  # parts of 13 and 14
+    # The parts of a batch have 13 or 14 samples, so the sum may deviate.
+    assert played.history["samples"].sum() == pytest.approx(2 * 200, abs=3)
     assert [epoch["epoch"] for epoch in played.metrics["epochs"]] == [0, 1]
     assert played.metrics["exchange"]["compute_seconds"] == 0.01
 
@@ -79,7 +80,8 @@ def test_what_ranks_did_comes_out_the_same_on_the_virtual_clock(cluster: Cluster
     replayed = cluster.run(replay_experiment(measured), show=False)
     assert replayed.metrics["clock"] == "virtual"
     assert same(replayed, measured)
-    # Its order was forced; where something is changed, times decide again.
+    # An exact replay forces the recorded order of updates; with a change, simulated times decide
+    # it.
     assert (
         len(replay_experiment(replayed).virtual.update_order),
         replay_experiment(replayed, stragglers={1: 2.0}).virtual.update_order,
@@ -95,7 +97,7 @@ def test_what_cannot_be_played_again_says_why(cluster: Cluster) -> None:
 def test_a_worker_is_slow_without_an_emulated_network(cluster: Cluster) -> None:
     fields = ASKED | {"epochs": 4, "stragglers": {1: {"compute": 12.0}}}
     run = cluster.run(Experiment(**fields), show=False)
-    # Whoever is slow has computed less of what there was.
+    # The slow worker computes fewer steps of the common total.
     steps = run.history.groupby("rank").size()
     assert steps[1] < min(steps[0], steps[2])
     assert steps.sum() == 4 * 5 * 3

@@ -1,4 +1,4 @@
-"""Runs that go on when ranks die which they cannot do without, from the outside."""
+"""Test runs that continue after the deaths of ranks that they need, as a user sees them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def losses(run: Run) -> list[tuple[float, float, str]]:
 
 
 def killed(cluster: Cluster, question: Experiment, victims: dict[int, int], **more: Any) -> Run:
-    """The run whose ranks are killed, each when the notebook has seen that a step was taken."""
+    """Kill each victim when the notebook has seen a certain step; return the run."""
     processes = cluster.view.apply_sync(os.getpid)
     live, end = cluster.submit(question, **more), time.monotonic() + HANG
     for victim, step in victims.items():
@@ -73,7 +73,7 @@ def test_stages_go_on_from_a_neighbours_copy_and_without_a_spare_from_the_checkp
     assert (copy["of"], copy["from"], copy["age"]) == (1, 0, by_spare["repeated"])
     assert copy["bytes"] > 0
     assert set(by_spare["seconds"]) == {"detect", "agree", "rebuild", "repeat"}
-    assert by_checkpoint["ranks"] == [0]  # rank 1 stands in the record by now
+    assert by_checkpoint["ranks"] == [0]  # rank 1 is in the first entry of the record
     assert by_checkpoint["source"] == "checkpoint"
     assert by_checkpoint["step"] >= 25
     assert by_checkpoint["step"] % 25 == 0
@@ -89,7 +89,7 @@ def test_replicas_stay_as_many_where_there_is_a_spare(tolerant: Cluster) -> None
     run = killed(tolerant, QUESTION, {0: 60})
     assert run.status["state"] == "completed"
     (fault,) = run.metrics["faults"]
-    assert (fault["ranks"], fault["source"]) == ([0], "the ranks that live")
+    assert (fault["ranks"], fault["source"]) == ([0], "the surviving ranks")
     assert fault["bytes"] > 0
     assert weights(run) == weights(whole)
     assert "ranks" not in run.history or run.history["ranks"].isna().all()
@@ -102,7 +102,7 @@ def test_replicas_stay_as_many_where_there_is_a_spare(tolerant: Cluster) -> None
 
 @pytest.fixture(scope="module")
 def pair(own_folders: Path) -> Iterator[Cluster]:
-    """Two ranks without a spare."""
+    """Yield a cluster of two ranks without a spare."""
     with Cluster(workers=2, fault_tolerant=True, timeout=60, name="pair") as up:
         yield up
 
@@ -121,7 +121,7 @@ def test_a_death_in_the_check_of_equivalence_lets_the_run_begin_again(
     folder = str(tmp_path)
 
     def model() -> Any:
-        """Rank 1 comes to the check, and to nothing else, before it dies."""
+        """Rank 1 dies in the equivalence check, before it can train."""
         import os
         import time
         from pathlib import Path
@@ -151,7 +151,7 @@ def test_a_death_in_the_check_of_equivalence_lets_the_run_begin_again(
 
 
 def hold_the_end(communicator: Any, folder: str) -> None:
-    """Let rank 0 stand still once, when all of its next run is done but to hand it over."""
+    """Make rank 0 wait once at the end of its next run, just before it returns the result."""
     import time
     from pathlib import Path
 
@@ -228,7 +228,7 @@ print("alive", own)"""
     assert capsys.readouterr().out == "[rank 0]\n7\n[rank 1]\nNone\n"
     run_cell(pair, dies.replace("deaths", "2"), retries=1)
     said = capsys.readouterr()
-    assert "rank 1 died: the cell runs again" in said.err
+    assert "rank 1 died, so the cell runs again" in said.err
     assert said.out.endswith("[rank 0]\nalive 0\n[rank 1]\nalive 1\n")
 
 
@@ -270,11 +270,19 @@ VALUE = RankError("rank 0 failed: ValueError: a layer", 0)
     ("error", "dead", "all_ended", "outlived", "expected"),
     [
         (VALUE, {3}, False, [3], []),
-        (RankError("rank 2 did not arrive: WaitTooLong: 60 s", 2), {3}, False, [3], []),
-        (VALUE, {1, 2}, False, [1, 1], []),  # rank 2 is a spare that had the place of rank 1
+        (
+            RankError(
+                "rank 2 did not reach the call in which other ranks wait: WaitTooLong: 60 s", 2
+            ),
+            {3},
+            False,
+            [3],
+            [],
+        ),
+        (VALUE, {1, 2}, False, [1, 1], []),  # rank 2 is a spare, which had replaced rank 1
         (DIED, {1, 3}, False, [3], [1]),
         (RankError("the engines ended: all ranks have died", 0), {0}, True, [0], [0]),
-        (RankError(f"rank 3 failed: {ENDED}, and the result with it", 3), {3}, False, [3], [3]),
+        (RankError(f"rank 3 failed: {ENDED}, so its result is lost", 3), {3}, False, [3], [3]),
     ],
 )
 def test_an_error_after_a_death_that_a_call_has_outlived_is_the_program_s(
@@ -314,7 +322,9 @@ def test_deaths_before_the_first_step_end_a_run_only_when_they_come_again_and_ag
         found.note_deaths([1])
         found.roll_back([1], DIED)
     found.note_deaths([1])
-    with pytest.raises(RankError, match=f"{TRIES} calls from step 0 have come no further"):
+    with pytest.raises(
+        RankError, match=f"{TRIES} calls that began at step 0 reached no later step"
+    ):
         found.roll_back([1], DIED)
 
 
@@ -331,7 +341,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_begins_again_and_keeps_them(
         assert found.restarts[-1]["source"] == "the begin"
         (note,) = found.restarts[-1]["notes"]
         assert "no checkpoint is complete" in note
-        assert note.endswith(f"the checkpoints are now in checkpoints.damaged-{number}")
+        assert note.endswith(f"the damaged checkpoints were moved to checkpoints.damaged-{number}")
         assert (tmp_path / f"checkpoints.damaged-{number}" / "25" / "manifest.json").exists()
     assert not (tmp_path / "checkpoints").exists()
 
@@ -355,12 +365,12 @@ def test_who_dies_at_the_same_step_again_and_again_ends_the_run(tmp_path: Path) 
         found.read([("doing", {"what": "training"}), ("step", row | {"step": reached})])
     assert [(each["step"], each["repeated"]) for each in found.restarts] == [(0, 7), (0, 10)]
     assert all(set(each["seconds"]) > {"prepare", "repeat"} for each in found.restarts)
-    for reached in (3, 9)[: TRIES - 2]:  # further than the call before, and yet no further
+    for reached in (3, 9)[: TRIES - 2]:  # each call gets further, but never past the old maximum
         found.note_deaths([1])
         found.read([("step", row | {"step": reached})])
         found.roll_back([1], died)
     found.note_deaths([1])
-    with pytest.raises(RankError, match="ended; ranks had died at step 10 before, and 3 "):
+    with pytest.raises(RankError, match="ended; ranks had also died at step 10 before, and 3 "):
         found.roll_back([1], died)
 
 

@@ -1,4 +1,4 @@
-"""Runs that are broken off and taken up again, from the outside."""
+"""Test runs that are interrupted and resumed, as a user sees them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def wait_for(done: Any) -> None:
 
 
 def told(run: Run) -> tuple[list[tuple[float, ...]], list[bytes]]:
-    """Its losses, and the bytes of its weights."""
+    """Return the losses of a run, and the bytes of its trained weights."""
     rows = run.history.sort_values(["rank", "step"])
     losses = list(rows[["rank", "step", "loss"]].itertuples(index=False, name=None))
     return losses, [weight.tobytes() for weight in weights(run)]
@@ -56,8 +56,8 @@ def weights(run: Run) -> list[np.ndarray]:
 
 @pytest.fixture(scope="module")
 def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """Trainings that nothing breaks off, for all that are held against them."""
-    with pytest.MonkeyPatch.context() as patch:  # where nothing that goes on finds them
+    """Return uninterrupted runs, with which the resumed runs are compared."""
+    with pytest.MonkeyPatch.context() as patch:  # a folder in which resumed runs do not look
         patch.setenv("LABKIT_RUNS", str(tmp_path_factory.mktemp("whole")))
         return {each.hash8: cluster.run(each) for each in (LONG, SERVED, PLAYED)}
 
@@ -91,7 +91,9 @@ def test_one_run_is_no_begin_for_several_trainings() -> None:
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(lk.LabkitError, match="is no run: give its folder, or True"):
+    with pytest.raises(
+        lk.LabkitError, match="is not the folder of a run: give a run, a run's folder, or True"
+    ):
         find_run(tmp_path)
 
 
@@ -101,7 +103,7 @@ def test_programs_go_on_with_the_same_experiment_alone(tmp_path: Path) -> None:
     publish(half, {"taken": 7, "ranks": 2, "experiment": SERVED.to_json(), "files": {}})
     found = checkpoint_context(SERVED, None, Run(tmp_path), goes_on=False)
     assert found is not None
-    with pytest.raises(lk.InvalidInput, match="on ranks=2, and this is another experiment"):
+    with pytest.raises(lk.InvalidInput, match="on ranks=2, and this experiment differs"):
         checkpoint_context(SERVED.replace(workers=4), None, Run(tmp_path), goes_on=False)
 
 

@@ -1,4 +1,4 @@
-"""A submitted experiment on real ranks: it is watched, stopped, left alone, and found again."""
+"""Test a submitted experiment on real ranks: it is watched, stopped, left, and found again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LONG = {
 
 
 def wait_until(happens: Callable[[], bool]) -> None:
-    """Wait as long as a busy machine may need."""
+    """Wait until a condition holds, with a long timeout for a busy machine."""
     end = time.monotonic() + 240
     while not happens() and time.monotonic() < end:
         time.sleep(0.05)
@@ -46,7 +46,7 @@ def wait_until(happens: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def live(cluster: Cluster) -> Iterator[RunHandle]:
-    """A long experiment that trains; whatever a test does to it, it ends with the test."""
+    """Yield a handle of a long training; the training ends with the test."""
     started = cluster.submit(Experiment(**LONG))
     wait_until(lambda: bool(started.rows) or started.done())
     if started.done():
@@ -89,7 +89,7 @@ def test_it_outlives_an_interrupt_of_the_cell_and_ends_with_one_of_its_wait(
 
     soon_interrupt()
     with pytest.raises(KeyboardInterrupt):
-        time.sleep(60)  # a cell that does something else
+        time.sleep(60)  # stands for a cell that does something else
     seen = len(live.rows)
     wait_until(lambda: len(live.rows) > seen)
     assert not live.done()
@@ -129,7 +129,7 @@ def test_a_played_run_ends_after_a_step_and_says_how_far_it_came(
     assert (steps.min() < steps.max()) == (strategy is PLAYED[1])
     assert run.status["cause"] == f"stopped by the user after {reached} steps"
     assert steps.sum() < 3 * 2 * LONG["epochs"]
-    # Whatever was computed was applied, and each epoch that is told was whole.
+    # Every computed gradient was applied, and every reported epoch was complete.
     if not run.update_log.empty:
         assert len(run.update_log) == steps.sum() * run.update_log["server"].nunique()
     assert all(epoch["step"] * 3 <= steps.sum() for epoch in run.metrics["epochs"])
@@ -152,7 +152,7 @@ def test_an_interrupt_of_the_wait_ends_a_played_run(cluster: Cluster) -> None:
 
 
 def test_another_process_finds_watches_and_stops_it(cluster: Cluster, live: RunHandle) -> None:
-    # As in a notebook: there a cluster also brings magics, while its ranks are at work.
+    # As in a notebook, the cluster also registers magics in this process, while its ranks work.
     other = f"""
 import labkit, time
 from IPython.core.interactiveshell import InteractiveShell
@@ -171,7 +171,7 @@ print(run.status["state"], len(run.history) == len(live.rows))
     assert said.stdout.split() == ["2", "interrupted", "True"], said.stderr
     run = live.result()
     assert run.status["state"] == "interrupted"
-    ended = AttachedRun(run.path)  # what has ended is found, too, with all of its rows
+    ended = AttachedRun(run.path)  # a finished run is found as well, with all its rows
     assert ended.result() == run
     assert len(ended.rows) == len(run.history)
     assert len(ended.epochs) == len(live.epochs)
@@ -195,7 +195,9 @@ def test_one_call_waits_for_the_other_in_one_process_too(cluster: Cluster) -> No
 
 def test_a_cluster_that_has_had_no_experiment_says_so(cluster: Cluster) -> None:
     (cluster.folder / LAST).unlink(missing_ok=True)
-    with pytest.raises(LabkitError, match=r"nothing was submitted .* use submit\(experiment\)"):
+    with pytest.raises(
+        LabkitError, match=r"no experiment was submitted .* use submit\(experiment\)"
+    ):
         cluster.last_submitted()
 
 
@@ -218,4 +220,4 @@ os._exit(1)
     assert run.status["cause"] == "its process is gone"
     begin = time.monotonic()
     assert cluster.call(lambda communicator: communicator.rank) == [0, 1, 2, 3]
-    assert time.monotonic() - begin < 100  # 20,000 epochs take far longer
+    assert time.monotonic() - begin < 100  # 20,000 epochs would take far longer

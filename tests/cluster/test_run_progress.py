@@ -1,4 +1,4 @@
-"""Rows add up to how far, how fast, how much, and how long yet."""
+"""Test the progress of a run: its share, speed, transferred bytes, and remaining time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from labkit.cluster.run_progress import WINDOW, RunProgress
 
 
 def row(rank: int, step: int, **changes: Any) -> dict[str, Any]:
-    """A step of half a second: 8 samples, 100 bytes, four parts."""
+    """Return the row of a training step of 0.5 s, with 8 samples, 100 bytes, and four parts."""
     plain = {"rank": rank, "epoch": step // 4, "step": step, "loss": 1.0, "seconds": 0.5}
     plain |= {"compute_seconds": 0.25, "codec_seconds": 0.0, "communicate_seconds": 0.125}
     return plain | {"wait_seconds": 0.125, "wire_bytes": 100, "samples": 8} | changes
@@ -36,7 +36,7 @@ def test_speed_bytes_and_shares_of_each_rank() -> None:
         "wait": 0.25,
     }
     assert found.ranks[1].shares["wait"] == pytest.approx(0.625)
-    assert found.steps == 1  # that both have taken
+    assert found.steps == 1  # the number of steps that both ranks have finished
 
 
 def test_speed_is_that_of_the_last_steps() -> None:
@@ -57,7 +57,7 @@ def test_the_share_that_is_done() -> None:
 
 
 def test_workers_at_their_own_pace_reach_the_whole_together() -> None:
-    """Asynchronous ones share out the 20 gradients of 5 epochs of 2 steps."""
+    """Asynchronous workers share the 20 gradients of 5 epochs of 2 steps each."""
     uneven = [
         ("step", row(rank, k, epoch=k // 2))
         for rank, count in ((0, 14), (1, 6))
@@ -68,7 +68,7 @@ def test_workers_at_their_own_pace_reach_the_whole_together() -> None:
     found.add(uneven[-5:])
     assert found.share == 1
     assert found.seconds_left in (None, 0)
-    assert found.epoch == 4  # the last of five: the fast one does not begin a sixth
+    assert found.epoch == 4  # the last of five; the fast worker begins no sixth
 
 
 def test_an_epoch_that_has_ended_is_done_although_late_gradients_were_dropped() -> None:
@@ -83,11 +83,11 @@ def test_the_time_left_is_that_of_the_clock_without_the_first_steps() -> None:
     now = [100.0]
     found = RunProgress(5, clock=lambda: now[0])
     found.add([("plan", {"steps": 4}), ("step", row(0, 0)), ("step", row(0, 1))])
-    assert found.seconds_left is None  # the first compiles: nobody knows the pace yet
+    assert found.seconds_left is None  # the first step compiles, so the speed is not known yet
     now[0] += 6.0
     found.add([("step", row(0, k)) for k in range(2, 5)])
     assert found.seconds_left == pytest.approx(15 * 6.0 / 3)
-    now[0] += 60.0  # a validation goes on
+    now[0] += 60.0  # a validation takes this time
     found.add([("doing", {"what": "training"})])
     assert found.seconds_left == pytest.approx(15 * 6.0 / 3)
 

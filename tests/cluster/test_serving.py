@@ -1,4 +1,4 @@
-"""Ranks answer what the whole model answers, by every way, and wrong answers have no time."""
+"""Test that ranks serve the whole model's answers, and that wrong answers get no time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labkit.cluster.serving import OWN_NETWORK, WAYS
 from labkit.records.analysis.serving_runs import ONE_PROCESS
 
 X = np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)
-WORKERS, UNDER_WAY = 3, 4  # a stream comes round to the first rank again
+WORKERS, UNDER_WAY = 3, 4  # requests in flight: enough to reach the first rank again
 SMALL: dict[str, Any] = {
     "networks": [None, "1GbE"],
     "batch_sizes": [1, 7],
@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
 
 
 def written(path: Path) -> Path:
-    """A model of three blocks, as Keras saves it."""
+    """Write a model of three blocks as a Keras file, and return its path."""
     import keras
     from keras.layers import Dense
 
@@ -60,7 +60,7 @@ def test_replicas_stages_and_slices_answer_batches_and_streams_over_each_network
 
 
 def in_order(communicator: Any, like: Any) -> list[Any]:
-    """Answers in their order, of batches that differ: by three ways, on rank 0."""
+    """Return the answers to five different batches on rank 0, in order, for three strategies."""
     import keras
 
     from labkit.worker.answering import inference_server
@@ -91,11 +91,11 @@ def test_what_cannot_be_measured_is_refused(cluster: Cluster, tmp_path: Path) ->
     file = tmp_path / "model.keras"
     with pytest.raises(InvalidInput, match="repeats=0 is impossible"):
         serve(cluster, file, X, repeats=0)
-    with pytest.raises(InvalidInput, match="one rank cannot share its work"):
+    with pytest.raises(InvalidInput, match="requires at least two ranks"):
         serve(cluster, file, X, workers=1)
-    with pytest.raises(InvalidInput, match="nothing to measure"):
+    with pytest.raises(InvalidInput, match="no measurement was requested"):
         serve(cluster, file, X, ways={})
-    with pytest.raises(InvalidInput, match=r"is no file"):
+    with pytest.raises(InvalidInput, match="has no model file"):
         serve(cluster, file, X)
     with pytest.raises(InvalidInput, match="batch_size=0 is impossible"):
         serve(cluster, file, X, batch_sizes=[0])

@@ -1,4 +1,4 @@
-"""A process that is asked where it is always answers, even when it cannot tell."""
+"""Test that a process always answers the question where it is, even if it cannot tell."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ time.sleep(600)
 def test_a_place_that_cannot_be_told_does_not_end_the_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stack_probe, "ANSWER", 60.0)  # one that came late would be another's
-    alone = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # NumPy's threads begin at its import
+    monkeypatch.setattr(stack_probe, "ANSWER", 60.0)  # a late answer would count as the next one
+    alone = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # NumPy starts its threads at its import
     process = subprocess.Popen([sys.executable, "-c", ANSWERING, str(tmp_path)], env=alone)
     try:
         end = time.monotonic() + 240

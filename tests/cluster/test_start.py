@@ -1,4 +1,4 @@
-"""How ranks start is settled before anything does: by arguments, by the environment, or refused."""
+"""Test how arguments and the environment determine where ranks start, and which are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labkit.hosts.host_list import Host
 def no_site(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LAUNCHER", "HOSTS", "NODES", "AGENT", "SLURM"):
         monkeypatch.delenv(f"LABKIT_{name}", raising=False)
-    monkeypatch.setenv("LABKIT_TESTBED", "")  # this machine is its own login node
+    monkeypatch.setenv("LABKIT_TESTBED", "")  # this machine acts as its own login node
     for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"):
         monkeypatch.delenv(name, raising=False)
 
@@ -79,7 +79,7 @@ def test_a_notebook_that_names_no_launcher_takes_that_of_the_environment(
     monkeypatch.setenv("LABKIT_NODES", "4")
     monkeypatch.setenv("LABKIT_SLURM", "--partition=short")
     assert Start.from_options(8).nodes == 4
-    assert Start.from_options(2).nodes == 2  # a small cluster of a notebook's own
+    assert Start.from_options(2).nodes == 2  # a notebook's own, smaller cluster
     assert Start.from_options(8).partition == "short"
     assert Start.from_options(1, launcher="local") == Start(1)
 
@@ -90,8 +90,8 @@ def test_a_notebook_that_names_no_launcher_takes_that_of_the_environment(
         ({"workers": 0}, "workers=0 is impossible"),
         ({"nodes": 0}, "nodes=0 is impossible"),
         ({"launcher": "pbs"}, "launcher='pbs' is not known; allowed: local, hosts, slurm"),
-        ({"hosts": ["a:2"], "workers": 3}, "workers=3 on hosts with 2 slots"),
-        ({"hosts": ["a:2"], "launcher": "slurm"}, "hosts= needs launcher='hosts'"),
+        ({"hosts": ["a:2"], "workers": 3}, "workers=3 are too many for hosts with 2 slots"),
+        ({"hosts": ["a:2"], "launcher": "slurm"}, "hosts= has no effect with launcher="),
         ({"nodes": 3, "workers": 2}, "nodes=3 for workers=2"),
         ({"map_by": "socket"}, "map_by='socket' is not known .*; allowed: slot, node"),
         (
@@ -131,7 +131,7 @@ def test_in_a_job_its_nodes_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     inside = Start.from_options(4, launcher="slurm")
     assert (inside.nodes, inside.queues) == (2, False)
     assert "salloc" not in inside.command("job", [])
-    assert Start.from_options(4).is_local  # a notebook in a job, whose launcher nobody has named
+    assert Start.from_options(4).is_local  # a notebook inside a job, without a named launcher
 
 
 def met(*places: tuple[int, str]) -> list[RankInfo]:
@@ -157,7 +157,9 @@ def test_other_hosts_than_those_that_were_asked_for_are_an_error() -> None:
     hosts = (Host("a", 2), Host("b", 2))
     filled = Start(2, launcher="hosts", hosts=hosts)
     filled.check_world(met((2, "a"), (2, "a")))
-    with pytest.raises(LabkitError, match="on 2 hosts \\(a, b\\), but 1 were requested"):
+    with pytest.raises(
+        LabkitError, match="on 2 hosts \\(a, b\\), but the number of requested hosts is 1"
+    ):
         filled.check_world(met((2, "a"), (2, "b")))
     dealt = Start(2, launcher="hosts", hosts=hosts, map_by="node")
     dealt.check_world(met((2, "a"), (2, "b")))
@@ -174,6 +176,8 @@ def test_only_who_trusts_the_network_uses_engines_that_do(
     cluster = Cluster.__new__(Cluster)
     cluster.how, cluster.name = Start(2, trusted_network=wanted), "x"
     cluster.workers, cluster.threads = 2, 1
-    expected = nullcontext() if wanted else pytest.raises(InvalidInput, match="is up with trusted")
+    expected = (
+        nullcontext() if wanted else pytest.raises(InvalidInput, match="is running with trusted")
+    )
     with expected:
         cluster._check_shape()

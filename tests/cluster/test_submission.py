@@ -1,4 +1,4 @@
-"""What this process does with an experiment that it has submitted, apart from its ranks."""
+"""Test how the submitting process handles an experiment, without ranks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ QUESTION = Experiment(model="mlp", dataset="digits")
 
 
 class Sent(SubmittedRun):
-    """An experiment whose call comes about, or fails by an error.
+    """A submitted run whose calls succeed or fail as the test specifies.
 
     Args:
-        directory: of the run.
-        ends: of the calls, in turn.
-        tolerant: the cluster outlives ranks.
+        directory: Folder of the run.
+        ends: Results or errors of the successive calls.
+        tolerant: Whether the cluster is fault-tolerant.
     """
 
     def __init__(self, directory: Path, *ends: Any, tolerant: bool = True) -> None:
@@ -54,7 +54,7 @@ def test_a_death_while_engines_start_lets_them_start_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert Sent(tmp_path, *not_started(TRIES - 1), "calls")._send(QUESTION, None) == "calls"
-    told = "the engines did not start: a rank has died; the engines start again\n"
+    told = "the engines did not start: a rank has died; labkit starts the engines again\n"
     assert capsys.readouterr().err == told * (TRIES - 1)
     with pytest.raises(NotStarted):
         Sent(tmp_path, *not_started(TRIES), "calls")._send(QUESTION, None)
@@ -82,7 +82,7 @@ def test_all_rows_that_ranks_have_told_are_read(
     rows = [{"rank": 1, "step": step} for step in range(9)]
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "rank1.jsonl").write_text(encode_lines("step", rows))
-    monkeypatch.setattr(stream, "MAX_READ_BYTES", 100)  # bytes that are read at once
+    monkeypatch.setattr(stream, "MAX_READ_BYTES", 100)  # maximum number of bytes per read
     assert Sent(tmp_path)._rows_of({1}, {}) == rows
 
 

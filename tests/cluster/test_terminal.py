@@ -1,4 +1,4 @@
-"""What a person sees while ranks work, where there are no widgets."""
+"""Test the progress that a terminal without widgets shows while ranks work."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_log_gets_few_lines_but_always_the_last(
     live: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = ProgressLine(every=60.0, end="\n")
-    shown._shown_at = float("inf")  # as if one had just been shown
+    shown._shown_at = float("inf")  # as if a line had just been printed
     live.tell("step", *ROWS)
     shown.draw(live)
     assert capsys.readouterr().err == ""

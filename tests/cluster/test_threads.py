@@ -1,4 +1,4 @@
-"""Threads of one process that want the same cluster at the same time."""
+"""Test threads of one process that use the same cluster at the same time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from labkit import Cluster
 
 
 class Starting(Cluster):
-    """A cluster whose engines are up as soon as a moment has passed.
+    """A cluster whose engines are ready after a short delay.
 
     Args:
-        folder: of the cluster.
+        folder: Folder of the cluster.
     """
 
     def __init__(self, folder: Path) -> None:

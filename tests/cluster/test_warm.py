@@ -1,4 +1,4 @@
-"""Warm engines: taken once, by who would have started the same, as new; and they end."""
+"""Test warm engines: one matching cluster takes them once, finds them fresh, and ends them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from labkit.common import imports
 from labkit.common.errors import LabkitError
 from labkit.records import store
 
-# Who comes for a cluster: what it finds on the ranks, and what training makes of it.
+# A process that uses a cluster, and prints what it finds on the ranks and the trained weights.
 COMES = """
 import hashlib, json, os, sys, time
 import labkit
@@ -58,7 +58,7 @@ with labkit.Cluster(workers=2, name=sys.argv[1] or None) as cluster:
     }))
 """
 KEPT_WARM = "2 MPI engines, already warm after a start of"
-# Holds a lock of a cluster's folder until it gets a line.
+# Locks a cluster's folder until it receives a line.
 HOLDS = """
 import sys, time
 from pathlib import Path
@@ -71,7 +71,7 @@ with locked(folder / sys.argv[2]):
     sys.stdin.readline()
     time.sleep(0.2)
 """
-# What tells one start from another: where it listens, and who it was.
+# Prefixes of variables that differ between two starts: ports, addresses and process IDs.
 OWN = ("LABKIT_KEEPER", "IPP_", "OMPI_", "PMIX_", "PRTE_", "_")
 
 
@@ -91,7 +91,7 @@ def told(child: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
 
 
 def as_found(record: dict[str, Any]) -> dict[str, Any]:
-    """What is the same from start to start."""
+    """Return the parts of a record that are equal for every start."""
     there = [
         [folder, {k: v for k, v in own.items() if not k.startswith(OWN)}, path]
         for folder, own, path in record["there"]
@@ -101,7 +101,7 @@ def as_found(record: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def holder(folder: Path, lock: str, then: str = "") -> Iterator[None]:
-    """A process that holds a lock, and does something with it soon: when this one waits."""
+    """Hold a lock in another process, which runs `then` soon, while this process waits."""
     command = [sys.executable, "-c", HOLDS + then, str(folder), lock]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as child:
         assert child.stdout is not None
@@ -113,7 +113,7 @@ def holder(folder: Path, lock: str, then: str = "") -> Iterator[None]:
 
 
 def gone() -> int:
-    """The number of a process that has ended."""
+    """Return the ID of a process that has ended."""
     with subprocess.Popen(["true"]) as child:
         return child.pid
 
@@ -157,7 +157,7 @@ def test_engines_that_have_read_other_variables_or_run_other_code_are_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     usual = cluster_name.default_name(Start(2))
-    same = {"OMPI_MCA_btl": "tcp,self"}  # what a start sets itself, it sets for all
+    same = {"OMPI_MCA_btl": "tcp,self"}  # variables that labkit sets for every start
     same |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": "/x", "MPLBACKEND": "agg"}
     other = {"XLA_FLAGS": "--xla_dump_to=x", "PYTHONOPTIMIZE": "2", "LC_ALL": "C", "LANG": "xx"}
     for name, value in (same | other).items():
@@ -210,7 +210,7 @@ def test_who_settles_finds_its_own_variables_and_none_of_another_terminal(
 def test_who_comes_while_another_settles_waits_and_does_not_settle_again(tmp_path: Path) -> None:
     (tmp_path / launch.UNSETTLED).touch()
     with holder(tmp_path, "start.lock", f'    (folder / "{launch.UNSETTLED}").unlink()'):
-        warm.claim_warm_engines(tmp_path, None)  # it would ask its engines, of which it has none
+        warm.claim_warm_engines(tmp_path, None)  # would ask the engines, which do not exist here
     assert not (tmp_path / launch.UNSETTLED).exists()
 
 
@@ -220,7 +220,7 @@ def test_a_start_that_another_has_given_up_is_waited_for(tmp_path: Path) -> None
     ready = '    store.write_json(folder / "cluster.json", {"state": "ready"}); sys.stdin.read()'
     with holder(tmp_path, "keeper.lock", ready):
         launch.launch(tmp_path, Start(1))
-    assert not (tmp_path / "keeper.log").exists()  # of a second keeper
+    assert not (tmp_path / "keeper.log").exists()  # no second keeper process was started
 
 
 @pytest.mark.heavy  # a process
@@ -230,8 +230,8 @@ def test_who_keeps_them_may_end_while_it_is_told_to(
     (folder := cluster_name.folder_of("1x1")).mkdir()
     store.write_json(folder / warm.FILE, {"workers": 1, "threads": 1, "pid": gone()})
     monkeypatch.setattr(warm, "ENDS", 0.0)
-    with holder(folder, warm.LOCK), pytest.raises(LabkitError, match="does not end"):
-        warm.stop()  # the lock tells, not the signal
+    with holder(folder, warm.LOCK), pytest.raises(LabkitError, match="did not end"):
+        warm.stop()  # the lock decides, not the signal
 
 
 def test_memory_is_told_although_engines_have_just_ended() -> None:
@@ -242,7 +242,7 @@ def test_memory_is_told_although_engines_have_just_ended() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # four starts with TensorFlow, on a busy machine
+@pytest.mark.timeout(900)  # four starts with TensorFlow on a busy machine
 def test_one_user_takes_warm_engines_and_finds_what_fresh_ones_have(
     own_runtime: Path, tmp_path: Path
 ) -> None:
@@ -255,11 +255,12 @@ def test_one_user_takes_warm_engines_and_finds_what_fresh_ones_have(
     assert said is not None
     assert said["bytes"] > 2 * 100 * 2**20
 
-    with Cluster(workers=1) as smaller:  # not its shape: it stands as it stood
+    with Cluster(workers=1) as smaller:  # another shape, so the warm engines stay unused
         assert smaller.state()["warm"] is None
     assert warm.read_status(folder) == said
 
-    # Two at one moment: one has taken it, and the other attaches, as to any that is up.
+    # Two processes come at the same time: one takes the warm engines, and the other attaches to the
+    # same cluster.
     (tmp_path / "both").mkdir()
     both = [comes("", str(tmp_path / "both" / name)) for name in ("a", "b")]
     (one, err), (other, other_err) = map(told, both)
@@ -294,9 +295,12 @@ def test_what_nobody_takes_ends_after_its_time_or_when_told(own_runtime: Path) -
     warm.start(Start(1), idle=600)
     assert warm.stop(workers=2) == []
     assert CliRunner().invoke(app, ["prestart", "--stop"]).output == "ended: 1 rank of 1 thread\n"
-    # Engines are gone when it returns, not soon after.
+    # The engines are already gone when the command returns.
     assert left_of(own_runtime, patience=0) == []
-    assert "no warm engines match" in CliRunner().invoke(app, ["prestart", "--stop"]).output
+    assert (
+        "no warm engines have these --workers and --threads"
+        in CliRunner().invoke(app, ["prestart", "--stop"]).output
+    )
 
 
 @pytest.mark.slow
@@ -310,7 +314,7 @@ def test_a_start_that_was_given_up_ends_as_if_who_waits_had_begun_it(
             assert warms.poll() is None
             time.sleep(0.05)
         keeper, here = launch.state(folder)["pid"], os.getcwd()
-        lease = Lease(folder)  # who waits for the start lock puts it down as soon
+        lease = Lease(folder)  # holds the start lock, for which others now wait
         warms.terminate()
         assert warms.wait(PATIENCE) == 0
     with Cluster(workers=1) as first:
@@ -319,7 +323,7 @@ def test_a_start_that_was_given_up_ends_as_if_who_waits_had_begun_it(
         assert first.state()["warm"]
         assert first.view.apply_sync(os.getcwd) == [here]
         monkeypatch.chdir("/")
-        with Cluster(workers=1) as second:  # which finds them up, and used
+        with Cluster(workers=1) as second:  # it finds the engines running and already used
             assert second.view.apply_sync(os.getcwd) == [here]
     assert left_of(own_runtime) == []
 

@@ -1,4 +1,4 @@
-"""Functions that compute something else have other JSON."""
+"""Test that functions with a different meaning have a different canonical JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labkit.figures import table
 
 
 def cell(source: str, **values: Any) -> Callable[[], Any]:
-    """The function `net` of a notebook's cell, whose parameters cell gave these values."""
+    """Execute a notebook cell with these parameters; return its function `net`."""
     space: dict[str, Any] = {"__name__": "__main__", **values}
     exec(source, space)
     found: Callable[[], Any] = space["net"]
@@ -51,7 +51,7 @@ def test_functions_that_call_each_other_in_every_way_are_said_once() -> None:
 
 def test_arrays_and_long_values_are_checksums_and_other_objects_are_left_out() -> None:
     source = "def net():\n    return x, words, np, thing"
-    thing = np.array([object()])  # whose bytes are addresses
+    thing = np.array([object()])  # its bytes are memory addresses
     values = {"x": np.zeros(3), "words": ["a"] * LONG, "np": np, "thing": thing}
     found = as_json(cell(source, **values))["captured"]
     assert found["x"]["shape"] == [3]

@@ -1,4 +1,4 @@
-"""The capacity of a machine refuses ranks that it has no memory or cores for."""
+"""Test that ranks are refused for which the machine has too little memory or too few cores."""
 
 from __future__ import annotations
 
@@ -22,17 +22,27 @@ def no_force(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("machine", "ranks", "told"),
     [
-        (SMALL, 17, r"17 ranks on 2 cores: allowed are 16, 8 for each core; .*oversubscribe=True"),
+        (
+            SMALL,
+            17,
+            "17 ranks on 2 cores: allowed are at most 16 ranks .8 per core.; .*oversubscribe=True",
+        ),
         (
             SMALL,
             30,
-            r"30 ranks need at least 21.0 GiB of memory, but only 20.0 GiB are free; .*--force",
+            "30 ranks need at least 21.0 GiB of memory, but only 20.0 GiB of memory are free; "
+            ".*--force",
         ),
-        (SMALL, 64, r"64 ranks need at least 44.8 GiB .* has 24.0 GiB; allowed are 34: .* fewer"),
+        (
+            SMALL,
+            64,
+            "64 ranks need at least 44.8 GiB .* has 24.0 GiB; allowed are at most 34 ranks: "
+            ".* fewer",
+        ),
         (
             SMALL._replace(free=1.0),
             2,
-            r"2 ranks need at least 1.4 GiB .* only 1.0 GiB are free",
+            "2 ranks need at least 1.4 GiB .* only 1.0 GiB of memory are free",
         ),
     ],
 )
@@ -53,7 +63,7 @@ def test_oversubscribe_lifts_all_but_the_hard_limit_of_memory(
 ) -> None:
     busy = SMALL._replace(free=0.5)
     check_ranks(34, oversubscribe=True, machine=busy)
-    monkeypatch.setenv(OVERSUBSCRIBE, "1")  # as --force sets it
+    monkeypatch.setenv(OVERSUBSCRIBE, "1")  # as the option --force sets it
     check_ranks(34, machine=busy)
     with pytest.raises(InvalidInput, match="neither oversubscribe=True nor --force"):
         check_ranks(35, oversubscribe=True, machine=busy)
@@ -76,6 +86,6 @@ def test_a_cluster_of_more_ranks_than_any_machine_holds_starts_nothing(
     def start(*_: object) -> None:
         raise AssertionError("the keeper starts")
 
-    monkeypatch.setattr(launch, "launch", start)  # which a test must never reach with these ranks
+    monkeypatch.setattr(launch, "launch", start)  # the refusal must come before any process starts
     with pytest.raises(InvalidInput, match=r"9999 ranks need at least .* oversubscribe=True"):
         Cluster(workers=9_999, **more)

@@ -1,4 +1,4 @@
-"""Samples divided among workers: each in one shard, as many as said, by lot or by label."""
+"""Test how samples are divided among workers: complete, of given sizes, random or by label."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_by_label_they_are_sorted_and_cut(sizes: list[int], classes: int, seed: 
 
 
 def skew(kind: str) -> float:
-    """How far shares of labels are from those of all samples, in total variation, on average."""
+    """Return the shards' mean total variation distance from the label shares of all samples."""
     labels = np.repeat(np.arange(10), 600)
     found = partition_samples(labels, [600] * 10, kind, 3)
     shares = np.array([np.bincount(labels[shard], minlength=10) / 600 for shard in found])
@@ -56,7 +56,7 @@ def skew(kind: str) -> float:
 
 
 def test_the_smaller_the_concentration_the_less_alike_shards_are() -> None:
-    """Hsu 2019, figure 1: from alike to one label each."""
+    """Hsu et al. 2019, figure 1: from nearly equal label shares to one label per shard."""
     alphas = [10_000, 1000, 100, 10, 1]
     skews = [skew(f"dirichlet({alpha})") for alpha in alphas]
     assert skews == sorted(skews)
@@ -67,7 +67,7 @@ def test_the_smaller_the_concentration_the_less_alike_shards_are() -> None:
 
 
 def test_the_first_shard_follows_the_concentration() -> None:
-    """The variance of a share of Dir(α p) is p (1 - p) / (α + 1); here of the first shard."""
+    """A share of Dir(α p) has the variance p (1 - p) / (α + 1), also in the first shard."""
     labels = np.repeat(np.arange(2), 5000)
     shares = [
         labels[partition_samples(labels, [1000, 9000], "dirichlet(4)", seed)[0]].mean()

@@ -1,4 +1,4 @@
-"""Which error a file that cannot be written is."""
+"""Test which error class an unwritable file causes, and how errors are shortened."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_disk_is_nobodys_bad_input(number: int, kind: type[LabkitError]) -> No
     assert str(error) == f"report.html cannot be written: {os.strerror(number)}"
 
 
-# What exceptions of Python, Keras and TensorFlow say, and the line that is made of it.
+# Error messages of Python, Keras and TensorFlow, and the single line made of each.
 SAID = {
     "one line": "one line",
     "the cause stands here\nand a detail there": "the cause stands here and a detail there",

@@ -1,4 +1,4 @@
-"""What lies in a folder of anybody's runs in no process of labkit's, unless a notebook asks."""
+"""Test that no labkit process runs modules from a folder of runs unless a notebook imports them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONFIGURATIONS = (
     *("ipython_kernel_config", "jupyter_config", "jupyter_lab_config", "jupyter_server_config"),
 )
 TRAP = "open({marks!r}, 'a').write({name!r} + ': ' + open('/proc/self/cmdline').read() + chr(10))\n"
-# A notebook imports from beside it, on ranks too, and finds NumPy as it is installed.
+# On this process and on the ranks, a notebook imports a module beside it, but the installed NumPy.
 CELL = """
 import labkit as lk
 import helper
@@ -37,13 +37,13 @@ with lk.Cluster(workers=2) as cluster:
 
 @pytest.fixture(scope="module")
 def marks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file that traps write to."""
+    """Return the path of the file in which each trap module reports that it was run."""
     return tmp_path_factory.mktemp("marks") / "marks"
 
 
 @pytest.fixture(scope="module")
 def trapped(marks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A stranger's folder, with a notebook in it."""
+    """Return an untrusted folder with trap modules and a notebook."""
     folder = tmp_path_factory.mktemp("stranger")
     for name in (*MODULES, *CONFIGURATIONS):
         (folder / f"{name}.py").write_text(TRAP.format(marks=str(marks), name=name))
@@ -68,7 +68,7 @@ def trapped(marks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def _path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", ["/lib", "/site-packages"])
-    monkeypatch.setenv(imports.VARIABLE, "")  # so that it is as before when the test ends
+    monkeypatch.setenv(imports.VARIABLE, "")  # monkeypatch restores it after the test
     monkeypatch.delenv(imports.VARIABLE)
     yield
     imports.append_folders("")
@@ -105,7 +105,7 @@ def test_ranks_import_from_the_current_folder_where_their_caller_does(
 
 @pytest.mark.usefixtures("_path")
 def test_a_notebook_imports_from_its_folder_and_then_from_its_callers(tmp_path: Path) -> None:
-    (tmp_path / "a: b").mkdir()  # a colon, which would part folders in PYTHONPATH
+    (tmp_path / "a: b").mkdir()  # in PYTHONPATH, the colon would separate two folders
     imports.append_folders(imports.notebook_folders(Path("a: b/n.ipynb")))
     assert sys.path[2:] == [str(tmp_path / "a: b"), str(tmp_path)]
     imports.append_folders(imports.notebook_folders(Path("n.ipynb")))

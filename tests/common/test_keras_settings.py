@@ -1,4 +1,4 @@
-"""What the user has set for Keras holds on all ranks, or is named."""
+"""Test that the user's Keras settings hold on all ranks, and that differences are reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ X, Y = np.zeros((8, 3), "float32"), np.zeros(8, "int64")
 
 @pytest.fixture
 def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file keras.json of the user."""
+    """Return the path of the user's file keras.json, in a new folder."""
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
     monkeypatch.delenv("KERAS_BACKEND", raising=False)
     monkeypatch.delenv(keras_settings.CARRIED, raising=False)
@@ -42,9 +42,13 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             '{"image_data_format": "channels_first"}',
             {"image_data_format": "channels_first"},
-            "named models ignore",
+            "models that are given by name ignore",
         ),
-        ('{"backend": "jax"}', {}, "keras.json: backend='jax': ranks compute with TensorFlow"),
+        (
+            '{"backend": "jax"}',
+            {},
+            "keras.json: backend='jax': ranks ignore this setting and compute with TensorFlow",
+        ),
     ],
 )
 def test_what_differs_in_runs_is_named(
@@ -72,8 +76,8 @@ def test_another_backend_is_refused_before_keras_is_imported() -> None:
     variables = os.environ | {"KERAS_BACKEND": "jax"}
     done = subprocess.run(command, env=variables, capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == (
-        "labkit.common.errors.InvalidInput: KERAS_BACKEND=jax: labkit trains with TensorFlow; "
-        "export KERAS_BACKEND=tensorflow"
+        "labkit.common.errors.InvalidInput: KERAS_BACKEND=jax: labkit trains with Keras's "
+        "TensorFlow backend only; export KERAS_BACKEND=tensorflow"
     )
 
 
@@ -99,7 +103,7 @@ def test_ranks_have_the_settings_of_the_caller_and_the_record_says_so(
         Experiment(model=model, dataset=(X, Y), loss=loss, batch_size=4, workers=2, verify=False)
     )
     assert run.environment["keras_settings"] == own
-    # A cell finds Keras as a new process of the user's has it.
+    # A call finds the Keras settings that a new process of the user has.
     assert cluster.call(seen, ranks=2) == [[1e-4, "channels_first", "float64"]] * 2
     said.unlink()
     again = cluster.run(Experiment(model="mlp", workers=2, steps_per_epoch=1, verify=False))

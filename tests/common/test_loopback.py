@@ -1,4 +1,4 @@
-"""A machine without 127.0.0.1, such as one of IPv6 alone, is told in words."""
+"""Test that a machine without 127.0.0.1, such as one with only IPv6, gets a clear message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLUSTER = "import labkit; labkit.Cluster(2)"
 
 
 def alone(command: list[str]) -> str:
-    """What a command says in a network of ::1 alone."""
+    """Return the last line that a command prints in a network namespace with only ::1."""
     words = " ".join(f"'{word}'" for word in command)
     done = subprocess.run([*ALONE, IPV6 + words], capture_output=True, text=True)
     return done.stderr.strip().splitlines()[-1]
@@ -40,5 +40,5 @@ def test_a_cluster_and_a_notebook_without_one_say_what_is_missing() -> None:
         ([str(Path(sys.executable).with_name("labkit")), "run", "nb.py"], "labkit"),
     ):
         told = alone(command)
-        assert told.startswith(f"{name}: this machine has no 127.0.0.1 ("), told
+        assert told.startswith(f"{name}: this machine has no loopback address 127.0.0.1 ("), told
         assert told.endswith(f"; as root: {LOOPBACK_FIX}")

@@ -1,4 +1,4 @@
-"""Text that other programs execute gives back each value, or is refused in one line."""
+"""Test that text for other programs preserves each value, or is refused in one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from labkit.common.errors import InvalidInput
 from labkit.jobs.mpijob import MPIJob
 from labkit.report.jobs import command
 
-# What shells, YAML and people make something of, and any text; no command takes NUL.
+# Texts with a special meaning in shells or YAML, and arbitrary texts; no argument can contain NUL.
 ODD = [
     "a'; touch x; '",
     "a b",
@@ -45,7 +45,7 @@ def labkit(*arguments: object) -> Result:
 
 
 def refused(result: Result) -> bool:
-    """Whether a command was refused in one line."""
+    """Return whether a command was refused with a one-line message."""
     assert "Traceback" not in result.output
     return result.exit_code == 2 and result.stderr.count("\n") == 1
 
@@ -148,5 +148,5 @@ def test_a_refusal_is_one_line_that_says_what_is_allowed() -> None:
     with pytest.raises(InvalidInput) as error:
         names.HOST.validate("a\nb", "hosts")
     assert re.fullmatch(
-        r"hosts: 'a\\nb' is no name or address of a host; allowed: .*", str(error.value)
+        r"hosts: 'a\\nb' is not a valid name or address of a host; allowed: .*", str(error.value)
     )

@@ -1,4 +1,4 @@
-"""An unknown name is answered with the nearest known one, wherever names are given."""
+"""Test that an unknown name causes a suggestion of the most similar known name, everywhere."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_function_refuses_an_argument_that_it_does_not_have() -> None:
     assert brew(2, minutes=4, sugar=1) == 9
     with pytest.raises(UnknownArgument, match=r"no argument 'minute' \(did you mean 'minutes'\?\)"):
         brew(2, minute=4)
-    with pytest.raises(TypeError, match="missing 1 required"):  # Python's own words
+    with pytest.raises(TypeError, match="missing 1 required"):  # Python's own error message
         brew()  # type: ignore[call-arg]
     assert issubclass(UnknownArgument, TypeError)
 
@@ -104,7 +104,7 @@ def _of_file(text: str) -> Callable[[], object]:
     return read
 
 
-# What is given, and the name that the refusal must offer.
+# A call with a misspelt name, and the name that its error message must suggest.
 GIVEN: dict[str, tuple[Callable[[], object], str]] = {
     "field": (lambda: lk.Experiment(epoch=3), "epochs"),
     "field in capitals": (lambda: lk.Experiment(Epochs=3), "epochs"),

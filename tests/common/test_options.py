@@ -1,4 +1,4 @@
-"""Options: what a user gave, what is allowed, in one sentence."""
+"""Test options: given values, defaults, and one-sentence error messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labkit.common.options import Count, Options, lookup, parse
 
 
 class Oven(Options):
-    """Options of the examples below."""
+    """Example options for these tests."""
 
     trays: Count = Field(2, description="number of trays, 1 or more")
     degrees: tuple[Count, ...] = Field((180,), description="whole numbers, such as [180, 200]")

@@ -1,4 +1,4 @@
-"""What a command writes is checked before any work, and takes the place of labkit's files only."""
+"""Test that a command checks its output file before any work, and replaces only labkit's files."""
 
 from __future__ import annotations
 

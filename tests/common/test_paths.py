@@ -1,4 +1,4 @@
-"""Where Python keeps nothing that it compiles, labkit's processes still compile things once."""
+"""Test that labkit's processes cache compiled bytecode even if Python stores none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAY = "import os, sys; print(os.environ.get('PYTHONPYCACHEPREFIX'), sys.dont_wri
 
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A Python that keeps nothing, of which nothing is compiled; labkit's cache."""
+    """Set up a Python without stored bytecode, and return the folder for bytecode in the cache."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setattr(sys, "pycache_prefix", None)
     monkeypatch.setattr(paths, "_is_compiled", lambda package: False)
@@ -85,21 +85,21 @@ def test_commands_hand_it_on(forgetful: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def link(root: Path) -> str:
-    """A stranger leads the folder to another one of this user's."""
+    """Make the folder a link to another folder of this user, as an attacker might."""
     (root.parent / "open").mkdir(mode=0o777)
     root.symlink_to(root.parent / "open")
     return "is a link"
 
 
 def shared(root: Path) -> str:
-    """Others write into the folder."""
+    """Create a folder into which other users can write."""
     root.mkdir()
     root.chmod(0o770)
-    return "is open to other users"
+    return "is accessible to other users"
 
 
 def file(root: Path) -> str:
-    """There is a file."""
+    """Create a file instead of a folder."""
     root.touch(0o700)
     return "is a link or a file"
 
@@ -118,7 +118,7 @@ def test_a_private_folder_that_others_may_have_made_is_refused(
 ) -> None:
     monkeypatch.setenv(name, str(tmp_path))
     wrong = make(tmp_path / f"labkit-{os.getuid()}")
-    with pytest.raises(LabkitError, match=f"{wrong}.*; remove it, or set {name}"):
+    with pytest.raises(LabkitError, match=f"{wrong}.*; remove .*, or set {name}"):
         folder("clusters")
 
 
@@ -146,7 +146,7 @@ def test_a_home_that_cannot_be_used_has_its_caches_elsewhere_and_one_line(
     monkeypatch.setenv("HOME", str(tmp_path / place))
     monkeypatch.setenv("LABKIT_RUNTIME", str(tmp_path / "runtime"))
     paths._warn_once.cache_clear()
-    with pytest.warns(UserWarning, match="cannot be used.*LABKIT_CACHE.*until then") as told:
+    with pytest.warns(UserWarning, match="cannot be used.*LABKIT_CACHE.*for now") as told:
         folders = {paths.cache_folder("gates") for _ in range(3)}
     assert len(told) == 1
     (folder,) = folders
@@ -163,7 +163,9 @@ def test_a_folder_that_is_named_and_cannot_be_used_is_one_line(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv(name, str(tmp_path / "file"))
-    with pytest.raises(LabkitError, match=f"cannot be used: .*; set {name} to a folder of yours"):
+    with pytest.raises(
+        LabkitError, match=f"cannot be used: .*; set {name} to a folder that you can write to"
+    ):
         folder("gates")
 
 

@@ -1,4 +1,4 @@
-"""What others have written steers no terminal."""
+"""Test that texts written by others cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_no_control_character_is_left_and_other_text_stays(text: str) -> None:
 
 
 def planted(value: JSON) -> JSON:
-    """A record whose every text steers a terminal."""
+    """Return a copy of a record in which each text ends with terminal control sequences."""
     if isinstance(value, dict):
         return {name: planted(item) for name, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Names of users and hosts are masked where they stand as such; words stay words."""
+"""Test that names of users and hosts are masked, but not equal words with another meaning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.common.privacy import scrub
 
 LOGINS = ["adam", "run", "a", "model", "alice", "sgd", "data", "loss"]
 HOSTS = ["node", "gpu", "ring", "bluebox"]
-# U is the login, H the host.
+# In these texts, U stands for the user name and H for the host name.
 MASKED = {
     "/home/U/lab/x.py": "~/lab/x.py",
     "/Users/U": "~",
@@ -45,7 +45,7 @@ MASKED = {
     "tcp://H:5555 is not heard": "tcp://…:5555 is not heard",
     "host 'H' does not answer": "host '…' does not answer",
 }
-# What a result may say.
+# Texts that a result may contain unmasked.
 KEPT = [
     "optimizer U",
     "U",

@@ -1,4 +1,4 @@
-"""Texts with units mean the same wherever seconds, bytes or rates are given."""
+"""Test that texts with units have the same meaning for all times, sizes and rates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labkit.cli.app import app
 from labkit.common.errors import InvalidInput
 from labkit.common.quantities import bits_of, parse_bytes, parse_limit, parse_rate, parse_seconds
 from labkit.exchange.exchange import Exchange
-from labkit.hosts.plan import TestbedPlan
+from labkit.hosts.testbed_plan import TestbedPlan
 
 RATES = {
     **dict.fromkeys(("1Gb", "1Gb/s", "1Gbps", "1 Gbit/s", "1gbps", "1 Gb / s", "1000Mb"), 125e6),
@@ -37,7 +37,7 @@ TIMES = {
     "0": 0,
 }
 SIZES = {"64KiB": 65536, "4MB": 4_000_000, "1.5 kB": 1500, "2 GiB": 2**31, "100": 100, "1e6": 10**6}
-# No number, no such unit, bits for bytes, or what no quantity can be.
+# Texts without a number, with an unknown unit, with bits for bytes, or with impossible values.
 ODD = ["", " ", "nan", "inf", "-1", "1e400", "fast", "5 parsecs", "1_0", "1,5", "٣", True, math.nan]
 BAD_RATES = [*ODD, "Gb/s", "5ms", "-1Gb/s", "infGb", "1G", "1Gb/min", -1.0]
 BAD_TIMES = [*ODD, "ms", "5m", "5MS", "-3s", "1GB", math.inf]
@@ -75,7 +75,7 @@ def test_a_limit_is_above_0() -> None:
         parse_limit("0s")
 
 
-# Wherever a record takes a quantity: one that is given in three ways.
+# Functions that read a quantity from a record's field, each with equal values in several notations.
 GIVEN: dict[str, tuple[Callable[[object], object], tuple[object, ...]]] = {
     "latency": (lambda v: lk.Network(latency=v, bandwidth=1).latency, (0.005, "5ms", "0.005 s")),
     "jitter": (lambda v: lk.Network(latency=0, bandwidth=1, jitter=v).jitter, (1e-5, "10us")),

@@ -1,4 +1,4 @@
-"""Plans: every row once an epoch, and the same global batches for any number of ranks."""
+"""Test batch plans: each sample once per epoch, and global batches independent of the ranks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_ten_rows_by_capacities_1_1_2_are_cut_at_2_and_5() -> None:
 
 
 def test_a_share_that_is_a_whole_number_is_not_rounded_down() -> None:
-    assert cut(10, [0.1, 0.2, 0.7]) == [0, 1, 3, 10]  # 0.1 + 0.2 is a little more than 0.3
+    assert cut(10, [0.1, 0.2, 0.7]) == [0, 1, 3, 10]  # 0.1 + 0.2 is slightly more than 0.3
     assert np.diff(cut(3 * 7, [1 / 3] * 3)).tolist() == [7, 7, 7]
 
 

@@ -1,4 +1,4 @@
-"""Files of others: what is no plain file is refused, and nothing outside of the root changes."""
+"""Test that only regular files of others are read, and that nothing outside the root changes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_file_of_two_names_is_read_and_not_written(root: Path) -> None:
     os.link(victim, root / "log")
     assert safe_files.read_file(root / "log") == b"precious"
     for flags in (APPEND, TRUNCATE):
-        with pytest.raises(UnsafeFile, match="has 2 names"):
+        with pytest.raises(UnsafeFile, match="has 2 hard links"):
             safe_files.open_file(root / "log", flags)
     safe_files.replace_file(root / "log", b"new")
     assert victim.read_bytes() == b"precious"
@@ -114,7 +114,7 @@ def test_reading_has_a_limit(root: Path) -> None:
     (root / "file").write_bytes(b"12345")
     assert safe_files.read_file(root / "file", limit=5) == b"12345"
     assert safe_files.read_file(root / "file", limit=4, last=2) == b"45"
-    with pytest.raises(UnsafeFile, match="has 5 bytes; at most 4"):
+    with pytest.raises(UnsafeFile, match="has 5 bytes; labkit reads at most 4"):
         safe_files.read_file(root / "file", limit=4)
 
 

@@ -1,4 +1,4 @@
-"""JSON of a stranger is read as plain data, or refused in one line, whatever it holds."""
+"""Test that JSON from others is read as plain data, or refused in one line."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ PLAIN = some.recursive(
         ("[" * 100_000, "nested brackets"),
         ('{"a": NaN}', "NaN"),
         ('{"a": -Infinity}', "-Infinity"),
-        ('{"a": 1e999}', "does not fit into 64 bits"),
+        ('{"a": 1e999}', "exceeds the range of 64-bit floats"),
         (f'{{"a": {10**400}}}', "401 digits"),
         ('{"a": ' + "1" * 5000 + "}", "cannot be read"),
-        (r'{"a": "\ud800"}', "lone surrogate"),
-        (r'{"\ud800": 1}', "lone surrogate"),
-        (json.dumps({"n" * 5000: 1}), "a name of 5,000 letters"),
-        (json.dumps({str(n): 1 for n in range(60_000)}), "a record of 60,000 names"),
-        (json.dumps("t" * 2_000_000), "a text of 2,000,000 letters"),
+        (r'{"a": "\ud800"}', "unpaired Unicode surrogate"),
+        (r'{"\ud800": 1}', "unpaired Unicode surrogate"),
+        (json.dumps({"n" * 5000: 1}), "a name of 5,000 characters"),
+        (json.dumps({str(n): 1 for n in range(60_000)}), "an object of 60,000 names"),
+        (json.dumps("t" * 2_000_000), "a text of 2,000,000 characters"),
         ("[" + "[]," * MOST_VALUES + "[]]", "values; allowed"),
         ("", "cannot be read"),
         ("{", "cannot be read"),

@@ -1,4 +1,4 @@
-"""A semaphore admits a number of processes; a dead holder gives its place back."""
+"""Test a semaphore of processes: it limits their number; a dead holder frees its place."""
 
 from __future__ import annotations
 
@@ -49,6 +49,6 @@ def test_a_rank_starts_in_its_turn_and_ends_with_its_keeper(tmp_path: Path, plac
     own = os.environ | {KEEPER: str(keeper.path)}
     child = subprocess.Popen(command, cwd=tmp_path, env=own)
     if places == "taken":
-        keeper.release()  # the rank may wait, or not have begun: it runs in neither case
+        keeper.release()  # the rank waits or has not begun; it must not run
     assert child.wait(60) == 0
     assert (tmp_path / "ran").exists() == (places == "free")

@@ -1,4 +1,4 @@
-"""Classes that are state, by the names of their fields."""
+"""Test classes that only hold state, as declared by the names of their fields."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def test_a_field_that_is_computed_when_it_is_wanted_may_be_missing() -> None:
 
 @pytest.mark.parametrize("names", [{}, {"lazy": 1}, {"first": 1, "third": 1}, {"__class__": 1}])
 def test_other_fields_are_refused(names: dict[str, int]) -> None:
-    with pytest.raises(LabkitError, match="Counter in a state has the fields first, lazy; missing"):
+    with pytest.raises(
+        LabkitError, match="the saved state of Counter must have the fields first, lazy; missing"
+    ):
         record_named("Counter").validate_names(names)
 
 
@@ -83,12 +85,12 @@ def test_two_records_of_one_name_are_refused() -> None:
         pass
 
     Twin.__name__ = "Pair"
-    with pytest.raises(TypeError, match="two classes of states are called Pair"):
+    with pytest.raises(TypeError, match="two classes whose state is saved have the name Pair"):
         record("x")(Twin)
 
 
 def test_what_odd_data_raise_becomes_one_line() -> None:
-    says = r"the file is damaged or forged \(KeyError\('a'\)\)"
+    says = r"the file is damaged or was changed \(KeyError\('a'\)\)"
     with pytest.raises(LabkitError, match=says), decoding("the file"):
         {}["a"]
     with pytest.raises(InvalidInput, match="as it is"), decoding("the file"):

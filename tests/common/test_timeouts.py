@@ -1,4 +1,4 @@
-"""Nested deadlines: whatever the limit is, an inner one fires before an outer one."""
+"""Test nested timeouts: for any limit, an inner timeout ends before an outer one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_an_inner_deadline_fires_before_an_outer_one(limit: float) -> None:
     for (inner, early), (outer, late) in pairwise(moments._asdict().items()):
         assert 0 < early < late, f"{inner} before {outer}"
     assert moments.wait == limit
-    # What was asked for has come when it is told.
+    # The requested report of all ranks arrives before the error is raised.
     assert moments.wait - moments.look == pytest.approx(min(3.0, limit / 4))
 
 

@@ -1,4 +1,4 @@
-"""Numbers on axes and in sentences have units and three digits."""
+"""Test numbers on axes and in sentences: units and three significant digits."""
 
 from __future__ import annotations
 

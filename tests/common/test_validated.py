@@ -1,4 +1,4 @@
-"""Checked records refuse in one line: what was given, what is allowed."""
+"""Test that validated records refuse invalid values in one line: the value and what is allowed."""
 
 from __future__ import annotations
 

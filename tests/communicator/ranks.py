@@ -1,4 +1,4 @@
-"""What each rank of a test under mpiexec does; run as a script, prints what is wrong."""
+"""The work of each rank in a test under mpiexec; as a script, it prints all errors."""
 
 import sys
 
@@ -13,20 +13,20 @@ DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int32]
 
 
 def on_hosts(algorithm: str, communicator: Communicator) -> dict[str, list[tuple[int, ...]]]:
-    """Laid out on the real hosts, where it can be."""
+    """Return an algorithm's layout on the real hosts, if the algorithm supports this layout."""
     hosts = set(communicator.allgather(tuple(communicator.board.ranks)))
     return {"hosts": sorted(hosts)} if ALLREDUCE[algorithm].layout == "hosts" else {}
 
 
 def sums(communicator: Communicator) -> None:
-    """Every algorithm, type and length: the right sum, the same bits on all ranks."""
+    """Check each algorithm, type and length: correct sums, with the same bits on all ranks."""
     rng = np.random.default_rng(communicator.rank)
     for algorithm in ALGORITHMS:
         if algorithm == "shared_memory" and not communicator.on_one_host:
             continue
         drawn = ALLREDUCE.get(algorithm)
         rounds = drawn and list(drawn(communicator.size, **on_hosts(algorithm, communicator)))
-        # Memory inside a host adds 16-bit floats in float32.
+        # Inside a host, shared memory adds 16-bit floats in float32.
         apart = drawn and drawn.between and not communicator.on_one_host
         for dtype in DTYPES:
             for length in (0, 1, max(communicator.size - 1, 1), 7, 1001):
@@ -50,8 +50,8 @@ def sums(communicator: Communicator) -> None:
 
 
 def counts(communicator: Communicator) -> None:
-    """Messages and wire bytes of every algorithm equal its formula."""
-    length = 5040 * 17  # divides by every number of chunks that is tried
+    """Check that the messages and bytes of each algorithm equal its formula."""
+    length = 5040 * 17  # divisible by each tested number of chunks
     for algorithm in ALLREDUCE:
         buffer = np.ones(length, np.float64)
         before = communicator.traffic.copy()
@@ -65,14 +65,14 @@ def counts(communicator: Communicator) -> None:
             round(float(formula.bytes(buffer.nbytes)[communicator.rank])),
         )
         found = (sent.messages, sent.payload_bytes, sent.wire_bytes)
-        chunks = formula.chunks  # where the buffer does not divide, a chunk is an element longer
+        chunks = formula.chunks  # if the buffer is not divisible, a chunk is one element longer
         slack = 0 if length % chunks == 0 else 8 * chunks
         if found[:2] != expected[:2] or abs(found[2] - expected[2]) > slack:
             print(f"{algorithm} on {communicator.size}: sent {found}, formula {expected}")
 
 
 def main() -> None:
-    """`ranks.py sums|counts [network]`: on the first 1, 2, … ranks of the world."""
+    """Usage: `ranks.py sums|counts [network]`; tests the first 1, 2, … ranks of the world."""
     what = {"sums": sums, "counts": counts}[sys.argv[1]]
     whole = world()
     for size in map(int, sys.argv[2].split(",")):

@@ -1,4 +1,4 @@
-"""Ranks that outlive a death: each is told, and the others' world works; run as a script."""
+"""Test in a script that ranks survive a death: each is notified, and they get a new world."""
 
 from __future__ import annotations
 

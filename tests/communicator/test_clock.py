@@ -1,4 +1,4 @@
-"""What ranks wait for passes on the clock that they are given, and on no other."""
+"""Test that ranks measure all waiting times by the clock that is given to them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from labkit import Cluster
 from labkit.communicator import WALL, Communicator, WaitTooLong, computing, single_rank, world
 from labkit.network import Network
 
-NETWORK = Network(latency=100.0, bandwidth=1e3, stragglers={0: 3.0})  # no test waits for it really
+NETWORK = Network(latency=100.0, bandwidth=1e3, stragglers={0: 3.0})  # the tests do not wait for it
 NBYTES = 40_000
 
 
 class ManualClock:
-    """Time passes when somebody sleeps."""
+    """A clock that advances only when somebody sleeps."""
 
     def __init__(self) -> None:
         self.moment = 0.0
@@ -43,7 +43,7 @@ def test_the_wall_clock_wakes_up_when_it_was_asked_to(exact: bool) -> None:
 
 
 def on_its_own_clock(communicator: Any, act: Any) -> tuple[float, float]:
-    """Seconds of the manual clock and of the wall that an act of two ranks takes."""
+    """Return the seconds of the manual clock and of the wall clock that two ranks' action takes."""
     communicator.barrier()
     clock, start = ManualClock(), time.monotonic()
     own = world([0, 1], math.inf, NETWORK, clock)
@@ -75,7 +75,7 @@ def put(own: Communicator) -> None:
 
 @pytest.mark.parametrize("act", [exchange, hand_over, put])
 def test_an_emulated_network_keeps_the_clock_it_is_given(cluster: Cluster, act: Any) -> None:
-    """Two messages, one behind the other, take seconds of that clock, not of the wall's."""
+    """Two successive messages take seconds of the given clock, not of the wall clock."""
     expected = 2 * NETWORK.latency + NBYTES / NETWORK.bandwidth
     for passed, real in cluster.call(on_its_own_clock, act, ranks=2):
         assert passed >= expected if act is not hand_over else passed >= expected / 2

@@ -1,4 +1,4 @@
-"""Ranks add, hand over and wait; whoever waits in vain is told for whom and in what."""
+"""Test communicators: sums, messages, groups, and the errors of ranks that wait in vain."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def test_the_sum_is_right_for_every_dtype_and_length(cluster: Cluster, dtype: st
 
 def test_half_floats_are_summed_in_single_and_rounded_once(cluster: Cluster) -> None:
     def add(communicator: Any) -> float:
-        # 2048 + 1 rounds to 2048 in float16; 2048 + 1 + 1 + 1 in float32 rounds to 2052.
+        # In float16, 2048 + 1 rounds to 2048; in float32, 2048 + 1 + 1 + 1 is exact and then rounds
+        # to 2052 in float16.
         buffer = np.array([2048.0 if communicator.rank == 0 else 1.0], np.float16)
         communicator.allreduce(buffer)
         return float(buffer[0])
@@ -183,13 +184,13 @@ def test_the_waiting_ranks_raise_rank_failed_with_the_cause(cluster: Cluster) ->
     def fail(communicator: Any) -> str:
         from labkit.communicator import RankFailed
 
-        communicator = communicator.split(0)  # out of step afterwards; the one of the call is not
+        communicator = communicator.split(0)  # unusable afterwards, unlike the call's communicator
         if communicator.rank == 1:
             communicator.barrier()
             communicator.board.fail("ValueError: no more ink")
             return "failed"
         try:
-            communicator.barrier()  # the failure may be seen here already
+            communicator.barrier()  # this call may already raise the failure
             communicator.broadcast_object(None, label="the shared letter")
         except RankFailed as error:
             remembered = communicator.wait_policy.first_error is error
@@ -206,7 +207,7 @@ def test_a_rank_that_does_not_come_is_named_with_the_call_it_is_in(
     def dawdle(communicator: Any, folder: Path) -> str:
         from labkit.communicator import WaitTooLong
 
-        communicator = communicator.split(0)  # out of step afterwards; the one of the call is not
+        communicator = communicator.split(0)  # unusable afterwards, unlike the call's communicator
         communicator.barrier("the start of the race")
         communicator.wait_policy.timeout = 2.0
         if communicator.rank == 1:

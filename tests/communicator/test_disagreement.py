@@ -1,4 +1,4 @@
-"""Ranks that disagree about a collective are told who disagrees about what, each of them."""
+"""Test that ranks with different collective calls are told which rank called what."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def averaged(algorithm: str, what: str, **more: Any) -> Call:
 
 
 def agreed(call: Call, *lengths: int) -> Call:
-    """The call, when ranks have agreed on sums of these lengths before."""
+    """Return a call that runs after ranks have agreed on sums of these lengths."""
 
     def calls(communicator: Any) -> None:
         for length in lengths:
@@ -40,7 +40,7 @@ def agreed(call: Call, *lengths: int) -> Call:
 
 
 def in_memory(start: int, stop: int, then: str = "allreduce") -> Call:
-    """A sum of a part of shared memory."""
+    """Return a call that sums a slice of shared memory."""
 
     def call(communicator: Any) -> None:
         buffer = communicator.allocate(16)
@@ -60,8 +60,8 @@ def in_common(common: bool) -> Call:
     return call
 
 
-# What the two ranks call, and what both are told of it: ranks meet in each of these, so that they
-# can go on afterwards.
+# The calls of two ranks, and the messages that both ranks get. The ranks meet in each of these
+# calls, so they can continue afterwards.
 MET: dict[str, tuple[Call, Call, str, str]] = {
     "shared memory, for another purpose": (
         *(added("shared_memory", "sum A"), added("shared_memory", "sum B")),
@@ -76,15 +76,15 @@ MET: dict[str, tuple[Call, Call, str, str]] = {
     ),
     "shared memory, of another part": (
         *(in_memory(0, 8), in_memory(8, 16)),
-        *("from byte 0 of memory", "from byte 32 of memory"),
+        *("from byte 0 of buffer", "from byte 32 of buffer"),
     ),
     "shared memory, of memory of its own": (
         *(in_memory(0, 8), lambda c: (c.allocate(16), added("shared_memory", "allreduce")(c))),
-        *("from byte 0 of memory", "in memory of its own"),
+        *("from byte 0 of buffer", "in its staging buffer"),
     ),
     "shared memory, into common memory": (
         *(in_common(True), in_common(False)),
-        *("into common memory", "from byte 0 of memory"),
+        *("into common memory", "from byte 0 of buffer"),
     ),
     "a mean in shared memory": (
         *(added("shared_memory", "s"), averaged("shared_memory", "s")),
@@ -144,7 +144,10 @@ MET: dict[str, tuple[Call, Call, str, str]] = {
     ),
     "a window and memory": (
         *(lambda c: c.window(8), lambda c: c.allocate(8)),
-        *("the making of a window", "the allocation of shared memory, float32[8]"),
+        *(
+            "the barrier before the allocation of an MPI window",
+            "the allocation of shared memory, float32[8]",
+        ),
     ),
     "memory of another length": (
         *(lambda c: c.allocate(8), lambda c: c.allocate(9)),
@@ -167,7 +170,7 @@ MET: dict[str, tuple[Call, Call, str, str]] = {
     ),
 }
 
-# Here no handshake is spared: messages carry the call in their tag, and find nobody.
+# These calls have no handshake: a message carries the call in its tag, so no rank receives it.
 MISSED: dict[str, tuple[Call, Call, str, str]] = {
     "a schedule, for another purpose": (
         *(agreed(added("ring", "sum A"), 8), agreed(added("ring", "sum B"), 8)),
@@ -175,7 +178,10 @@ MISSED: dict[str, tuple[Call, Call, str, str]] = {
     ),
     "a schedule, of a length that is new to one": (
         *(agreed(added("ring", "s", 8), 8), agreed(added("ring", "s", 9), 8)),
-        *("s (ring of float32[8])", "the agreement on an allreduce: s (ring of float32[9])"),
+        *(
+            "s (ring of float32[8])",
+            "the allreduce argument check: s (ring of float32[9])",
+        ),
     ),
     "a mean by a schedule": (
         *(agreed(averaged("ring", "s", total=2.0), 8), agreed(added("ring", "s"), 8)),
@@ -200,7 +206,7 @@ MISSED: dict[str, tuple[Call, Call, str, str]] = {
 
 
 def told(communicator: Any) -> dict[str, str]:
-    """What this rank of a pair is told in each case; two pairs share the waits."""
+    """Return the messages that this rank of a pair gets in each case; two pairs share the cases."""
     from labkit.communicator import Mismatch, RankFailed
 
     number, pair = communicator.rank // 2, communicator.split(communicator.rank // 2)
@@ -217,15 +223,15 @@ def told(communicator: Any) -> dict[str, str]:
     if number == 0:
         for case, calls in MET.items():
             hear(case, calls[pair.rank], pair)
-        pair.barrier("the rest")  # as if nothing had been
+        pair.barrier("the rest")  # the communicator can still be used
     for case in list(MISSED)[number::2]:
-        hear(case, MISSED[case][pair.rank], pair.split(0))  # out of step afterwards
+        hear(case, MISSED[case][pair.rank], pair.split(0))  # the group is unusable afterwards
     return found
 
 
 @pytest.fixture(scope="module")
 def heard(cluster: Cluster) -> list[dict[str, str]]:
-    """What the ranks were told, of all cases."""
+    """Return the messages that all ranks get, for all cases."""
     return cluster.call(told)
 
 
@@ -247,7 +253,9 @@ def test_a_scatter_of_too_few_parts_is_refused_and_nobody_hangs(cluster: Cluster
     def scatter(communicator: Any) -> None:
         communicator.scatter(["a"] if communicator.rank == 0 else None)
 
-    with pytest.raises(InvalidInput, match="scatter of 1 parts: give one for each of 2 ranks"):
+    with pytest.raises(
+        InvalidInput, match="scatter received 1 parts; give one part for each of the 2 ranks"
+    ):
         cluster.call(scatter, ranks=2)
 
 
@@ -258,7 +266,7 @@ def test_a_rank_that_computes_behind_a_broadcast_is_not_taken_for_one_that_waits
         import time
 
         patience = communicator.wait_policy
-        patience._outlives = True  # where ranks may die its collectives do not block
+        patience._outlives = True  # a fault-tolerant communicator does not use blocking calls
         communicator.broadcast(np.zeros(4))
         if communicator.rank == 0:
             time.sleep(communicator.board.deadlocked_after + 1)

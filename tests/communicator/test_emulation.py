@@ -1,4 +1,4 @@
-"""Emulated networks on the wall clock: nothing arrives before it would, whatever moves it."""
+"""Test emulated networks on the wall clock: no message arrives earlier than on a real network."""
 
 import itertools
 import time
@@ -13,8 +13,7 @@ from labkit.network import Network
 from labkit.simulate import simulate
 from labkit.strategies import AllReduce
 
-# Slow enough that what this machine adds does not matter, even a busy one: 100 kB take 50 ms, or
-# 200 ms.
+# The networks are so slow that delays of a busy machine do not matter: 100 kB take 50 ms or 200 ms.
 SLOW = Network(latency=0.01, bandwidth=2e6)
 SLOWER = Network(latency=0.04, bandwidth=5e5)
 NBYTES = 100_000
@@ -22,7 +21,7 @@ NBYTES = 100_000
 
 def timed(communicator, algorithm, nbytes):
     buffer = np.ones(nbytes // 4, np.float32)
-    communicator.allreduce(buffer, algorithm)  # makes the plan
+    communicator.allreduce(buffer, algorithm)  # the first call plans the allreduce
     communicator.barrier()
     start = time.monotonic()
     communicator.allreduce(buffer, algorithm)
@@ -30,7 +29,7 @@ def timed(communicator, algorithm, nbytes):
 
 
 def span(moments):
-    """Seconds from the first rank's begin to the last one's end: they share the host's clock."""
+    """Return the seconds from the first rank's start to the last one's end, on the host's clock."""
     return max(stop for _, stop in moments) - min(start for start, _ in moments)
 
 
@@ -40,14 +39,14 @@ def test_an_allreduce_takes_what_the_simulator_says(cluster, algorithm):
     tries = [span(cluster.call(timed, algorithm, NBYTES, network=SLOWER)) for _ in range(3)]
     predicted = simulate(algorithm, 4, NBYTES, SLOWER)
     assert min(tries) >= predicted.seconds * 0.999
-    assert min(tries) <= predicted.seconds * 1.5  # a loaded machine adds, but not always half
+    assert min(tries) <= predicted.seconds * 1.5  # other load adds time, but seldom in all tries
 
 
 @pytest.mark.parametrize("delay", [0.0, 2.0])
 def test_a_message_on_its_way_is_transfer_and_a_late_rank_is_waited_for(cluster, delay):
     def meet_late(communicator):
         buffer = np.ones(NBYTES // 4, np.float32)
-        communicator.allreduce(buffer, "ring")  # makes the plan
+        communicator.allreduce(buffer, "ring")  # the first call plans the allreduce
         communicator.barrier()
         if communicator.rank == 1:
             time.sleep(delay)
@@ -92,7 +91,7 @@ def test_point_to_point_messages_and_windows_take_their_time(cluster):
 
 
 def test_a_shared_uplink_makes_hosts_wait_for_each_other(cluster):
-    """Two pairs across hosts at once share the uplink: twice the time of one pair."""
+    """Two simultaneous transfers between hosts share the uplink, and take twice as long as one."""
 
     def across(communicator, pairs):
         data = np.ones(NBYTES, np.uint8)
@@ -124,7 +123,9 @@ def test_hierarchical_knows_the_emulated_hosts(cluster):
 
 @pytest.mark.parametrize("algorithm", ["mpi", "shared_memory"])
 def test_what_cannot_be_emulated_is_refused_before_any_rank_starts(algorithm):
-    with pytest.raises(InvalidInput, match=r"choose one of all_to_all.* or network=None"):
+    with pytest.raises(
+        InvalidInput, match=r"give one of the algorithms all_to_all.* or network=None"
+    ):
         Experiment(network="1GbE", workers=2, strategy=AllReduce(algorithm=algorithm))
 
 
@@ -142,11 +143,11 @@ def test_a_slow_rank_computes_longer_by_its_factor(cluster):
 
     seconds = cluster.call(compute, network=Network(latency=0, bandwidth=1e9, stragglers={1: 3.0}))
     assert seconds[1] >= 0.2
-    assert min(seconds[0], *seconds[2:]) < 0.1  # no sleep, on a machine that may be busy
+    assert min(seconds[0], *seconds[2:]) < 0.1  # no sleep here; the machine may be busy
 
 
 def test_parts_of_the_ranks_wait_for_the_same_links(cluster):
-    """Two hosts of two ranks; each part has a rank on both, so that they share the uplinks."""
+    """Each of two groups has a rank on each of two hosts, so both groups share the uplinks."""
     network = Network(latency=0, bandwidth=2e6, host_bandwidth=1e12, hosts=2)
 
     def send_between_hosts(communicator):
@@ -164,7 +165,8 @@ def test_parts_of_the_ranks_wait_for_the_same_links(cluster):
         return start, stop
 
     seconds = span(cluster.call(send_between_hosts, network=network))
-    assert seconds >= 2 * NBYTES / network.bandwidth  # one behind the other on the uplink
+    # The uplink carries one message after the other.
+    assert seconds >= 2 * NBYTES / network.bandwidth
 
 
 @pytest.mark.parametrize("paced", [True, False])
@@ -172,7 +174,7 @@ def test_parts_of_the_ranks_wait_for_the_same_links(cluster):
 @pytest.mark.parametrize("sharing", ["fair", "fifo"])
 def test_a_paced_rank_holds_a_message_back_until_its_links_are_free(cluster, what, paced, sharing):
     def departures(communicator, what, paced):
-        """When each message was handed over, and how long the rank was to wait before it sent."""
+        """Return for each message when it was sent, and until when the rank had to wait first."""
         communicator.pace(paced)
         given, emulation = [], communicator._emulation
         depart, holds = emulation.depart, emulation.send_moments
@@ -196,7 +198,7 @@ def test_a_paced_rank_holds_a_message_back_until_its_links_are_free(cluster, wha
     network = SLOW.model_copy(update={"sharing": sharing})
     for given in cluster.call(departures, what, paced, network=network):
         assert len(given) >= 3
-        if paced:  # the second message leaves when the first has left, and so on
+        if paced:  # each message leaves only after the previous one
             assert all(later >= held for (_, held), (later, _) in itertools.pairwise(given))
             assert all(held >= given[0][0] + NBYTES / SLOW.bandwidth for _, held in given[1:3])
         else:
@@ -204,7 +206,7 @@ def test_a_paced_rank_holds_a_message_back_until_its_links_are_free(cluster, wha
 
 
 def sends_and_receives(communicator, messages, sources):
-    """What this rank sends and receives, on a clock by hand that starts at 0 s: deliveries."""
+    """Send and receive messages on a manual clock from 0 s; return the times of receipt."""
 
     class ManualClock:
         moment = 0.0
@@ -238,10 +240,11 @@ def sends_and_receives(communicator, messages, sources):
 
 
 def test_messages_share_links_by_the_clock_that_ranks_are_given(cluster):
-    """Ranks 0 and 1 leave their host by one uplink; rank 3's link is a quarter of it.
+    """Ranks 0 and 1 share their host's uplink; the link of rank 3 has a quarter of its bandwidth.
 
-    0 → 2 (12 bytes) and 1 → 3 (3 bytes): of the uplink's 4 bytes/s rank 3 takes 1, rank 2 the
-    other 3: 4 s; 3 s. Then rank 0's last 3 bytes at 4 bytes/s: 9 bytes at 3 s, 12 at 3.75 s.
+    Rank 0 sends 12 bytes to rank 2, and rank 1 sends 3 bytes to rank 3. Of the uplink's 4 bytes/s,
+    rank 3 gets 1 byte/s, and rank 2 gets 3 bytes/s. The 3 bytes thus take 3 s. After 3 s, rank 0
+    has sent 9 bytes; its last 3 bytes then have 4 bytes/s and arrive at 3.75 s.
     """
     inside = {"host_bandwidth": 1e9, "host_latency": 0.0}
     network = Network(latency=0, bandwidth=4, hosts=2, stragglers={3: 1e9}, **inside)
@@ -249,8 +252,8 @@ def test_messages_share_links_by_the_clock_that_ranks_are_given(cluster):
     sources = [[], [], [(0, 12)], [(1, 3)]]
     found = cluster.call(sends_and_receives, messages, sources, network=network)
     assert found == [[], [], [pytest.approx(3.75)], [pytest.approx(3.0)]]
-    # One behind the other, whoever is there first: rank 0's would have 12 bytes at 3.75 s again,
-    # if they shared the uplink, with rank 1's on its way from 0.5 s on.
+    # With "fifo", one message leaves after the other, in order of departure. If they shared the
+    # uplink, rank 0's 12 bytes would arrive at 3.75 s again, although rank 1 starts at 0.5 s.
     fifo = network.model_copy(update={"sharing": "fifo"})
     messages[1] = [(3, 3, 0.5)]
     found = cluster.call(sends_and_receives, messages, sources, network=fifo)
@@ -258,7 +261,7 @@ def test_messages_share_links_by_the_clock_that_ranks_are_given(cluster):
 
 
 def test_a_small_message_does_not_wait_for_a_large_one(cluster):
-    """To rank 2 from 0 (100 bytes) and 1 (11), at 100 bytes/s: 0.22 s, and 1.11 s."""
+    """At 100 bytes/s, rank 2 gets 11 bytes of rank 1 at 0.22 s, 100 bytes of rank 0 at 1.11 s."""
     network = Network(latency=0, bandwidth=100)
     messages, sources = [[(2, 100, 0.0)], [(2, 11, 0.0)], [], []], [[], [], [(1, 11), (0, 100)], []]
     found = cluster.call(sends_and_receives, messages, sources, network=network)

@@ -1,4 +1,4 @@
-"""The executor on real MPI ranks: sums, bits, counts, disagreement."""
+"""Test the executor of allreduces on real MPI ranks: sums, bits, traffic and disagreement."""
 
 import subprocess
 import sys
@@ -45,7 +45,9 @@ def test_ranks_that_differ_are_told_who_differs_in_what(cluster, change, named):
         buffer = np.ones(call["length"], call["dtype"])
         communicator.allreduce(buffer, call["algorithm"])
 
-    with pytest.raises(RankError, match="ranks differ in an allreduce") as error:
+    with pytest.raises(
+        RankError, match="ranks called an allreduce with different algorithms"
+    ) as error:
         cluster.call(differ, change)
     assert named in str(error.value)
 
@@ -54,7 +56,7 @@ def test_a_later_divergence_is_named(cluster):
     def diverge(communicator):
         one, other = np.ones(8, np.float32), np.ones(9, np.float32)
         communicator.allreduce(one, "ring")
-        communicator.allreduce(other, "ring")  # both plans are made and agreed on
+        communicator.allreduce(other, "ring")  # the ranks have planned and agreed on both lengths
         communicator.allreduce(other if communicator.rank == 2 else one, "ring")
 
     with pytest.raises(RankError) as error:
@@ -103,7 +105,7 @@ def test_a_buffer_in_shared_memory_is_reduced_where_it_is(cluster):
         buffer = communicator.allocate(1001, np.float64)
         address = buffer.ctypes.data
         buffer[...] = communicator.rank + 1
-        communicator.allreduce(buffer[1:], "shared_memory")  # a part of it, too
+        communicator.allreduce(buffer[1:], "shared_memory")  # a slice of shared memory, too
         return float(buffer[0]), float(buffer[1]), float(buffer[-1]), address % 64
 
     assert cluster.call(reduce) == [(rank + 1.0, 10.0, 10.0, 0) for rank in range(4)]
@@ -126,7 +128,7 @@ def test_a_mean_is_written_once_for_all_ranks(cluster):
         elsewhere = np.full(part.stop - part.start, 10.0)
         aside = SeparateBuffers([(part.start, elsewhere)], common)
         communicator.mean(own, 1.0, "shared_memory", separate=aside)
-        middle = float(common[500])  # a part of rank 1's, or of rank 2's
+        middle = float(common[500])  # index 500 belongs to rank 1 or to rank 2
         return seen, middle, float(own.min()), float(own.max()), common.ctypes.data % 64
 
     whole = (0 * 1 + 1 * 2 + 1 * 3 + 2 * 4) / 4

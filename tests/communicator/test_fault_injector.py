@@ -1,4 +1,4 @@
-"""Faults of a process are real ones; those of messages are found by checksum, or not at all."""
+"""Test injected faults: faults of processes are real, and checksums detect message faults."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_slow_counts_while_it_lasts() -> None:
 
 
 def exchange(communicator: Any, kind: str, by: str, checks: bool) -> float:
-    """Two steps in which rank 1 spoils its second message of the second one."""
+    """Run two steps; a fault damages rank 1's second message in the second step."""
     communicator.rules.checks = checks
     fault = Fault(kind, rank=1, step=1, message=1, offset=3, bit=7)
     communicator.inject_faults(Injector([fault], communicator.rank))
@@ -91,7 +91,7 @@ def exchange(communicator: Any, kind: str, by: str, checks: bool) -> float:
 def test_a_flipped_bit_is_found_by_checksum_and_passes_unseen_without(
     cluster: Cluster, by: str
 ) -> None:
-    assert min(cluster.call(exchange, "corrupt", by, False, ranks=2)) < 0  # it was the sign
+    assert min(cluster.call(exchange, "corrupt", by, False, ranks=2)) < 0  # it flips the sign bit
     with pytest.raises(RankError, match="from rank 1 to rank 0 in") as error:
         cluster.call(exchange, "corrupt", by, True, ranks=2)
     assert "its checksum is wrong" in str(error.value)
@@ -106,7 +106,7 @@ def test_a_lost_message_is_found_by_the_checksum_of_the_one_behind_it(cluster: C
         communicator.rules.injector.begin_step(0)
         communicator.allreduce(np.ones(8, np.float32), "ring")
 
-    with pytest.raises(RankError, match="round 1 is not what was sent") as error:
+    with pytest.raises(RankError, match="round 1 differs from what was sent") as error:
         cluster.call(lose, ranks=2)
     assert "an earlier message was lost" in str(error.value)
 
@@ -123,4 +123,4 @@ def test_a_lost_message_that_none_comes_behind_has_a_name_when_the_wait_is_too_l
 
     with Cluster(workers=2, timeout=4) as short, pytest.raises(RankError) as error:
         short.call(lose)
-    assert "sent and not received: a message from rank 1 to rank 0" in str(error.value)
+    assert "these messages were sent but not received: from rank 1 to rank 0" in str(error.value)

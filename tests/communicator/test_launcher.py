@@ -20,7 +20,8 @@ total = rank.allreduce(rank.rank + 1)
 print(rank.size, total, os.environ["TF_NUM_INTRAOP_THREADS"], len(os.sched_getaffinity(0)))
 """
 
-# Where this process listens, as Linux's tables have it: state 0A, the address as hexadecimal.
+# Prints the addresses on which this process listens, from Linux's tables: state 0A, addresses in
+# hexadecimal.
 LISTENS = """
 import os
 from pathlib import Path
@@ -32,7 +33,7 @@ rows = [row.split() for name in ("tcp", "tcp6")
 print([row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own])
 """
 
-# Page faults of filling 64 MiB that malloc gives.
+# Prints the number of page faults when 64 MiB of memory from malloc are filled.
 FAULTS = """
 import resource
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -93,7 +94,9 @@ def test_a_site_names_an_mpiexec_of_its_own(
     monkeypatch.setenv("LABKIT_MPIEXEC", str(own))
     assert launcher.mpiexec(2)[0] == str(own)
     own.unlink()
-    with pytest.raises(LabkitError, match=r"LABKIT_MPIEXEC=.*mpiexec is no command; name a site's"):
+    with pytest.raises(
+        LabkitError, match=r"LABKIT_MPIEXEC=.*mpiexec is not an executable command; set"
+    ):
         launcher.mpiexec()
 
 

@@ -1,4 +1,4 @@
-"""Two levels on real ranks: pairs of them stand for hosts, for each has a memory of its own."""
+"""Test two-level allreduces on real ranks: each pair of ranks acts as a host with shared memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOSTS = [[0, 1], [2, 3]]
 
 
 def in_levels(communicator: Any, name: str, length: int, waits: bool = False) -> Any:
-    """The sum in memory of the pair's own, and in a buffer of it; what went in."""
+    """Return the rank's input, and its sums in a private buffer and in the pair's memory."""
     from labkit.communicator.executor import Executor
     from labkit.communicator.rank_plan import plan
     from labkit.communicator.shared_memory import SharedMemory

@@ -1,4 +1,4 @@
-"""Letters from whoever sends, by every transport: all arrive, whole, each sender's in order."""
+"""Test mailboxes with every transport: all messages arrive complete, in each sender's order."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from labkit.communicator import TRANSPORTS, EagerMailbox, open_mailbox
 from labkit.communicator.rendezvous import MIN_SEND_BYTES
 
 LETTERS, NBYTES = 30, 4096
-SLOW = Network(latency=0.01, bandwidth=2e5)  # a letter of 4 kB takes 30 ms
+SLOW = Network(latency=0.01, bandwidth=2e5)  # a message of 4 kB takes 30 ms
 all_of_them = pytest.mark.parametrize("transport", list(TRANSPORTS))
 
 
 def carried(communicator: Any, transport: str, hosts: Any, nbytes: int = NBYTES) -> Any:
-    """A mailbox for letters from everyone to everyone at another rank."""
+    """Return a mailbox through which each endpoint can write to all endpoints on other ranks."""
     numbers = range(len(hosts))
     pairs = [(a, b) for a in numbers for b in numbers if hosts[a] != hosts[b]]
     return open_mailbox(transport, communicator, dict.fromkeys(pairs, nbytes), hosts)
 
 
 def wait_for(communicator: Any, mailbox: Any, letters: int) -> list[Any]:
-    """So many letters, and all of one's own on their way."""
+    """Return received messages, as many as `letters`, when this rank's own messages are sent."""
     found: list[Any] = []
     communicator.wait_policy.name_call("letters of a test", collective=False)
     communicator.wait_policy.start_wait()
@@ -42,8 +42,8 @@ def wait_for(communicator: Any, mailbox: Any, letters: int) -> list[Any]:
 def exchange(
     communicator: Any, transport: str, apart: bool
 ) -> dict[int, list[tuple[float, int, bool]]]:
-    """Every rank posts letters to every other, of all lengths up to 4 kB, and answers none."""
-    if apart:  # as if ranks did not see each other's memory
+    """Send messages of all lengths up to 4 kB to all other ranks; return the received messages."""
+    if apart:  # as if ranks had no shared memory
         communicator.wait_policy.on_one_host = False
     mailbox = carried(communicator, transport, range(communicator.size))
     others = [rank for rank in range(communicator.size) if rank != communicator.rank]
@@ -80,7 +80,7 @@ def test_letters_of_each_rank_come_whole_and_in_order(
 
 
 def neighbours(communicator: Any, transport: str) -> list[tuple[int, int]]:
-    """Two at each rank write to two at the other one, who let go of nothing that they read."""
+    """Let two endpoints per rank write to both endpoints of the other rank; free no message."""
     rank, mailbox = communicator.rank, carried(communicator, transport, [0, 1, 0, 1])
     for source in (rank, rank + 2):
         for to in (1 - rank, 3 - rank):
@@ -102,7 +102,7 @@ def test_who_stand_on_one_rank_do_not_wait_for_each_others_letters(
 
 
 def late(communicator: Any, transport: str) -> tuple[float, float, tuple[int, int, int]]:
-    """When rank 0 begins to send, when rank 1 has the letter, and what a rank has counted."""
+    """Return the times at which rank 0 starts and rank 1 has the message, and counted traffic."""
     mailbox = carried(communicator, transport, range(2))
     communicator.barrier("the begin of a test")
     begin, before = time.monotonic(), communicator.traffic.copy()
@@ -119,14 +119,14 @@ def test_a_letter_takes_its_time_on_an_emulated_network_and_is_counted_once(
     cluster: Cluster, transport: str
 ) -> None:
     (begin, _, sent), (_, end, none) = cluster.call(late, transport, ranks=2, network=SLOW)
-    # What is fetched has been announced and asked for before.
+    # Before a message is fetched, the sender announces it, and the receiver requests it.
     latencies = 3 if transport == "one_sided_dynamic" else 1
     assert end - begin >= 0.99 * (latencies * SLOW.latency + NBYTES / SLOW.bandwidth)
     assert (sent, none) == ((1, NBYTES, NBYTES), (0, 0, 0))
 
 
 def forsaken(communicator: Any, transport: str) -> None:
-    """Rank 1 fails instead of reading the second letter."""
+    """Fail on rank 1, instead of reading the second message."""
     mailbox = carried(communicator, transport, range(2))
     if communicator.rank == 1:
         raise ZeroDivisionError("as planned")
@@ -145,18 +145,20 @@ def test_who_waits_for_a_letter_is_told_that_its_sender_has_failed(
 
 
 def too_long(communicator: Any) -> None:
-    """A letter that does not fit."""
+    """Send a message that is longer than its slot."""
     mailbox = carried(communicator, "one_sided", range(2))
     mailbox.post((0, 1), np.zeros(1), np.ones(NBYTES + 1, np.uint8))
 
 
 def test_values_that_are_longer_than_their_slot_are_refused(cluster: Cluster) -> None:
-    with pytest.raises(RankError, match=r"4097 bytes for a slot of 4096; use transport='two_si"):
+    with pytest.raises(
+        RankError, match="4097 bytes exceeds its receive slot of 4096 bytes; use transport='two_si"
+    ):
         cluster.call(too_long, ranks=2)
 
 
 def shapes(communicator: Any) -> list[str]:
-    """Arrays of 100 random shapes and types from rank 0 to 1 by each transport, as they came."""
+    """Send 100 random arrays from rank 0 to 1 by each transport; return hashes of what arrives."""
     random, kinds = np.random.default_rng(7), ("float32", "float64", "uint8", "int16")
     sent = []
     for number in range(100):
@@ -193,7 +195,7 @@ def test_a_hundred_random_shapes_come_bit_for_bit_by_every_transport(cluster: Cl
 
 
 def longer(communicator: Any) -> tuple[bool, bool]:
-    """A letter three and a half stretches long, then a short one; whether both came whole."""
+    """Send a message longer than its memory, then a short one; return whether both are correct."""
     mailbox, long = carried(communicator, "one_sided_dynamic", range(2), 8), 7 * MIN_SEND_BYTES // 2
     if communicator.rank == 0:
         mailbox.post((0, 1), np.zeros(1), np.arange(long).astype(np.uint8))
@@ -213,7 +215,7 @@ def test_what_is_fetched_may_be_longer_than_the_memory_it_lies_in(cluster: Clust
 
 
 def memories(communicator: Any) -> dict[str, bool]:
-    """Whether what has come lies in the memory into which its sender wrote, by transport."""
+    """Return for each transport whether messages stay in the memory into which the sender wrote."""
     found = {}
     for transport in TRANSPORTS:
         mailbox = carried(communicator, transport, range(2))

@@ -1,4 +1,4 @@
-"""Means of values near the end of their range, on every path; and what has no sum is refused."""
+"""Test means of values near their type's limit, on every path, and refused types of values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in LARGE}
 
 
 def means(communicator: Any) -> dict[tuple[str, str], Any]:
-    """Of each algorithm and dtype: equal weights, unequal ones, in memory of its own or shared."""
+    """Return means by algorithm and type: equal or unequal weights, private or shared memory."""
     found: dict[tuple[str, str], Any] = {}
     for algorithm in ALGORITHMS:
         for name, kind in KINDS.items():
@@ -44,7 +44,7 @@ def test_a_mean_of_large_values_is_their_mean_by_every_algorithm(cluster: Cluste
 
 
 def errors(communicator: Any) -> dict[str, float]:
-    """Of a mean of half floats: the largest error, in units in the last place of the mean."""
+    """Return the largest errors of float16 means, in units in the last place of the mean."""
     random = np.random.default_rng(communicator.rank)
     own = random.standard_normal(2000).astype(np.float16)
     exact = np.mean(communicator.allgather(own.astype(np.float64)), axis=0)

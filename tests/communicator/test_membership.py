@@ -1,4 +1,4 @@
-"""Spares that wait hear of those that end, whoever is gone."""
+"""Test that a waiting spare notices which ranks end, even if other ranks are dead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labkit.communicator.membership import SPARE, Membership
 
 
 class Told:
-    """What a spare asks of MPI, where some are gone and others have ended."""
+    """A substitute for a spare's MPI communicator, with dead ranks and ranks that have ended."""
 
     size, rank = 3, 2
 

@@ -1,4 +1,4 @@
-"""Payloads gathered and sparse vectors summed, by every algorithm, on real ranks."""
+"""Test gathered payloads and sums of sparse vectors on real ranks, with every algorithm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def gather_and_sum(communicator: Any, algorithms: list[str]) -> list[Any]:
     rng = np.random.default_rng(communicator.rank)
     found: list[Any] = []
     for algorithm in algorithms:
-        data = np.arange(3 + 5 * communicator.rank, dtype=np.uint8)  # of other lengths on each rank
+        data = np.arange(3 + 5 * communicator.rank, dtype=np.uint8)  # the length differs by rank
         empty = data[: communicator.rank % 2]
         gathered = [communicator.gather_bytes(each, algorithm) for each in (data, empty)]
         dense = np.zeros(50, np.float32)
@@ -51,13 +51,13 @@ def meter(communicator: Any) -> list[int]:
 
 def test_bytes_are_those_of_the_pieces_on_their_way(cluster: Cluster) -> None:
     ranks = 4
-    table = 12  # a count, a rank and a length before each piece
+    table = 12  # the header of each payload: a count, a rank and a length
     sparse = 40 * 8
     for told in cluster.call(meter, ranks=ranks):
         payload, wire, sparse_payload, sparse_wire = told
         assert (payload, wire) == (1000, (ranks - 1) * (1000 + table))
         assert sparse_payload == sparse
-        assert sparse_wire == 2 * (sparse + 4)  # two rounds; equal indices do not fill in
+        assert sparse_wire == 2 * (sparse + 4)  # two rounds; equal indices add no entries
 
 
 def test_a_part_turns_dense_where_that_is_cheaper() -> None:
@@ -70,7 +70,7 @@ def test_a_part_turns_dense_where_that_is_cheaper() -> None:
     switched = whole.add(
         [one, other, SparseVector(10, np.array([0], "<i4"), np.ones(1, np.float32))]
     )
-    assert switched.indices is None  # 5 values of 8 bytes are not less than 10 of 4
+    assert switched.indices is None  # 5 entries of 8 bytes are not smaller than 10 of 4 bytes
     assert switched.values.tolist() == [1, 1, 0, 0, 0, 2, 0, 1, 1, 0]
     assert whole.from_bytes(whole.to_bytes([switched]), 0, 1)[0].values.tolist() == (
         switched.values.tolist()

@@ -1,4 +1,4 @@
-"""What a process is doing is seen from outside, also where it is stuck in a call into C."""
+"""Test that another process can see what a process does, even inside a C function."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stuck(call):
 """
 STUCK = {
     "sleeps": "stuck(lambda: time.sleep(600))",
-    # Without a let-up: a signal ends a sleep of C's.
+    # The loop is needed, because a signal ends a sleep in C.
     "holds the lock": "def hold():\n    while True: ctypes.PyDLL(None).sleep(600)\nstuck(hold)",
     "computes": "def spin():\n    while True: pass\nstuck(spin)",
     "stopped": "stuck(lambda: time.sleep(600))",
@@ -36,7 +36,7 @@ STUCK = {
 
 @contextmanager
 def running(source: str) -> Iterator[int]:
-    """A process that has come to its last line."""
+    """Yield the ID of a process that has reached the last line of a script."""
     words = [sys.executable, "-c", BEGINS + source]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
         try:
@@ -49,7 +49,7 @@ def running(source: str) -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, ProcessSnapshot]:
-    """What each is doing, and one that has ended."""
+    """Return snapshots of all stuck processes, and of one that has ended."""
     with ExitStack() as stack:
         pids = {name: stack.enter_context(running(source)) for name, source in STUCK.items()}
         os.kill(pids["stopped"], signal.SIGSTOP)
@@ -70,7 +70,7 @@ def test_the_line_is_told_of_whoever_can_take_a_signal(seen: dict[str, ProcessSn
 def test_stalls_are_told_from_death(seen: dict[str, ProcessSnapshot]) -> None:
     assert seen["stopped"].state == "stopped by a signal"
     assert seen["ended"].state == "gone"
-    assert seen["sleeps"].state in ("asleep", "idle")  # it may just have got there
+    assert seen["sleeps"].state in ("asleep", "idle")  # the process may not sleep yet
     assert seen["holds the lock"].state in ("asleep", "idle")
     assert seen["computes"].state in ("busy", "idle", "without a core")
 
@@ -78,7 +78,7 @@ def test_stalls_are_told_from_death(seen: dict[str, ProcessSnapshot]) -> None:
 def test_the_users_line_is_told_beside_the_librarys() -> None:
     with running("import queue\nprint('ready', flush=True)\nqueue.Queue().get()") as pid:
         told = ""
-        for _ in range(100):  # it may just have printed that it is ready
+        for _ in range(100):  # the process may not wait yet after its output
             if "threading.py" in (told := inspect_processes([pid], WALL)[0].line):
                 break
     assert re.fullmatch(r"\S+/threading.py:\d+ wait, called from line 10 of a cell", told)

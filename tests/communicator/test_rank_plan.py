@@ -1,4 +1,4 @@
-"""Plans: a rank's compiled part of a schedule, held against the reference interpreter."""
+"""Test plans, each the compiled part of a schedule for one rank, against the interpreter."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ SCHEDULES = {**ALLREDUCE, **{name: c.schedule for name, c in COLLECTIVES.items()
 
 
 def finish(step, received, buffer, scratch):
-    """What a rank does with the messages of a round."""
+    """Apply the messages that a rank receives in a round to its buffer."""
     for m, values in zip(step.receives, received, strict=True):
         _receive_buffer(m, buffer, scratch)[...] = values
     for m in step.copies:
@@ -24,7 +24,7 @@ def finish(step, received, buffer, scratch):
 
 
 def carried_out(schedule, size, buffers):
-    """All ranks' plans in lock-step: the executor's steps, with copies for messages."""
+    """Execute the plans of all ranks in lockstep, with copies in place of messages."""
     plans = [plan(schedule(size), rank, buffers.shape[1]) for rank in range(size)]
     after = [row.copy() for row in buffers]
     scratch = [np.zeros(each.scratch, buffers.dtype) for each in plans]
@@ -32,7 +32,7 @@ def carried_out(schedule, size, buffers):
     position = [0] * size
     while any(position[r] < len(plans[r].steps) for r in range(size)):
         before = list(position)
-        for r in range(size):  # every rank that can sends its step's messages once
+        for r in range(size):  # each rank sends the messages of its step only once
             if position[r] < len(plans[r].steps) and (r, position[r]) not in mail:
                 mail[r, position[r]] = []
                 for m in plans[r].steps[position[r]].sends:

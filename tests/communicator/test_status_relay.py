@@ -1,4 +1,4 @@
-"""What hosts tell each other of their ranks: bulletins, and what is made of them."""
+"""Test the status bulletins that hosts exchange about their ranks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import pytest
 
 from labkit.communicator.status_table import HostRanks, StatusTable
 
-# By node, by core, and of unequal size.
+# Ranks placed by node, placed by core, and on hosts with unequal numbers of ranks.
 HOSTS = [
     [HostRanks((0, 1), "a"), HostRanks((2, 3), "b")],
     [HostRanks((0, 2, 4), "a"), HostRanks((1, 3), "b"), HostRanks((5,), "c")],
 ]
-AHEAD = 1000.0  # seconds by which a host's clock is before that of the one before it
+AHEAD = 1000.0  # seconds by which each host's clock is ahead of the previous one
 
 
 def sheets(hosts: list[HostRanks]) -> list[StatusTable]:
@@ -25,7 +25,7 @@ def sheets(hosts: list[HostRanks]) -> list[StatusTable]:
 
 
 def tell(sheets: list[StatusTable], source: int, to: int, now: float, last: bool = False) -> None:
-    """Carry a bulletin from host to host, at a time by the clock of the first."""
+    """Transfer a bulletin from one host to another, at a time by the first host's clock."""
     bulletin = sheets[source].blank(source)
     sheets[source].write(bulletin, now + AHEAD * source, last)
     copy = sheets[to].blank(source)
@@ -63,7 +63,7 @@ def test_a_rank_knows_when_every_host_has_seen_what_it_has_written(hosts: list[H
     assert known[0].is_confirmed(own)
     known[0].rows["mark"][own] += 1
     for other in range(1, len(hosts)):
-        tell(known, other, 0, 1.0)  # what was sent before it came there
+        tell(known, other, 0, 1.0)  # bulletins from before the mark was known there
     for other in range(1, len(hosts)):
         assert not known[0].is_confirmed(own)
         tell(known, 0, other, 1.0)
@@ -87,6 +87,6 @@ def test_a_host_is_silent_when_it_was_listened_to_and_not_heard() -> None:
     tell(known, 1, 0, 30.0)
     tell(known, 2, 0, 32.0)
     known[0].poll_time[...] = 38.0
-    assert known[0].silent_host(8.0) is None  # whatever time it is: nobody has listened since then
+    assert known[0].silent_host(8.0) is None  # silence counts only up to the host's last poll
     known[0].poll_time[...] = 39.0
     assert known[0].silent_host(8.0) == (HOSTS[1][1], 9.0)

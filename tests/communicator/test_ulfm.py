@@ -1,4 +1,4 @@
-"""Ranks outlive a death, wherever they are when it comes."""
+"""Test that ranks survive the death of a rank, whatever they do at that moment."""
 
 from __future__ import annotations
 

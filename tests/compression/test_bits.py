@@ -1,4 +1,4 @@
-"""Codes of a few bits: what is unpacked is what was packed, in as few bytes as it takes."""
+"""Test the packing of codes of a few bits: unpacking restores them, and the size is minimal."""
 
 from __future__ import annotations
 

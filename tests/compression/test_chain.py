@@ -1,4 +1,4 @@
-"""Two compressors in a row: what they say together, what it takes, what is refused."""
+"""Test chains of two compressors: their result, their payload size, and refused combinations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from labkit.compression.topk import TopK
 
 
 class Half(Compressor):
-    """Values in half precision: linear."""
+    """A linear compressor that converts values to half precision."""
 
     linear: ClassVar[bool] = True
 
@@ -36,7 +36,7 @@ class Half(Compressor):
 
 
 class Quarter(Compressor):
-    """Values in 8 bits, and a part that has the name of one of the first compressor's."""
+    """A compressor to 8 bits; a part of its payload has the same name as one of the first's."""
 
     unbiased: ClassVar[bool] = True
 
@@ -77,7 +77,7 @@ def test_ranks_get_the_mean_of_what_was_sent_and_that_is_near_the_first_ones(
             alone = first.decode(first.encode(tensors[rank], key))
             np.testing.assert_allclose(each.sent, alone, atol=0.02)
             np.testing.assert_array_equal(each.mean, reduced[0].mean)
-            np.testing.assert_allclose(each.mean, sent, atol=5e-3)  # sums of halves
+            np.testing.assert_allclose(each.mean, sent, atol=5e-3)  # summed in half precision
 
 
 def test_only_a_pair_of_linear_ones_is_summed_on_the_way() -> None:
@@ -130,15 +130,15 @@ def test_short_tensors(first: Compressor, n: int) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "reason"),
     [
-        (Half(), Quarter(), "Half sends no values that a second compressor"),
-        (DGC(), Half(), "DGC sends no values"),
-        (ErrorFeedback(inner=TopK()), Half(), "ErrorFeedback sends no values"),
-        (Chain(first=TopK(), second=Half()), Half(), "Chain sends no values"),
+        (Half(), Quarter(), "Half does not select values that a second compressor"),
+        (DGC(), Half(), "DGC does not select values"),
+        (ErrorFeedback(inner=TopK()), Half(), "ErrorFeedback does not select values"),
+        (Chain(first=TopK(), second=Half()), Half(), "Chain does not select values"),
         (TopK(), RandomK(), "RandomK drops elements"),
         (TopK(), Chain(first=TopK(), second=Half()), "Chain drops elements"),
-        (TopK(), ErrorFeedback(inner=Half()), "ErrorFeedback keeps unsent elements"),
-        (TopK(), PowerSGD(), "PowerSGD needs whole matrices"),
-        (TopK(), SignSGD(), "SignSGD counts votes"),
+        (TopK(), ErrorFeedback(inner=Half()), "ErrorFeedback adds unsent elements"),
+        (TopK(), PowerSGD(), "PowerSGD needs complete matrices"),
+        (TopK(), SignSGD(), "SignSGD counts the votes"),
     ],
     ids=repr,
 )

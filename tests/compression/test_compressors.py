@@ -1,4 +1,4 @@
-"""One battery over all compressors with encode and decode: bytes, errors, means, variances."""
+"""Test all compressors alike: payload bytes, errors, means and variances."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ DTYPES = ["float32", "float64"]
 
 @dataclass(frozen=True)
 class Case:
-    """A compressor, and what is known of it.
+    """A compressor and its known properties.
 
-    payload_bytes: of n elements of so many bytes. error: greatest ‖ĝ - g‖, None: of any size.
-    variance: greatest E‖ĝ - g‖² of what is unbiased.
+    payload_bytes: Number of bytes of n encoded elements of this size. error: Largest ‖ĝ - g‖; None:
+        unlimited.
+    variance: Largest E‖ĝ - g‖² of an unbiased compressor.
     """
 
     compressor: Compressor
@@ -139,7 +140,7 @@ def encode(compressor: Compressor, array: np.ndarray, seed: int = 0) -> dict[str
 
 
 def key_of(compressor: Compressor, rank: int = 0, seed: int = 0, step: int = 0) -> Any:
-    """The key of a step."""
+    """Return the random key of a training step."""
     import tensorflow as tf
 
     return tf.add(compressor.start([0], rank, seed), [0, step])
@@ -178,8 +179,8 @@ def test_a_payload_takes_what_its_formula_says_and_comes_back_within_the_bound(
 @pytest.mark.parametrize("shape", [(7,), (1, 1), (5, 3), (0, 3), (3, 3, 2, 4)], ids=str)
 def test_int8_has_a_scale_for_each_output_channel(shape: tuple[int, ...], dtype: str) -> None:
     compressor = Int8(channels=True)
-    channels = shape[-1] if len(shape) > 1 else 1  # of a bias: one
-    # Channels of very different size: with one scale all but the last would be lost.
+    channels = shape[-1] if len(shape) > 1 else 1  # a bias has one channel
+    # The channels have very different sizes: a single scale would lose all but the last channel.
     array = gaussian(int(np.prod(shape)), dtype=dtype).reshape(-1, channels) * 1000.0 ** np.arange(
         channels, dtype=dtype
     )
@@ -200,7 +201,7 @@ def test_compiled_it_says_the_same(case: Case, n: int) -> None:
     array = gaussian(n)
     payload = compiled(case.compressor, "encode")(tf.constant(array), key_of(case.compressor))
     assert nbytes(payload) == case.payload_bytes(n, 4)
-    found, _ = from_bytes(to_bytes(payload), payload)  # arrays, as they come from the wire
+    found, _ = from_bytes(to_bytes(payload), payload)  # NumPy arrays, as received from other ranks
     decoded = np.asarray(compiled(case.compressor, "decode")(found))
     np.testing.assert_allclose(decoded, decode(case.compressor, payload), rtol=1e-6)
     if case.error:
@@ -229,7 +230,7 @@ def test_no_vector_comes_back_with_more_error_than_the_bound(
     decoded = decode(case.compressor, encode(case.compressor, array, seed))
     assert np.isfinite(decoded).all()
     if case.error:
-        assert norm(decoded - array) <= case.error(array) + 1e-18  # smaller squares are no floats
+        assert norm(decoded - array) <= case.error(array) + 1e-18  # floats have no smaller squares
 
 
 @each_case
@@ -247,7 +248,7 @@ def test_unbiased_ones_have_the_published_mean_and_variance(case: Case) -> None:
     errors = found.astype("float64") - array
     variance = float((errors**2).sum(1).mean())
     assert 0 < variance <= 1.02 * case.variance(array)
-    # The mean of the draws is off by chance only: E‖mean - g‖² = variance / draws.
+    # The mean of the draws deviates from g by chance only: E‖mean - g‖² = variance / draws.
     assert norm(errors.mean(0)) ** 2 <= 1.2 * variance / draws
 
 
@@ -265,7 +266,7 @@ def test_all_ranks_receive_the_mean_of_what_they_sent(case: Case, dtype: str) ->
         assert not np.array_equal(reduced.state, state)
     if not compressor.votes:
         exact = np.mean([np.asarray(reduced.sent, "float64") for reduced in done], axis=0)
-        # Halves are summed in halves: 2 roundings of a sum of 3.
+        # Half-precision values are summed in half precision, so a sum of 3 values is rounded twice.
         rounding = {"Float16": 2**-10, "BFloat16": 2**-7}.get(type(compressor).__name__, 1e-6)
         np.testing.assert_allclose(done[0].mean, exact, rtol=0, atol=3 * rounding * greatest(exact))
 
@@ -342,7 +343,7 @@ def test_the_majority_wins_and_a_tie_gives_zero() -> None:
     assert vote(three) == [1, -1, -1, -1]
     assert vote([*three, [-8, 1, -1, -9]]) == [1, 0, -1, -1]
     six = [[1, -1, 1, 1]] * 3 + [[-1, 1, 1, 1]] * 3
-    assert vote(six) == [0, 0, 1, 1]  # although 3 · 0.1 - 3 · 0.1 is not 0 in floats
+    assert vote(six) == [0, 0, 1, 1]  # a tie, although 3 · 0.1 - 3 · 0.1 is not 0 in floats
 
 
 def test_zeros_of_an_even_number_of_ranks_cancel_and_of_an_odd_one_alternate() -> None:

@@ -1,4 +1,4 @@
-"""Deep gradient compression: its law, its warm-up, its momentum and its clipping."""
+"""Test deep gradient compression: conservation, warm-up, momentum and clipping."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_steps_send_what_the_warm_up_says() -> None:
 
 
 def test_with_all_elements_it_is_the_plain_mean() -> None:
-    """Factor masking clears the velocity of all that is sent."""
+    """Factor masking clears the velocity of all elements that are sent."""
     compressor = DGC(ratio=1)
     states = [compressor.start([5], rank) for rank in range(2)]
     for at in range(3):
@@ -87,7 +87,7 @@ def test_with_all_elements_it_is_the_plain_mean() -> None:
 def test_an_element_that_waits_gathers_momentum() -> None:
     compressor = DGC(ratio=0.5, momentum=0.5)
     state = compressor.start([2])
-    for expected in (1.0, 2.5, 4.25):  # v of the smaller one: 1, 1 + 1.5, 2.5 + 1.75
+    for expected in (1.0, 2.5, 4.25):  # accumulation of the unsent element: 1, 1 + 1.5, 2.5 + 1.75
         reduced = step(compressor, np.array([[100.0, 1.0]]), [state])[0]
         state = reduced.state
         assert compressor.residual(state).numpy().tolist() == [0, expected]
@@ -96,7 +96,7 @@ def test_an_element_that_waits_gathers_momentum() -> None:
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_clipped_gradients_of_independent_ranks_have_a_mean_of_the_norm(ranks: int) -> None:
     compressor = DGC(ratio=1, clip_norm=2)
-    long, short = 50 * np.eye(ranks), 0.5 * np.eye(ranks)  # a row a rank, none in line with others
+    long, short = 50 * np.eye(ranks), 0.5 * np.eye(ranks)  # orthogonal gradients, one per rank
     for gradients, norm in ((long, 2), (short, 0.5 / ranks**0.5)):
         states = [compressor.start([ranks], rank, ranks=ranks) for rank in range(ranks)]
         mean = step(compressor, gradients, states)[0].mean

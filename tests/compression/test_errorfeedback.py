@@ -1,4 +1,4 @@
-"""Error feedback loses nothing, whatever is inside; what cannot be inside is refused."""
+"""Test that error feedback loses nothing with any compressor inside, or refuses it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ INNER = [
 
 @pytest.fixture
 def uncompiled() -> Iterator[None]:
-    """Functions run as they are: to compile them for each length would take minutes."""
+    """Run functions without compilation; compiling them for each length would take minutes."""
     import tensorflow as tf
 
     tf.config.run_functions_eagerly(True)
@@ -52,7 +52,7 @@ def uncompiled() -> Iterator[None]:
 
 
 def check_conservation(inner: Compressor, steps: list[list[np.ndarray]]) -> None:
-    """Sent + residual = gradient + old residual in each step, for each rank's gradient."""
+    """Check for each rank and step that sent + residual = gradient + old residual."""
     import tensorflow as tf
 
     compressor = ErrorFeedback(inner=inner)
@@ -68,7 +68,7 @@ def check_conservation(inner: Compressor, steps: list[list[np.ndarray]]) -> None
             assert after.dtype == gradient.dtype
             largest = max(np.abs(part).max(initial=0) for part in (sent, after, gradient, before))
             kind = np.finfo(gradient.dtype)
-            limit = 4 * kind.eps * largest + 16 * kind.tiny  # below, TensorFlow rounds to zero
+            limit = 4 * kind.eps * largest + 16 * kind.tiny  # TensorFlow rounds tiny values to 0
             np.testing.assert_allclose(sent + after, gradient + before, rtol=0, atol=limit)
             np.testing.assert_array_equal(each.mean, reduced[0].mean)
 
@@ -106,8 +106,8 @@ def test_elements_that_wait_are_sent_in_the_end() -> None:
 @pytest.mark.parametrize(
     ("inner", "reason"),
     [
-        (DGC(), "already keeps the unsent rest"),
-        (ErrorFeedback(inner=TopK()), "already keeps the unsent rest"),
+        (DGC(), "already adds unsent values to the next step"),
+        (ErrorFeedback(inner=TopK()), "already adds unsent values to the next step"),
         (SignSGD(), "not the mean of the sent tensors"),
         (RandomK(rescale=True), "residual would grow"),
         (QSGD(), "residual would grow"),
@@ -140,7 +140,8 @@ def test_the_residual_does_not_grow_for_ever(inner: Compressor) -> None:
         gradient = random.standard_normal(600).astype("float32")
         state = reduce_all(compressor, [gradient], [state])[0].state
         norms.append(float(np.linalg.norm(compressor.residual(state))))
-    # Top 10 % waits ten steps, random 1 % a hundred: it levels off there, and is not doubled later.
+    # With top 10 %, an element waits ten steps; with random 1 %, it waits a hundred. Thus the
+    # residual's norm levels off, and does not double later.
     assert max(norms[60:]) <= 2.5 * max(max(norms[:60]), 1e-6)
 
 

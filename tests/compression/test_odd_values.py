@@ -1,4 +1,4 @@
-"""Every compressor, given values at the edges of floats: finite stays finite, and NaN is seen."""
+"""Test every compressor with extreme floats: finite values stay finite, and NaN is visible."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ BAD: dict[str, np.ndarray] = {
 
 
 def parts(compressor: Compressor) -> Iterator[Compressor]:
-    """A compressor and those in it."""
+    """Yield a compressor and all compressors inside it."""
     yield compressor
     for field in type(compressor).model_fields:
         if isinstance(value := getattr(compressor, field), Compressor):
@@ -79,7 +79,7 @@ each_compressor = pytest.mark.parametrize("compressor", ALL, ids=repr)
 
 
 def most(compressor: Compressor) -> float:
-    """Up to which size an element stays finite, as the docstrings say."""
+    """Return the largest size at which elements stay finite, according to the docstrings."""
     names = {type(each).__name__ for each in parts(compressor)}
     rescale = any(getattr(each, "rescale", False) for each in parts(compressor))
     limits = {"Float16": 65504.0, "BFloat16": 3.389e38, "PowerSGD": 1e38}
@@ -87,14 +87,14 @@ def most(compressor: Compressor) -> float:
 
 
 def through(compressor: Compressor, values: np.ndarray, dtype: str = "float32") -> Any:
-    """What one rank's reduction returns."""
+    """Return the result of reducing values of a single rank."""
     array = values.astype(dtype)
     array = array.reshape(-1, 32 if len(array) == N else 1) if compressor.by_layer else array
     return reduce_all(compressor, [array], [compressor.start(array.shape)])[0]
 
 
 def visible(compressor: Compressor, reduced: Any) -> bool:
-    """Whether NaN is in what was sent, or waits."""
+    """Return whether NaN is visible in the sent values and the mean, or in the residual."""
     waits = compressor.residual(reduced.state)
     seen = not np.isfinite(reduced.sent).all() and not np.isfinite(reduced.mean).all()
     return seen or (waits is not None and not np.isfinite(waits).all())
@@ -111,7 +111,7 @@ def test_finite_values_stay_finite_and_others_are_seen(compressor: Compressor) -
     for name, values in BAD.items():
         if not visible(compressor, through(compressor, values)):
             hidden.append(name)
-    # An element that is not drawn is not looked at.
+    # RandomK never looks at an element that it does not draw.
     drawn = any(type(each).__name__ == "RandomK" for each in parts(compressor))
     one = {"one NaN", "last NaN", "one infinite", "one minus infinite"}
     assert (spoilt, set(hidden) - (one if drawn else set())) == ([], set())
@@ -129,8 +129,8 @@ def test_casts_show_what_they_cannot_hold(compressor: Compressor) -> None:
     ids=repr,
 )
 def test_the_size_of_a_gradient_is_no_matter(compressor: Compressor, size: float) -> None:
-    """In units of its size it is what it is at size 1."""
-    unit = 2.0 ** np.round(np.log2(size))  # a power of two is exact
+    """Relative to the gradient's size, the result equals that of a gradient of size 1."""
+    unit = 2.0 ** np.round(np.log2(size))  # multiplication by a power of two is exact
     one = np.asarray(through(compressor, GAUSSIAN).mean, "float64")
     found = np.asarray(through(compressor, GAUSSIAN * unit).mean, "float64") / unit
     np.testing.assert_allclose(found, one, rtol=2e-5, atol=2e-5)
@@ -153,7 +153,7 @@ def test_the_expectation_is_the_gradient(
     compressor, draws = kind(), 100
     there, back = compiled(compressor, "encode"), compiled(compressor, "decode")
     tensor = tf.constant(values.astype("float32"))
-    keys = [tf.constant([1, step]) for step in range(draws)]  # a list would be traced anew
+    keys = [tf.constant([1, step]) for step in range(draws)]  # a Python list would be traced anew
     found = np.array([back(there(tensor, key)) for key in keys], "float64")
     unit = np.abs(values).max()
     errors = (found - values) / unit

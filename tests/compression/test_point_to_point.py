@@ -1,4 +1,4 @@
-"""What one says to another one alone: understood to the same bits, and nothing is lost."""
+"""Test compression between two ranks: both know the same bits, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_of_nothing_nothing_is_said_and_what_waits_waits_on() -> None:
 def test_bytes_are_those_of_the_payloads() -> None:
     few = TopK(ratio=0.1, threshold="exact")
     said = Encoder(few, [(1000,)]).encode(np.arange(1.0, 1001.0))
-    assert said.nbytes == (4 + 100 * 4) + (4 + 100 * 8) + (4 + 4)  # indices, values, length
+    assert said.nbytes == (4 + 100 * 4) + (4 + 100 * 8) + (4 + 4)  # indices, values and length
     low = Encoder(PowerSGD(2), [(60, 40), (40,)]).encode(np.ones(60 * 40 + 40))
     assert low.nbytes == (4 + 8 * 2 * 60) + (4 + 8 * 2 * 40) + (4 + 4) + (4 + 8 * 40)
 

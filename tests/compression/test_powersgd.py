@@ -1,4 +1,4 @@
-"""PowerSGD: its volume on ResNet-18, and how well few columns say a matrix."""
+"""Test PowerSGD: its volume for ResNet-18, and its approximation of matrices by few columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labkit.compression.powersgd import PowerSGD
 
 
 def resnet18() -> list[tuple[int, ...]]:
-    """Shapes of ResNet-18's variables for CIFAR-10, kernels as Keras has them."""
+    """Return the shapes of ResNet-18's variables for CIFAR-10; kernels have Keras's layout."""
     shapes: list[tuple[int, ...]] = [(3, 3, 3, 64), (64,), (64,)]
     wide = 64
     for width in (64, 128, 256, 512):
@@ -64,7 +64,7 @@ def test_what_is_smaller_than_its_factors_is_sent_as_it_is(shape: tuple[int, ...
 
 
 def matrices(rank: int) -> list[np.ndarray]:
-    """Three ranks' matrices, (6, 5, 20), whose mean has this rank."""
+    """Return matrices of three ranks, of shape (6, 5, 20), whose mean has this matrix rank."""
     draw = np.random.default_rng(1).standard_normal
     columns = draw((30, rank))
     return [(columns @ draw((rank, 20))).reshape(6, 5, 20) for _ in range(3)]

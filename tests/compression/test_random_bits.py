@@ -1,4 +1,4 @@
-"""Random numbers of a place and a key: even, and strangers to each other."""
+"""Test random numbers by position and key: uniform, and independent for different keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def drawn(first: int, second: int, length: int = MANY) -> np.ndarray:
 
 
 def keys() -> list[tuple[int, int]]:
-    """Of neighbouring seeds, ranks and steps, as `Compressor.start` and `next_key` make them."""
+    """Return keys of close seeds, ranks and steps, as by `Compressor.start` and `next_key`."""
     return [(1, 0), (1, 1), (2, 0), (2, 1), (65_538, 0), (65_538, 1), (1, 4_096)]
 
 
@@ -31,7 +31,7 @@ def test_each_number_is_as_likely_as_each_other(key: tuple[int, int]) -> None:
     for cells in (16, 4_096):
         counts = np.bincount((numbers * cells).astype(int), minlength=cells)
         expected = MANY / cells
-        # Chi squared of so many cells: its mean, and 4.5 of its deviations.
+        # The chi-squared value of these cells is near its mean, within 4.5 standard deviations.
         chi = float(((counts - expected) ** 2).sum() / expected)
         assert abs(chi - (cells - 1)) < 4.5 * np.sqrt(2 * (cells - 1))
 
@@ -46,7 +46,7 @@ def test_upper_and_lower_bits_are_fair_and_do_not_follow_each_other(bit: int) ->
 
 def test_numbers_of_other_keys_are_strangers() -> None:
     found = np.stack([drawn(*key) for key in keys()])
-    # Also at places that are near each other: a stream must not be another one that is shifted.
+    # Nearby positions are compared, too, because no stream may be a shifted copy of another.
     for shift in (0, 1, 2, 17):
         own = np.corrcoef(found[:, : MANY - shift], found[:, shift:])[: len(found), len(found) :]
         if shift == 0:
@@ -54,7 +54,7 @@ def test_numbers_of_other_keys_are_strangers() -> None:
         assert np.abs(own).max() < 5 / np.sqrt(MANY)
     for one in range(len(found)):
         for other in range(one):
-            # Of numbers of 23 bits two of so many streams coincide by chance as often as this.
+            # By chance, two of these streams of 23-bit numbers agree in fewer positions than this.
             assert (found[one] == found[other]).sum() < 10
 
 

@@ -1,4 +1,4 @@
-"""Top-k, threshold and random-k: what they keep, what it takes, what it means."""
+"""Test top-k, threshold and random-k: what they keep, its bytes, and its expectation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labkit.compression.selection import scatter, select_above
 from labkit.compression.threshold import Threshold
 from labkit.compression.topk import TopK
 
-LONG = 100_003  # long enough for a sample, and no multiple of a row
+LONG = 100_003  # long enough for sampling, and not a multiple of a row
 
 ALL = [
     TopK(ratio=0.1, threshold="exact"),
@@ -64,7 +64,7 @@ def test_zero_stays_zero(compressor: Compressor) -> None:
     assert not roundtrip(compressor, np.zeros(33, "float32")).any()
 
 
-# TensorFlow takes subnormal numbers for zero.
+# TensorFlow rounds subnormal numbers to zero.
 NORMAL = st.floats(-10, 10, width=32, allow_subnormal=False)
 
 
@@ -132,7 +132,7 @@ def test_scatter_of_nothing_is_zero() -> None:
 
 @pytest.mark.parametrize(
     ("compressor", "expected"),
-    [  # a count of 4 bytes for each part; length 4; k = 100 of 1000
+    [  # each part has a count of 4 bytes; length: 4 bytes; k = 100 of 1000
         (TopK(ratio=0.1, threshold="exact"), 3 * 4 + 4 + 100 * (4 + 4)),
         (RandomK(ratio=0.1), 3 * 4 + 4 + 100 * 4 + 8),
     ],

@@ -1,4 +1,4 @@
-"""Data sets: readers on small files of the real formats, the real sets where they are, errors."""
+"""Test data sets: readers of the real file formats, real files if they exist, and errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def real() -> Callable[..., Dataset]:
-    """Load a real set, or skip where its files are not."""
+    """Return a function that loads a real data set, or skips the test if files are missing."""
 
     def load(name: str, **options: object) -> Dataset:
         if "is missing" in (datasets.available(name) or ""):  # a damaged file must fail, not skip
@@ -46,7 +46,7 @@ def real() -> Callable[..., Dataset]:
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], DataFile]:
-    """Make `shakespeare` a set of one small file, published at the given address, nowhere found."""
+    """Return a function that makes `shakespeare` a set of one small file at an address."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LABKIT_DATA", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -63,7 +63,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Dat
 
 @pytest.fixture
 def publisher(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """Serve a folder over HTTP on this machine."""
+    """Serve a folder over HTTP on this machine; yield the address and the folder."""
     folder = tmp_path / "published"
     folder.mkdir()
     handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
@@ -175,7 +175,7 @@ def test_impossible_options_are_refused_with_what_is_allowed(
 
 def test_the_summary_is_one_line_with_rows_shape_and_task() -> None:
     assert datasets.load("digits").summary == (
-        "digits: 1,437 training and 360 test rows of 8x8x1, classification, 10 classes"
+        "digits: 1,437 training and 360 test rows of shape 8x8x1, classification, 10 classes"
     )
 
 
@@ -223,7 +223,7 @@ def test_synthetic_labels_follow_from_the_features() -> None:
     made = datasets.load("synthetic", rows=2000, test_rows=500)
     scores = np.linalg.lstsq(made.x_train, np.eye(10)[made.y_train], rcond=None)[0]
     right = (made.x_test @ scores).argmax(axis=1) == made.y_test
-    assert right.mean() > 2 * np.bincount(made.y_test).max() / 500  # twice the best blind guess
+    assert right.mean() > 2 * np.bincount(made.y_test).max() / 500  # twice as good as a blind guess
 
 
 # Readers ------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_idx_header_gives_the_shape_of_the_bytes(tmp_path: Path) -> None:
 def test_a_file_that_is_no_idx_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "page.gz"
     path.write_bytes(gzip.compress(b"<html>"))
-    with pytest.raises(LabkitError, match=r"page\.gz is not an idx file"):
+    with pytest.raises(LabkitError, match=r"page\.gz is not a file in the IDX format"):
         read_idx(path)
 
 
@@ -269,8 +269,9 @@ def test_adult_is_standardised_and_one_hot_by_the_training_file_alone(tmp_path: 
     )
     test.write_text("|a remark\n" + ADULT.format(50, "Private", "France", ">50K."))
     found = read_adult(Rows(), [train, test])
-    # age, (?, Private), weight, HS-grad, years, Married, Sales, Wife, White, Female, gain, loss,
-    # hours, (Cuba, Peru); constant columns stay 0, and France is no category of the training file.
+    # The columns are age, (?, Private), weight, HS-grad, years, Married, Sales, Wife, White,
+    # Female, gain, loss, hours, and (Cuba, Peru). Constant columns stay 0, and France is not in the
+    # training file.
     assert found.x_train.tolist() == [
         [-1, 0, 1, 0, 1, 0, 1, 1, 1, 1, 1, 0, 0, 0, 1, 0],
         [1, 1, 0, 0, 1, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1],
@@ -374,7 +375,9 @@ def test_without_a_network_the_error_names_folder_file_and_address(
     fake: Callable[[str], DataFile],
 ) -> None:
     file = fake(f"http://127.0.0.1:{_closed_port()}")
-    missing = f"input.txt is missing: put it into data/tinyshakespeare; download it from {file.url}"
+    missing = (
+        f"input.txt is missing: download it from {file.url}, and put it into data/tinyshakespeare"
+    )
     assert datasets.available("shakespeare") == missing
     with pytest.raises(LabkitError) as caught:
         datasets.ensure("shakespeare")
@@ -392,7 +395,7 @@ def test_a_missing_file_is_fetched_once_into_data(
     (folder / "input.txt").unlink()
     assert datasets.load("shakespeare", sequence_length=5).x_train.shape == (71, 5)
     kept = [path.name for path in (tmp_path / "data").rglob("*") if path.is_file()]
-    assert kept == ["input.txt"]  # and no half of a download beside it
+    assert kept == ["input.txt"]  # no incomplete download remains
 
 
 def test_a_file_is_fetched_into_the_named_folder_where_that_can_be_written(
@@ -401,7 +404,7 @@ def test_a_file_is_fetched_into_the_named_folder_where_that_can_be_written(
     publisher: tuple[str, Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A notebook in JupyterLab works beside its file, and names the data folder of the lab."""
+    """A notebook in JupyterLab runs in its own folder, but uses the data folder of the lab."""
     address, folder = publisher
     (folder / "input.txt").write_bytes(TEXT)
     fake(address)

@@ -1,4 +1,4 @@
-"""Data as people bring them: read as they are meant, or refused in one sentence."""
+"""Test unusual data of users: labkit reads them correctly, or refuses them in one sentence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ X = np.random.default_rng(0).normal(size=(COUNT, 3)).astype(np.float32)
 
 
 def csv(first: str, row: str, encoding: str = "utf-8") -> Callable[[], None]:
-    """A table of rows in which {n} is a number, {c} a class, {i} the row."""
+    """Return a writer of a CSV file; in a row, {n} is a number, {c} a class, {i} the row number."""
 
     def write() -> None:
         rows = [row.format(n=NUMBERS[i], c=CLASSES[i], i=i) for i in range(COUNT)]
@@ -54,7 +54,7 @@ def file_of(**arrays: Any) -> Callable[[], None]:
 
 
 def pictures(*images: np.ndarray | str, mode: str | None = None) -> Callable[[], None]:
-    """Folders of two classes, whose images are these by turns."""
+    """Return a function that writes folders of two classes, which contain these images in turn."""
 
     def write() -> None:
         from PIL import Image
@@ -79,12 +79,13 @@ def found(name: str) -> np.ndarray:
     return np.concatenate([data.x_train, data.x_test])
 
 
-TABLE = (-1.69, 1.74)  # of evenly spread numbers, standardised
+TABLE = (-1.69, 1.74)  # extremes of evenly spaced, standardized numbers
 DEEP = np.full((4, 4), 2**15, np.uint16)
 RED = np.full((4, 4, 3), (255, 0, 0), np.uint8)
 GREY = np.full((4, 4), 51, np.uint8)
 
-# What is written, the name of it, and the extremes of its features.
+# Each entry has the function that writes a data set, the set's path, and the minimum and maximum of
+# its features.
 READ: dict[str, tuple[Callable[[], None], str, tuple[float, float]]] = {
     "byte order mark": (csv("a,label", "{n},{c}", "utf-8-sig"), "set.csv", TABLE),
     "semicolons": (csv("a;label", "{n};{c}"), "set.csv", TABLE),
@@ -139,27 +140,31 @@ REFUSED: dict[str, tuple[Callable[[], None], str, str]] = {
     "names of rows": (csv("a,id,label", "{n},row {i},{c}"), "set.csv", "32 distinct texts"),
     "dates as texts": (csv("a,t,label", "{n},2020-01-01T{i},{c}"), "set.csv", "distinct texts"),
     "dates": (typed(t=DATES, label=CLASSES), "./set.parquet", "dates in column 't'"),
-    "date labels": (typed(label=DATES), "./set.parquet", "has dates"),
+    "date labels": (typed(label=DATES), "./set.parquet", "contains dates"),
     "one class": (csv("a,label", "{n},7"), "set.csv", "one class, 7"),
     "whole labels as decimals": (csv("a,label", "{n},{c}.0"), "set.csv", "task=.classification"),
     "infinite features": (
         file_of(x=np.where(X > 0, X, np.inf), y=CLASSES),
         "set.npz",
-        "infinite or not a num",
+        "infinite or NaN",
     ),
     "infinite labels": (
         file_of(x=X, y=np.where(NUMBERS > 0, NUMBERS, np.inf)),
         "set.npz",
-        "infinite or not",
+        "infinite or NaN",
     ),
     "complex numbers": (file_of(x=X * 1j, y=CLASSES), "set.npz", "the type complex"),
     "other test rows": (
         file_of(x_train=X, y_train=CLASSES, x_test=X[:, :2], y_test=CLASSES),
         "set.npz",
-        "rows of one shape",
+        "rows of the same shape",
     ),
     "objects": (file_of(x=np.array([[1], [1, 2]], object), y=CLASSES[:2]), "set.npz", "Object arr"),
-    "floats without a white": (pictures(GREY, mode="F"), "./set", "mode F defines no white"),
+    "floats without a white": (
+        pictures(GREY, mode="F"),
+        "./set",
+        "mode F does not define the value of white",
+    ),
     "corrupt image": (pictures(RED, "no image"), "./set", r"2\.png cannot be read: .*; repair or"),
 }
 
@@ -204,11 +209,11 @@ def rows() -> Any:
 
 
 def asks(seed: int) -> None:
-    """Wants an argument."""
+    """A function that requires an argument."""
 
 
 class Sequence:
-    """Neither arrays nor a name."""
+    """An object that is neither arrays nor a name."""
 
     element_spec = None
 
@@ -217,30 +222,33 @@ ODD = X.copy()
 ODD[3] = np.nan
 ONE_HOT = np.eye(2)[CLASSES]
 GIVEN: dict[str, tuple[Any, str]] = {
-    "text labels": ((X, np.array(["no", "yes"])[CLASSES]), "y has texts"),
-    "text labels as objects": ((X, np.array(["a", "b"], object)[CLASSES]), "y has texts"),
-    "text features": ((X.astype(str), CLASSES), "x has texts"),
-    "not a number": ((ODD, CLASSES), "x has 3 values that are infinite or not a number"),
+    "text labels": ((X, np.array(["no", "yes"])[CLASSES]), "y contains texts"),
+    "text labels as objects": ((X, np.array(["a", "b"], object)[CLASSES]), "y contains texts"),
+    "text features": ((X.astype(str), CLASSES), "x contains texts"),
+    "not a number": ((ODD, CLASSES), "x has 3 values that are infinite or NaN"),
     "infinite labels": ((X, np.full(COUNT, np.inf)), "y has 40 values"),
-    "objects": ((np.array([[1], [1, 2]], object), CLASSES[:2]), "rows of one length"),
-    "dates": ((np.array(DATES), CLASSES), "x has dates"),
+    "objects": ((np.array([[1], [1, 2]], object), CLASSES[:2]), "rows have the same length"),
+    "dates": ((np.array(DATES), CLASSES), "x contains dates"),
     "complex numbers": ((X * 1j, CLASSES), "the type complex64"),
-    "masked": ((np.ma.masked_array(X, X > 1), CLASSES), "masked values: fill them"),
+    "masked": ((np.ma.masked_array(X, X > 1), CLASSES), "masked values: fill in these values"),
     "sparse matrix": ((scipy.sparse.csr_matrix(X), CLASSES), "x is a csr_matrix"),
     "lists": ((X.tolist(), CLASSES), "use numpy.asarray"),
     "uneven lists": (([[1, 2], [3]], CLASSES[:2]), "use numpy.asarray"),
-    "no rows": ((X[:0], CLASSES[:0]), "above 0"),
+    "no rows": ((X[:0], CLASSES[:0]), "at least 1"),
     "fewer labels": ((X, CLASSES[:9]), "the same number of rows"),
     "labels below 0": ((X, CLASSES * 2 - 1), "labels from -1 to 1"),
     "amounts": ((X, CLASSES + 250_000), "labels from 250000"),
     "decimals": ((X, CLASSES.astype(float)), "few distinct whole numbers"),
     "a column of classes": ((X, CLASSES[:, None]), "one class per row"),
-    "one-hot": ((X, ONE_HOT), "y is one-hot"),
-    "frame without labels": (pd.DataFrame(X), "not a DataFrame"),
-    "dataset itself": (Sequence(), "give a function that returns it"),
+    "one-hot": ((X, ONE_HOT), "y contains one-hot labels"),
+    "frame without labels": (pd.DataFrame(X), "but it is a DataFrame"),
+    "dataset itself": (Sequence(), "give a function that returns the data set"),
     "generator": (rows, "rows is a generator"),
-    "function of a seed": (asks, "asks is called without arguments"),
-    "function for a named model": (lambda: None, "use a callable that returns a keras.Model"),
+    "function of a seed": (asks, "labkit calls asks without arguments"),
+    "function for a named model": (
+        lambda: None,
+        "give model= a callable that returns a keras.Model",
+    ),
 }
 
 
@@ -275,12 +283,12 @@ def test_validation_arrays_fit_the_training_arrays() -> None:
         lk.Experiment(dataset=(X, CLASSES), validation=(X[:, :2], CLASSES))
     more = datasets.shapes_of((X, CLASSES), CLASSES + 2)
     assert more is not None
-    assert more.outputs == 4  # a class of the validation rows alone is one, too
+    assert more.outputs == 4  # a class that only the validation data contain counts, too
 
 
 def test_a_loss_of_classes_wants_classes() -> None:
     amounts = X[:, 0].astype(float)
-    with pytest.raises(InvalidInput, match="needs classes as whole numbers"):
+    with pytest.raises(InvalidInput, match="requires classes as whole numbers"):
         lk.Experiment(dataset=(X, amounts), loss="sparse_categorical_crossentropy")
 
 

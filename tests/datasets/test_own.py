@@ -1,4 +1,4 @@
-"""Data sets of one's own: by path, by address, as arrays that every rank reads alike."""
+"""Test users' own data sets: by path, by address, or as arrays, equal on all ranks."""
 
 from __future__ import annotations
 
@@ -121,7 +121,10 @@ def test_labels_of_any_kind_are_classes_from_0(labels: list[int]) -> None:
 
 def test_many_whole_numbers_are_amounts_or_classes_as_one_says() -> None:
     np.savez("set.npz", x=X, y=1000 + np.arange(100))
-    words = '100 distinct labels in 100 rows: for amounts give task="regression", for classes'
+    words = (
+        '100 distinct labels in 100 rows: if labels are amounts, give task="regression", if '
+        "labels are classes"
+    )
     with pytest.raises(InvalidInput, match=words):
         datasets.load("set.npz")
     prices = datasets.load("set.npz", task="regression")
@@ -132,13 +135,17 @@ def test_many_whole_numbers_are_amounts_or_classes_as_one_says() -> None:
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"label": [0, 1] * 50}, "0 columns besides 'label': give at least one of each"),
+        (
+            {"label": [0, 1] * 50},
+            "0 columns besides 'label': give at least one row and one such column",
+        ),
         ({"x": [], "label": []}, "0 training rows"),
         ({"x": range(4), "label": ["a", None, "b", "a"]}, "1 rows without a label"),
         ({"x": range(4), "label": [0.5, None, 1.5, None]}, "2 rows without a label"),
         (
             {"name": [f"n{k}" for k in range(2000)], "label": [0, 1] * 1000},
-            "1,600 distinct texts in column 'name', and each would be a feature; allowed: 1,000",
+            "1,600 distinct texts in column 'name', and each text would become a feature; "
+            "allowed are at most 1,000",
         ),
         ({"x": range(50), "label": [f"n{k}" for k in range(50)]}, "50 distinct labels in 50 rows"),
     ],
@@ -199,8 +206,8 @@ def test_a_configuration_of_a_hubs_set_stands_behind_a_colon(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("no/such.npz", "no data set no/such.npz"),
-        ("./", "no images in folders by class"),
+        ("no/such.npz", "the data set no/such.npz cannot be read"),
+        ("./", "contains no images"),
         ("notes/a.txt", "is not a data set"),
         ("empty.npz", "no x, only z"),
         ("mnits", "did you mean 'mnist'"),
@@ -226,7 +233,7 @@ def test_a_record_names_no_folder_and_holds_the_rows_against_their_checksum(
     assert again.hash8 == one.hash8
     np.savez(tmp_path / "set.npz", x=2 * X, y=Y)
     assert lk.Experiment(dataset="set.npz").hash8 != one.hash8
-    with pytest.raises(InvalidInput, match=r"set\.npz has changed"):
+    with pytest.raises(InvalidInput, match=r"set\.npz have changed"):
         again.replace(epochs=2)
 
 

@@ -1,4 +1,4 @@
-"""Made data with a known answer: what was promised of them, and the optima of their solvers."""
+"""Test generated data with known answers: their properties, and the optima of their solvers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def test_columns_of_a_group_resemble_each_other_and_no_others() -> None:
 
 @pytest.mark.parametrize("wrong", [{"columns": 25}, {"active": 600}, {"correlation": 1.5}])
 def test_what_cannot_be_made_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(InvalidInput, match="must be a multiple of group"):
+    with pytest.raises(InvalidInput, match="that are a multiple of group"):
         correlated_columns(10, **({"columns": 500} | wrong))
 
 
 def test_nothing_near_the_lassos_optimum_is_lower() -> None:
     x, y = correlated_columns(60, 20, active=3)
     least = lasso_optimum(x, y, l1=0.2)
-    # Proximal steps come to the same value from above.
+    # Proximal gradient steps approach the same value from above.
     weights, rate = np.zeros(20), 0.5 / np.linalg.norm(x.T @ x / 60, 2)
     for _ in range(20_000):
         moved = weights - rate * 2 / 60 * x.T @ (x @ weights - y[:, 0])
@@ -51,7 +51,7 @@ def test_everybody_has_rated_and_was_rated() -> None:
 
 
 def test_a_table_without_gaps_is_factored_as_its_singular_values_say() -> None:
-    """Without a penalty the best is to leave out the smallest (Eckart, Young, 1936)."""
+    """Without a penalty, the optimum omits the smallest singular values (Eckart, Young, 1936)."""
     x, y = ratings(10, 8, approximation_rank=4, observed=1.0, noise=0.5)
     values = np.linalg.svd(y.reshape(10, 8), compute_uv=False)
     least = factorization_optimum(x, y, 2, l2=0.0, sweeps=2000)

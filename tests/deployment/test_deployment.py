@@ -1,4 +1,4 @@
-"""The table holds what was measured of the files; figure and reading follow from the table."""
+"""Test that the deployment table contains measurements of files; figure and summary follow it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_row_a_method_with_the_figures_of_its_file(
         assert row.time_ratio_low <= row.time_ratio <= row.time_ratio_high
     back = np.asarray(read_sparse(folder / pruned["file"])(DATA.x_test)).argmax(axis=1)
     assert pruned["accuracy"] == (back == DATA.y_test).mean()
-    assert len(list(folder.iterdir())) == 4  # nothing else stays
+    assert len(list(folder.iterdir())) == 4  # no other files remain
 
 
 def test_no_optimizer_state_is_counted(table: Any) -> None:
@@ -73,9 +73,11 @@ def test_a_method_that_can_do_nothing_is_said_and_has_no_figures(table: Any) -> 
     assert np.isnan(row["bytes"])
     assert "makes no Dense layer smaller" in row["what"]
     said = summarize_deployment(table)
-    assert "**low rank 99**: not possible with this model. approximation_rank=99" in said
+    assert "**low rank 99**: this method cannot compress the model. approximation_rank=99" in said
     figure = deployment(table)
-    assert "not possible with this model: low rank 99" in figure.layout.title.subtitle.text
+    assert (
+        "methods that cannot compress this model: low rank 99" in figure.layout.title.subtitle.text
+    )
 
 
 def test_the_figure_shows_each_method_in_both_panels_and_in_words(table: Any) -> None:
@@ -105,17 +107,19 @@ def test_the_reading_follows_from_the_table(table: Any) -> None:
     assert "correct on the same samples as the original" in lines["**int8**"]
     assert lines["**int8**"].endswith(": slower.")
     assert "30 correct answers lost and 2 gained, worse beyond" in lines[f"**{pruned}**"]
-    assert "; gzip of its .keras file: 1000 B" in lines[f"**{pruned}**"]
+    assert "; for comparison, its .keras file compressed by gzip: 1000 B" in lines[f"**{pruned}**"]
     assert "no difference beyond the spread" in lines[f"**{pruned}**"]
-    assert "which chance may explain (p = 0.62)" in lines[f"**{low}**"]
-    smallest = lines["Smallest file without a significant loss of accuracy"]
-    assert "**int8** (0 answers lost, 0 gained), 3x smaller" in smallest
-    assert lines["Faster than the original beyond the spread"].endswith(f" {low}.")
-    assert f"{low}. The" in lines["Trained longer than the original"]
+    assert "a difference that chance may explain (p = 0.62)" in lines[f"**{low}**"]
+    smallest = lines["Method with the smallest file that has no significant loss of accuracy"]
+    assert "**int8** (0 correct answers lost, 0 gained), 3x smaller" in smallest
+    assert lines["Methods with faster inference than the original, beyond the spread"].endswith(
+        f" {low}."
+    )
+    assert f"{low}. The" in lines["Methods that trained longer than the original"]
     changed.loc[["int8", low], ["lost", "chance"]] = [40, 1e-9]
-    # The last one answers the notebook's question, on its own.
+    # The last line answers the notebook's question, and can be understood alone.
     assert summarize_deployment(changed).endswith(
-        "- Every smaller file has lost accuracy beyond chance."
+        "- Every method with a smaller file has lost more accuracy than chance explains."
     )
 
 
@@ -152,16 +156,16 @@ def test_a_run_brings_its_model_its_data_and_a_place_for_the_files(
 
 
 def test_bad_input_is_refused(trained: Any) -> None:
-    with pytest.raises(InvalidInput, match="int8 twice cannot be compared"):
+    with pytest.raises(InvalidInput, match="the list of methods contains int8 twice"):
         compare(trained, [Quantize(), Quantize()], DATA)
-    with pytest.raises(InvalidInput, match="no methods cannot"):
+    with pytest.raises(InvalidInput, match="contains no methods"):
         compare(trained, [], DATA)
     with pytest.raises(InvalidInput, match="repeats=0 is impossible"):
         compare(trained, [Quantize()], DATA, repeats=0)
     with pytest.raises(LabkitError, match="give data="):
         compare(trained, [Quantize()])
     regression = datasets.load("synthetic", shape=[8], rows=8, test_rows=8, task="regression")
-    with pytest.raises(InvalidInput, match="has no accuracy; allowed: classification"):
+    with pytest.raises(InvalidInput, match="accuracy is not defined"):
         compare(models.build("linear", regression), [Quantize()], regression)
 
 

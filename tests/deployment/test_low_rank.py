@@ -1,4 +1,4 @@
-"""Factors of full rank are the kernel; fewer parameters follow the formula; the rest stays."""
+"""Test low-rank factors: full rank restores the kernel, and parameters follow the formula."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit.common.errors import InvalidInput
 from labkit.deployment import LowRank
 from labkit.deployment.low_rank import factors, reduces_parameters
 
-pytestmark = pytest.mark.heavy  # models are built
+pytestmark = pytest.mark.heavy  # this file builds models
 
 DATA = datasets.load("digits", rows=128, test_rows=64)
 
@@ -45,7 +45,7 @@ def test_a_kernel_of_that_rank_gives_the_same_outputs() -> None:
             m, n = layer.kernel.shape
             layer.kernel.assign(0.1 * draw.normal(size=(m, 5)) @ draw.normal(size=(5, n)))
     factored = LowRank(approximation_rank=5).apply(model, DATA)
-    assert factored.what == "3 of 3 Dense layers in two factors"
+    assert factored.what == "3 of 3 Dense layers are replaced by two factors each"
     assert answers(factored.model) == pytest.approx(answers(model), abs=1e-4)
 
 
@@ -53,7 +53,7 @@ def test_parameters_follow_the_formula_and_layers_that_would_grow_stay(tmp_path:
     model = models.build("cnn", DATA, filters=[4], dense=32)  # Dense: 36x32, 32x10
     method = LowRank(approximation_rank=8)
     factored, what = method.apply(model, DATA)
-    assert what == "1 of 2 Dense layers in two factors"
+    assert what == "1 of 2 Dense layers are replaced by two factors each"
     assert not reduces_parameters((32, 10), 8)
     assert reduces_parameters((36, 32), 8)
     assert model.count_params() - factored.count_params() == 36 * 32 - 8 * (36 + 32)

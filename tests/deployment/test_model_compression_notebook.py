@@ -1,4 +1,4 @@
-"""The notebook keeps its contract, and runs from end to end with small values."""
+"""Test that the notebook has the required form, and runs from start to end with small values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_model_compression_measures_every_method(tmp_path: Path) -> None:
     cells = json.loads((job.path / "output.ipynb").read_text())["cells"]
     found = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
     [figure] = [data for data in found if "application/vnd.plotly.v1+json" in data]
-    assert "Compression for deployment, 5 methods" in "".join(figure["text/plain"])
+    assert "Compression of a trained model, 5 methods" in "".join(figure["text/plain"])
     readings = ["".join(data["text/markdown"]) for data in found if "text/markdown" in data]
     names = ("original", "int8", "prune 90%, global", "low rank 4", "low rank 4 + 1 epoch")
     assert all(f"- **{name}**: " in readings[-1] for name in names)

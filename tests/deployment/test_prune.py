@@ -1,4 +1,4 @@
-"""Exactly the asked share is pruned, the smallest weights of it, and stays pruned in training."""
+"""Test that exactly the requested share of the smallest weights is pruned, and stays pruned."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def zeros(of: Any) -> list[int]:
 
 
 class Weight:
-    """What `smallest` needs of a variable."""
+    """The properties of a variable that `smallest` needs."""
 
     def __init__(self, values: Any) -> None:
         self.values = np.asarray(values, np.float32)
@@ -72,7 +72,7 @@ def test_each_kernel_loses_the_share_and_biases_nothing(name: str) -> None:
     pruned = Prune(sparsity=0.7, scope="layer").apply(before, DATA).model
     sizes = [weight.numpy().size for weight in kernels(before)]
     assert zeros(pruned) == [round(0.7 * size) for size in sizes]
-    assert sum(zeros(before)) == 0  # the original stays as it was
+    assert sum(zeros(before)) == 0  # the original model is unchanged
     rest = [w for w in pruned.trainable_variables if not w.name.endswith("kernel")]
     assert all((weight.numpy() != 0).all() for weight in rest)
 
@@ -145,7 +145,7 @@ def test_impossible_prunings_are_refused() -> None:
         Prune(sparsity=1.0)
     with pytest.raises(InvalidInput, match="'layer' or 'global'"):
         Prune(scope="all")
-    with pytest.raises(InvalidInput, match="epochs from 1 on"):
+    with pytest.raises(InvalidInput, match="epochs of at least 1"):
         Prune(schedule="gradual")
     with pytest.raises(InvalidInput, match="a multiple of every"):
         GradualPruning(final=0.5, steps=7, every=2)

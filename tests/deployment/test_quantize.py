@@ -1,4 +1,4 @@
-"""What Keras quantizes is small and near; what it cannot quantize is named."""
+"""Test that quantized models are small and accurate, and that other layers are named."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def test_no_weight_moves_by_more_than_half_a_step(mode: str, most: float, tmp_pa
     kept = [weight.numpy() for weight in model.weights]
     method = Quantize(mode=mode)
     quantized = method.apply(model, DATA)
-    assert quantized.what == f"100.0% of the kernel weights in {mode}"
+    assert quantized.what == f"100.0% of the kernel weights are quantized to {mode}"
     layer = quantized.model.layers[1]
     kernel = layer.kernel.numpy() if mode == "int4" else layer._kernel.numpy()
     assert kernel.dtype == np.int8
     method.write(quantized.model, tmp_path / "q.keras")
     x = np.eye(64, dtype=np.float32).reshape(64, 8, 8, 1)
     hidden = keras.Sequential([quantized.model.layers[0], layer])(x).numpy()
-    before = np.maximum(kept[0], 0)  # the rows of the kernel, after relu
+    before = np.maximum(kept[0], 0)  # outputs for unit vectors: rows of the kernel after relu
     span = np.ptp(kept[0], axis=0) / 2 if mode == "int4" else abs(kept[0]).max(axis=0)
     assert (abs(hidden - before) <= 1.1 * most * span + 1e-6).all()
     back = method.read(tmp_path / "q.keras")(DATA.x_test).numpy()
@@ -42,7 +42,9 @@ def test_layers_that_keras_leaves_out_are_named() -> None:
     model = models.build("cnn", DATA, filters=[4], dense=16)
     what = Quantize(mode="int8").apply(model, DATA).what
     conv, dense = 3 * 3 * 4, 36 * 16 + 16 * 10
-    assert what.startswith(f"{dense / (conv + dense):.1%} of the kernel weights in int8; not")
+    assert what.startswith(
+        f"{dense / (conv + dense):.1%} of the kernel weights are quantized to int8; not"
+    )
     assert what.endswith("(Conv2D)")
 
 
@@ -51,7 +53,10 @@ def test_a_model_of_which_nothing_can_be_quantized_is_refused() -> None:
 
     layers = [keras.Input((8, 8, 1)), keras.layers.Conv2D(10, 3, name="only")]
     model = keras.Sequential([*layers, keras.layers.GlobalAveragePooling2D()])
-    with pytest.raises(InvalidInput, match=r"only \(Conv2D\); allowed: Dense, EinsumDense, Emb"):
+    with pytest.raises(
+        InvalidInput,
+        match=r"only \(Conv2D\); give a model with layers of type Dense, EinsumDense or Emb",
+    ):
         Quantize(mode="int4").apply(model, DATA)
 
 

@@ -1,4 +1,4 @@
-"""A sparse file holds every bit, in as many bytes as the formula says."""
+"""Test that a sparse file keeps every bit, and has as many bytes as the formula says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labkit.common.errors import LabkitError
 from labkit.deployment import Prune, read_sparse, write_sparse
 from labkit.deployment.sparse_file import PREFIX, coded_bytes, pack, unpack
 
-pytestmark = pytest.mark.heavy  # models are built
+pytestmark = pytest.mark.heavy  # this file builds models
 
 DATA = datasets.load("digits", rows=64, test_rows=64)
 
@@ -48,7 +48,8 @@ def test_a_tensor_comes_back_bit_for_bit_in_the_smallest_coding(
 
 
 def test_each_coding_is_taken_where_it_is_the_smallest() -> None:
-    # 1024 places of 10 bits: 4096 bytes; 128 + 4 k; ceil(1.25 k) + 4 k.
+    # A position among 1024 needs 10 bits. For k values, the bytes are 4096 (dense), 128 + 4 k
+    # (bitmap), and ceil(1.25 k) + 4 k (indices).
     assert coded_bytes(1024, 100, 4) == {"dense": 4096, "bitmap": 528, "indices": 525}
     for kept, coding in ((1024, "dense"), (500, "bitmap"), (102, "bitmap"), (101, "indices")):
         values = np.zeros(1024, np.float32)
@@ -96,5 +97,5 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LabkitError, match=f"has {len(content) - 1} bytes instead of"):
         read_sparse(path)
     path.write_bytes(b"PK" + content)
-    with pytest.raises(LabkitError, match="is no sparse file"):
+    with pytest.raises(LabkitError, match="is not a sparse model file"):
         read_sparse(path)

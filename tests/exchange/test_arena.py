@@ -1,4 +1,4 @@
-"""Where the means of variables are read."""
+"""Test that the mean of a variable is read where its gradients were written."""
 
 from __future__ import annotations
 

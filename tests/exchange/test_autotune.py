@@ -1,4 +1,4 @@
-"""The algorithm is chosen by what was measured here, or simulated on an emulated network."""
+"""Test that an algorithm is chosen by measurement, or by simulation on an emulated network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_fastest_on_the_slowest_rank_is_chosen_on_all_ranks(cluster: Cluster
 
         def allreduce(buffer: np.ndarray, algorithm: str) -> None:
             real(buffer, algorithm)
-            # Far longer than any of them takes, on one rank alone.
+            # This delay on a single rank is far longer than any algorithm takes.
             time.sleep(0.1 if algorithm in slow.split() and communicator.rank == on else 0.0)
 
         communicator.allreduce = allreduce
@@ -31,7 +31,7 @@ def test_the_fastest_on_the_slowest_rank_is_chosen_on_all_ranks(cluster: Cluster
         found = cluster.call(chosen, slow, 1, ranks=2)
         assert found[0] == found[1]
         assert found[0].algorithm == fast
-        assert found[0].why.startswith(f"measured for 0.004 MB on 2 ranks: {fast} ")
+        assert found[0].why.startswith(f"the fastest when timed with 0.004 MB on 2 ranks: {fast} ")
         assert all(name in found[0].why for name in slow.split())
 
 

@@ -1,4 +1,4 @@
-"""Buckets hold every element once, in the order in which gradients are ready."""
+"""Test that buckets contain every element once, in the order in which gradients are ready."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_bucket_is_one_piece_of_its_arena_and_shares_it_with_no_other(
             assert bucket.start <= slot.offset <= slot.offset + slot.length <= bucket.stop
             assert slot.offset == starts[slot.variable] + slot.start
     for spans in used.values():
-        assert spans == sorted(spans, reverse=True)  # filled from the end of the arena
+        assert spans == sorted(spans, reverse=True)  # buckets are filled from the arena's end
         assert all(later[0] >= earlier[1] for later, earlier in pairwise(spans))
 
 

@@ -1,4 +1,4 @@
-"""Front layers first, as far as their buckets are ready; the line is never idle without need."""
+"""Test the order of buckets: the frontmost ready layer is sent first, without needless pauses."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ JOBS = st.lists(
 @pytest.mark.parametrize(
     ("ready", "seconds", "order"),
     [
-        ([2, 1, 0], [1, 3, 1], [2, 1, 0]),  # when 1 ends at 4, only 0 is left
-        ([2, 1, 0], [1, 1, 3], [2, 0, 1]),  # when 2 ends at 3, 0 is ready and more urgent than 1
+        ([2, 1, 0], [1, 3, 1], [2, 1, 0]),  # when bucket 1 ends at 4, only bucket 0 is left
+        ([2, 1, 0], [1, 1, 3], [2, 0, 1]),  # when bucket 2 ends at 3, the urgent bucket 0 is ready
         ([0, 0, 0], [1, 1, 1], [0, 1, 2]),
         ([5, 0, 9], [1, 1, 1], [1, 0, 2]),  # idle until 5: nothing else is ready
     ],

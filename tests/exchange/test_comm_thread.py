@@ -1,4 +1,4 @@
-"""The communication thread serves one order, and never leaves a waiter in the dark."""
+"""Test that the communication thread serves buckets in one order, and no wait lasts forever."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_an_error_reaches_those_that_waited_before_it_happened() -> None:
 
 
 class ByHand:
-    """A clock on which seconds pass when a test says so."""
+    """A clock that advances only when a test says so."""
 
     def __init__(self) -> None:
         self.moment = 0.0
@@ -133,13 +133,13 @@ def test_the_order_changes_once_after_so_many_rounds() -> None:
     service.reorder_after(2, reorder)
     for _ in range(4):
         for bucket in (2, 1, 0):
-            service.issue(bucket)  # the first in order last: none is served before
+            service.issue(bucket)  # the bucket to serve first is issued last
             clock.sleep(0.5 if bucket else 0.0)
         for bucket in range(3):
             service.wait(bucket)
     assert served == [0, 1, 2] * 2 + [2, 0, 1] * 2
     [(ready, seconds)] = told
-    assert ready == [1.0, 0.5, 0.0]  # as they were issued
+    assert ready == [1.0, 0.5, 0.0]  # the times at which the buckets were issued
     assert seconds == [0.0, 0.25, 0.0]
 
 
@@ -167,7 +167,7 @@ def test_a_step_that_failed_before_it_waited_leaves_nothing_done() -> None:
 
     service = CommThread(serve, [0], Timeline(WALL))
     service.issue(0)
-    service.settle()  # the step has failed meanwhile: nobody waits
+    service.settle()  # the step has failed, so nobody waits for the bucket
     service.issue(0)
     service.wait(0)
     assert served == [0, 0]

@@ -1,4 +1,4 @@
-"""Compressors on real ranks: what n generators give in one process, over MPI."""
+"""Test compressors on real ranks: over MPI, they give the same results as in one process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ STEPS = 3
 
 
 def over_mpi(communicator: Any, family: list[Any], algorithm: str) -> list[Any]:
-    """Per compressor: the means of three steps, the books, collective calls a step."""
+    """Return per compressor: means of three steps, audit, collective calls per step, seconds."""
     import tensorflow as tf
 
     from labkit.exchange import Exchange
@@ -74,7 +74,7 @@ def over_mpi(communicator: Any, family: list[Any], algorithm: str) -> list[Any]:
 
 
 def in_lockstep(compressor: Compressor, ranks: int) -> list[list[np.ndarray]]:
-    """The means of the same steps, without MPI; a bucket holds all gradients."""
+    """Return the means of the same steps without MPI; one bucket contains all gradients."""
     import tensorflow as tf
 
     from labkit.compression import reduce_all
@@ -124,7 +124,8 @@ def test_ranks_get_what_generators_in_lockstep_get_and_nothing_is_lost(
                     assert one.tobytes() == two.tobytes(), name
         for mine, wanted in zip(means, in_lockstep(compressor, ranks), strict=True):
             for one, two in zip(mine, wanted, strict=True):
-                # Halves are rounded on the way, in an order that depends on the algorithm.
+                # Half-precision values are rounded during the reduction; the order of additions
+                # depends on the algorithm.
                 half = isinstance(compressor, Float16 | BFloat16)
                 np.testing.assert_allclose(one, two, atol=2e-2 if half else 1e-4, err_msg=name)
         if not compressor.votes:
@@ -166,7 +167,7 @@ def test_what_is_not_finite_is_reported_with_layer_and_rank(cluster: Cluster) ->
         exchange = Exchange(communicator, "mpi", compressor=TopK())
         exchange.mean(gradients, names=["front/kernel", "back/kernel"])
 
-    with pytest.raises(RankError, match="back/kernel on rank 1 is infinite or not a number"):
+    with pytest.raises(RankError, match="back/kernel on rank 1 is infinite or NaN"):
         cluster.call(work, ranks=2)
 
 
@@ -197,7 +198,7 @@ def test_an_overflow_under_loss_scaling_is_everyones_and_memory_does_not_keep_it
         compressor = ErrorFeedback(inner=TopK(ratio=0.5, threshold="exact"))
         exchange = Exchange(communicator, "mpi", compressor=compressor)
         found = []
-        # The residual of the first step is 1 without the scale, whatever scale comes later.
+        # Without the loss scale, the residual of the first step is 1, whatever scale comes later.
         for scale, values in ((8.0, [1.0, 3.0]), (8.0, [1.0, np.inf]), (4.0, [3.0, 0.0])):
             own = values if communicator.rank == 0 or np.isfinite(values[1]) else [1.0, 2.0]
             gradient = tf.constant(own) * scale
@@ -252,7 +253,7 @@ def test_buckets_keep_memories_of_their_own(cluster: Cluster, schedule: str) -> 
 
 
 def test_the_microscope_looks_at_the_step_in_which_gradients_were_packed(cluster: Cluster) -> None:
-    """With "priority" a bucket may be served when one rank has begun the next step."""
+    """With "priority", a bucket may be served after one rank has begun the next step."""
 
     def work(communicator: Any) -> list[int]:
         import time
@@ -268,7 +269,7 @@ def test_the_microscope_looks_at_the_step_in_which_gradients_were_packed(cluster
         exchange.prepare([gradient], ["kernel"])
         for step in range(3):
             exchange.timeline.step = step
-            time.sleep(0.05 * communicator.rank)  # others cannot be served before
+            time.sleep(0.05 * communicator.rank)  # no rank is served before this one
             exchange.issue([gradient], tf.constant(1, tf.int64))
             exchange.timeline.step = step + 1
             exchange.wait([0])
@@ -300,7 +301,7 @@ def test_buckets_that_leave_before_an_overflow_is_known_are_refused(cluster: Clu
         exchange = Exchange(communicator, "ring", "overlap", compressor=TopK())
         exchange.mean([tf.ones(3)], scale=tf.constant(8.0))
 
-    with pytest.raises(RankError, match=r"under loss scaling: .*use schedule='sequential'"):
+    with pytest.raises(RankError, match=r"loss scaling: .*use schedule='sequential'"):
         cluster.call(work, ranks=2)
 
 

@@ -1,4 +1,4 @@
-"""The mean of the ranks' gradients is the gradient of all their rows."""
+"""Test that the mean of the ranks' gradients is the gradient of all their samples."""
 
 from __future__ import annotations
 
@@ -153,7 +153,8 @@ def test_half_precision_gradients_do_not_overflow_and_rows_are_not_rounded(
 
         from labkit.exchange import Exchange
 
-        # 259 rows of 1000 are 259,000: more than float16 holds; bfloat16 knows 258 and 260.
+        # 259 samples of 1000 sum to 259,000, which exceeds float16; bfloat16 has 258 and 260, but
+        # not 259.
         gradient = tf.cast([1000.0, 1.0], dtype)
         means = Exchange(communicator).mean(
             [gradient], tf.constant(259 if communicator.rank else 1)
@@ -251,7 +252,7 @@ def test_two_compiled_steps_with_other_variables_are_refused_in_one_line(cluster
         return told
 
     for told in cluster.call(work, ranks=2):
-        assert ["give each step an optimizer of its own" in text for text in told] == [True, True]
+        assert ["give each step a separate optimizer" in text for text in told] == [True, True]
 
 
 def test_a_loss_without_any_gradient_is_refused(cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""All ranks have the same gradients, of the same layers, and exchange them in the same way."""
+"""Test that ranks are told if their gradients, their layers or their exchanges differ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from labkit.exchange.gradient import renumber_names
 
 
 def agreements(communicator: Any, cases: dict[str, Any]) -> dict[str, str]:
-    """What this rank is told of each case: names and options of both ranks."""
+    """Return the error of each case; its message contains the names and options of both ranks."""
     import tensorflow as tf
 
     from labkit.communicator import Mismatch
@@ -74,7 +74,7 @@ CASES: dict[str, tuple[tuple[list[str], dict[str, Any]], tuple[list[str], dict[s
 
 @pytest.fixture(scope="module")
 def told(cluster: Cluster) -> list[dict[str, str]]:
-    """What two ranks were told, of all cases."""
+    """Return the errors that two ranks get, for all cases."""
     return cluster.call(agreements, {name: case[:2] for name, case in CASES.items()}, ranks=2)
 
 

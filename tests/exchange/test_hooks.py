@@ -1,4 +1,4 @@
-"""What is put around a model's training stands in one order and comes off again."""
+"""Test that hooks around a model's training run in a fixed order, and can be removed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labkit.exchange.hooks import ORDER, Hook, hooks_of, rows_of
 
 
 class Note(Hook):
-    """Writes down that it was called, and with which rows."""
+    """A hook that records its calls, each with its rows."""
 
     def __init__(self, name: str, said: list[tuple[str, Any]]) -> None:
         self.name, self.said = name, said  # type: ignore[misc]  # one class stands for all names
@@ -26,7 +26,7 @@ class Note(Hook):
 
 
 class Halve(Hook):
-    """Hands on half the batch."""
+    """A hook that passes on half of the batch."""
 
     name: ClassVar[str] = "rows"
 
@@ -36,7 +36,7 @@ class Halve(Hook):
 
 
 class Everywhere(Hook):
-    """Goes around all that a hook may go around."""
+    """A hook around every method that hooks can wrap."""
 
     name: ClassVar[str] = "record"
 
@@ -84,7 +84,7 @@ METHODS = ("train_step", "test_step", "compute_loss", "get_metrics_result", "mak
 
 
 def own_methods(model: Any) -> list[Any]:
-    """What stands on the model itself and on its optimizer, in the place of their classes'."""
+    """Return methods that the model and its optimizer have in place of their classes' methods."""
     held = [vars(model).get(name) for name in METHODS]
     return [*held, vars(model.optimizer).get("apply")]
 
@@ -109,9 +109,7 @@ def test_rows_are_those_of_the_batch_as_it_came(model: Any) -> None:
 
 
 def test_a_name_without_a_place_is_refused(model: Any) -> None:
-    with pytest.raises(
-        LabkitError, match=f"'first' has an unknown name; allowed: {', '.join(ORDER)}"
-    ):
+    with pytest.raises(LabkitError, match=f"'first' is unknown; allowed: {', '.join(ORDER)}"):
         hooks_of(model).add_hook(Note("first", []))
 
 

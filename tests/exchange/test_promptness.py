@@ -1,4 +1,4 @@
-"""The communication thread asks for short slices."""
+"""Test that the communication thread requests short time slices from the operating system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every schedule with every algorithm takes the step of one process; ranks that differ are told."""
+"""Test all schedules with all algorithms against training in one process; and disagreements."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from labkit.communicator import ALGORITHMS
 from labkit.exchange import SCHEDULES
 
 ALL = ("auto", *ALGORITHMS)
-# Rows of each rank in each step: unequal parts, and a last batch that leaves one rank nothing.
+# Numbers of samples of each rank in each step: the parts are unequal, and in the last step one rank
+# has no sample.
 PARTS = {2: [(4, 3), (3, 3), (0, 5)], 3: [(4, 3, 3), (3, 3, 4), (3, 4, 0)]}
-EXACT = 1e-12  # relative, per parameter
-BUCKET = 64  # bytes: several buckets, and variables that are cut
+EXACT = 1e-12  # relative tolerance per variable
+BUCKET = 64  # bytes; there are several buckets, and variables are divided
 
 
 def batches(rank: int | None, size: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """A rank's part of every global batch, or all of it."""
+    """Return a rank's part of every global batch; for rank None, the whole batches."""
     random = np.random.default_rng(5)
     found = []
     for parts in PARTS[size]:
@@ -34,7 +35,7 @@ def batches(rank: int | None, size: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def trained(data: list[tuple[np.ndarray, np.ndarray]], mean: Any) -> list[np.ndarray]:
-    """The weights after a pass over the data, in a custom loop, with momentum."""
+    """Return the weights after one pass over the data in a custom loop with momentum."""
     import tensorflow as tf
 
     random = np.random.default_rng(3)
@@ -58,7 +59,7 @@ def trained(data: list[tuple[np.ndarray, np.ndarray]], mean: Any) -> list[np.nda
 
 
 def fitted(data: list[tuple[np.ndarray, np.ndarray]], exchange: Any) -> list[np.ndarray]:
-    """The weights after `model.fit`; with an exchange by priority in the place of its step."""
+    """Return the weights after `model.fit`; an exchange with "priority" replaces Keras's step."""
     import keras
     import tensorflow as tf
 
@@ -87,7 +88,7 @@ def fitted(data: list[tuple[np.ndarray, np.ndarray]], exchange: Any) -> list[np.
 
 
 def largest_difference(found: list[np.ndarray], wanted: list[np.ndarray]) -> float:
-    """Of all parameters: relative to the largest weight of each."""
+    """Return the largest relative difference of weights, per array relative to its largest."""
     return max(
         float(np.abs(one - other).max() / np.abs(other).max())
         for one, other in zip(found, wanted, strict=True)
@@ -158,7 +159,7 @@ def test_priority_refuses_what_keras_does_around_its_own_step(option: dict[str, 
 def test_priority_waits_before_it_issues_though_no_gradient_asks_for_that(
     cluster: Cluster,
 ) -> None:
-    """The gradients of a loss that is linear in its weights need none of them."""
+    """The gradient of a loss that is linear in the weights does not depend on the weights."""
 
     def fit(communicator: Any) -> float:
         import keras
@@ -178,7 +179,8 @@ def test_priority_waits_before_it_issues_though_no_gradient_asks_for_that(
         x = np.repeat(np.arange(steps, dtype=np.float32) + communicator.rank, width)
         x, y = x.reshape(steps, width), np.zeros((steps, 3), np.float32)
         model.fit(x, y, batch_size=1, shuffle=False, verbose=0, callbacks=callbacks)
-        # Whole numbers and halves: sums of means are exact, up to the start.
+        # The values are whole numbers and halves, so sums and means are exact, except for the
+        # initial weights.
         wanted = start - (np.arange(steps) + 0.5).sum()
         return float(np.abs(model.get_weights()[0] - wanted).max())
 
@@ -213,10 +215,10 @@ def test_priority_names_a_variable_without_a_gradient(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("schedule", ["sequential", "overlap"])
 def test_overlap_exchanges_while_backpropagation_goes_on(cluster: Cluster, schedule: str) -> None:
-    """The gradient of the last layer is there at once, that of the first after long work."""
+    """The last layer's gradient is ready at once; the first layer's needs long computation."""
 
     def gap(communicator: Any) -> float:
-        """Seconds from the end of the first exchange to where the last gradient is packed."""
+        """Return the seconds from the first exchange's end to the last gradient's packing."""
         import tensorflow as tf
 
         from labkit.exchange import Exchange
@@ -235,7 +237,7 @@ def test_overlap_exchanges_while_backpropagation_goes_on(cluster: Cluster, sched
         exchange.timeline.events.clear()
         step(weights)
         found = {(kind, bucket): times for kind, _, bucket, *times in exchange.timeline.events}
-        packed = found["pack", max(bucket for _, bucket in found)][0]  # of the first layer
+        packed = found["pack", max(bucket for _, bucket in found)][0]  # first layer's gradient
         return float(packed - found["communicate", 0][1])
 
     for free in cluster.call(gap, ranks=2):
@@ -249,7 +251,7 @@ def test_overlap_waits_where_the_core_that_moves_a_bucket_would_compute(
     cluster: Cluster, cores: int, network: str | None, stands: bool
 ) -> None:
     def trace(communicator: Any) -> tuple[bool, int, list[list[float]]]:
-        """Whether the step stands still, its buckets, and the means, also of compressed ones."""
+        """Return whether training stands still, the number of buckets, and all means."""
         import tensorflow as tf
 
         from labkit.exchange import Exchange, autotune
@@ -264,7 +266,7 @@ def test_overlap_waits_where_the_core_that_moves_a_bucket_would_compute(
                 means += [mean.numpy().tolist() for mean in traced(*parts)]
                 if compressor is None:
                     said = exchange.describe()
-            assert len(exchange.buckets) == 2  # what is lossy is so alike on any machine
+            assert len(exchange.buckets) == 2  # fixed, so that lossy results are equal everywhere
             return said["stands_still"], len(said["bucket_bytes"]), means
         finally:
             autotune.usable_cores = enough
@@ -347,7 +349,7 @@ USUAL = [((4, 3), "float32"), ((3,), "float32")]
 @pytest.mark.parametrize(
     ("other", "told"),
     [
-        (USUAL[:1], r"rank 1 has 1 gradients, rank 0 has 2: .*the same model"),
+        (USUAL[:1], "rank 1 has 1 gradients, but rank 0 has 2: .*the same model"),
         (
             [((4, 5), "float32"), ((3,), "float32")],
             r"rank 1 has float32\[4, 5\] for layer0/kernel, rank 0 has float32\[4, 3\] for layer0",
@@ -410,7 +412,7 @@ def test_ranks_of_one_host_write_their_means_once(
     cluster: Cluster, schedule: str, algorithm: str, shares: bool
 ) -> None:
     def spared(communicator: Any) -> tuple[bool, bool]:
-        """Whether means have a place of their own, and some gradients stay where they are."""
+        """Return whether means have separate memory, and whether some gradients are not moved."""
         import tensorflow as tf
 
         from labkit.exchange import Exchange

@@ -1,4 +1,4 @@
-"""Gradients of a large table travel as rows: equal to dense ones, in fewer bytes."""
+"""Test gradients of large tables that are sent as rows: equal to dense ones, but fewer bytes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from labkit import Cluster
 from labkit.exchange.autotune import MIN_TABLE_BYTES
 
-WORDS, WIDTH = MIN_TABLE_BYTES // 64, 8  # of a table of float64 that is just large enough
+WORDS, WIDTH = MIN_TABLE_BYTES // 64, 8  # shape of the smallest float64 table that is sent as rows
 BATCH = 40
 
 
 def slices(random: np.random.Generator, dtype: str = "float64", words: int = BATCH) -> Any:
-    """A gradient of some words of the table, some of them twice."""
+    """Return a gradient of some rows of the table; some rows occur twice."""
     import tensorflow as tf
 
     indices = random.integers(0, WORDS, words)
@@ -27,7 +27,7 @@ def slices(random: np.random.Generator, dtype: str = "float64", words: int = BAT
 
 
 def compare(communicator: Any, case: dict[str, Any]) -> dict[str, Any]:
-    """The mean of one step as rows and dense, what travelled, and whether rows came out."""
+    """Return means as rows and as dense arrays, what was sent, and whether the result is rows."""
     import tensorflow as tf
 
     from labkit.exchange import Exchange
@@ -105,13 +105,13 @@ def all_cases(communicator: Any) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def compared(cluster: Cluster) -> list[dict[str, dict[str, Any]]]:
-    """All cases on two ranks."""
+    """Return the results of all cases on two ranks."""
     return cluster.call(all_cases, ranks=2)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_rows_are_equal_to_dense(compared: list[dict[str, dict[str, Any]]], name: str) -> None:
-    single = CASES[name].get("dtype") == "float32"  # a table of half the bytes: not worth a call
+    single = CASES[name].get("dtype") == "float32"  # half the bytes: too small to be sent as rows
     for found in (each[name] for each in compared):
         assert found["slices"] == [False, *[not single] * CASES[name].get("tables", 1)]
         assert found["off"] <= (1e-6 if single else 1e-12)

@@ -1,4 +1,4 @@
-"""Experiments refuse what cannot work before a rank starts, and are named by their content."""
+"""Test that experiments refuse impossible values before a start; their content names them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ X, Y = np.zeros((4, 3), np.float32), np.arange(4)
 
 
 class KerasModel:
-    """What tells a Keras model from another callable; Keras is not imported here."""
+    """An object that looks like a Keras model, so that Keras need not be imported."""
 
     count_params = None
 
@@ -61,33 +61,39 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"optimizer": "sgdd"}, "optimizer='sgdd' is not known (did you mean 'sgd'?); allowed: sgd, "),
     ({"model": "mlpp"}, "did you mean 'mlp'"),
     ({"model": 5}, "model=5 is impossible"),
-    ({"model": KerasModel()}, "give a function that returns a new one"),
+    ({"model": KerasModel()}, "give a function that returns a new model"),
     ({"model": "cnn", "dataset": "adult"}, "does not fit"),
     ({"model_options": {"width": 3}}, "has no option 'width'"),
     ({"dataset": "minst"}, "did you mean 'mnist'"),
-    ({"dataset": 3}, "a name, a callable or arrays (x, y), not a int"),
-    ({"dataset": X}, "arrays (x, y), not a ndarray"),
-    ({"dataset": (X,)}, "(x, y), not as 1 part"),
+    ({"dataset": 3}, "a name, a callable or arrays (x, y), but it is a int"),
+    ({"dataset": X}, "arrays (x, y), but it is a ndarray"),
+    ({"dataset": (X,)}, "a pair (x, y), but 1 value"),
     ({"dataset": (X, Y[:3])}, "the same number of rows"),
-    ({"dataset": (X[:0], Y[:0])}, "above 0"),
-    ({"dataset": (1, 2)}, "x and y are arrays"),
+    ({"dataset": (X[:0], Y[:0])}, "at least 1"),
+    ({"dataset": (1, 2)}, "x and y must be arrays"),
     ({"dataset": ([[1, 2], [3, 4]], [0, 1])}, "use numpy.asarray"),
-    ({"dataset": (X, np.float32(1))}, "x and y are arrays"),
+    ({"dataset": (X, np.float32(1))}, "x and y must be arrays"),
     ({"validation": (X, Y[:3])}, "the same number of rows"),
-    ({"validation": 5}, "arrays (x, y), not a int"),
+    ({"validation": 5}, "arrays (x, y), but it is a int"),
     ({"validation": "mnist"}, "validation='mnist' is impossible"),
     ({"dataset_options": {"row": 5}}, "has no option 'row'"),
     ({"strategy": "AllReducer"}, "unknown strategy 'AllReducer' (did you mean 'AllReduce'?)"),
     ({"strategy": {"name": "AllReduce", "algorithm": "rign"}}, "algorithm='rign'"),
     ({"strategy": 5}, "strategy=5 is impossible"),
-    ({"batch_weights": (1.0,), "workers": 2}, "give one per worker"),
+    ({"batch_weights": (1.0,), "workers": 2}, "give one number per worker"),
     ({"batch_weights": (1.0, 0.0), "workers": 2}, "greater than 0"),
-    ({"input_mode": "scatter", "dataset": lambda: None}, "input_mode='scatter' needs arrays"),
+    (
+        {"input_mode": "scatter", "dataset": lambda: None},
+        "input_mode='scatter' cannot read a callable",
+    ),
     (
         {"data_partition": "by_size"},
         "data_partition='by_size' is not known; allowed: 'iid', 'by_label', or",
     ),
-    ({"data_partition": "by_label", "dataset": lambda: None}, "needs all labels before training"),
+    (
+        {"data_partition": "by_label", "dataset": lambda: None},
+        "requires all labels before training",
+    ),
     (
         {
             "data_partition": "by_label",
@@ -100,7 +106,10 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
         {"data_partition": "by_label", "dataset": "shakespeare", "model": "rnn"},
         "a next character task has no class labels",
     ),
-    ({"data_partition": "dirichlet(1)", "dataset": (X, X)}, "y is no 1-D array of integers"),
+    (
+        {"data_partition": "dirichlet(1)", "dataset": (X, X)},
+        "y is not a one-dimensional array of integers",
+    ),
     (
         {"data_partition": "by_label", "workers": 2, "strategy": Pipeline()},
         "the stages of a pipeline on workers=2 form one replica, which reads all",
@@ -155,7 +164,7 @@ def test_the_rows_of_its_data_are_known_where_the_data_are() -> None:
     assert Experiment(dataset="mnist", dataset_options={"rows": 500}).rows == 500
     assert Experiment(dataset=(X, Y)).rows == len(X)
     assert Experiment(model=model_of_three, dataset=lambda: None).rows is None
-    with pytest.raises(InvalidInput, match="microbatches=1438 of 1437 rows per replica"):
+    with pytest.raises(InvalidInput, match="microbatches=1438 exceeds the 1437 rows per replica"):
         Experiment(workers=2, batch_size=5000, strategy=Pipeline(microbatches=1438))
 
 
@@ -293,7 +302,7 @@ def model_of_four() -> Any:
 
 
 def made(text: str) -> Callable[[], Any]:
-    """A function typed into a bare interpreter: it has no source file."""
+    """Return a function as if it was typed into an interpreter: it has no source file."""
     space: dict[str, Any] = {}
     exec(text, space)
     function: Callable[[], Any] = space["model"]

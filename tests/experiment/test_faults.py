@@ -1,4 +1,4 @@
-"""Faults, checksums and looks at numbers: what an experiment can have is part of it."""
+"""Test an experiment's faults, checksums and number checks, which belong to its content."""
 
 from __future__ import annotations
 
@@ -39,26 +39,35 @@ def test_what_is_not_given_leaves_the_hash_as_it_was() -> None:
         ({"faults": {**KILL, "rank": 2}}, "give a rank from 0 to 1"),
         (
             {"faults": {**KILL, "step": 99}, "epochs": 2, "steps_per_epoch": 10},
-            "the training has 1. steps",
+            "the training has only 1. steps",
         ),
-        ({"faults": DROP}, "labkit itself must send all messages"),
-        ({"faults": DROP, "strategy": lk.AllReduce("mpi")}, "labkit itself must send all messages"),
+        ({"faults": DROP}, "only if labkit itself sends all messages"),
+        (
+            {"faults": DROP, "strategy": lk.AllReduce("mpi")},
+            "only if labkit itself sends all messages",
+        ),
         (
             {"faults": DROP, "strategy": RING, "clock": "virtual"},
-            "labkit itself must send all messages",
+            "only if labkit itself sends all messages",
         ),
         ({"faults": KILL, "strategy": lk.TFDistribute()}, "in separate processes"),
-        ({"faults": KILL, "clock": "virtual"}, "would wait for ever"),
-        ({"faults": KILL, "strategy": lk.Downpour(stages=2)}, "cuts the model of a worker"),
-        ({"checksums": True}, "checksums=True: labkit itself must send"),
-        ({"checksums": True, "strategy": lk.AllReduce("shared_memory")}, "labkit itself must send"),
+        ({"faults": KILL, "clock": "virtual"}, "would wait forever"),
+        ({"faults": KILL, "strategy": lk.Downpour(stages=2)}, "splits the model of a worker"),
+        ({"checksums": True}, "checksums=True: this works only if labkit itself sends"),
+        (
+            {"checksums": True, "strategy": lk.AllReduce("shared_memory")},
+            "only if labkit itself sends",
+        ),
         ({"replica_check_interval": 2, "strategy": lk.Pipeline()}, "equal after each step"),
         ({"replica_check_interval": 2, "clock": "virtual"}, "equal after each step"),
         (
             {"on_nonfinite": "skip", "strategy": lk.AllReduce(schedule="priority")},
-            "cannot skip a whole step",
+            "no complete step can be skipped",
         ),
-        ({"on_nonfinite": "skip", "strategy": lk.DelayedGradients()}, "cannot skip a whole step"),
+        (
+            {"on_nonfinite": "skip", "strategy": lk.DelayedGradients()},
+            "no complete step can be skipped",
+        ),
         ({"on_nonfinite": "mend"}, "on_nonfinite='mend' is impossible"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Names of losses, metrics and optimizers' arguments are checked before a rank starts."""
+"""Test that names of losses, metrics and optimizer arguments are checked before a start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labkit.strategies.validation import OPTIMIZERS
 
 
 def _resolved(family: object) -> set[str]:
-    """Those names of a family of Keras's that make an object without further arguments."""
+    """Return the names in a Keras family that give an object without further arguments."""
     found = set()
     for name in family.ALL_OBJECTS_DICT:  # type: ignore[attr-defined]
         try:
@@ -36,7 +36,7 @@ def test_the_names_are_those_that_keras_resolves() -> None:
 def test_the_arguments_are_those_of_the_optimizer(name: str) -> None:
     kinds = {each.lower(): kind for each, kind in vars(keras.optimizers).items()} | {"lars": LARS}
     arguments = set(inspect.signature(kinds[name]).parameters) - {"kwargs", "options"}
-    # LARS takes what is common by its **options.
+    # LARS accepts the common arguments by its parameter **options.
     assert arguments | set(COMMON_ARGUMENTS) == {*OPTIMIZER_ARGUMENTS[name], *COMMON_ARGUMENTS}
 
 

@@ -1,4 +1,4 @@
-"""Runs beside a baseline: seed by seed, and in precision."""
+"""Test comparisons with a baseline: by seed, by precision, and by memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FED_BACK = {"name": "ErrorFeedback", "inner": TOP_K}
 
 
 def written(root: Path, losses: list[float], compressor: dict[str, object]) -> Run:
-    """A run whose seeds end with these test losses."""
+    """Return a run whose seeds have these test losses."""
     run = write_method(root, [0.9] * len(losses), compressor=compressor)
     for seed, loss in zip(run.seeds, losses, strict=True):
         file = seed.path / "metrics.json"
@@ -40,12 +40,12 @@ def test_the_lower_test_loss_is_counted_by_seed(tmp_path: Path) -> None:
     assert table["lower_test_loss"].tolist() == [True, True, True, True, False]
     assert table["baseline_test_loss"].tolist() == [0.2, 0.3, 0.4, 0.5, 0.4]
     said = summarize_seed(with_feedback, without)
-    assert "On digits, after 60 steps on 2 workers" in said
+    assert "On the data set digits, after 60 steps on 2 workers" in said
     assert (
         "ErrorFeedback(TopK(ratio=0.01)) ends with a lower test loss than TopK(ratio=0.01)" in said
     )
-    assert "**4 of 5 seeds**: mean 0.3 against 0.36; chance alone" in said
-    assert "this many or more in 19% of such trials" in said  # (5 + 1) / 32
+    assert "**4 of 5 seeds**: mean 0.3 against 0.36; if both were equally good" in said
+    assert "would be lower by chance in 19% of such comparisons" in said  # (5 + 1) / 32
 
 
 def test_equal_losses_are_not_lower(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_runs_of_other_seeds_are_refused(tmp_path: Path) -> None:
     other = write_method(tmp_path / "other", compressor=FED_BACK)
     file = other.path / "experiment.json"
     file.write_text(file.read_text().replace('"seed": 0', '"seed": 7'))
-    with pytest.raises(LabkitError, match="share no completed seed"):
+    with pytest.raises(LabkitError, match="have no completed seed in common"):
         seed_by_seed(Run(other.path), one)
 
 
@@ -109,11 +109,11 @@ def test_memory_is_held_against_the_baseline_but_peaks_are_not(tmp_path: Path) -
     said = summarize_memory(
         [base, scaled, precision_written(tmp_path, 2, precision="float64")], base
     )
-    assert "**precision mixed_float16** keeps as many bytes as the baseline" in said
+    assert "**precision mixed_float16** keeps as many bytes in memory as the baseline" in said
     assert (
         "**precision float64** keeps 7.81 KiB of weights (2x), 7.81 KiB of gradients (2x)." in said
     )
-    assert "does not compare precisions" in said
+    assert "do not compare the memory of precisions" in said
     assert "float32** keeps" not in said
 
 

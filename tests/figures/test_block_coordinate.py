@@ -1,4 +1,4 @@
-"""How soon scheduled blocks come to an optimum, from runs made by hand."""
+"""Test how fast scheduled blocks reach an optimum; the runs are written by the tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPTIMUM = 2.0
 
 
 def scheduled(root: Path, select: str, losses: Sequence[float]) -> Run:
-    """A run whose loss before each round was this."""
+    """Return a run that has these losses before its rounds."""
     found = {"clock": "virtual", "network": "1GbE", "wire_bytes_per_step": 64.0}
     strategy = {"name": "BlockCoordinateDescent", "selection": select}
     steps = {"workers": 2, "epochs": 1, "steps": len(losses)}
@@ -29,7 +29,7 @@ def scheduled(root: Path, select: str, losses: Sequence[float]) -> Run:
 
 
 def reaching(root: Path, select: str, after: int, rounds: int = 12) -> Run:
-    """One that is at the optimum after so many rounds."""
+    """Return a run that reaches the optimum after this number of rounds."""
     steps = np.arange(rounds)
     return scheduled(root, select, np.where(steps < after, 3.0, OPTIMUM).tolist())
 
@@ -38,7 +38,7 @@ def test_the_gap_is_drawn_by_rounds(tmp_path: Path) -> None:
     figure = optimality_gap([scheduled(tmp_path, "priority", [4.0, 3.0, 2.0])], OPTIMUM)
     (trace,) = [t for t in figure.data if len(t.x) == 3]
     np.testing.assert_allclose(trace.y[:2], [1.0, 0.5])
-    assert 0 < trace.y[2] < 1e-15  # what a logarithmic axis can show of nothing
+    assert 0 < trace.y[2] < 1e-15  # a logarithmic axis cannot show 0
     assert figure.layout.title.text == "Optimality gap by rounds · virtual clock · network 1GbE"
 
 
@@ -54,17 +54,17 @@ def test_the_reading_says_who_was_there_first(
 ) -> None:
     runs = [reaching(tmp_path, "priority", priority), reaching(tmp_path, "random", chance)]
     text = summarize_blocks(runs, OPTIMUM)
-    assert f"**priority**, {priority} rounds to a gap of a millionth; 64 B on the wire" in text
+    assert f"**priority**, {priority} rounds to a relative gap of 1e-6; 64 B on the wire" in text
     assert said in text.replace("; ", ": ")
 
 
 def test_and_who_never_was(tmp_path: Path) -> None:
     runs = [reaching(tmp_path, "priority", 3), reaching(tmp_path, "random", 99)]
     text = summarize_blocks(runs, OPTIMUM)
-    assert "**random**; 1 seed, 0 of them with a gap of a millionth; relative gap 0.5" in text
+    assert "**random**; 1 seed, 0 of them reached a relative gap of 1e-6; relative gap 0.5" in text
     assert ": reproduced" in text
     assert "the factor is unknown" in text
-    # Where nobody was, nobody was first.
+    # If no run reaches the optimum, no run is named as the first.
     nobody = [reaching(tmp_path, way, 99) for way in ("priority", "random")]
     assert "chance" not in summarize_blocks(nobody, OPTIMUM)
 
@@ -74,4 +74,4 @@ def test_who_depends_on_whom_is_drawn_above_the_threshold() -> None:
     figure = dependencies(couplings, 0.3)
     np.testing.assert_array_equal(figure.data[0].z, np.where(couplings >= 0.3, couplings, 0))
     assert "2 pairs of 3 with a coupling of 0.3 or more" in figure.alt
-    assert couplings[0, 1] == 0.5  # they are the caller's
+    assert couplings[0, 1] == 0.5  # the caller's array is unchanged

@@ -1,4 +1,4 @@
-"""Costs of collectives, message counts and use of links."""
+"""Test the figures of collectives: costs, numbers of messages, and use of links."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_adding_moves_the_crossing() -> None:
         costs(["butterfly", "ring"], 8, ["1GbE"], (64, 2**26), gamma)[0].fastest[0].last
         for gamma in (0.0, 4e-9)
     ]
-    assert edges[1] < edges[0]  # a butterfly adds whole buffers lg p times
+    assert edges[1] < edges[0]  # a butterfly adds the whole buffer lg p times
 
 
 def test_algorithms_that_take_as_long_share_their_stretch() -> None:
@@ -81,7 +81,7 @@ def test_thin_lines_are_the_closed_forms_and_a_graph_of_links_has_none() -> None
 
 def test_the_reading_says_what_the_figure_shows() -> None:
     said = summarize_cost(["master_worker", "ring"], 8, ["1GbE"], (64, 2**26))
-    assert "then ring. At 64 MiB master_worker takes 7.99 times as long as ring" in said
+    assert "then ring. At 64 MiB, master_worker takes 7.99 times as long as ring" in said
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_ring_and_master_send_as_much_but_the_master_alone_sends_half() -> None:
 def test_a_row_that_differs_is_named() -> None:
     table = counts_table(["ring"], [4])
     table.loc[0, ["messages", "equal"]] = [23, False]
-    assert "**ring** on 4 ranks differs: 23 messages counted, 24" in summarize_counts(table)
+    assert "**ring** on 4 ranks differs: its schedule has 23 messages" in summarize_counts(table)
 
 
 def test_an_unknown_name_is_a_sentence() -> None:

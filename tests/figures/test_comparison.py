@@ -1,4 +1,4 @@
-"""Comparison figures and tables of runs, with the display of tables."""
+"""Test comparison figures and tables of runs, and how tables are displayed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from labkit.figures.kit.axes import number_text, scale
 from labkit.figures.kit.canvas import join_points
 from labkit.figures.kit.entries import MANY, entries, settings
 from labkit.figures.runs.comparison import sheets
-from labkit.records.analysis.losses import smoothed
+from labkit.records.analysis.loss_curves import smoothed
 from labkit.records.analysis.scaling import scalings, seed_bands
 from labkit.records.run import Run
 
@@ -36,7 +36,7 @@ ONE_BIT = {"name": "AllReduce", "algorithm": "ring", "compressor": {"name": "One
 
 
 def grid(root: Path, seeds: int = 1, **changes: Any) -> list[Run]:
-    """Two numbers of workers x two compressors x seeds; the second compressor is less accurate."""
+    """Return runs of 2 numbers of workers × 2 compressors × seeds; the second is less accurate."""
     return [
         write_run(
             root,
@@ -57,7 +57,7 @@ def grid(root: Path, seeds: int = 1, **changes: Any) -> list[Run]:
 
 
 def keyed(figure: Any, run: Run) -> list[Any]:
-    """The traces that draw this run alone, without its line in the legend."""
+    """Return the traces that draw only this run, without the legend's entry."""
     key = entries([run])[0].key
     found = [trace for trace in figure.data if (trace.meta or {}).get("run") == key]
     return [trace for trace in found if trace.x[0] is not None]
@@ -103,7 +103,7 @@ def test_a_failed_gate_breaks_the_line_where_speeds_are(tmp_path: Path) -> None:
     assert line.y[0] is not None
     assert line.y[1] is not None
     assert line.y[2] is None
-    assert "equivalence gate failed" in figure.alt
+    assert "equivalence check failed" in figure.alt
 
 
 def test_a_heat_map_finds_the_grid_and_takes_medians_of_seeds(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_heat_map_can_be_turned_and_says_what_is_missing(tmp_path: Path) -> No
     assert list(figure.layout.xaxis.ticktext) == ["no compression", "OneBit"]
     with pytest.raises(InvalidInput, match=r"'worker' \(did you mean 'workers'"):
         heat_map(runs, x="worker", y="compressor")
-    with pytest.raises(InvalidInput, match="no two parameters of these runs"):
+    with pytest.raises(InvalidInput, match="no two parameters have runs"):
         heat_map(runs[:2])
     assert not has_grid(runs[:2])
     assert not has_grid([])
@@ -143,7 +143,7 @@ def test_no_speed_of_a_failed_gate_is_in_a_cell(tmp_path: Path) -> None:
     accuracy, speed = (trace for trace in figure.data if trace.type == "heatmap")
     assert not np.isnan(accuracy.z[1][1])
     assert np.isnan(speed.z[1][1])
-    assert "gate failed" in figure.alt
+    assert "check failed" in figure.alt
 
 
 def test_scatter_shows_any_number_over_any_other(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_seed_bands_span_the_seeds_of_each_number_of_workers(tmp_path: Path) -> 
     assert list(band["efficiency"])[1] == pytest.approx(50 * (8 / 5 + 8 / 4) / 2)
     assert list(band["seeds"]) == [2, 2]
     drawn = [t for t in compare(runs).data if (t.meta or {}).get("runs")]
-    assert len(drawn) == 2 * 3  # speed-up and efficiency: both ends of the band, and its middle
+    assert len(drawn) == 2 * 3  # speed-up and efficiency: the band's two ends, and its middle
     assert list(drawn[0].y) == pytest.approx([1, 8 / 5])
     assert list(drawn[1].y) == pytest.approx([1, 8 / 4])
     assert bands_of(runs[:2]).empty
@@ -205,7 +205,7 @@ def test_no_speed_up_is_told_over_other_work(tmp_path: Path) -> None:
         write_run(tmp_path, workers=2),
     ]
     assert scalings({str(k): run for k, run in enumerate(runs)}).empty
-    alone = write_run(tmp_path, workers=1, network="wan")  # which says nothing over it
+    alone = write_run(tmp_path, workers=1, network="wan")  # one worker sends nothing over it
     found = scalings({str(k): run for k, run in enumerate([*runs, alone])})
     assert dict(zip(found["run"], found["baseline"], strict=True))["3"] == "4"
 
@@ -252,13 +252,13 @@ def test_lines_and_points_without_a_run_are_left_as_they_are() -> None:
 def test_the_reading_knows_who_is_best_and_what_seeds_leave_open(tmp_path: Path) -> None:
     text = summarize_comparison(grid(tmp_path, seeds=3))
     assert (
-        "12 runs that differ in compressor, workers (12 completed; 4 settings apart from the seed)"
-        in text
+        "12 runs that differ in compressor, workers (12 completed; 4 settings that differ in more "
+        "than the seed)" in text
     )
-    assert "Equivalence gate: 4 passed" in text
+    assert "Equivalence check: 4 passed" in text
     assert "**no compression, workers 1**, 91.00% (3 seeds, 90.00% to 92.00%)" in text
-    assert "no compression, workers 2, 91.00%" in text  # as good: no lead is claimed
-    assert "more than the seeds explain" not in text
+    assert "no compression, workers 2, 91.00%" in text  # equal accuracy: no run is called better
+    assert "the difference exceeds the spread of the seeds" not in text
     one = summarize_comparison(grid(tmp_path / "one"))
     assert "One seed cannot separate a difference from chance in test accuracy: " in one
     assert "No difference beyond the spread of the seeds in test accuracy: **no c" in text
@@ -274,10 +274,10 @@ def test_the_reading_judges_a_clear_lead_and_names_failed_gates(tmp_path: Path) 
     ]
     runs.append(write_run(tmp_path, workers=4, measured={"equivalence": FAILED_GATE}))
     text = summarize_comparison(runs)
-    # Another task: no race between models.
+    # Different models are different tasks, so these runs are not compared with each other.
     assert (
-        "Not compared, because no other run has the same task, length and clock: workers 2, cnn"
-        in text
+        "Not compared, because no other run has the same model, data set, length and clock: "
+        "workers 2, cnn" in text
     )
     assert "mlp on digits: " in text
     assert "no speed is shown for workers 4" in text
@@ -288,7 +288,7 @@ def test_the_reading_judges_a_clear_lead_and_names_failed_gates(tmp_path: Path) 
         for rate, accuracy in ((0.1, 0.9), (0.5, 0.5))
         for s in range(3)
     ]
-    assert "more than the seeds explain" in summarize_comparison(clear)
+    assert "the difference exceeds the spread of the seeds" in summarize_comparison(clear)
 
 
 def test_modelled_seconds_are_no_rivals_of_measured_ones(tmp_path: Path) -> None:
@@ -305,8 +305,8 @@ def test_modelled_seconds_are_no_rivals_of_measured_ones(tmp_path: Path) -> None
     assert "virtual clock: One seed cannot separate a difference from chance in samples/s" in text
     assert "clock virtual" not in text.partition("wall clock: ")[2].partition("virtual clock: ")[0]
     alone = summarize_comparison(runs[1:3])
-    assert "no other run has the same task, length and clock" in alone
-    # Beside each other in the figure of accuracy and seconds, neither beats the other.
+    assert "no other run has the same model, data set, length and clock" in alone
+    # In the figure of accuracy and seconds, runs on different clocks do not dominate each other.
     assert pareto(runs).layout.meta["alt"].count("(on the front)") == 4
 
 
@@ -327,12 +327,12 @@ def test_a_speed_up_names_its_spread_and_its_seeds_and_a_null_result_comes_first
         "strong scaling, efficiency 80%." in reading("clear", [4.0, 5.0, 6.0])
     )
     assert (
-        "No speed-up over one worker beyond the spread of the seeds; the largest: **workers 2**, "
+        "No speed-up over one worker exceeds the spread of the seeds; the largest: **workers 2**, "
         "1.14 (3 seeds, 0.89 to 1.60)" in reading("null", [5.0, 7.0, 9.0])
     )
     assert (
-        "1.60 (spread 1.14 to 2.00); strong scaling, efficiency 80%; one seed; the spread is over "
-        "its steps" in reading("one", [5.0])
+        "1.60 (spread 1.14 to 2.00); strong scaling, efficiency 80%; the spread is over the "
+        "steps of its single seed" in reading("one", [5.0])
     )
 
 
@@ -358,7 +358,7 @@ def test_regressions_are_judged_by_their_loss(tmp_path: Path) -> None:
     assert (
         "Lowest test loss: **workers 2**, 0.11 (2 seeds, 0.1 to 0.12); next workers 1, 0.31" in text
     )
-    assert "each of its seeds is lower" in text
+    assert "every seed is lower than every seed of the next run" in text
     null = summarize_comparison([*runs(1, 0.1, 0.3), *runs(2, 0.2, 0.4)])
     assert "No difference beyond the spread of the seeds in test loss" in null
     assert "One seed cannot separate" in summarize_comparison([*runs(1, 0.1), *runs(2, 0.2)])
@@ -368,7 +368,7 @@ def test_runs_of_one_step_have_no_seconds_and_say_why(tmp_path: Path) -> None:
     measured = {"first_step_ms": 400.1, "train_seconds": 0.4001}
     runs = [write_run(tmp_path, workers=w, epochs=1, steps=1, measured=measured) for w in (1, 2)]
     assert (
-        "2 runs of one step: the speed is that of TensorFlow's tracing"
+        "2 runs of only one step, whose time includes TensorFlow's tracing"
         in compare(runs).layout.meta["alt"]
     )
     assert "bytes" in pareto(runs).layout.meta["alt"]

@@ -1,4 +1,4 @@
-"""Figures of compression, by method, by layer and by bandwidth."""
+"""Test the figures of compression by method, by layer and by bandwidth."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from labkit.records.verdict import completed_seeds
 from labkit.report import report
 from labkit.simulate import closed_form
 
-SAID_FAILED = "no speed figure: equivalence gate failed"
+SAID_FAILED = "no speed is shown, because the equivalence check failed"
 
 
 def texts(figure: Any) -> str:
-    """All the words in a figure."""
+    """Return all texts of a figure without tags."""
     words = [note.text for note in figure.layout.annotations]
     words += [figure.layout.title.text, figure.layout.title.subtitle.text or ""]
     return re.sub(r"<[^>]+>", " ", " ".join(words))
 
 
 def markers(figure: Any) -> list[Any]:
-    """The traces that mark a run, without those of the legend."""
+    """Return the traces with a run's marker, without the legend's entries."""
     return [
         trace
         for trace in figure.data
@@ -105,7 +105,7 @@ def test_a_bar_stacks_to_the_measured_step(tmp_path: Path) -> None:
     assert {name: y[0] for name, y in bars.items()} == pytest.approx(
         {"compute": 3, "codec": 1, "wire": 2, "wait": 0.5}
     )
-    assert bars["codec"][1] == 0  # an older run has no such column
+    assert bars["codec"][1] == 0  # an older run has no column for the codec
     assert sum(y[0] for y in bars.values()) == pytest.approx(6.5)
     assert markers(figure)[-1].y[0] == pytest.approx(6.5)
     assert figure.layout.barmode == "stack"
@@ -129,7 +129,7 @@ def test_a_failed_gate_has_no_bar_and_no_time(tmp_path: Path) -> None:
     assert SAID_FAILED in texts(step_parts([bad]))
     assert len(methods(entries([good, bad]))) == 1
     assert SAID_FAILED in texts(bandwidth([good, bad]))
-    with pytest.raises(LabkitError, match="no run to predict from"):
+    with pytest.raises(LabkitError, match="no given run allows a prediction"):
         bandwidth([bad])
 
 
@@ -146,7 +146,8 @@ def test_the_front_holds_whom_nobody_beats(tmp_path: Path) -> None:
     drawn = markers(figure)
     assert [t.marker.symbol for t in drawn[:3]] == ["circle", "circle", "circle-open"]
     (line, _) = [t for t in figure.data if t.name == "Pareto front"]
-    # Steps after the first x ranks x bytes, cheapest first.
+    # The number of bytes is steps after the first × ranks × bytes per step; the cheapest run comes
+    # first.
     assert list(line.x) == [59 * 2 * 400, 59 * 2 * 40_000]
     assert "accuracy 90.00%, 46.1 KiB, 295 ms (on the front)" in figure.alt
     assert "accuracy × bytes × seconds" in texts(figure).lower()
@@ -178,7 +179,7 @@ def test_seconds_on_another_network_are_no_rival(tmp_path: Path) -> None:
     assert list(front(spending({"slow": slow, "fast": fast}), MEASURES)["run"]) == ["slow", "fast"]
     figure = pareto([slow, fast])
     assert [list(t.y) for t in figure.data if t.name == "Pareto front"] == [[0.9] * 2, [0.9], [0.9]]
-    # Of equal accuracies an axis shows what is around them, and not all that there can be.
+    # If all accuracies are equal, the axis shows only their neighbourhood, not the whole range.
     assert figure.layout.yaxis.range == pytest.approx((0.85, 0.95))
 
 
@@ -188,7 +189,7 @@ def test_error_bars_span_the_seeds(tmp_path: Path) -> None:
     assert mark.y[0] == pytest.approx(0.93)
     assert mark.y[0] + mark.error_y.array[0] == pytest.approx(0.97)
     assert mark.y[0] - mark.error_y.arrayminus[0] == pytest.approx(0.90)
-    assert mark.error_x.visible is False  # all seeds send the same bytes
+    assert mark.error_x.visible is False  # all seeds send equally many bytes
 
 
 def test_a_failed_gate_keeps_its_accuracy_and_bytes_but_no_seconds(tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_what_cannot_be_placed_is_said(tmp_path: Path) -> None:
     regression = write_method(tmp_path, measured={"test_accuracy": None})
     figure = pareto([regression, write_method(tmp_path, workers=1, payload=0)])
     assert "without test accuracy: " in texts(figure)
-    assert "no run with a test accuracy and bytes" in texts(figure)
+    assert "no run has both a test accuracy and bytes" in texts(figure)
 
 
 # --- bandwidth -----------------------------------------------------------------------------------
@@ -214,7 +215,7 @@ def test_an_allreduce_is_predicted_by_its_closed_form(tmp_path: Path, algorithm:
     from labkit.schedules import get_collective
 
     counts, payload = get_collective(algorithm).counts(4), 40_000
-    # On average over ranks: the master sends more than the others.
+    # The numbers are means over ranks, because the master sends more than the others.
     sent, messages = (int(each.sum()) // 4 for each in (counts.bytes(payload), counts.messages))
     messages *= 3  # three buckets
     run = write_method(
@@ -318,7 +319,7 @@ def test_bars_are_named_in_lines_that_fit_and_tell_runs_apart(tmp_path: Path) ->
 
 
 def observed(root: Path, seeds: int = 1, **changes: Any) -> Run:
-    """A run of two layers on two ranks; the second layer is compressed worse."""
+    """Return a run of two layers on two ranks; the second layer has larger compression errors."""
     rows = [
         {
             "step": step,
@@ -351,7 +352,7 @@ def test_every_measure_has_a_line_a_layer_and_a_band_of_ranks(tmp_path: Path) ->
     lines = [t for t in figure.data if t.mode == "lines" and t.line.width == 2]
     assert len(lines) == 5 * 2
     assert lines[0].y[0] == pytest.approx(0.105)
-    assert sum(t.fill == "tonexty" for t in figure.data) == 2  # errors differ by rank, others not
+    assert sum(t.fill == "tonexty" for t in figure.data) == 2  # only errors differ between ranks
     assert [t.name for t in figure.data if t.showlegend] == ["dense", "head"]
     assert "TopK 1 % · wall clock · network 1GbE" in figure.layout.title.text
 
@@ -374,9 +375,14 @@ def test_the_microscope_shows_all_seeds_of_a_run(tmp_path: Path) -> None:
 def test_the_reading_names_the_worst_layer_and_a_growing_residual(tmp_path: Path) -> None:
     run = observed(tmp_path)
     said = summarize_compression_stats(run)
-    assert "lowest in **head** (0.7, relative error 0.205) and highest in **dense** (0.9)" in said
-    assert "Layers use 0.64 bits per parameter and send 0.01 to 0.02 of their elements" in said
-    assert "The residual still grows" in said
+    assert (
+        "lowest in layer **head** (0.7, relative error 0.205) and highest in **dense** (0.9)"
+        in said
+    )
+    assert (
+        "Compressed layers use 0.64 bits per parameter and send 0.01 to 0.02 of their elements"
+    ) in said
+    assert "The error-feedback residual still grows" in said
     assert "head" in compression_stats(run).alt
     assert "has stopped growing" in summarize_compression_stats(
         observed(tmp_path, residual_norm=2.0)
@@ -391,11 +397,11 @@ def test_what_is_not_finite_is_left_out_and_named(tmp_path: Path) -> None:
         relative_error=lambda rows: rows["relative_error"].where(rows["layer"] != "head", np.inf),
     )
     assert "no layer has this statistic" in texts(compression_stats(run))
-    assert "80 rows have no finite error, of head" in summarize_compression_stats(run)
+    assert "80 rows of the statistics, of head" in summarize_compression_stats(run)
 
 
 def test_a_run_without_a_microscope_is_told_how_to_have_one(tmp_path: Path) -> None:
-    with pytest.raises(LabkitError, match=r"compression_stats_every=10\) has them"):
+    with pytest.raises(LabkitError, match=r"compression_stats_every=10\)"):
         compression_stats(write_method(tmp_path, compressor=TOP_K))
 
 

@@ -1,4 +1,4 @@
-"""What is drawn of a step's graph, its queue, its threads and its input is what was measured."""
+"""Test figures of a step's graph, queue, threads and input against the measured values."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ NAN = float("nan")
 
 
 def ran(name: str, op: str, start: float, stop: float, device: str = "CPU:0") -> Operation:
-    """An operation with times in ms."""
+    """Return an operation that starts and stops at these times (ms)."""
     return Operation(name, op, device, 8.0, (stop - start) / 1e3, start / 1e3, stop / 1e3)
 
 
-# Two gradients one after the other, and an update behind each; w is what the step was given.
+# One gradient follows the other, and each is followed by an update; w is an input of the step.
 GRADIENTS = (ran("g1", "MatMul", 0, 2), ran("g2", "MatMul", 2, 4))
 DATA = (Flow("w", "g1", 8.0), Flow("g1", "g2", 8.0), Flow("g1", "u1", 8.0), Flow("g2", "u2", 8.0))
 GIVEN = Operation("w", "_Arg", "CPU:0", 8.0)
@@ -74,7 +74,7 @@ def test_the_graph_is_drawn_without_what_was_there_before() -> None:
 
 def test_the_animation_has_a_frame_for_each_time_that_something_begins_or_ends() -> None:
     figure = ready_animation(FREE)
-    assert len(figure.frames) == 6  # at 0, 2, 2.5, 3, 4 and 5 ms
+    assert len(figure.frames) == 6  # frames at 0, 2, 2.5, 3, 4 and 5 ms
     texts = [list(frame.data[0].text) for frame in figure.frames]
     counts = [dict(zip(("g1", "g2", "u1", "u2"), text, strict=True)) for text in texts]
     assert counts[0] == {"g1": "", "g2": "1", "u1": "1", "u2": "1"}
@@ -90,7 +90,7 @@ def test_the_queue_is_told_as_it_is_drawn() -> None:
     assert list(queue_table(FREE)["wait_ms"]) == pytest.approx([0, 0, 0.5, 0])
     said = summarize_queue(FREE)
     assert "0 of 4 operations started before" in said
-    assert "**u1** waited longest in the queue, 0.5 ms" in said
+    assert "**u1** waited longest in the ready queue, 0.5 ms" in said
 
 
 def test_a_step_of_too_many_operations_is_refused() -> None:
@@ -106,10 +106,10 @@ def test_control_dependencies_hold_updates_back() -> None:
     assert list(order["last_gradient_ms"]) == pytest.approx([4, 4])
     free, gated = summarize_control(BOTH).splitlines()
     assert "1 of 2 updates started before" in free
-    assert gated.endswith("early updates are not allowed, and none occurred.")
+    assert gated.endswith("updates before the last gradient are not allowed, and none occurred.")
     early = replace(GATED, operations=(*GATED.operations[:3], *FREE.operations[3:]))
     assert str(summarize_control({"early": early})).endswith(
-        "early updates are not allowed, but 1 occurred."
+        "updates before the last gradient are not allowed, but 1 occurred."
     )
     lanes = {lane for trace in control_timeline(BOTH).data for lane in trace.y or () if lane}
     assert lanes == {"other operations", "gradients", "updates"}
@@ -128,22 +128,22 @@ def test_a_send_and_a_receive_stand_where_an_edge_leaves_its_device() -> None:
         if trace.name in ("CPU:0", "CPU:1") and trace.text
     }
     assert on == {"CPU:0": ["receive", "send"], "CPU:1": ["receive", "send"]}
-    assert "2 edges between devices" in figure.alt  # one a tensor, however many read it
+    assert "2 edges between devices" in figure.alt  # one edge per tensor, with one or more readers
 
 
 def test_pairs_are_in_the_order_in_which_what_they_carry_was_made() -> None:
     table = transfers_table(SPLIT)
     assert list(table["tensor"]) == ["edge_2_a", "edge_1_c"]
-    assert list(table["between_ms"][:1]) == pytest.approx([0.5])  # to the first of its readers
+    assert list(table["between_ms"][:1]) == pytest.approx([0.5])  # until its first reader starts
     assert math.isnan(table["between_ms"][1])
     said = summarize_transfers(SPLIT)
     assert "The largest tensor is **edge_2_a**, 4 KiB from CPU:0 to CPU:1" in said
-    assert "1 of 2 carries nothing" in said
-    assert "no send and no receive" in summarize_transfers(FREE)
+    assert "1 of 2 carries no data" in said
+    assert "sends and receives nothing" in summarize_transfers(FREE)
 
 
 def fed(way: str, repeat: int, idle: float, compute: float, made: float) -> list[FedStep]:
-    """Six steps; batch k is made in the `made` ms before step k has it, or was before the turn."""
+    """Return six steps; each batch is made in the `made` ms before its step (0: made earlier)."""
     found, now = [], 0.0
     for step in range(6):
         got, stop = now + idle / 1e3, now + (idle + compute) / 1e3
@@ -172,12 +172,12 @@ def test_idle_time_and_batches_that_are_made_are_drawn_where_they_were() -> None
     figure = input_timeline(INPUT, steps=2)
     bars = [trace for trace in figure.data if trace.type == "bar"]
     idle = [list(trace.x) for trace in bars if trace.name == "training waits for its batch"]
-    assert idle == [pytest.approx([3, 3]), pytest.approx([2, 2])]  # synthetic has none
+    assert idle == [pytest.approx([3, 3]), pytest.approx([2, 2])]  # no idle time for synthetic
     made = [trace for trace in bars if trace.name == "input prepares a batch"]
     assert set(made[0].y) == {"input 1"}
-    assert set(made[1].y) == {"input 1", "input 2"}  # two at a time
-    assert "map: training is idle 60% of the time" in figure.alt
-    with pytest.raises(InvalidInput, match="steps=0: draw at least 1"):
+    assert set(made[1].y) == {"input 1", "input 2"}  # two batches are made at the same time
+    assert "map: training is idle in 60% of the time" in figure.alt
+    with pytest.raises(InvalidInput, match="steps=0 cannot be drawn: give a number of at least 1"):
         input_timeline(INPUT, steps=0)
 
 
@@ -190,8 +190,8 @@ def test_the_overhead_is_drawn_with_its_spread_and_said() -> None:
     assert "I/O overhead 100% (repeats 50% to 150%)" in said
     assert "took 0.25 s; the cache file has 2 KiB" in said
     assert said.endswith(
-        "**parallel calls** is nearest to tensors in memory; its overhead is 100% of a synthetic "
-        "step."
+        "**parallel calls** is the input whose step time is nearest to that of tensors in "
+        "memory; its overhead is 100% of a step with synthetic input."
     )
 
 

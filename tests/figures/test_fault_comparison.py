@@ -1,4 +1,4 @@
-"""The league of faults: each number beside the undisturbed run, and who did not finish."""
+"""Test the table of faults: values relative to the run without faults, and unfinished runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_what_is_kept_is_held_against_the_undisturbed_run(
     assert table["kept"]["outlives"] == pytest.approx(1)
     assert 0.5 < table["kept"]["half"] < 1
     assert (table["goodput, samples/s"]["stops"], table["samples lost"]["stops"]) == (0, 15360)
-    assert table["recovery, s"]["outlives"] == 0.75  # of its record, without tracing
+    assert table["recovery, s"]["outlives"] == 0.75  # the value from the record, without tracing
 
 
 def test_who_did_not_finish_is_told_first_and_drawn_as_nothing(

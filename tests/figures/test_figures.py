@@ -1,4 +1,4 @@
-"""Figures say what the records say, and nothing that the records forbid."""
+"""Test that figures show what the records contain, and nothing that a record forbids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from labkit.figures import compare, curves, show, speedup, table, throughput
 from labkit.figures.kit.entries import PALETTE, entries, labels
 from labkit.records import store
 from labkit.records.analysis.columns import differences
-from labkit.records.analysis.losses import loss_curve, smoothed
+from labkit.records.analysis.loss_curves import loss_curve, smoothed
 from labkit.records.analysis.scaling import scalings
 from labkit.records.run import Run
 
@@ -25,7 +25,7 @@ TOP_K = {"name": "AllReduce", "algorithm": "ring", "compressor": {"name": "TopK"
 
 
 def scaled(root: Path) -> list[Run]:
-    """One worker, two on the same global batch, two on the same local batch."""
+    """Return three runs: one worker, two with equal global batch, two with equal local batch."""
     return [
         write_run(root, workers=1, step_ms=8.0),
         write_run(root, workers=2, step_ms=5.0),
@@ -34,21 +34,21 @@ def scaled(root: Path) -> list[Run]:
 
 
 def texts(figure: Any) -> str:
-    """All the words in a figure, tags and line breaks taken out."""
+    """Return all texts of a figure, without tags and line breaks."""
     words = [note.text for note in figure.layout.annotations]
     words += [figure.layout.title.text, figure.layout.title.subtitle.text or ""]
     return re.sub(r"<[^>]+>", " ", " ".join(words))
 
 
 def traces_of(figure: Any, run: Run) -> list[Any]:
-    """The traces that draw a run, without its line in the legend."""
+    """Return the traces that draw a run, without its entry in the legend."""
     key = entries([run])[0].key
     found = [trace for trace in figure.data if (trace.meta or {}).get("run") == key]
     return [trace for trace in found if trace.x[0] is not None]
 
 
 def panel(figure: Any, title: str) -> str:
-    """The y axis of the panel with this title."""
+    """Return the y axis of the panel with this title."""
     titled = [a for a in figure.layout.annotations if title in a.text]
     for axis in figure.select_yaxes():
         if np.isclose(axis.domain[1], titled[0].y):
@@ -118,7 +118,7 @@ def test_the_loss_is_the_mean_over_ranks_weighted_by_samples() -> None:
     assert list(curve["loss"]) == pytest.approx([1.75, 2.0])
     assert list(curve["seconds"]) == pytest.approx(
         [0.0, 0.7]
-    )  # the slowest rank's, after the first step
+    )  # those of the slowest rank, after the first step
     assert list(curve["step"]) == [1, 2]
 
 
@@ -190,8 +190,8 @@ def test_efficiency_is_t1_over_n_tn_strong_and_t1_over_tn_weak(tmp_path: Path) -
 )
 def test_a_run_of_other_work_is_no_baseline(tmp_path: Path, other: dict[str, Any]) -> None:
     figure = speedup([write_run(tmp_path, workers=1, **other), write_run(tmp_path, workers=2)])
-    assert "no run has workers=1 and otherwise equal parameters" in texts(figure)
-    assert "no run has workers=1" in figure.alt
+    assert "no run with workers=1 has the same other parameters" in texts(figure)
+    assert "no run with workers=1" in figure.alt
 
 
 def test_a_baseline_with_the_same_strategy_is_preferred(tmp_path: Path) -> None:
@@ -208,17 +208,17 @@ def test_a_run_whose_gate_failed_has_no_speed_anywhere(tmp_path: Path) -> None:
     good = scaled(tmp_path)
     bad = write_run(tmp_path, workers=4, measured={"equivalence": FAILED_GATE})
     figure = compare([*good, bad])
-    assert "no speed figure: equivalence gate failed (max |Δ| 0.25)" in texts(figure)
+    assert "no speed is shown, because the equivalence check failed (max |Δ| 0.25)" in texts(figure)
     drawn = traces_of(figure, bad)
     assert {trace.yaxis for trace in drawn} == {panel(figure, t) for t in ("loss", "accuracy")}
     assert {name for trace in drawn for name in trace.meta["over"]} == {"bytes"}
-    assert "no speed figure: equivalence gate failed (max |Δ| 0.25)" in figure.alt
+    assert "no speed is shown, because the equivalence check failed (max |Δ| 0.25)" in figure.alt
     row = table([*good, bad]).iloc[3]
     assert row["equivalence"] == "failed (max |Δ| 0.25)"
     assert pd.isna(row["samples_per_second"])
     alone = throughput([bad])
     assert traces_of(alone, bad) == []
-    assert "no speed figure" in texts(alone)
+    assert "no speed is shown" in texts(alone)
 
 
 def test_too_few_cores_are_marked_in_legend_and_title(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_show_outside_a_notebook_offers_no_cloud(
 ) -> None:
     given: dict[str, Any] = {}
     figure = compare([write_run(tmp_path)])
-    # Whatever has made a shell in this process: here is none.
+    # Other tests may have created an IPython shell in this process; this test needs none.
     monkeypatch.setattr("IPython.core.getipython.get_ipython", lambda: None)
     monkeypatch.setattr(type(figure), "show", lambda self, **options: given.update(options))
     show(figure)
@@ -303,7 +303,7 @@ def test_a_hundred_runs_stay_small(tmp_path: Path) -> None:
     runs = [write_run(tmp_path, learning_rate=1.0 + k, epochs=50) for k in range(100)]
     figure = compare(runs)
     assert len(figure.to_json()) < 3e6
-    assert not any(trace.showlegend is not False for trace in figure.data)  # no legend of 100
+    assert not any(trace.showlegend is not False for trace in figure.data)  # no legend for 100 runs
 
 
 def test_buttons_move_curves_to_seconds_and_bytes(tmp_path: Path) -> None:
@@ -327,11 +327,14 @@ def test_curves_that_lie_on_each_other_are_told(tmp_path: Path) -> None:
 def test_bytes_are_those_after_the_first_step_and_none_in_shared_memory(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     rows = run.history
-    rows.loc[rows["step"] == 0, "wire_bytes"] = 10**9  # the trial of `auto`
+    rows.loc[rows["step"] == 0, "wire_bytes"] = 10**9  # bytes of the measurements by `auto`
     assert loss_curve(rows)["bytes"].max() < 10**8
     rows.loc[rows["step"] > 0, "wire_bytes"] = 0
     measured = run.metrics | {"exchange": {"algorithm": "shared_memory"}}
     store.finish(run.path, measured, rows)
     figure = curves([Run(run.path)])
     assert [b.label for b in figure.layout.updatemenus[0].buttons] == ["by step", "by seconds"]
-    assert "no axis of bytes: the exchange uses shared memory" in texts(figure)
+    assert (
+        "the figure has no axis of bytes: ranks exchange gradients through shared memory"
+        in texts(figure)
+    )

@@ -1,4 +1,4 @@
-"""What figures of forecasts draw and say, from forecasts that are made by hand."""
+"""Test the figures and summaries of forecasts; the forecasts are written by the tests."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def reached(less: list[int], usual: list[int]) -> list[MapPoint]:
 
 
 def test_no_winner_is_named_where_bands_of_seeds_overlap() -> None:
-    # Where a step takes half, its slowest seed needs 0.5 × 180 s; the quickest of the usual, 90 s.
+    # With half the time per step, the slowest seed of "less" needs 0.5 × 180 s; the quickest seed
+    # of "usual" needs 90 s, too.
     places = reached([90, 100, 180], [90, 100, 110])
     table = winners_table(places, "usual")
     assert list(table["winner"]) == ["not distinguishable"] * 2 + ["usual"] * 2
@@ -80,8 +81,11 @@ def test_no_winner_is_named_where_bands_of_seeds_overlap() -> None:
     assert cells.text[0][0] == "≈"
     assert "not distinguishable: usual 100 s (90 s to 110 s), less" in cells.customdata[0][0]
     assert "not distinguishable" in [trace.name for trace in figure.data]
-    assert "its slowest seed is faster than the fastest seed of all others" in figure.alt
-    assert "not distinguishable, because bands overlap or little is saved, in: 2 of 4" in figure.alt
+    assert "its slowest seed is faster than the fastest seed of every other strategy" in figure.alt
+    assert (
+        "not distinguishable, because their bands overlap or the saving is small, in: 2 of 4"
+        in figure.alt
+    )
 
 
 def test_a_way_that_is_surely_faster_wins_and_says_so() -> None:
@@ -90,9 +94,12 @@ def test_a_way_that_is_surely_faster_wins_and_says_so() -> None:
     assert list(table["winner"]) == ["less", "not distinguishable", "usual", "usual"]
     assert table["gain"][0] == pytest.approx(0.5)
     said = figures.summarize_break_even(PLACES, "usual", ["less"], {}, {}, places)
-    assert "To the target, with any seed, a way other than **usual** saves at least 5%" in said
     assert (
-        "not distinguishable, because bands overlap or little is saved, in: 1 of 4 places" in said
+        "To reach the target, with any seed, a strategy other than **usual** saves at least 5%"
+    ) in said
+    assert (
+        "not distinguishable, because their bands overlap or the saving is small, in: 1 of 4 "
+        "places" in said
     )
 
 
@@ -100,7 +107,7 @@ def test_one_seed_tells_nobody_apart() -> None:
     places = reached([1], [100, 110])
     assert set(winners_table(places, "usual")["winner"]) == {"not distinguishable"}
     hover = winners_table(places, "usual")["hover"][0]
-    assert "(one seed, no band)" in hover
+    assert "(only one seed, so no band)" in hover
 
 
 def test_the_null_hypothesis_comes_first() -> None:
@@ -117,7 +124,7 @@ def rows() -> list[dict[str, Any]]:
 
 def test_the_diagonal_names_those_that_are_furthest_off() -> None:
     said = figures.summarize_diagonal(rows())
-    assert "**calm**, median error of 2 settings: 25.0%" in said
+    assert "**calm**, median forecast error of 2 settings: 25.0%" in said
     furthest = [line for line in said.split("\n") if "Largest error" in line]
     assert ["far on 1GbE" in furthest[0], "near on 1GbE" in furthest[1]] == [True, True]
     assert not any("loud" in line for line in furthest)
@@ -143,4 +150,4 @@ def test_answers_say_workers_servers_and_slowness() -> None:
     last = STUDY.workers_until(0.5)
     assert f"**ring** keeps an efficiency of 50%: up to {last} worker" in said
     assert "4 workers with parameter servers: 2 servers within 5 % of the fastest" in said
-    assert "Longer step if one of 2 ranks computes 2 times as long" in said
+    assert "Increase of the step time if one of 2 ranks computes 2 times as long" in said

@@ -1,4 +1,4 @@
-"""TensorFlow's strategies beside labkit's, from runs made by hand."""
+"""Compare TensorFlow's strategies with labkit's; the runs are written by the tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit.figures import framework_table, summarize_framework, traffic_matrix
 from labkit.records.run import Run
 from labkit.strategies import TFDistribute
 
-STEPS = 60  # of a run made by hand
+STEPS = 60  # number of steps of each run
 RING = {"name": "AllReduce", "algorithm": "ring"}
 ASYNCHRONOUS = {"name": "ParameterServer", "synchronous": False}
 
@@ -86,12 +86,12 @@ def test_what_failed_its_gate_has_no_speed(tmp_path: Path, runs: list[Run]) -> N
     failed = theirs(tmp_path / "failed", "mirrored", 5.0, 0, equivalence=verdict)
     assert np.isnan(framework_table([failed, *runs])["step_ms"].iloc[0])
     said = summarize_framework([failed, *runs]).splitlines()[0]
-    assert "the equivalence gate of Theirs failed, so it has no speed" in said
+    assert "the equivalence check of Theirs failed, so its speed is not shown" in said
     assert "fast" not in said
     ours = write_run(
         tmp_path / "ours", strategy=RING, step_ms=5.0, measured={"equivalence": verdict}
     )
-    assert "has no speed" in summarize_framework([failed, ours])
+    assert "its speed is not shown" in summarize_framework([failed, ours])
 
 
 def test_what_was_not_held_against_one_process_has_no_speed_either(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_what_was_not_held_against_one_process_has_no_speed_either(tmp_path: Pat
     ]
     assert list(framework_table(runs)["step_ms"].isna()) == [True, False]
     said = summarize_framework(runs)
-    assert "has no speed: TFDistribute is not exact" in said
+    assert "its speed is not shown: TFDistribute is not exact" in said
     assert "fast" not in said
 
 
@@ -134,13 +134,18 @@ def test_other_work_is_not_compared(tmp_path: Path, field: str, value: object) -
 def test_another_number_of_servers_and_a_compressor_are_another_strategy(tmp_path: Path) -> None:
     two = theirs(tmp_path, "parameter_server", 5.0, 512, options={"servers": 2})
     one = write_run(tmp_path / "one", strategy=ASYNCHRONOUS)
-    asked = "labkit's ParameterServer(synchronous=False, servers=2) has no run of the same work"
+    asked = (
+        "labkit's ParameterServer(synchronous=False, servers=2) has no run with the same model, "
+        "data and settings"
+    )
     assert asked in summarize_framework([two, one])
     same = write_run(tmp_path / "two", strategy=ASYNCHRONOUS | {"servers": 2})
     assert "a step takes" in summarize_framework([two, same])
     ring = theirs(tmp_path, "multi_worker_mirrored", 20.0, 2048)
     packed = write_run(tmp_path / "packed", strategy=RING | {"compressor": {"name": "TopK"}})
-    assert "has no run of the same work" in summarize_framework([ring, packed])
+    assert "has no run with the same model, data and settings" in summarize_framework(
+        [ring, packed]
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is said of answers by replicas, stages and slices follows from what was measured."""
+"""Test figures and summaries of inference by replicas, pipeline stages and tensor slices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from labkit.records.analysis.serving_runs import (
 )
 
 NETWORKS, SIZES = ("near", "far"), (1, 8)
-# ms of a batch, by way; over the far network what is divided takes longer.
+# Milliseconds per batch of 1 and of 8, by kind of inference; on the far network, divided models
+# take longer.
 LATENCY = {
     ONE_PROCESS: (2.0, 9.0),
     "replicas": (2.0, 5.0),
@@ -75,17 +76,25 @@ def test_memory_is_what_each_rank_holds_and_one_process_is_one() -> None:
 def test_the_reading_says_who_is_ahead_and_where_slicing_pays() -> None:
     said = summarize_serving(measured()).splitlines()
     assert said[0] == (
-        "- Lowest latency with batches of 1, near: **slices**, 1.02 ms (spread 1.00 ms to 1.04 "
-        "ms); "
-        "next one process, 2.04 ms: better than all others beyond the spread."
+        "- Lowest latency with batches of 1 rows, near: **slices**, 1.02 ms (spread 1.00 ms to "
+        "1.04 ms); next one process, 2.04 ms: better than all other strategies beyond the spread."
     )
-    assert said[1].startswith("- Lowest latency with batches of 1, far: **one process**, 2.04 ms")
+    assert said[1].startswith(
+        "- Lowest latency with batches of 1 rows, far: **one process**, 2.04 ms"
+    )
     assert "**replicas**, 6,337 rows/s" in said[2]
     assert "with batches of 8; next slices, 5,281 rows/s" in said[2]
-    assert said[4].endswith("(with batches of 1): slicing reduces latency with batches of 1, 8.")
-    assert said[5].endswith("slicing reduces latency for no batch size beyond the spread.")
+    assert said[4].endswith(
+        "(with batches of 1): slicing the model reduces latency with batches of 1, 8."
+    )
+    assert said[5].endswith(
+        "slicing the model reduces latency for no batch size beyond the spread."
+    )
     assert "one process 800 B, replicas 800 B, stages 500 B, slices 400 B" in said[6]
-    assert "the largest difference is 2.0e-07; rounding explains up to 1.0e-04" in said[7]
+    assert (
+        "the largest difference of a prediction is 2.0e-07; rounding explains up to 1.0e-04"
+        in said[7]
+    )
     assert said[8].endswith("near: slices and replicas; far: one process and one process.")
     assert len(said) == 9
 
@@ -101,7 +110,7 @@ def test_equal_ways_are_not_ranked() -> None:
 
 def test_more_ranks_than_cores_are_marked_in_figure_and_words() -> None:
     many = measured(threads=2)
-    assert "exceed the cores" in summarize_serving(many)
+    assert "need more cores than the host has" in summarize_serving(many)
     assert "2 ranks × 2 threads *" in serving(many).alt
     assert "than cores" in serving(many).alt
     assert "than cores" not in serving(measured()).alt

@@ -1,4 +1,4 @@
-"""Live curves and linked selection, without a browser."""
+"""Test live curves and linked selections of runs, without a browser."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_metrics_get_curves_when_they_come() -> None:
         "held-out loss": ([12], [2.0]),
     }
     held_out = next(t for t in traces(figure, "metric") if t["name"] == "held-out loss")
-    assert held_out["xaxis"] == "x"  # beside the loss, not the metrics
+    assert held_out["xaxis"] == "x"  # in the panel of the loss, not that of the metrics
 
 
 def test_bars_say_which_part_of_its_time_each_rank_spends_on_what() -> None:
@@ -73,17 +73,17 @@ def test_bars_say_which_part_of_its_time_each_rank_spends_on_what() -> None:
         "wait": [25, 0],
     }
     patterns = {trace["marker"]["pattern"]["shape"] for trace in bars}
-    assert len(patterns) == len(bars)  # told apart without colour
+    assert len(patterns) == len(bars)  # patterns distinguish the bars without colour
 
 
 def test_axes_have_units() -> None:
     layout = LiveFigure("mine", 1).screen.content["layout"]
     titles = [layout[f"yaxis{end}"]["title"]["text"] for end in ("", "2", "3", "4")]
     assert titles == [
-        "loss of the rank's batch",
-        "metrics after an epoch",
-        "samples/s of the rank",
-        "MiB sent by the rank",
+        "loss of the batch of a rank",
+        "metrics after each epoch",
+        "samples/s of a rank",
+        "MiB sent by a rank",
     ]
     assert layout["xaxis"]["title"]["text"] == "step"
     assert layout["xaxis5"]["title"]["text"].startswith("% of step time")
@@ -119,7 +119,7 @@ def test_a_run_chosen_in_one_figure_stands_out_in_all_and_in_the_list(tmp_path: 
     choice, *boxes = linked_selection(compare(runs), pareto(runs)).widget().children
     screens = [box.children[1] for box in boxes]
     assert [label for label, _ in choice.options] == ["no run", "workers 1", "workers 2"]
-    screens[1].chosen = entries(runs)[0].key  # as a click in the browser does
+    screens[1].chosen = entries(runs)[0].key  # like a click in the browser
     assert choice.label == "workers 1"
     assert screens[0].chosen == entries(runs)[0].key
     choice.value = ""
@@ -132,7 +132,7 @@ def test_until_a_figure_is_drawn_its_words_stand_there(tmp_path: Path) -> None:
     words, plot = box.children
     assert figure.alt in unescape(words.value)
     assert plot.figure["data"] == figure.content["data"]
-    assert plot.ended  # what is drawn at first is all there will be
+    assert plot.ended  # no further data will follow
 
 
 def test_a_job_leaves_plain_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The kit of figures: labels, sheets and screens."""
+"""Test the shared parts of figures: labels, sheets and screens."""
 
 from __future__ import annotations
 
@@ -82,10 +82,12 @@ def test_the_words_of_very_many_are_told_of_some(count: int) -> None:
     said = Sheet([], [], "Title", ["* remark"], [f"run {number}" for number in range(count)]).alt
     assert said.startswith("Title. * remark. run 0")
     assert said.count("run ") == min(count, MANY)
-    assert said.endswith("and 3 more; see the table." if count > MANY else f"{count - 1}.")
+    assert said.endswith(
+        "and 3 more texts, which the table contains." if count > MANY else f"{count - 1}."
+    )
 
 
-LIMIT = 100_000  # bytes of a module that comes up at once: anywidget gives it two seconds
+LIMIT = 100_000  # maximum bytes of the module; anywidget waits two seconds for it
 
 SHARES = {0: {"compute": 0.75, "wait": 0.25}}
 
@@ -123,7 +125,7 @@ def test_each_change_is_sent_whole_to_both() -> None:
     assert shown == picture(plot.figure)
     assert len(elements(shown, "polyline")[0].get("points", "").split()) == 3
     said = {each.text for each in elements(shown, "text")}
-    assert {"mine · wall clock", "samples/s of the rank", "rank 0", "<b>"} <= said
+    assert {"mine · wall clock", "samples/s of a rank", "rank 0", "<b>"} <= said
 
 
 def test_bars_of_a_picture_lie_end_to_end() -> None:

@@ -1,4 +1,4 @@
-"""How far each rule for the rate goes, from runs made by hand."""
+"""Test up to which batch size each learning-rate rule works; the runs are written by the tests."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from labkit.records.analysis.settings import group_seeds
 from labkit.records.run import Run
 
 TARGET = 0.8
-EPOCHS = 5  # of 20 steps each, 256 samples a step
+EPOCHS = 5  # each epoch has 20 steps of 256 samples
 
 
 def scaled(root: Path, workers: int, epochs: int, rule: str = "linear", **asked: Any) -> Run:
-    """A run that reaches the target after so many epochs; 0: never."""
+    """Return a run that reaches the target after this number of epochs; 0 means never."""
     reached = [(0.85 if epochs and epoch >= epochs - 1 else 0.5) for epoch in range(EPOCHS)]
     curve = [
         {"step": 20 * (n + 1), "seconds": (n + 1) / workers, "val_accuracy": value}
@@ -31,7 +31,7 @@ def scaled(root: Path, workers: int, epochs: int, rule: str = "linear", **asked:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Run]:
-    """The linear rule holds for 4 workers, wants more for 8, and fails for 16; LARS goes on."""
+    """Return runs: the linear rule works for 4 workers, slower for 8, not for 16; LARS does."""
     linear = [scaled(tmp_path, workers, epochs) for workers, epochs in ((4, 2), (8, 3), (16, 0))]
     warm = [scaled(tmp_path, k, epochs, warmup_epochs=2.0) for k, epochs in ((4, 2), (16, 0))]
     lars = [scaled(tmp_path, k, n, "sqrt", optimizer="lars") for k, n in ((1, 2), (16, 4))]
@@ -57,7 +57,8 @@ def test_lines_end_where_crosses_begin(runs: list[Run]) -> None:
     figure = large_batch(runs, TARGET)
     assert (
         figure.layout.title.text
-        == "Cost to reach 80% accuracy, by workers · virtual clock · network 10GbE"
+        == "Samples and time to reach 80% accuracy, by number of workers · virtual clock · "
+        "network 10GbE"
     )
     drawn = [trace for trace in figure.data if trace.name == "linear" and trace.x[0] is not None]
     panels = [[t for t in drawn if t.xaxis == axis] for axis in ("x", "x2")]
@@ -75,15 +76,16 @@ def test_the_reading_begins_with_what_did_not_come(runs: list[Run]) -> None:
     assert said[0] == (
         "- **linear, warm-up reaches the target with more workers than linear** (Goyal 2017): "
         "**not** "
-        "reproduced: up to 4 workers, against 8."
+        "reproduced: it reaches the target with up to 4 workers, against 8 with linear."
     )
     assert said[1] == (
-        "- **With the linear rule, more workers need no more samples than one, within the seeds** "
-        "(Goyal 2017): reproduced: this holds up to 4 workers; with 8 workers 15,360 samples."
+        "- **With the linear scaling rule, more workers need no more samples than one worker, "
+        "within the range of the seeds** (Goyal 2017): reproduced: the claim holds up to 4 "
+        "workers; with 8 workers 15,360 samples."
     )
     assert said[2] == (
-        "- **The linear rule fails with many workers** (Goyal 2017): reproduced: with 16 workers "
-        "0 of 1 seeds reached the target."
+        "- **The linear scaling rule fails with many workers** (Goyal 2017): reproduced: with 16 "
+        "workers 0 of 1 seeds reached the target."
     )
     assert (
         "**LARS, square root reaches the target with more workers than linear, warm-up**" in said[3]
@@ -101,14 +103,14 @@ def test_bands_and_seeds_that_did_not_reach_it_are_said(tmp_path: Path) -> None:
     four = [scaled(tmp_path, 4, epochs, seed=n) for n, epochs in enumerate((0, 2))]
     said = summarize_large_batch(group_seeds([*one, *four]), TARGET)
     assert said.splitlines()[0] == (
-        "- **With the linear rule, more workers need no more samples than one, within the seeds** "
-        "(Goyal 2017): **not** reproduced: with 1 worker 7,680 samples (2 seeds, 5,120 to "
-        "10,240); with 4 workers 1 of 2 seeds reached the target."
+        "- **With the linear scaling rule, more workers need no more samples than one worker, "
+        "within the range of the seeds** (Goyal 2017): **not** reproduced: with 1 worker 7,680 "
+        "samples (2 seeds, 5,120 to 10,240); with 4 workers 1 of 2 seeds reached the target."
     )
     assert "Fastest to 80% accuracy: **fixed rate, 1 worker**, 1.5 s (2 seeds, 1 s to 2 s)." in said
 
 
 def test_without_a_run_that_arrives_nothing_is_first(tmp_path: Path) -> None:
     said = summarize_large_batch([scaled(tmp_path, 4, 0), scaled(tmp_path, 8, 0)], TARGET)
-    assert said.splitlines()[0] == "- No rule reached 80% in all seeds."
+    assert said.splitlines()[0] == "- No learning-rate rule reached 80% accuracy with all seeds."
     assert large_batch([scaled(tmp_path, 4, 0)], TARGET).alt.endswith("by 0 of 1 seeds.")

@@ -1,4 +1,4 @@
-"""Traffic between ranks that hold parts of a model."""
+"""Test figures of the traffic between ranks that each hold parts of a model."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def test_the_words_say_what_the_bars_show(tmp_path: Path) -> None:
     alt = layer_traffic(sliced_run(tmp_path)).alt
     assert "up (outputs): 0 B forward, 4 KiB backward" in alt
     assert "down <b> (inputs): 3 KiB forward, 0 B backward" in alt
-    assert "Replicated on every rank, nothing sent: norm" in alt
-    assert "a rank holds at most 4 KiB of 6 KiB of weights" in alt
+    assert "Replicated on every rank, so nothing is sent: norm" in alt
+    assert "a rank stores at most 4 KiB of the 6 KiB of weights" in alt
 
 
 def test_a_run_without_slices_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LabkitError, match=r"no layers in slices .*strategy=lk.TensorParallel\(\)"):
+    with pytest.raises(LabkitError, match=r"no layers divided .*strategy=lk.TensorParallel\(\)"):
         layer_traffic(write_run(tmp_path))
 
 
@@ -87,7 +87,8 @@ def maps(figure: Any) -> list[Any]:
 def test_a_row_a_layer_with_its_tiles_and_what_machines_say_to_each_other() -> None:
     figure = grid_traffic(LAYERS, (2, 2))
     pixels, between, places, everything, scores, loss = maps(figure)
-    # Rows and columns 2 and 3 lie under kernels of the neighbours, the middle under those of all.
+    # The neighbours' kernels overlap pixel rows and columns 2 and 3; all kernels overlap the
+    # centre.
     assert np.asarray(pixels.z)[0].tolist() == [0, 0, 1, 1, 0, 0]
     assert np.asarray(pixels.z)[2].tolist() == [1, 1, 3, 3, 1, 1]
     assert np.asarray(between.z).tolist()[0] == [0, 2 * 3, 2 * 3, 2]

@@ -1,4 +1,4 @@
-"""Graphs are drawn from above to below, by device, and are made small without a circle."""
+"""Test graphs that are drawn top down by device, and joined into fewer nodes without a cycle."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def test_nodes_of_a_layer_do_not_lie_on_each_other() -> None:
 @pytest.mark.parametrize(
     ("nodes", "edges", "words"),
     [
-        ([], [], "no node to draw"),
+        ([], [], "the graph has no nodes"),
         ([DIAMOND[0]] * 2, [], "the same name"),
         (DIAMOND, [Edge("a", "z")], "'z', which is not a node"),
         (DIAMOND, [*SIDES, Edge("d", "a")], "a cycle among a, b, c, d"),
-        ([DrawnNode(str(n), "", "") for n in range(MOST + 1)], [], f"allowed: {MOST}"),
+        ([DrawnNode(str(n), "", "") for n in range(MOST + 1)], [], f"allowed are at most {MOST}"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(
@@ -88,7 +88,7 @@ def test_joining_neighbours_keeps_devices_weights_and_copies_and_makes_no_circle
 ) -> None:
     nodes, edges = graph
     fewer, between = collapsed(nodes, edges, most=1)
-    layers([node.name for node in fewer], between)  # which refuses a circle
+    layers([node.name for node in fewer], between)  # raises an error if there is a cycle
     for device in "AB":
         weights = [sum(n.weight for n in each if n.device == device) for each in (nodes, fewer)]
         assert weights[0] == weights[1]

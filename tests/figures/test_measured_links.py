@@ -1,4 +1,4 @@
-"""Transports and links between hosts, from rows made by hand."""
+"""Test figures of transports and of links between hosts; the rows are written by the tests."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_a_gain_is_told_place_by_place_with_its_ends() -> None:
     assert gains.loc[SHARED, "low"] == pytest.approx(2.7 / 1.1)
     reading = figures.summarize_transport(ROWS, 4096, TRAINED)
     assert (
-        f"Ratio of two-sided to one-sided time by {SHARED}, 4 KiB: 3.00 (spread 2.45 to 3.67): it "
-        f"pays." in (reading)
+        f"Ratio of the two-sided to the one-sided time by {SHARED}, 4 KiB: 3.00 (spread 2.45 to "
+        "3.67): it pays." in (reading)
     )
     assert "0.50 (spread 0.41 to 0.61): it does not pay." in reading
     assert "RDMA, predicted and not measured: **one_sided**, 100 µs." in reading
@@ -61,7 +61,7 @@ def test_a_gain_is_told_place_by_place_with_its_ends() -> None:
 def test_the_reading_says_when_the_target_was_reached_and_where_it_was_not() -> None:
     reading = figures.summarize_transport(ROWS, 4096, TRAINED)
     assert "target accuracy 90% after 1.5 s." in reading
-    assert "1.50 times the fastest; target accuracy 90% not reached." in reading
+    assert "1.50 times the fastest; the target accuracy 90% was not reached." in reading
     table = figures.transport_training(TRAINED)
     assert table["times the fastest measured"].tolist() == [1.0, 1.5]
 
@@ -143,18 +143,21 @@ def test_a_sum_that_was_wrong_and_a_gate_that_failed_have_no_times(tmp_path: Pat
         trained(tmp_path, "two_level", 20.0, equivalence=FAILED_GATE),
     ]
     said = figures.summarize_hosts(wrong, LINK, runs)
-    assert "**two_level** over ring, 1 MiB: no time, because its sums were wrong." in said
-    assert "of **two_level** over ring: no time, because the equivalence gate failed." in said
+    assert "**two_level** over ring, 1 MiB: no time is shown, because the sums were wrong." in said
+    assert (
+        "of **two_level** over ring: no time is shown, because the equivalence check failed."
+        in said
+    )
     assert "nan" not in said
 
 
 def test_bytes_stand_by_level_and_for_how_long_the_link_has_them() -> None:
     traffic = figures.hosts_traffic(HOSTS_ROWS, LINK).set_index("algorithm")
-    assert traffic.loc["ring", "link alone, ms"] == pytest.approx(1e3 * MIB / 1e8)
-    # On an emulated network nothing has left this host: what the schedule says stands for it.
+    assert traffic.loc["ring", "predicted time on the link, ms"] == pytest.approx(1e3 * MIB / 1e8)
+    # On an emulated network, no bytes leave this host, so the schedule's number is used.
     pretended = [each | {"link_bytes": None} for each in HOSTS_ROWS]
     traffic = figures.hosts_traffic(pretended, LINK).set_index("algorithm")
-    assert traffic.loc["ring", "link alone, ms"] == pytest.approx(1e3 * MIB / 1e8)
+    assert traffic.loc["ring", "predicted time on the link, ms"] == pytest.approx(1e3 * MIB / 1e8)
 
 
 def test_a_way_inside_a_host_stands_beside_that_between_two() -> None:

@@ -1,4 +1,4 @@
-"""The message trace draws the messages of the schedule, and nothing else."""
+"""Test that the message trace draws exactly the messages of the schedule."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from labkit.simulate import simulate
 
 
 def arrows(state: Any) -> int:
-    """Arrow heads in a frame."""
+    """Return the number of arrow heads in a frame."""
     curves = [trace for trace in state if trace.type == "scatter" and trace.marker.size is not None]
     return sum(np.count_nonzero(trace.marker.size) for trace in curves)
 
 
 def cells(state: Any) -> list[str]:
-    """What stands in the chunks, rank by rank."""
+    """Return the texts in the chunks, rank by rank."""
     words = next(trace for trace in state if trace.type == "scatter" and trace.xaxis == "x2")
     return list(words.text)
 

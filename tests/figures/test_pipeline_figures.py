@@ -1,4 +1,4 @@
-"""Pipeline schedules as Gantt charts and animations."""
+"""Test Gantt charts and animations of pipeline schedules."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_messages_are_lines_from_sender_to_receiver_where_they_take_time() -> No
 
 
 def test_nothing_to_draw_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="no pipeline to draw"):
+    with pytest.raises(InvalidInput, match="no pipeline was given"):
         pipeline_gantt([])
 
 
@@ -108,7 +108,8 @@ def test_ticks_hold_what_the_memory_formula_counts_and_send_what_the_table_sends
     steps = ticks(table)
     held = np.array([[len(each) for each in step.held] for step in steps])
     by_rank = [held[:, rank :: table.ranks].sum(axis=1).max() for rank in range(table.ranks)]
-    # After a tick: a backward that ended in it has let go already.
+    # The numbers hold at the end of a tick: a backward pass that has ended has freed its
+    # activations.
     assert (np.array(by_rank) <= in_flight(table)).all()
     assert max(by_rank) == in_flight(table).max()
     assert not held[-1].any()
@@ -142,7 +143,7 @@ def test_a_frame_a_tick_with_its_arrows_boxes_and_words() -> None:
     assert "tick 8 of 8" in figure.alt
     table_rows = figure.layout.meta["table"]
     assert table_rows.count("<tr>") == 9
-    assert "backward of 2" in table_rows
+    assert "backward pass of 2" in table_rows
 
 
 def test_what_is_too_large_to_see_is_refused() -> None:

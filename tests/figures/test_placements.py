@@ -1,4 +1,4 @@
-"""Placements side by side: their table, their pictures, and what is said of them."""
+"""Compare device placements: test their table, their figures and their summary."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ def test_a_row_a_link_and_rule_with_steps_of_the_first_link_alone() -> None:
     table = placement_table(PLANS, measured()).set_index(["link", "rule"])
     assert table.loc[("quick", "all on one"), "predicted_ms"] == pytest.approx(9.0)
     assert table.loc[("quick", "list scheduling"), "predicted_ms"] == pytest.approx(5.1)
-    # Greedy: both products have begun, each where it ends first, before their sum is placed.
+    # The greedy rule puts each product on the device where it ends first, before it places their
+    # sum.
     assert table.loc[("slow", "list scheduling"), "predicted_ms"] == pytest.approx(1005.0)
     assert table.loc[("quick", "list scheduling"), "copies"] == 1
     assert table.loc[("quick", "random"), "plans"] == 3
@@ -145,30 +146,38 @@ def test_the_pointer_is_told_what_the_placement_log_says() -> None:
     log = {"tower0/Relu": "CPU:0"}
     drawn = step_picture(STEP, "A step", log=log).data
     told = [text for t in drawn if t.mode == "markers+text" for text in t.hovertext or ()]
-    assert [text for text in told if "placed on CPU:0 according to the log" in text] == [
-        text for text in told if text.startswith("tower0/Relu")
-    ]
-    assert sum("not in the log" in text for text in told) == len(told) - 1
+    assert [
+        text for text in told if "placed on CPU:0 according to TensorFlow's placement log" in text
+    ] == [text for text in told if text.startswith("tower0/Relu")]
+    assert sum("not in TensorFlow's placement log" in text for text in told) == len(told) - 1
 
 
 def test_the_placer_is_read_from_what_ran() -> None:
     said = summarize_placer(found())
     assert "1 of 1 gradient operations ran on a different device" in said
     assert "names 1 of the 5 operations that ran, and each ran on the logged device" in said
-    assert "MatMul of int32: the registry has a kernel for CPU, and none for GPU" in said
+    assert "MatMul of int32: TensorFlow's registry has a kernel for CPU, but none for GPU" in said
     assert "with soft placement ran on CPU:1; with strict placement refused (Unable)" in said
 
 
 def test_the_answer_holds_the_promise_against_what_was_measured() -> None:
     said = summarize_placement(found(), PLANS, measured())
-    assert "quick: **list scheduling 5.1 ms** with 1 copied tensors or signals of 8 B in" in said
+    assert (
+        "quick: **list scheduling 5.1 ms** with 1 copies of tensors or control signals between "
+        "devices, 8 B in"
+    ) in said
     assert "memory exceeded: all on one; lower bound 5 ms" in said
     assert "losses are bitwise equal" in said
-    assert "measured steps are shorter than all on one, beyond their spread" in said
+    assert (
+        "measured steps are shorter than with all operations on one device, beyond the spread"
+        in said
+    )
     assert "but a longer step than all on one with slow" in said
-    assert "TensorFlow lists no GPU here" in said
+    assert "TensorFlow finds no GPU on this machine" in said
     assert "do not differ beyond" in summarize_placement(found(), PLANS, measured(9e-3))
-    assert "are longer than all on one" in summarize_placement(found(), PLANS, measured(1.0))
+    assert "are longer than with all operations on one device" in summarize_placement(
+        found(), PLANS, measured(1.0)
+    )
 
 
 def test_another_step_and_other_copies_are_told() -> None:
@@ -176,8 +185,8 @@ def test_another_step_and_other_copies_are_told() -> None:
         PlanMeasurement(m.name, m.seconds, [float(at)], 99, STEP) for at, m in enumerate(measured())
     ]
     said = summarize_placement(found(), PLANS, wrong)
-    assert "Different steps" in said
-    assert "The number of TensorFlow's copies differs from the plan" in said
+    assert "The placements do not train the same step" in said
+    assert "The number of copies that TensorFlow made differs from the planned number" in said
 
 
 def test_the_way_to_a_gpu_pays_from_a_size_on_or_not_at_all() -> None:
@@ -185,7 +194,12 @@ def test_the_way_to_a_gpu_pays_from_a_size_on_or_not_at_all() -> None:
     assert table["there_ms"].tolist() == pytest.approx([3.1] * 3)
     assert table["pays"].tolist() == [False, True, True]
     said = summarize_placement(found(speeds(1e-4)), PLANS, measured())
-    assert "From n = 16 on, a product on GPU:0 with its copies takes less time (3.1 ms)" in said
+    assert (
+        "From n = 16 on, a matrix product on GPU:0 with its copies takes less time (3.1 ms)" in said
+    )
     never = summarize_placement(found(speeds(1.0)), PLANS, measured())
-    assert "Up to n = 32, a product on GPU:0 with its copies is not faster than a product" in never
-    assert "lists no GPU" in break_even([])
+    assert (
+        "Up to n = 32, a matrix product on GPU:0 with its copies is not faster than a matrix "
+        "product"
+    ) in never
+    assert "finds no GPU" in break_even([])

@@ -1,4 +1,4 @@
-"""Predicted beside measured: errors that can be recomputed, and no time for wrong results."""
+"""Compare forecast and measured times: errors are reproducible; wrong results have no time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = (4096, 2**20, 2**22)
 
 
 def rows(algorithm: str, factor: float = 1.0, **changes: Any) -> list[dict[str, Any]]:
-    """Rows of a bench that took `factor` times the closed form on 1GbE."""
+    """Return rows of a benchmark whose times are `factor` times the closed form on 1GbE."""
     found = []
     for nbytes in SIZES:
         milliseconds = 1e3 * factor * closed_form(algorithm, 2, nbytes, Network.named("1GbE"))
@@ -80,9 +80,9 @@ def test_what_has_no_schedule_is_measured_only() -> None:
 def test_a_wrong_result_has_no_time() -> None:
     table, figure = predicted_and_measured(rows("ring", correct=False) + rows("tree"))
     assert table["measured_ms"].isna().tolist() == [True] * 3 + [False] * 3
-    assert "3 of 3 rows have wrong results" in summarize_prediction(table)
-    assert "3 rows with wrong results are omitted" in figure.layout.title.subtitle.text
-    with pytest.raises(InvalidInput, match="all rows have wrong results"):
+    assert "3 of 3 rows have wrong sums" in summarize_prediction(table)
+    assert "3 rows with wrong sums are omitted" in figure.layout.title.subtitle.text
+    with pytest.raises(InvalidInput, match="all rows have wrong sums"):
         predicted_and_measured(rows("ring", correct=False))
 
 
@@ -92,11 +92,11 @@ def test_the_reading_judges_by_the_spread_and_weighs_the_master() -> None:
     assert "**master_worker**: median error 33.3% (over 3 sizes)" in said
     assert "0 of 3 predictions are within the spread" in said
     assert "3 of 3 predictions are within the spread" in said
-    assert "At 4 MiB master_worker takes 3.00 times as long as ring" in said
+    assert "At 4 MiB, master_worker takes 3.00 times as long as ring" in said
 
 
 def test_without_a_network_to_predict_with_it_asks() -> None:
-    with pytest.raises(InvalidInput, match="name the network for the prediction"):
+    with pytest.raises(InvalidInput, match="give the network for the prediction"):
         predicted_and_measured([row | {"network": None} for row in rows("ring")])
     with pytest.raises(InvalidInput, match="no rows to compare"):
         predicted_and_measured([])

@@ -1,4 +1,4 @@
-"""Synchronization periods and gossip, from runs made by hand."""
+"""Test figures of averaging periods and gossip; the runs are written by the tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def met(
     strategy: dict[str, Any] | None = None,
     steps: int = 0,
 ) -> Run:
-    """A run whose replicas met so rarely, or each step, with this test accuracy."""
+    """Return a run with this averaging period (0: every step) and this test accuracy."""
     found: dict[str, Any] = {
         "clock": "virtual",
         "network": "wan",
@@ -65,14 +65,14 @@ def test_the_reading_says_whether_the_published_shapes_came(runs: list[Run]) -> 
     assert "488 KiB on the wire per step" in said
     assert said.count(": reproduced") == 3
     assert (
-        "Periods longer than 32 steps cost accuracy, beyond the seeds** (Lin 2020): reproduced: "
-        "averaging, every 64 70.0%" in said
+        "Synchronization periods above 32 steps cost accuracy, beyond the spread of the seeds** "
+        "(Lin 2020): reproduced: averaging, every 64 70.0%" in said
     )
     assert "outer Nesterov, every 64 85.0%; averaging, every 64 70.0%" in said
 
 
 def free(root: Path, delayed: int, accuracies: tuple[float, ...]) -> Run:
-    """An asynchronous run with these test accuracies, an epoch of 20 steps each."""
+    """Return an asynchronous run with these accuracies, one per epoch of 20 steps."""
     epochs = [
         {"epoch": epoch, "step": 20 * (epoch + 1), "seconds": 1.0, "val_accuracy": accuracy}
         for epoch, accuracy in enumerate(accuracies)
@@ -86,14 +86,14 @@ def free(root: Path, delayed: int, accuracies: tuple[float, ...]) -> Run:
 @pytest.mark.parametrize(
     ("at_once", "said"),
     [
-        ((0.5, 0.7, 0.9), ": reproduced: {}, 60 without"),
+        ((0.5, 0.7, 0.9), ": reproduced: {}; after 60 steps without it"),
         (
             (0.5, 0.7, 0.8),
-            ": reproduced: {}, not by all seeds without",
+            ": reproduced: {}; without it, some seeds do not reach that accuracy",
         ),
         (
             (0.7, 0.9, 0.9),
-            "**not** reproduced: {}, 40 without",
+            "**not** reproduced: {}; after 40 steps without it",
         ),
     ],
 )
@@ -101,7 +101,7 @@ def test_steps_with_and_without_delayed_nesterov(
     at_once: tuple[float, ...], said: str, tmp_path: Path
 ) -> None:
     runs = [free(tmp_path, 8, (0.5, 0.89, 0.9)), free(tmp_path, 1, at_once)]
-    ours = "nearly the final accuracy is reached after 40 steps with it"
+    ours = "nearly the final accuracy of delayed Nesterov is reached after 40 steps with it"
     assert said.format(ours) in summarize_period(runs)
 
 
@@ -112,7 +112,7 @@ def test_springs_stand_long_periods_or_not(far: float, said: str, tmp_path: Path
         met(tmp_path, accuracy, 8, strategy=strategy)
         for accuracy, strategy in zip((0.875, far), strategies, strict=True)
     ]
-    assert f"within the seeds** (Zhang 2015): {said}" in summarize_period(found)
+    assert f"within the spread of the seeds** (Zhang 2015): {said}" in summarize_period(found)
 
 
 @pytest.mark.parametrize(("mean", "said"), [(0.83, "reproduced"), (0.84, "**not** reproduced")])
@@ -122,8 +122,8 @@ def test_springs_are_held_against_the_mean_at_the_longest_period(
     springs = met(tmp_path, 0.855, 64, strategy={"name": "ElasticAveraging", "period": 64})
     runs = [springs, met(tmp_path, mean, 64), met(tmp_path, 0.9, 128)]
     assert (
-        f"elastic averaging is better than averaging, beyond the seeds** (Zhang 2015): {said}"
-        in (summarize_period(runs))
+        "elastic averaging is more accurate than averaging, beyond the spread of the seeds** "
+        f"(Zhang 2015): {said}" in summarize_period(runs)
     )
 
 
@@ -136,8 +136,8 @@ def test_four_bits_are_held_against_full_precision(
     few = met(tmp_path, accuracy, strategy=way | {"compressor": compressor})
     reading = summarize_period([met(tmp_path, 0.845, 16, "nesterov"), few])
     what = (
-        "Outer gradients in 4 bits are as accurate as full precision, within the seeds** "
-        "(Douillard 2025)"
+        "With outer gradients in 4 bits, the accuracy is that of full precision, within the spread "
+        "of the seeds** (Douillard 2025)"
     )
     assert f"{what}: {said}: outer Nesterov, in 4 bits, every 16 {accuracy:.1%}" in reading
 
@@ -166,7 +166,7 @@ def test_and_says_where_they_did_not_come(tmp_path: Path) -> None:
 def gossiped(
     root: Path, topology: str | None, distance: float, seconds: float = 30.0, **more: bool
 ) -> Run:
-    """A run on this graph, or of an allreduce, with this distance after the last epoch."""
+    """Return a run of gossip on a topology, or of allreduce, with this final consensus distance."""
     epochs: list[dict[str, Any]] = [
         {"epoch": e, "step": 2 * (e + 1), "seconds": 1.0} for e in (0, 1)
     ]
@@ -218,5 +218,5 @@ def test_an_epoch_with_a_slow_worker_is_told_by_who_waits(tmp_path: Path) -> Non
 def test_the_distance_is_the_root_mean_square() -> None:
     roles = Roles(3, [], 1, 1, np.zeros(2), [0, 1, 2])
     parts = {0: np.array([0.0, 0.0]), 1: np.array([3.0, 0.0]), 2: np.array([0.0, 6.0])}
-    # The mean is (1, 2): squared distances are 5, 8 and 17.
+    # The mean of the three vectors is (1, 2), so their squared distances from it are 5, 8 and 17.
     assert roles.consensus_distance(parts) == pytest.approx(np.sqrt(30 / 3))

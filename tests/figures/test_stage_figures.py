@@ -1,4 +1,4 @@
-"""Tables and summaries of models in stages."""
+"""Test tables and summaries of models that are divided into pipeline stages."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from labkit.schedules.pipeline.delayed import delayed
 from labkit.simulate.pipeline import PipelineSimulation, simulate_pipeline
 
 MS = 1e-3
-STEPS, PERIOD = 24, 0.1  # of which the last 14 are steady
-A_ROW = [400, 40]  # bytes that leave each stage
+STEPS, PERIOD = 24, 0.1  # the last 14 steps are steady
+A_ROW = [400, 40]  # bytes per sample that leave each stage
 PART = {
     "stages": [0],
     "whole": 9000,
@@ -65,7 +65,7 @@ def events(one: PipelineSimulation, begin: float, step: int) -> list[dict[str, A
             "step": step,
             "bucket": number,
             "start": begin + start,
-            # A sender goes on at once; when a message arrives is known to the receiver.
+            # A sender continues at once; only the receiver knows when the message arrives.
             "stop": begin + (start if action == "send" else stop),
         }
         for (_, stage, action, number, _), start, stop in zip(
@@ -99,7 +99,7 @@ def pipeline(
     seen: Network | None = None,
     **changes: Any,
 ) -> tuple[Run, PipelineSimulation]:
-    """A run each of whose steps was just like this simulation, on what its ranks have seen."""
+    """Return a run whose steps equal a simulation on the network `seen`, and the simulation."""
     rows = 256 * 2 * tensor_parallel_size // workers // microbatches
     one = simulate_pipeline(
         PIPELINE[schedule](2, microbatches),
@@ -131,14 +131,14 @@ def pipeline(
 
 
 def late(root: Path) -> Run:
-    """A run of delayed gradients, one iteration behind the other without a pause."""
+    """Return a run of delayed gradients whose iterations follow each other without a pause."""
     one = simulate_pipeline(delayed(2, STEPS), MS, 2 * MS)
     run = write_run(
         root,
         strategy={"name": "DelayedGradients", "modules": None, "partition": "parameters"},
         measured={"partition": {"bytes_a_row": A_ROW}},
     )
-    # The step is the iteration in which a rank does something, not that of the batch.
+    # The column "step" is the iteration in which a rank acts, not the iteration of the batch.
     rows = events(one, 0.0, 0)
     for row, (_, stage, action, number, peer) in zip(rows, one.table.rows(), strict=True):
         from_behind = peer == stage + (1 if action == "receive" else -1)
@@ -169,7 +169,7 @@ def test_a_measured_step_is_as_it_was_and_so_is_its_prediction(
 def test_a_prediction_is_by_the_hosts_of_the_stages(
     tmp_path: Path, slices: int, hosts: tuple[tuple[int, ...], ...]
 ) -> None:
-    """Ranks 0 and 1 share a host: slices of a stage, or the stages of a replica."""
+    """Ranks 0 and 1 share a host: they are slices of a stage, or the stages of a replica."""
     slow: dict[str, Any] = {"latency": MS, "bandwidth": 1e6}
     fast: dict[str, Any] = {"host_latency": 0.0, "host_bandwidth": 1e9}
     network = Network(**slow, **fast, hosts=((0, 1), (2, 3)), stragglers={3: 2.0})
@@ -200,7 +200,9 @@ def test_both_stand_on_one_scale_and_the_title_says_which_clock(tmp_path: Path) 
 def test_without_an_emulated_network_no_messages_are_drawn(tmp_path: Path) -> None:
     run, _ = pipeline(tmp_path)
     figure = pipeline_gantt([run, predicted_pipeline(run)])
-    assert "not emulated (simulation: messages take no time)" in str(figure.layout.title.text)
+    assert "not emulated (in the simulation, messages take no time)" in str(
+        figure.layout.title.text
+    )
     assert not [t for t in figure.data if t.name == MESSAGE[0]]
 
 
@@ -240,7 +242,7 @@ def test_the_table_of_ranks_has_time_traffic_and_memory_beside_its_prediction(
     assert first["bytes"] == 4000 + 4000 + 8012 + 1100
     assert (first["whole_bytes"], first["payload_bytes"], first["messages"]) == (9000, 40_000, 2)
     assert table.iloc[1]["stages"] == [1]
-    # Of one process nothing is written down but what of a step is communication.
+    # The record of a single process contains only the share of a step that is communication.
     history = alone.history
     share = history["compute_seconds"].iloc[0] / history["seconds"].median()
     assert table.iloc[2]["utilisation"] == pytest.approx(share, rel=0.3)
@@ -274,11 +276,11 @@ def test_a_run_that_failed_its_gate_has_no_speed(tmp_path: Path) -> None:
     row = pipeline_table(run).iloc[0]
     assert np.isnan([row["speedup"], row["bubble_measured"]]).all()
     assert rank_table(run)["utilisation"].isna().all()
-    assert "no speed figure: equivalence gate failed" in pipeline_gantt(run).alt
+    assert "no speed is shown, because the equivalence check failed" in pipeline_gantt(run).alt
 
 
 def test_runs_of_other_strategies_alone_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(LabkitError, match=r"no runs of lk\.Pipeline"):
+    with pytest.raises(LabkitError, match=r"no run of lk\.Pipeline"):
         pipeline_table(write_run(tmp_path))
 
 
@@ -296,8 +298,8 @@ def test_a_trace_has_the_prediction_beside_each_step(tmp_path: Path, network: st
         if event["cat"].startswith("predicted ")
     }
     work = [e for e in drawn if e["cat"].startswith(("forward ", "backward "))]
-    assert len(work) == 2 * 2 * 2 * STEPS  # ranks with events, micro-batches, both ways
-    for event in work:  # each step was just as the simulation has it
+    assert len(work) == 2 * 2 * 2 * STEPS  # ranks with events, micro-batches, forward and backward
+    for event in work:  # each step takes the simulated times
         beside = told[event["pid"], event["name"], event["args"]["step"]]
         assert beside["ts"] == pytest.approx(event["ts"], abs=0.1)  # µs
         assert beside["dur"] == pytest.approx(event["dur"], abs=0.1)
@@ -317,7 +319,7 @@ NAN = math.nan
 
 
 class OneOf:
-    """A run of so many workers, as far as readings look at it."""
+    """A substitute for a run, with a number of workers and what summaries need."""
 
     def __init__(self, workers: int) -> None:
         self.experiment, self.path = {"workers": workers}, object()

@@ -1,4 +1,4 @@
-"""What stale gradients cost and who is first at a target, from runs made by hand."""
+"""Test the accuracy lost by stale gradients, and the time to a target, on runs made by tests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def late(
     low: float | None = None,
     **given: Any,
 ) -> Run:
-    """A run whose gradients are so old on average, with this test accuracy."""
+    """Return a run with this test accuracy and this mean age of gradients."""
     found: dict[str, Any] = VIRTUAL | {"test_accuracy": accuracy, "repeats": 3}
     low = accuracy - 0.01 if low is None else low
     found["spread"] = {"test_accuracy": [low, accuracy + 0.01]}
@@ -81,24 +81,25 @@ def test_the_reading_says_whether_the_published_shape_came(runs: list[Run]) -> N
     said = summarize_staleness_cost(runs)
     assert "**softsync 15**, 12.0% (3 seeds, 11.0% to 13.0%)" in said
     assert (
-        "stay near chance** (Zhang 2016): reproduced: softsync 15 12.0%, softsync 30 11.0%" in said
+        "near a random guess** (Zhang 2016): reproduced: softsync 15 12.0%, softsync 30 11.0%"
+        in said
     )
-    assert "reach the accuracy of synchronous training** (Zhang 2016): reproduced" in said
+    assert "stale gradients reach synchronous accuracy** (Zhang 2016): reproduced" in said
 
 
 def test_and_says_where_it_did_not_come(tmp_path: Path) -> None:
     runs = [late(tmp_path, SYNCHRONOUS, 0.9, 1), late(tmp_path, softsync(30), 0.7, 30)]
     runs.append(late(tmp_path, softsync(30, "per_gradient"), 0.3, 30))
     assert summarize_staleness_cost(runs).count("**not** reproduced") == 2
-    assert "Not judged" in summarize_staleness_cost(runs[1:])
-    # Where nothing was learned, neither shape means anything.
+    assert "The claims are not judged" in summarize_staleness_cost(runs[1:])
+    # If synchronous training learns nothing, neither published result can be judged.
     idle = [late(tmp_path, SYNCHRONOUS, 0.11, 1), *runs[1:]]
     said = summarize_staleness_cost(idle)
-    assert "Not judged: synchronous training itself stays near chance" in said
+    assert "not judged: synchronous training itself is hardly better than a random guess" in said
     assert ": reproduced" not in said
     lucky = [late(tmp_path, SYNCHRONOUS, 0.6, 1, low=0.13), *runs[1:]]
     said = summarize_staleness_cost(lucky)
-    assert "Not judged: synchronous training itself stays near chance for some seeds" in said
+    assert "synchronous training itself is hardly better than a random guess for some seeds" in said
     assert ": reproduced" not in said
 
 
@@ -130,7 +131,7 @@ def test_the_papers_figures_stand_beside_those_of_the_same_setting_alone(runs: l
 
 @pytest.mark.parametrize(
     ("small", "came"),
-    # Within the bands of the seeds it has not come, either.
+    # A difference within the spread of the seeds is not reproduced, either.
     [(0.86, "reproduced"), (0.7, "**not** reproduced"), (0.81, "**not** reproduced")],
 )
 def test_smaller_batches_are_held_against_younger_gradients(
@@ -142,7 +143,7 @@ def test_smaller_batches_are_held_against_younger_gradients(
         for (batch, n), accuracy in accuracies.items()
     ]
     said = summarize_batch(runs)
-    assert f"compensate staleness** (Gupta 2015): {came}: batch 240 with staleness 30" in said
+    assert f"compensate for staleness** (Gupta 2015): {came}: {small:.1%} with batch 240" in said
     assert "Batch 960, staleness 1: 80.0% (3 seeds, 79.0% to 81.0%)" in said
     assert "Gupta" not in summarize_batch(runs[:2])
 
@@ -154,11 +155,12 @@ def test_at_which_rates_old_gradients_learn_as_much_is_said(tmp_path: Path) -> N
         for (rate, n), accuracy in accuracies.items()
     ]
     said = summarize_rate(runs)
-    assert "At rate 1, staleness 30: 12.0% (3 seeds, 11.0% to 13.0%)" in said
+    assert "At learning rate 1, staleness 30: 12.0% (3 seeds, 11.0% to 13.0%)" in said
     assert said.endswith(
-        "**Old gradients are as accurate as young ones, within the seeds**: at rate 0.1."
+        "**Training with stale gradients is as accurate as with fresh ones, within the spread of "
+        "the seeds**: at learning rate 0.1."
     )
-    assert summarize_rate(runs[:2]).endswith("at none of these rates.")
+    assert summarize_rate(runs[:2]).endswith("at none of these learning rates.")
 
 
 @pytest.mark.parametrize(
@@ -189,10 +191,11 @@ def test_adagrad_and_sgd_keep_the_rate_that_was_best_with_frequent_exchanges(
     ]
     said = summarize_downpour(runs)
     assert (
-        f"that plain SGD does not tolerate** (Dean 2012): {came}: adagrad at rate 0.1: 85.0%"
-        in said
+        "Adagrad is more accurate than plain SGD with rare exchanges** (Dean 2012): "
+        f"{came}: adagrad at learning rate 0.1: accuracy 85.0%" in said
     )
-    assert f"sgd at rate 0.1: 90.0% every 1 and {last:.1%} every 8 batches" in said
+    assert "sgd at learning rate 0.1: accuracy 90.0% with an exchange every 1 batches" in said
+    assert f"{last:.1%} every 8 batches" in said
     assert "Dean" not in summarize_downpour(runs[:4])
 
 
@@ -233,12 +236,15 @@ def test_the_race_says_who_is_first_and_whether_stale_ones_are_between(
     assert list(table.index) == ways_shown
     assert list(table["slow"]) == [True] * 3 + [False]
     said = summarize_time_to_target(runs, 0.8)
-    assert said.startswith("- With equal workers, some seeds did not reach 80%: downpour")
+    assert said.startswith(
+        "- With equal workers, some seeds did not reach the accuracy 80%: downpour"
+    )
     assert "With one slow worker: **asynchronous**, 2 s (3 seeds, 1.5 s to 2.5 s)" in said
     assert told in said
-    # The last one answers the notebook's question, on its own.
+    # The last line answers the notebook's question, and can be understood alone.
     assert said.endswith(
-        "First at the target, by means over seeds: with one slow worker **asynchronous**."
+        "First to reach the target accuracy, by mean time over seeds: with one slow worker "
+        "**asynchronous**."
     )
 
 
@@ -259,8 +265,8 @@ def test_each_strategy_has_its_histograms_of_both_clocks_in_a_panel(tmp_path: Pa
     assert sum(ranks.values()) == pytest.approx(1)
     said = summarize_staleness_by_clock(runs)
     assert said.count("\n") == 1
-    assert "**asynchronous**: on ranks staleness 5 updates on average" in said
-    assert "on the virtual clock staleness 4 updates" in said
+    assert "**asynchronous**: on ranks: staleness 5 updates on average" in said
+    assert "on the virtual clock: staleness 4 updates" in said
 
 
 def test_the_labels_of_each_worker_are_drawn_as_they_are_divided() -> None:
@@ -280,6 +286,6 @@ def test_the_labels_of_each_worker_are_drawn_as_they_are_divided() -> None:
     assert shares[("1", "worker 1")] == pytest.approx(10 / 15)
     assert shares[("2", "worker 2")] == pytest.approx(20 / 30)
     assert ("2", "worker 0") not in shares
-    assert "worker 0: 1 labels, 100% of its samples are labelled 0" in figure.alt
-    with pytest.raises(InvalidInput, match="have no label"):
+    assert "worker 0: 1 labels, 100% of the worker's samples have the label 0" in figure.alt
+    with pytest.raises(InvalidInput, match="have no class labels"):
         shard_labels(Experiment(dataset=(x, x), **fields))

@@ -1,4 +1,4 @@
-"""The interleaving of servers' updates, and how stale gradients were."""
+"""Test figures of the order of parameter servers' updates, and of the age of gradients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def event(update: int, worker: int, old: int, sent: float, applied: float) -> di
     }
 
 
-# Worker 1's second gradient is the third update, of weights that are 2 updates old.
+# The second gradient of worker 1 is the third update; its weights are 2 updates old.
 EVENTS = [
     event(0, 0, 0, 0.010, 0.011),
     event(1, 1, 1, 0.010, 0.012),
@@ -50,7 +50,7 @@ def test_each_push_goes_from_its_departure_to_the_moment_of_its_update(run: Run)
     assert figure.layout.title.text == "Update log, 2 workers · virtual clock · network 1GbE"
     drawn = {trace.name: trace for trace in figure.data if trace.x[0] is not None}
     assert list(drawn) == [
-        "dropped because too late",
+        "dropped, because it arrived too late",
         "staleness 0",
         "staleness 1",
         "staleness 2",

@@ -1,4 +1,4 @@
-"""The Gantt shows the steps as they were; what is called hidden follows from the same events."""
+"""Test that the Gantt chart shows the recorded steps, and hidden time follows from its events."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from labkit.figures.kit.entries import PALETTE
 from labkit.records.run import Run
 from labkit.records.store import write_table
 
-STEP, STEPS = 0.020, 24  # seconds; of these 24 steps the last 14 are steady
-Event = tuple[str, int, float, float]  # kind, bucket, ms from the begin of the step
+STEP, STEPS = 0.020, 24  # seconds per step; of 24 steps, the last 14 are steady
+Event = tuple[str, int, float, float]  # kind, bucket, start and stop (ms after the step's start)
 
-# Backpropagation ends at 10 ms; each of the two buckets takes 4 ms on the line.
-#   sequential   compute 0–10  pack                       wait 10–18 (one bucket of 8 ms)
-#   overlap      bucket 0 is ready at 6, bucket 1 at 10: served 6–10, 10–14; wait 10–14
-#   late         the same buckets, served 8–12, 12–16: half of the possible saving
+# Backpropagation ends at 10 ms; the network needs 4 ms for each of two buckets. SEQUENTIAL: compute
+# 0–10, pack, wait 10–18 (one bucket of 8 ms). OVERLAP: bucket 0 is ready at 6 and bucket 1 at 10;
+# they are sent at 6–10 and 10–14; wait 10–14. LATE: the same buckets are sent at 8–12 and 12–16,
+# which saves half of what is possible.
 SEQUENTIAL: list[Event] = [
     ("step", -1, 0, 19),
     ("pack", 0, 9.5, 10),
@@ -52,7 +52,7 @@ LATE: list[Event] = [
 
 
 def rows(events: list[Event], ranks: int = 2, steps: int = STEPS) -> list[dict[str, Any]]:
-    """The same step over and over, on every rank; a pause of 1 s after step 16."""
+    """Return rows in which every rank repeats the same step, with a pause of 1 s after step 16."""
     begins = [STEP * step + (1.0 if step > 16 else 0.0) for step in range(steps)]
     return [
         {
@@ -139,7 +139,7 @@ def test_runs_share_one_scale_of_time_and_say_network_and_clock(tmp_path: Path) 
     assert figure.layout.xaxis2.matches == "x"
     assert figure.layout.title.text == "Timeline, 2 ranks · wall clock · network 1GbE"
     assert "schedule sequential: steps" in figure.alt
-    assert "communication takes 8 ms per step, and training waits 4 ms" in figure.alt
+    assert "communication takes 8 ms per step, and training waits for it 4 ms" in figure.alt
 
 
 def test_colours_are_those_that_all_eyes_tell_apart() -> None:
@@ -152,9 +152,9 @@ def test_a_run_that_failed_its_gate_has_no_speed(tmp_path: Path) -> None:
     failed = run(tmp_path, OVERLAP, "overlap", {"equivalence": FAILED_GATE})
     figure = timeline(failed)
     assert not [trace for trace in figure.data if trace.type == "bar"]
-    assert "no speed figure: equivalence gate failed" in figure.alt
+    assert "no speed is shown, because the equivalence check failed" in figure.alt
     assert overlap(failed)["step_ms"].isna().all()
-    assert "no speed figure" in summarize_exchange(failed)
+    assert "no speed is shown" in summarize_exchange(failed)
 
 
 # --- what overlap hides --------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_one_bucket_after_backpropagation_has_nothing_to_hide(tmp_path: Path) ->
 
 
 def test_waiting_for_a_slower_rank_is_no_communication(tmp_path: Path) -> None:
-    """Rank 1 comes 3 ms later; rank 0's thread and training wait for it that much longer."""
+    """Rank 1 is 3 ms late, so both the thread and the training of rank 0 wait 3 ms longer."""
     found = run(tmp_path, SEQUENTIAL, "sequential")
     late = [
         row | {"start": row["start"] + shift, "stop": row["stop"] + shift}
@@ -204,10 +204,10 @@ def test_waiting_for_a_slower_rank_is_no_communication(tmp_path: Path) -> None:
 
 
 def test_a_wait_of_the_next_step_counts_for_the_buckets_that_it_waits_for(tmp_path: Path) -> None:
-    """Priority: buckets are served while the next forward pass goes on, and waited for there."""
+    """With "priority", buckets are sent during the next forward pass, which waits for them."""
     events: list[Event] = [
         ("step", -1, 0, 19),
-        ("wait", 1, 0, 2),  # of the step before
+        ("wait", 1, 0, 2),  # belongs to the previous step
         ("wait", 0, 3, 6),
         ("pack", 0, 15.5, 16),
         ("pack", 1, 17.5, 18),
@@ -224,7 +224,8 @@ def test_a_wait_of_the_next_step_counts_for_the_buckets_that_it_waits_for(tmp_pa
     row = overlap(Run(found.path)).iloc[0]
     assert row["communication_ms"] == pytest.approx(8)
     assert row["exposed_ms"] == pytest.approx(5)
-    # Bucket 0, ready at 16, could go first: served 16–20, 20–24; then 4 and 0 ms are waited for.
+    # Bucket 0, ready at 16, could be sent first (16–20), then bucket 1 (20–24); the next step would
+    # wait 4 and 0 ms for them.
     assert row["ideal_ms"] == pytest.approx(4)
 
 
@@ -246,12 +247,15 @@ def test_the_sequential_run_is_what_a_saving_is_held_against(tmp_path: Path) -> 
 def test_the_reading_says_what_was_hidden_and_whether_it_paid(tmp_path: Path) -> None:
     runs = [run(tmp_path, SEQUENTIAL, "sequential"), run(tmp_path, LATE, "overlap")]
     said = summarize_exchange(runs)
-    assert "2 ms of communication are hidden, of at most 4 ms (50%)" in said
+    assert (
+        "2 ms of communication are hidden behind computation; at most 4 ms could be hidden "
+        "(50% reached)"
+    ) in said
     assert (
         "its step is 2 ms shorter than the step of the sequential run, 50% of the ideal saving"
         in said
     )
-    assert "The shortest step here is that of **schedule overlap** (17 ms)" in said
+    assert "The shortest step of these runs is that of **schedule overlap** (17 ms)" in said
 
 
 # --- the trace -----------------------------------------------------------------------------------
@@ -283,4 +287,4 @@ def test_a_folder_of_several_runs_is_refused(tmp_path: Path) -> None:
         run(tmp_path / "runs", OVERLAP, schedule)
     done = CliRunner().invoke(app, ["trace", str(tmp_path / "runs")])
     assert done.exit_code == 2
-    assert "holds 2 runs" in done.output
+    assert "contains 2 runs" in done.output

@@ -1,4 +1,4 @@
-"""The map of methods: a cell has those that stand there, and one without any says so."""
+"""Test the map of methods: each cell lists its methods, or says that it has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A calibration is kept whole, and what is none is refused."""
+"""Test that a calibration is stored completely, and that invalid files are refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def test_its_name_is_its_content() -> None:
 
 
 def test_what_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="is not a file; make one by `labkit calibrate -o FILE`"):
+    with pytest.raises(
+        InvalidInput, match="is not a file; write one with `labkit calibrate -o FILE`"
+    ):
         Calibration.load(tmp_path / "none.json")
     (tmp_path / "text.json").write_text("no JSON")
     with pytest.raises(InvalidInput, match="holds no calibration"):

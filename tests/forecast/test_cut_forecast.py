@@ -1,4 +1,4 @@
-"""Models that are cut take what closed forms say, and send what their schedules send."""
+"""Test forecasts of divided models: times by closed forms, and bytes by their schedules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def forecast(
     weights: tuple[tuple[int, ...], ...] = ((WIDTH, WIDTH), (WIDTH,)),
     **fields: Any,
 ) -> StepForecast:
-    """Of six equal layers: a row takes 1 ms forward and 2 ms back."""
+    """Return the forecast of six equal layers; a sample takes 1 ms forward and 2 ms backward."""
     experiment = lk.Experiment(
         **{"model": "mlp", "model_options": {"widths": [WIDTH] * 5}} | fields,
         batch_size=ROWS,
@@ -105,7 +105,7 @@ def test_unlocked_modules_are_at_least_as_fast_as_the_bound(modules: int) -> Non
 
 
 def test_a_partition_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="a forecast knows 6 layers"):
+    with pytest.raises(InvalidInput, match=r"layers with weights \(of 6 layers\)"):
         forecast(lk.Pipeline(stages=7), 7, FAST, model_options={"widths": [WIDTH] * 9})
 
 
@@ -129,7 +129,8 @@ def test_pairs_add_up_once_each_way() -> None:
 def test_slices_wait_for_their_sums() -> None:
     found = forecast(lk.TensorParallel(), 2, FAST)
     scores, whole = (2 * (FAST.latency + n / 2 / FAST.bandwidth) for n in (4 * ROWS, 400 * ROWS))
-    # Three pairs, of which one has nothing before it: three sums forward, and two back.
+    # There are three pairs of layers; the first pair has no layer before it, so there are three
+    # sums forward and two backward.
     prompt = found.seconds - found.parts["wait"]
     assert prompt == pytest.approx(3e-3 * ROWS / 2 + 5 * whole, rel=1e-9)
     assert scores < whole
@@ -156,7 +157,7 @@ def test_a_slow_rank_holds_up_slices_tiles_and_stages() -> None:
         (lk.DelayedGradients(), {}),
     ):
         usual = forecast(strategy, 4, INSTANT, **fields).seconds
-        for rank in (1, 3):  # of a pipeline, in either replica
+        for rank in (1, 3):  # one rank of the pipeline in each replica
             slowed = forecast(strategy, 4, INSTANT, stragglers={rank: 3.0}, **fields).seconds
             assert 1.4 * usual < slowed < 3.5 * usual
     chance = lk.Slowdown(compute=3.0, distribution="exponential")
@@ -172,8 +173,8 @@ def test_links_of_slices_are_those_of_their_ranks() -> None:
         sent = {name: n for name, n in found.nbytes.items() if re.fullmatch(r"rank \d out", name)}
         assert len(sent) == 4
         assert sum(sent.values()) == pytest.approx(found.more["sent"])
-        apart = 2 * found.memory["gradients"]  # a pair averages what each of its slices has
-        if hosts == 2:  # only replicas meet on the uplinks
+        apart = 2 * found.memory["gradients"]  # two ranks average the gradients of each slice
+        if hosts == 2:  # only sums between replicas use the uplinks
             assert found.nbytes["host 1 out"] == pytest.approx(apart)
         elif hosts:
             assert found.nbytes["host 1 out"] == pytest.approx(found.nbytes["host 0 in"])

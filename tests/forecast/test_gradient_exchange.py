@@ -1,4 +1,4 @@
-"""Synchronous steps: closed forms where there are some, and what must always hold."""
+"""Test forecasts of synchronous steps against closed forms, and for general properties."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labkit.simulate import closed_form
 
 BUCKETS = {"schedule": "overlap", "bucket_bytes": 400_000, "compressor": Float16()}
 SWITCH = Network(latency=1e-4, bandwidth=1e8)
-# Elements, each variable from a multiple of 64 bytes on.
+# The size of all variables in bytes; each variable begins at a multiple of 64 bytes.
 NBYTES = sum(-(-4 * n // 64) * 64 for pair in SHAPES for n in (pair[0][0] * pair[0][1], *pair[1]))
 
 
@@ -29,7 +29,7 @@ def at(workers: int, network: Network | None = SWITCH, given=None, **fields: obj
 
 
 def whole(nbytes: float) -> float:
-    """Without the space behind the last variable."""
+    """Return the size without the unused bytes after the last variable."""
     return nbytes - (-(-4 * SHAPES[-1][1][0] // 64) * 64 - 4 * SHAPES[-1][1][0])
 
 
@@ -106,7 +106,7 @@ def test_one_worker_takes_its_own_step() -> None:
 
 def test_overheads_are_counted_once_a_bucket_and_said_where_there_are_none() -> None:
     given = calibration(overheads={"bucket": 0.25, "meeting": 0.5})
-    # Two latencies until each of four has heard of all.
+    # A meeting costs two latencies until each of four ranks has heard of all others.
     meeting = 0.5 + 2 * SWITCH.latency
     assert at(4, given=given).step.parts["pack"] == pytest.approx(0.25 + meeting)
     every = at(4, given=calibration(Float16(), overheads={"meeting": 0.5}), **BUCKETS)
@@ -117,7 +117,7 @@ def test_overheads_are_counted_once_a_bucket_and_said_where_there_are_none() -> 
 
 
 def test_a_further_bucket_is_all_that_was_measured_of_it() -> None:
-    free = Network(latency=0.0, bandwidth=1e-3)  # nothing is hidden: the wire takes for ever
+    free = Network(latency=0.0, bandwidth=1e-3)  # the link is so slow that almost nothing is hidden
     given = calibration(overheads={"bucket": 0.25, "overlap": 0.1})
     found = at(4, free, given, schedule="overlap", bucket_bytes=400_000)
     line = found.step.more["hidden"] + sum(found.step.parts[n] for n in ("pack", "wire"))
@@ -153,11 +153,13 @@ def test_here_it_is_as_measured_and_what_was_not_is_refused() -> None:
     )
     found = at(2, None, calibration(collectives=costs), algorithm="auto")
     assert found.step.parts["wire"] == pytest.approx(1e-9 * whole(NBYTES), rel=1e-6)
-    with pytest.raises(InvalidInput, match="8 ranks at once on one machine were not measured"):
+    with pytest.raises(
+        InvalidInput, match="8 ranks at the same time on one machine were not measured"
+    ):
         at(8, None, calibration(collectives=costs))
     with pytest.raises(InvalidInput, match="'mpi' among 4 ranks of one machine was not measured"):
         at(4, None, calibration(collectives=costs), algorithm="mpi")
-    with pytest.raises(InvalidInput, match="measure it by `labkit calibrate`"):
+    with pytest.raises(InvalidInput, match="measure it with `labkit calibrate`"):
         at(4, given=calibration(), compressor=OneBit())
 
 
@@ -172,7 +174,7 @@ def test_the_slowest_rank_counts() -> None:
         .step.parts["wait"]
         for n in (1, 4, 16, 64)
     ]
-    # The mean of the slowest of n is the n-th harmonic number.
+    # The mean maximum of n exponential times is the n-th harmonic number; the wait is 1 less.
     harmonic = [sum(1 / k for k in range(2, n + 1)) for n in (1, 4, 16, 64)]
     assert waits == pytest.approx([0.1 * each for each in harmonic], rel=0.05, abs=1e-3)
 
@@ -193,7 +195,8 @@ def test_intervals_are_as_wide_as_the_network_is_known_and_the_law_is_by_chance(
     for strategy in (lk.AllReduce("ring"), lk.ParameterServer()):
         drawn = experiment(strategy=strategy, virtual={"compute_time": law}, workers=1)
         found = drawn.forecast(1, SWITCH, calibration())
-        # The mean of a hundred exponentials is off by a tenth, 1.64 times that nine in ten.
+        # The mean of a hundred exponential times has a relative error of 0.1; the 90 % interval
+        # extends 1.64 times as far.
         assert 0.05 < found.interval[1] / found.seconds - 1 < 0.25
 
 
@@ -232,7 +235,7 @@ def test_ten_thousand_ranks_take_no_simulation(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_strategy_without_a_forecast_says_so_and_who_has_one() -> None:
     for strategy in (lk.TFDistribute(), lk.ExternalFramework()):
-        with pytest.raises(InvalidInput, match=r"leaves its steps to .*use one of AllReduce"):
+        with pytest.raises(InvalidInput, match=r"executes its steps in .*use one of AllReduce"):
             strategy.forecast(Query(experiment(), calibration()))
 
 
@@ -253,12 +256,15 @@ def test_prices_are_as_given() -> None:
         4, SWITCH, calibration(), price_per_gb=5, target_steps=10
     )
     assert bytes_only.cost == pytest.approx(5 * 10 * bytes_only.sent / 1e9)
-    assert bytes_only.sent == pytest.approx(6 * whole(NBYTES))  # 2 (n - 1) of the buffer, by all
+    # 2 (n - 1) times the buffer, by all ranks together.
+    assert bytes_only.sent == pytest.approx(6 * whole(NBYTES))
     served = experiment(strategy=lk.ParameterServer(servers=3, colocated=False)).forecast(
         4, SWITCH, calibration(), node_watts=300, ranks_per_node=2, target_steps=1000
     )
     assert served.energy == pytest.approx(4 * 300 * served.training_seconds)  # seven ranks
-    with pytest.raises(InvalidInput, match="give the ranks per node: ranks_per_node"):
+    with pytest.raises(
+        InvalidInput, match="need the number of ranks on a node; give ranks_per_node"
+    ):
         _ = experiment().forecast(2, SWITCH, calibration(), node_watts=3).energy
 
 

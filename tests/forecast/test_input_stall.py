@@ -1,4 +1,4 @@
-"""A step is no shorter than reading its batch, and what it hides of that counts once."""
+"""Test that a forecast step lasts at least as long as reading its batch, counted once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from labkit.forecast.forecast import forecast
 from labkit.strategies import Strategy
 
 LINK = lk.Network(latency=0.0, bandwidth=1e18)
-STEP = 3e-3 * 32 + 6e-3  # s of a rank with half of the batch
+STEP = 3e-3 * 32 + 6e-3  # seconds of a rank's step with half of the batch
 
 
 def asked(read: dict[int, Spread] | None, strategy: Strategy | str = "AllReduce") -> Forecast:
@@ -25,7 +25,7 @@ def test_what_a_step_hides_of_reading_takes_nothing() -> None:
     assert found.step.parts["read"] == 0
     assert found.seconds == pytest.approx(usual.seconds, rel=1e-12)
     assert dict(usual.sources)["read"] == "not measured: counted as 0 s"
-    assert dict(found.sources)["read"].startswith("measured; hidden by the previous step")
+    assert dict(found.sources)["read"].startswith("measured; overlaps with the previous step")
 
 
 def test_what_it_does_not_hide_is_a_part_of_it() -> None:

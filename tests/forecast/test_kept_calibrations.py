@@ -1,4 +1,4 @@
-"""A machine keeps one calibration; a stale one is refused, and one made elsewhere is named so."""
+"""Test kept calibrations: one per machine; stale ones are refused, foreign ones are labelled."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_this_machines_own_is_found() -> None:
 def test_a_stale_one_is_refused_with_what_differs(name: str) -> None:
     own = this_machine()
     made(machine=own | {name: "another"}).save(place())
-    said = f"stale: {name} was another, is {own[name]}; measure again by `labkit calibrate`"
+    said = f"stale: {name} was another, is {own[name]}; measure again with `labkit calibrate`"
     with pytest.raises(LabkitError, match=said):
         local_calibration()
 
@@ -112,7 +112,8 @@ def test_latency_and_speed_of_each_level_are_those_that_made_the_times() -> None
     alpha, beta, gamma = 1e-4, 1e-9, 2e-10
     sums = []
     for nbytes in (1e3, 1e6):
-        # Of 2 ranks: two rounds of half the bytes, or one of all; the bytes are added once each.
+        # With 2 ranks, a ring takes two rounds of half the bytes, a butterfly one round of all
+        # bytes.
         ring = 2 * alpha + nbytes * (beta + gamma / 2)
         times = {"ring": ring, "butterfly": alpha + nbytes * (beta + gamma), "mpi": 1e3}
         sums += [
@@ -120,7 +121,7 @@ def test_latency_and_speed_of_each_level_are_those_that_made_the_times() -> None
         ]
         sums.append(cost("memory", "shared_memory", int(nbytes), 2 * alpha + nbytes * beta))
     found = fits(made(collectives=tuple(sums)))
-    assert set(found) == {"memory", "host"}  # no link was measured
+    assert set(found) == {"memory", "host"}  # no network link was measured
     host = found["host"]
     assert (host.alpha, host.beta, host.gamma) == pytest.approx((alpha, beta, gamma), rel=1e-6)
     assert found["memory"].alpha == pytest.approx(alpha)

@@ -1,4 +1,4 @@
-"""Layers are cut in a forecast as ranks cut them: the kinds that are kept say enough."""
+"""Test that forecasts slice layers as ranks do, from the recorded kinds of layers alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What messages carry grows on their way, as the ranks' own executor lets it grow."""
+"""Test forecasts of messages that grow from round to round, as they do in the ranks' executor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NET = Network(latency=1e-5, bandwidth=1e9)
 @pytest.mark.parametrize("name", ALLREDUCE)
 @pytest.mark.parametrize("size", [2, 5, 8])
 def test_a_load_that_does_not_grow_is_the_schedule_itself(name: str, size: int) -> None:
-    same = Load("sparse", 1e9, dense=840_000)  # more than all values are
+    same = Load("sparse", 1e9, dense=840_000)  # more bytes than the dense vector has
     rounds = list(growing_rounds(ALLREDUCE[name], size, same))
     plain = simulate(name, size, 840_000, NET)
     found = simulate(lambda _: rounds, size, max(int(each.span.max()) for each in rounds), NET)
@@ -26,7 +26,7 @@ def test_a_load_that_does_not_grow_is_the_schedule_itself(name: str, size: int) 
 def test_gathered_payloads_come_to_all_in_the_end() -> None:
     every = Load("gather", 1000).bytes_of(np.array([1.0, 2.0, 8.0]))
     assert every.tolist() == [1000, 2000, 8000]
-    # A tree sends 1, 2, 4 payloads up, and all 8 down three times.
+    # A tree sends 1, 2 and 4 payloads up, then all 8 payloads down in each of three rounds.
     spans = [
         int(each.span.max()) for each in growing_rounds(ALLREDUCE["tree"], 8, Load("gather", 1000))
     ]
@@ -34,7 +34,7 @@ def test_gathered_payloads_come_to_all_in_the_end() -> None:
 
 
 def test_sparse_vectors_merge_and_turn_dense() -> None:
-    load = Load("sparse", 8_000, dense=400_000)  # 1,000 of 100,000 values, with their places
+    load = Load("sparse", 8_000, dense=400_000)  # 1,000 of 100,000 values, with their indices
     one, two, most = load.bytes_of(np.array([1.0, 2.0, 1e6]))
     assert (one, most) == (pytest.approx(8_000), 400_000)
     assert 15_900 < two < 16_000

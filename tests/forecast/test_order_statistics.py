@@ -1,4 +1,4 @@
-"""The slowest of n ranks, against distributions that are known."""
+"""Test the slowest of n ranks against distributions with known order statistics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def test_of_one_rank_the_quantiles_are_those_that_were_measured() -> None:
 def test_the_last_of_many_is_an_order_statistic() -> None:
     spread = Spread(median=1.0, low=1 / 1.1, high=1.1)
     one, many = (float(np.median(slowest([RankGroup(spread, n)]))) for n in (1, 13))
-    # Half of the time the slowest of 13 is beyond the 95th percentile: 0.95^13 is about a half.
+    # With probability one half, the slowest of 13 ranks is beyond the 95th percentile: 0.95^13 is
+    # about 0.5.
     assert many == pytest.approx(1.1, rel=0.01)
     parts = slowest([RankGroup(spread, 6), RankGroup(spread, 7)])
     assert float(np.median(parts)) == pytest.approx(many, rel=0.01)

@@ -1,4 +1,4 @@
-"""Programs are played without values: the same times as with them, and the same bytes."""
+"""Test programs simulated without values: same times and bytes as programs with values."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from labkit.forecast.programs import run_program
 from labkit.forecast.worker_sampling import Crowd
 from labkit.strategies import STRATEGIES, Strategy
 
-NBYTES = 4 * SIZE * 8  # of the weights
+NBYTES = 4 * SIZE * 8  # bytes of the model's weights
 ONE = Spread(median=0.1, low=0.1, high=0.1)
 NONE = Spread(median=0.0, low=0.0, high=0.0)
 
 
 def asked(strategy: lk.Strategy, workers: int, steps: int = 60, **fields: Any) -> Query:
-    """A model of four vectors, with two rows for each worker."""
+    """Return a query for a model of four weight vectors, with two rows for each worker."""
     rows = 2 * workers * steps
     given = {"virtual": {"compute_time": 0.1}, "network": FAST, "precision": "float64", "seed": 0}
     given |= {"dataset": (np.zeros((rows, 3)), np.zeros((rows, 1))), "batch_size": 2 * workers}
@@ -92,7 +92,7 @@ def test_times_and_bytes_are_those_of_the_virtual_clock(strategy: Any) -> None:
     assert len(hollow) >= 4 * 40
     for row in hollow:
         there = known.get((row["rank"], row["step"]))
-        if there is not None and row["step"] < 45:  # before training draws to its end
+        if there is not None and row["step"] < 45:  # only steps before training nears its end
             assert [row[n] for n in names] == pytest.approx([there[n] for n in names], rel=1e-9)
 
 
@@ -114,7 +114,7 @@ def test_few_take_what_many_take() -> None:
 
 
 def test_few_that_meet_meet_as_many() -> None:
-    # At the end of each step, which is an epoch here, all agree by one number on a ring.
+    # At the end of each epoch (one step here), all workers agree on one number by a ring allreduce.
     found = forecast(lk.Gossip(), 64, steps=1)
     neighbours = FAST.latency + 2 * (NBYTES + 8) / FAST.bandwidth
     ring = 2 * 63 * (FAST.latency + 8 / 64 / FAST.bandwidth)
@@ -149,9 +149,11 @@ def test_what_is_compressed_has_its_bytes_and_takes_its_time() -> None:
     fields: dict[str, Any] = {"clock": "wall", "virtual": None}
     found = forecast(lk.ParameterServer(1, compressor=lk.QSGD(levels=127)), 2, **fields)
     assert found.more["sent"] == pytest.approx(2 * 2 * 100)
-    assert found.parts["codec"] == pytest.approx(0.2)  # a push is encoded, an answer decoded
+    # A worker encodes a push and decodes an answer.
+    assert found.parts["codec"] == pytest.approx(0.2)
     meets = forecast(lk.ParameterAveraging(1, compressor=lk.QSGD(levels=127)), 2, **fields)
-    assert meets.parts["codec"] == pytest.approx(0.1 + 3 * 0.1)  # and what both have sent
+    # Each worker also decodes what both workers sent.
+    assert meets.parts["codec"] == pytest.approx(0.1 + 3 * 0.1)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

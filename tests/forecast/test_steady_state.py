@@ -1,4 +1,4 @@
-"""A play of two cycles that are alike tells what the whole one tells."""
+"""Test that simulating two equal cycles predicts the same as simulating the whole training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labkit.forecast.programs import run_program
 from labkit.forecast.steady_state import COMPARED, SteadyStateDetector
 from labkit.forecast.worker_sampling import Crowd
 
-NEVER = ((0, 999_999, 1.0),)  # a gradient that is late, but in no step that is played
+NEVER = ((0, 999_999, 1.0),)  # a delayed gradient in a step that is never simulated
 NETWORKS = (
     *(FAST, lk.Network.named("10GbE"), lk.Network(latency=1e-3, bandwidth=2e4)),
     *(lk.Network(latency=1e-4, bandwidth=1e6, sharing="fifo"), None),
@@ -115,7 +115,7 @@ def test_few_steps_are_played_where_all_are_alike(
         (lk.SoftSync(2), {}),
         (lk.ElasticAveraging(period=1), {}),
         (lk.Gossip("random_pairs"), {}),
-        (lk.Gossip(), {"steps": 5}),  # of an epoch, at whose end all agree
+        (lk.Gossip(), {"steps": 5}),  # 5 steps are an epoch, which ends with an agreement
         (lk.BlockCoordinateDescent(), {}),
     ],
     ids=repr,
@@ -135,7 +135,7 @@ def test_chance_on_a_network_is_played_to_its_end(by_chance: dict[str, Any]) -> 
 
 
 def rows(*steps: tuple[int, float, float]) -> list[tuple[float, dict[str, float]]]:
-    """Steps of a rank, until when, and for how long (s)."""
+    """Return step records from tuples of rank, end time and duration (s)."""
     about = dict.fromkeys(COMPARED, 0.0)
     return [(end, {**about, "rank": rank, "seconds": seconds}) for rank, end, seconds in steps]
 
@@ -143,11 +143,11 @@ def rows(*steps: tuple[int, float, float]) -> list[tuple[float, dict[str, float]
 def test_two_cycles_are_alike_where_all_last_as_long_and_nobody_is_a_cycle_ahead() -> None:
     together = rows((0, 1.0, 1.0), (1, 1.5, 1.5), (0, 2.0, 1.0), (1, 2.5, 1.0), (0, 3.0, 1.0))
     steady = SteadyStateDetector(2, 1, 9)
-    assert not steady.reached(together[:4])  # the first step of one was longer
-    assert not steady.reached(together)  # one has not ended its third
+    assert not steady.reached(together[:4])  # the first step of rank 1 took longer
+    assert not steady.reached(together)  # rank 1 has not ended its third step
     assert steady.reached([*together, *rows((1, 3.5, 1.0))])
     apart = rows((0, 1.0, 1.0), (1, 2.0, 2.0), (0, 2.0, 1.0), (1, 4.0, 2.0))
-    assert not SteadyStateDetector(2, 1, 9).reached(apart)  # each goes on at its own pace
+    assert not SteadyStateDetector(2, 1, 9).reached(apart)  # each rank keeps its own pace
     ahead = rows((0, 1.0, 1.0), (0, 2.0, 1.0), (1, 3.5, 1.0), (1, 4.5, 1.0))
     assert not SteadyStateDetector(2, 1, 9).reached(ahead)
     assert not SteadyStateDetector(2, 1, 2).reached([*together, *rows((1, 3.5, 1.0))])  # too late

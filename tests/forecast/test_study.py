@@ -1,4 +1,4 @@
-"""Questions to forecasts: answers are where the forecasts themselves put them."""
+"""Test questions about forecasts: each answer agrees with the forecasts themselves."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_workers_until_asks_for_powers_of_two_first() -> None:
 def test_who_never_gains_and_who_always_does_has_no_bandwidth_at_which_that_changes() -> None:
     study = Study(experiment(strategy=RING, workers=4), calibration(), LINK)
     assert study.bandwidth_until(RING) == 0.0
-    assert study.bandwidth_until(SPARED) is None  # it also meets less often
+    assert study.bandwidth_until(SPARED) is None  # this strategy also communicates less often
     assert study.bandwidth_until(lk.AllReduce(algorithm="master_worker"), SPARED) == 0.0
 
 
@@ -72,7 +72,7 @@ def test_the_fewest_servers_that_are_nearly_the_fastest_are_enough() -> None:
     chosen = STUDY.servers_needed(servers, 4)
     times = [STUDY.at(4, strategy=server).seconds for server in servers]
     assert STUDY.at(4, strategy=chosen).seconds <= 1.05 * min(times)
-    with pytest.raises(InvalidInput, match="no servers to choose from"):
+    with pytest.raises(InvalidInput, match="no server strategies to compare"):
         STUDY.servers_needed([])
 
 
@@ -95,4 +95,5 @@ def test_a_map_has_all_places_and_times_to_a_target_are_of_those_who_come_there(
     assert there.seconds == {"ring": 10 * ring}
     assert there.bands == {"ring": (8 * ring, 30 * ring)}
     assert first.bands is None
-    assert first.to_target({"ring": [10]}).bands == {"ring": (0.0, inf)}  # others are unknown
+    # The other strategies' epochs to the target are unknown.
+    assert first.to_target({"ring": [10]}).bands == {"ring": (0.0, inf)}

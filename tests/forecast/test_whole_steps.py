@@ -1,4 +1,4 @@
-"""What whole steps take more than their parts, carried from where it was measured to elsewhere."""
+"""Test the excess of whole steps over their parts: measured in one place, applied in another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.network import Network
 FAST, BETWEEN, SLOW, SLOWER = (
     Network(name=f"{speed:g}", latency=1e-4, bandwidth=speed) for speed in (1e8, 3e7, 1e7, 1e5)
 )
-MORE, SHARE = 2e-3, 0.25  # s, and of what the network takes: what a whole step takes more
+MORE, SHARE = 2e-3, 0.25  # excess of a whole step: seconds, and a share of its network time
 RING = lk.AllReduce(algorithm="ring")
 PARTS = calibration(Float16(), width=0.01)
 
@@ -35,7 +35,7 @@ def more(found: Forecast) -> float:
 
 
 def way(network: Network | None, rows: int = 32, *runs: float, strategy=RING) -> WayCost:
-    """As long as its parts and what the law says; runs as factors on that."""
+    """Return a measured step that lasts as its parts plus the excess, times each factor in runs."""
     own = at(network, strategy=strategy, rows=rows)
     return WayCost(
         model=model_of(experiment()),
@@ -77,7 +77,9 @@ def test_where_nothing_is_known_parts_are_the_forecast() -> None:
     other = way(FAST, strategy=lk.AllReduce(algorithm="tree"))
     parts, found = at(BETWEEN), at(BETWEEN, knowing(other))
     assert (found.seconds, found.interval) == (parts.seconds, parts.interval)
-    assert whole(found).how == "the sum of its parts: whole steps were not measured"
+    assert (
+        whole(found).how == "the sum of the parts of a step, because whole steps were not measured"
+    )
     known = knowing(way(FAST), way(SLOW))
     apart, here = (experiment(workers=2).forecast(2, BETWEEN, each) for each in (PARTS, known))
     assert apart.seconds == here.seconds
@@ -117,7 +119,8 @@ def test_the_interval_grows_with_what_runs_differ_by() -> None:
         widths.append(high - low)
     assert widths == sorted(widths)
     usual = at(BETWEEN, knowing(way(FAST), way(SLOW)))
-    # Of three pairs of runs the widest, 0.9 and 1.1, is what nine in ten come close to.
+    # With three runs each, the 90 % interval comes close to the widest pair of factors, 0.9 and
+    # 1.1.
     assert widths[-1] / usual.seconds == pytest.approx(1.1 / 0.9 - 0.9 / 1.1, abs=0.05)
 
 

@@ -1,4 +1,4 @@
-"""Other frameworks: where they are found, what is said of those that are not, how one is set up."""
+"""Test other frameworks: finding them, reporting missing ones and setting one up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from labkit.frameworks.foreign import versions
 
 @pytest.fixture(autouse=True)
 def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The folder of environments, which is empty."""
+    """Make no framework installed, and return the empty folder of environments."""
     monkeypatch.setattr(environments, "versions", lambda _: "")
     monkeypatch.setenv("LABKIT_PEERS", str(tmp_path / "peers"))
     for kind in PEERS.values():
@@ -41,7 +41,7 @@ def test_what_is_not_installed_is_a_sentence_that_says_what_to_do(
     said = find(name)
     assert isinstance(said, str)
     assert f"{PEERS[name].module} is not installed" in said
-    assert f"{variable} is not set: labkit frameworks setup {name}" in said
+    assert f"{variable} is not set; run labkit frameworks setup {name}" in said
     monkeypatch.setenv(variable, sys.executable + "-not-there")
     monkeypatch.setattr(environments, "_versions", lambda python, kind: "")
     assert f"nor in {variable}={sys.executable}-not-there" in str(find(name))
@@ -53,10 +53,10 @@ def test_what_is_not_installed_is_a_sentence_that_says_what_to_do(
 def test_what_was_set_up_is_found_where_it_is(nothing_installed: Path) -> None:
     folder = nothing_installed / "ddp"
     folder.mkdir(parents=True)
-    assert isinstance(find("ddp"), str)  # it is not complete
+    assert isinstance(find("ddp"), str)  # the environment is not complete
     (folder / MARKER_FILE).write_text(json.dumps({"name": "ddp", "version": "9.8"}))
     assert find("ddp") == Installation("ddp", str(folder / "bin" / "python"), "9.8")
-    # They share an environment.
+    # DDP and FSDP share an environment.
     assert find("fsdp") == Installation("fsdp", str(folder / "bin" / "python"), "9.8")
     assert f"ddp: 9.8 {folder}/bin/python" in peers("list").stdout.replace("\n", " ")
 
@@ -96,7 +96,7 @@ def test_each_command_is_said_and_only_what_is_complete_is_found(
     places = tmp_path / "programs"
     places.mkdir()
     monkeypatch.setenv("PATH", f"{places}{os.pathsep}{os.environ['PATH']}")
-    # An installer that makes a Python which has nothing but a version.
+    # This fake installer makes a Python that only prints a version.
     makes = 'for last; do :; done; mkdir -p "$last/bin"; echo "#!/bin/sh\necho noise; echo 9.8" '
     makes += '> "$last/bin/python"; chmod +x "$last/bin/python"'
     program(places / "uv", f'test "$1" = pip && exit 0; {makes}')
@@ -119,14 +119,14 @@ def program(path: Path, body: str) -> None:
 
 @pytest.mark.heavy
 def test_another_python_may_have_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program(tmp_path / "python", "echo torch 9.8")  # it finds every module
+    program(tmp_path / "python", "echo torch 9.8")  # this fake Python finds every module
     monkeypatch.setenv("LABKIT_TORCH_PYTHON", str(tmp_path / "python"))
     assert find("ddp") == Installation("ddp", str(tmp_path / "python"), "torch 9.8")
 
 
 @pytest.fixture
 def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder of packages that are found: torch of version 9.8, horovod beside its own folder."""
+    """Return a folder of importable packages: torch version 9.8, and horovod without metadata."""
     for name in ("torch", "horovod"):
         (tmp_path / name).mkdir()
     released(tmp_path, "torch", "9.8")
@@ -145,7 +145,7 @@ def test_what_is_installed_here_has_the_version_of_its_package(
 ) -> None:
     monkeypatch.setattr(environments, "versions", versions)
     assert find("ddp") == Installation("ddp", sys.executable, "torch 9.8")
-    assert isinstance(find("horovod"), str)  # a folder of that name is no package
+    assert isinstance(find("horovod"), str)  # a folder of that name without metadata is no package
     assert versions(["torch", "numpy"]) == f"torch 9.8, numpy {np.__version__}"
     assert versions(["torch", "horovod"]) == versions(["torch", "not_there"]) == ""
 

@@ -1,4 +1,4 @@
-"""Processes of other frameworks have a network to themselves, or somebody trusts the machine's."""
+"""Test that other frameworks run in a private network, unless a user trusts the machine's one."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def test_who_is_inside_meets_and_who_is_outside_reaches_nobody() -> None:
         with started(words, CLIENT, port) as client:
             assert client.stdout is not None
             assert client.stdout.readline() == "321\n"
-            # The kernel counts what they send, and tells it outside.
+            # The kernel counts the bytes sent inside, and the test reads the counts from outside.
             sent = {end.port: end.sent for end in connections(open_socket(words))}
-            assert 321 <= sent[int(port)] <= 322  # the handshake counts one
+            assert 321 <= sent[int(port)] <= 322  # the handshake counts as one byte
             client.communicate("\n")
         server.communicate("\n")
 

@@ -1,4 +1,4 @@
-"""TF_CONFIG of each host, and processes of other frameworks."""
+"""Test TF_CONFIG for each host, and child processes of other frameworks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from labkit.frameworks.tf_config import on_hosts, on_this_host
 
 
 def told(*arguments: str) -> dict[str, Any]:
-    """What `labkit tf-config` prints, by host and tasks."""
+    """Return the `TF_CONFIG` values that `labkit tf-config` prints, by host and task."""
     result = CliRunner().invoke(app, ["tf-config", *arguments])
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
@@ -63,7 +63,7 @@ def test_a_server_inside_a_worker_has_no_process_of_its_own() -> None:
     assert [*found][1:] == [
         *("a: worker 0 and ps 0", "a: worker 1", "b: worker 2 and ps 1", "b: worker 3"),
     ]
-    with pytest.raises(InvalidInput, match="servers=2 do not fit into workers=1"):
+    with pytest.raises(InvalidInput, match="servers=2 exceed workers=1"):
         on_hosts(["a"], servers=2, inside=True)
     with pytest.raises(InvalidInput, match="hosts a are given twice"):
         on_hosts(["a", "b", "a"])
@@ -84,7 +84,7 @@ def test_bytes_are_those_of_the_connections_between_tasks() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         read, write = os.pipe()
         child = os.fork()
-        if not child:  # sends, and stays until it is told
+        if not child:  # the child sends, then waits for the parent's signal
             with socket.create_connection(server.getsockname()) as there:
                 there.sendall(bytes(54_321))
                 os.read(read, 1)
@@ -97,7 +97,7 @@ def test_bytes_are_those_of_the_connections_between_tasks() -> None:
                     got += len(here.recv(1 << 16))
                 here.sendall(bytes(7))
                 wires = ByteCounters({"child": child, "parent": os.getpid()})
-                assert 54_321 <= wires.read(["child"]) <= 54_322  # the handshake counts one
+                assert 54_321 <= wires.read(["child"]) <= 54_322  # the handshake counts as one byte
         finally:
             os.write(write, b"x")
             os.waitpid(child, 0)
@@ -126,7 +126,8 @@ def test_a_child_answers_and_its_errors_are_raised_where_they_were_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Path("sample_child.py").write_text(SAMPLE)
-    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))  # a child looks for no module where it stands
+    # A child does not search its working folder for modules.
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
     communicator = single_rank()
     child = Child("sample_child", "sample 0", 20, communicator, 1)
     try:
@@ -149,9 +150,9 @@ def test_outside_of_a_job_of_slurms_there_are_no_hosts_to_ask_for(
     for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
         monkeypatch.delenv(name, raising=False)
     for words, said in (
-        (["--slurm"], "works in a Slurm job only"),
-        (["--slurm", "a"], "give either hosts or --slurm"),
-        ([], "give either hosts or --slurm"),
+        (["--slurm"], "works only in a Slurm job"),
+        (["--slurm", "a"], "give either host names"),
+        ([], "give either host names"),
     ):
         refused = CliRunner().invoke(app, ["tf-config", *words])
         assert (refused.exit_code, said in refused.output) == (2, True), refused.output

@@ -1,4 +1,4 @@
-"""What a sentence concludes follows from the numbers in it, or is found."""
+"""Test that the checker finds sentences whose conclusion contradicts their own numbers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import pytest
 
 from labkit.gallery.claims import RULES, contradictions
 
-# A sentence as readings make it, and what of it makes it false.
+# Each entry has a true sentence of a gallery notebook, and a replacement that makes it false.
 PLANTED = [
     (
-        "- On 4 workers: **1 server**, 3,263 samples/s (2 seeds, 3,195 to 3,332); no cliff.",
+        "- On 4 workers: **1 server**, 3,263 samples/s (2 seeds, 3,195 to 3,332); throughput "
+        "grows with each doubling of the workers up to 4.",
         ("3,263", "3,363"),
     ),
     (
@@ -39,8 +40,8 @@ PLANTED = [
     ("- No speed-up in 3 of 6 comparisons.", ("3 of 6", "7 of 6")),
     ("- **ring**: 59.4 ms, 1.91 times the fastest.", ("1.91", "0.91")),
     (
-        "- The shortest step here is that of **overlap** (9.5 ms), the longest that of "
-        "**sequential** (0.012 s).",
+        "- The shortest step of these runs is that of **overlap** (9.5 ms), the longest step is "
+        "that of **sequential** (0.012 s).",
         ("9.5 ms", "95 ms"),
     ),
     (
@@ -54,23 +55,25 @@ PLANTED = [
         ("1.39", "1.09"),
     ),
     (
-        "- **More servers move the cliff** (4 workers): reproduced: 2 servers serve 900 samples/s, "
-        "1 server 600: 1.50 ×.",
+        "- **More servers give a higher throughput** (4 workers): reproduced: 2 servers serve 900 "
+        "samples/s, 1 server serve 600: 1.50 ×.",
         ("reproduced", "**not** reproduced"),
     ),
     (
-        "- **More servers move the cliff** (4 workers): **not** reproduced: 2 servers serve 500 "
-        "samples/s, 1 server 600: 0.83 ×.",
+        "- **More servers give a higher throughput** (4 workers): **not** reproduced: 2 servers "
+        "serve 500 samples/s, 1 server serve 600: 0.83 ×.",
         ("**not** reproduced", "reproduced"),
     ),
     (
-        "- **A backup worker shortens the step** (Chen 2016), 4 workers: reproduced: with 1 backup "
-        "a step takes 30 ms, without 60 ms: 0.50 ×; effective samples/s 3 against 2.",
+        "- **A backup worker shortens the step** (Chen 2016), 4 workers: reproduced: with "
+        "backup_workers=1 a step takes 30 ms, without 60 ms: 0.50 ×; effective samples/s 3 against "
+        "2.",
         ("reproduced", "**not** reproduced"),
     ),
     (
         "- **A backup worker shortens the step** (Chen 2016), 4 workers: **not** reproduced: with "
-        "1 backup a step takes 60 ms, without 30 ms: 2.00 ×; effective samples/s 3 against 2.",
+        "backup_workers=1 a step takes 60 ms, without 30 ms: 2.00 ×; effective samples/s 3 against "
+        "2.",
         ("**not** reproduced", "reproduced"),
     ),
     (

@@ -1,4 +1,4 @@
-"""Numbers are read with their units, and found among what a run shows, or not."""
+"""Test that numbers are read with their units and found among a run's tables and figures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_numbers_are_read_with_their_units(text: str, read: list[tuple[str, floa
 
 
 def job(folder: Path, reading: str, figure: go.Figure | None = None) -> tuple[GallerySpec, Path]:
-    """A notebook that shows a table and says something of it, and the job that executed it."""
+    """Return a notebook that shows a table and comments on it, and the job that executed it."""
     cell = {"cell_type": "code", "id": "a", "execution_count": None, "outputs": []}
     parameters = cell | {"metadata": {"tags": ["parameters"]}, "source": "n: int = 3  # rows"}
     answer = cell | {"metadata": {"tags": ["answer"]}, "source": "table"}
@@ -59,7 +59,7 @@ def test_true_sentences_stand(tmp_path: Path) -> None:
     verdict = check_notebook(*job(tmp_path, TRUE))
     assert verdict.faults == ()
     assert (verdict.sentences, verdict.number_count) == (1, 5)
-    assert str(verdict).startswith("1 sentence, 5 numbers; the check detects ")
+    assert str(verdict).startswith("1 sentence, 5 numbers; the check would detect ")
 
 
 @pytest.mark.parametrize(

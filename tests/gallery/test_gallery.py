@@ -1,4 +1,4 @@
-"""The site of executed notebooks: whole after each of them, offline, and nothing is hidden."""
+"""Test the site of executed notebooks: complete after each one, offline, and without omissions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from listening import watched
 
 from labkit.cli.app import app
 
-pytestmark = pytest.mark.heavy  # notebooks run in processes of their own
+pytestmark = pytest.mark.heavy  # notebooks run in their own processes
 
 ANSWERS = """\
 import plotly.graph_objects as go
@@ -91,7 +91,7 @@ def test_one_that_is_not_there_is_refused_with_those_that_are(site: Path) -> Non
     result = gallery(site, "--only", "tour,doubles")
     assert (result.exit_code, result.stderr) == (
         2,
-        f"labkit: no notebook tour in {site}; there are: doubles, fails\n",
+        f"labkit: {site} has no notebook tour; its notebooks: doubles, fails\n",
     )
     assert "no notebook *.ipynb" in gallery(site / "site").stderr
 
@@ -106,13 +106,13 @@ def test_check_holds_each_set_of_values_and_finds_a_false_sentence(site: Path) -
     assert "lies (n=2): 1 sentence, 2 numbers" in result.stdout
     assert "'4.0' is in no table, figure or record of the run" in result.stdout
     assert result.stdout.endswith("2 runs, 1 with a fault\n")
-    again = gallery(site, "--only", "fails")  # which is not kept, as it has not completed
+    again = gallery(site, "--only", "fails")  # its result is not reused, as it has not completed
     assert (again.exit_code, again.stderr.splitlines()[0]) == (1, "fails: running")
 
 
 @pytest.mark.slow
 def test_the_words_of_the_tour_follow_from_its_numbers(tmp_path: Path) -> None:
-    """With one set of values: that each set is run, the test above shows."""
+    """Check the tour with one set of parameters; the test above shows that all sets are run."""
     shutil.copy(Path(__file__).parents[2] / "notebooks" / "tour.ipynb", tmp_path)
     (tmp_path / "check.yaml").write_text("tour:\n  - {epochs: 2}\n")
     result = gallery(tmp_path, "--check")

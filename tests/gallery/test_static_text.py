@@ -1,4 +1,4 @@
-"""A notebook's own text measures nothing, and holds whatever its parameters are."""
+"""Test that a notebook's own text states no measurement and holds for all parameter values."""
 
 from __future__ import annotations
 

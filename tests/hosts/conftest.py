@@ -1,4 +1,4 @@
-"""Testbeds, where this machine can have one."""
+"""Fixtures for tests on testbeds, where this machine can run one."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from labkit.hosts import Testbed
 from labkit.hosts.requirements import require
 
 Started: TypeAlias = "subprocess.Popen[str]"
-ROOT = Path(__file__).parents[2]  # all hosts see it
+ROOT = Path(__file__).parents[2]  # all hosts see this folder
 
 
 @pytest.fixture(scope="session")
 def means() -> None:
-    """Skips, and in CI fails, where no testbed can be; with labkit's or the kernel's own words."""
+    """Skip tests where no testbed can run (in CI, fail), with labkit's or the kernel's reason."""
     say = pytest.fail if "CI" in os.environ else pytest.skip
     try:
         require(slurm=True)
@@ -38,7 +38,7 @@ def means() -> None:
 
 @pytest.fixture(scope="session")
 def bed(means: None) -> Iterator[Testbed]:
-    """Two hosts, a and b, for the whole session: who pulls a cable puts it back."""
+    """Yield two hosts, a and b, for the session; a test that cuts a link must restore it."""
     begin = time.monotonic()
     with lk.testbed(cores=3) as up:
         assert time.monotonic() - begin < 60
@@ -47,7 +47,7 @@ def bed(means: None) -> Iterator[Testbed]:
 
 @pytest.fixture(scope="session")
 def mpi_environment() -> dict[str, str]:
-    """That of ranks, with TCP, without which two hosts have nothing in common."""
+    """Return the environment of ranks with TCP enabled: two hosts share no other transport."""
     return {k: v for k, v in (os.environ | launcher.environment()).items() if k != "OMPI_MCA_btl"}
 
 
@@ -55,9 +55,9 @@ def mpi_environment() -> dict[str, str]:
 def mpistart(
     bed: Testbed, mpi_environment: dict[str, str]
 ) -> Callable[..., AbstractContextManager[Started]]:
-    """Starts a command as ranks on a:2,b:2, from the login node, with an agent in place of ssh.
+    """Return a function that starts ranks on a:2,b:2 from the login node, with an agent for ssh.
 
-    Who leaves the context before they have ended, such as by a failed assertion, ends them.
+    Leaving its context early, for example by a failed assertion, ends the ranks.
     """
     environment = mpi_environment | {"PRTE_MCA_plm_ssh_agent": str(bed.agent)}
 
@@ -81,7 +81,7 @@ def mpistart(
 def mpirun(
     mpistart: Callable[..., AbstractContextManager[Started]],
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """The same, and waits for their end."""
+    """Return a function that starts ranks on a:2,b:2 and waits for their end."""
 
     def run(
         command: list[str], timeout: float = 100, **given: Any
@@ -95,8 +95,8 @@ def mpirun(
 
 @pytest.fixture
 def shared_folder(bed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that all hosts see: runs are kept there, and ranks work beside it."""
-    kept = ROOT / ".hosts-tests"  # git does not see it
+    """Yield a folder that all hosts see, for runs and the ranks' files."""
+    kept = ROOT / ".hosts-tests"  # git ignores this folder
     kept.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept) as folder:
         monkeypatch.chdir(ROOT)

@@ -1,4 +1,4 @@
-"""What each rank of two hosts does to try the board over them; it prints what it was told."""
+"""What each rank on two hosts does to test the board; it prints what the board tells it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from labkit.common.errors import LabkitError
 from labkit.communicator import Communicator, world
 
 STOPS = 50
-LIMIT = 30.0  # seconds of a wait: less than the test gives all of it, so that ranks can say
-OUTAGE = 3.0  # seconds; no step lasts as long but for a link that is down
+LIMIT = 30.0  # seconds of a wait, fewer than the test's limit, so that ranks can report
+OUTAGE = 3.0  # seconds; only a step during a link outage lasts as long
 NEVER = np.iinfo(np.int64).max
 
 
@@ -38,7 +38,7 @@ def add(communicator: Communicator, what: str = "step") -> None:
 
 
 def stops(communicator: Communicator) -> list[int]:
-    """Steps by which this rank was too late or too early, of stops at random steps."""
+    """Return the steps at which this rank stopped too late or too early, for random stops."""
     chance, board, wrong = random.Random(1), communicator.board, []
     rank, size, step = communicator.rank, communicator.size, 0
     for number in range(STOPS):
@@ -62,7 +62,7 @@ def stops(communicator: Communicator) -> list[int]:
 
 
 def through_an_outage(pair: Communicator) -> str:
-    """Take steps until one has lasted long, with the telling of it: the link may go down there."""
+    """Take steps until one of either rank lasts `OUTAGE` seconds because the link is down."""
     longest, last = 0.0, time.monotonic()
     while max(pair.allgather_scalar(longest, "the longest step")) < OUTAGE:
         add(pair)
@@ -72,7 +72,7 @@ def through_an_outage(pair: Communicator) -> str:
 
 
 def different_calls(pair: Communicator) -> str:
-    add(pair)  # so that a schedule is agreed on, and no handshake finds out
+    add(pair)  # agree on a schedule first, so that no handshake finds the mismatch
     add(pair, "sum A")
     return error_of(lambda: add(pair, "sum A" if pair.rank else "sum B"))
 
@@ -90,7 +90,7 @@ def sound() -> None:
     communicator.barrier("the last call of all")
     start = time.monotonic()
     try:
-        communicator.barrier("the failure")  # whose last look around may already find it
+        communicator.barrier("the failure")  # its last check may already find the failure
         start = time.monotonic()
         if communicator.rank < 3:
             communicator.barrier("what rank 3 does not come to")
@@ -110,13 +110,13 @@ def gone(place: str) -> None:
             last = time.monotonic()
     except LabkitError as error:
         told = [type(error).__name__, str(error), time.monotonic() - last]
-        # On its own host: what it prints does not get through.
+        # A rank writes to a file on its own host, because its printed output does not get through.
         Path(place, f"rank{communicator.rank}").write_text(json.dumps(told))
         raise
 
 
 def bereft() -> None:
-    """Rank 2, which carries the board of its host, is killed; the board goes on."""
+    """Kill rank 2, which carries the board of its host; the board must go on."""
     communicator = world(timeout=LIMIT)
     add(communicator)
     if communicator.rank == 2:

@@ -1,4 +1,4 @@
-"""What ranks of several hosts do; prints what is wrong, and what an algorithm was chosen for."""
+"""What ranks on several hosts do; it prints errors and the reason for the chosen algorithm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WHERE = [name for name in ALGORITHMS if name != "shared_memory"]
 
 
 def means(communicator: Communicator) -> None:
-    """Weighted means as NumPy has them, the same bits on all, in memory of its own or shared."""
+    """Check that weighted means equal NumPy's, bit for bit on all ranks and kinds of memory."""
     random = np.random.default_rng(communicator.rank)
     weight = (0.0, 3.0, 1.0, 4.0)[communicator.rank]
     weights = communicator.allgather(weight)
@@ -42,7 +42,7 @@ def means(communicator: Communicator) -> None:
 
 
 def counts(communicator: Communicator) -> None:
-    """Of each algorithm: what it says has left this host, beside what the link has counted."""
+    """Print for each algorithm the bytes it reports as sent off this host, and the link's count."""
     buffer = communicator.allocate(LARGE)
     for algorithm in WHERE:
         communicator.barrier()
@@ -57,7 +57,7 @@ def counts(communicator: Communicator) -> None:
 
 
 def sent() -> int:
-    """Bytes that this host has sent, with the headers of packets."""
+    """Return the bytes that this host has sent, including packet headers."""
     lines = Path("/proc/net/dev").read_text().splitlines()[2:]
     counted = {line.split(":")[0].strip(): line.split(":")[1].split() for line in lines}
     return sum(int(columns[8]) for name, columns in counted.items() if name != "lo")
@@ -65,7 +65,7 @@ def sent() -> int:
 
 def main() -> None:
     whole = world()
-    part = whole.split(0 if whole.rank < 3 else 1)  # two ranks and one
+    part = whole.split(0 if whole.rank < 3 else 1)  # groups of two ranks and of one rank
     for communicator in (part, whole) if whole.rank < 3 else (whole,):
         means(communicator)
     counts(whole)

@@ -1,4 +1,4 @@
-"""What each rank of a world says: its number, of how many, where, and whether a sum was right."""
+"""Each rank of a world prints its number, the world's size, its host and whether a sum is right."""
 
 from __future__ import annotations
 

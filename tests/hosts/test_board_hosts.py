@@ -1,4 +1,4 @@
-"""One board over two hosts: who fails, waits, wants to stop or is gone is known on both."""
+"""Test one board over two hosts: both learn which rank fails, waits, asks for a stop or is gone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Told = dict[str, dict[int, Any]]
 
 
 def until_ready(process: subprocess.Popen[str]) -> Told:
-    """What the ranks say before all of them are ready."""
+    """Return what the ranks print until all of them are ready."""
     told: Told = {}
     assert process.stdout is not None
     while len(told.get("ready", {})) < 4:
@@ -43,7 +43,7 @@ def add(told: Told, line: str) -> None:
 
 @pytest.fixture(scope="module")
 def told(bed: Testbed, mpistart: Start) -> Told:
-    """What ranks were told that end well, over a link that is down for 5 s meanwhile."""
+    """Return what ranks print that end well although their link is down for 5 s."""
     with mpistart([*SCRIPT, "sound"]) as process:
         found = until_ready(process)
         bed.link_down("b")

@@ -1,4 +1,4 @@
-"""Clusters on two hosts: by mpiexec and by Slurm, one world or an error, and nothing left."""
+"""Test clusters on two hosts, by mpiexec and Slurm: one world or an error, with no leftovers."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from labkit.records.stream import FOLDER, StreamReader
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-OURS = "labkit.cluster|prted|prterun"  # in the command lines of what a cluster starts on hosts
-HANG = 60.0  # seconds after which what must happen at once has not
+OURS = "labkit.cluster|prted|prterun"  # command lines of a cluster's processes on hosts
+HANG = 60.0  # seconds after which an immediate action counts as missing
 
 WAYS: dict[str, dict[str, Any]] = {
     "hosts": {"hosts": ["a:2", "b:2"]},
@@ -66,12 +66,12 @@ def wait_for(is_so: Callable[[], bool]) -> None:
 
 
 def left_on(bed: Testbed) -> str:
-    """What runs on the hosts that a cluster has started."""
+    """Return the command lines of cluster processes that still run on the hosts."""
     return "".join(bed.run(host, ["pgrep", "-af", OURS]).stdout for host in bed.hosts)
 
 
 def listening(cluster: lk.Cluster) -> set[str]:
-    """The addresses on which the Python processes of its keeper listen."""
+    """Return the addresses on which Python processes under the cluster's keeper process listen."""
     found = psutil.Process(cluster.state()["pid"]).children(recursive=True)
     return {
         connection.laddr.ip
@@ -83,19 +83,20 @@ def listening(cluster: lk.Cluster) -> set[str]:
 
 
 def has_folder(bed: Testbed, host: str) -> bool:
-    """Whether a guest has its folder there."""
+    """Return whether a guest process has a folder on this host."""
     return "labkit-" in bed.run(host, ["ls", "/tmp"]).stdout
 
 
 @pytest.fixture(autouse=True)
 def nothing_left(bed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.chdir(ROOT)  # which all hosts see
+    monkeypatch.chdir(ROOT)  # all hosts see this folder
     shapes = *WAYS.values(), IN_TURN, APART, PAIR, STEP, SMALL
     own = [Start.from_options(**more).name for more in shapes]
     yield
-    # Other workers of these tests have clusters of their own, and other testbeds.
+    # Parallel workers of this test suite have their own clusters and testbeds.
     wait_for(lambda: not left_on(bed) and not [n for n in leftovers() if n.startswith(tuple(own))])
-    wait_for(lambda: bed.login(["squeue", "--noheader"]).stdout == "")  # jobs end in steps
+    # A Slurm job ends in several steps.
+    wait_for(lambda: bed.login(["squeue", "--noheader"]).stdout == "")
     wait_for(lambda: not any(has_folder(bed, host) for host in bed.hosts))
 
 
@@ -104,7 +105,7 @@ def test_ranks_are_one_world_that_ends_with_its_keeper(bed: Testbed, way: str) -
     with lk.Cluster(**WAYS[way]) as cluster:
         assert cluster.call(where) == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
         assert left_on(bed)
-        # Labkit's own listen on the address that hosts reach, and among themselves on loopback.
+        # Labkit's processes listen on the address that hosts reach, and on loopback for each other.
         assert listening(cluster) == {bed.addresses["login"], "127.0.0.1"}
         os.kill(cluster.state()["pid"], signal.SIGKILL)
         wait_for(lambda: cluster.how_ended() is not None)
@@ -118,7 +119,8 @@ def test_two_worlds_of_one_are_an_error_that_says_which_part_is_missing() -> Non
 def test_a_guest_that_is_killed_while_it_starts_leaves_no_folder(bed: Testbed) -> None:
     _, guest = command([], is_local=False)
     ours = "^[^ ]*python[^ ]* -P -m labkit.cluster.engine guest"
-    # What takes its own folder away; not that of an earlier guest, nor the one that looks for it.
+    # The pattern matches the process that removes this guest's folder: no earlier guest's, and not
+    # this search.
     tidies = "[k]ill -0 .* $guest .*/labkit-"
     found = f"guest=$(pgrep -f '{ours}') && pgrep -f \"{tidies}\""
     killing = f"until {found}; do sleep 0.01; done; kill -KILL $guest"
@@ -127,7 +129,8 @@ def test_a_guest_that_is_killed_while_it_starts_leaves_no_folder(bed: Testbed) -
         environment = os.environ | {CONNECTION: json.dumps(there)}
         words = bed.command("a", [*guest, f"--IPEngine.timeout={2 * HANG}"])
         with subprocess.Popen(words, env=environment, cwd=ROOT) as started:
-            # On its host and at once: whom it finds never answers, and it waits to be killed.
+            # The search runs on the guest's own host at once; the guest finds a silent controller
+            # and waits to be killed.
             assert bed.run("a", ["sh", "-c", killing], timeout=HANG).returncode == 0
     assert started.returncode != 0
 
@@ -144,7 +147,7 @@ def test_what_waits_in_the_queue_is_told_and_leaves_it_with_its_cluster(
     try:
         wait_for(lambda: "waits in partition all" in said.read_text())
     finally:
-        waiting.kill()  # nobody wants it any more
+        waiting.kill()  # no test needs this waiting process any more
         waiting.wait()
         wait_for(lambda: len(bed.login(["squeue", "--noheader"]).stdout.splitlines()) == 1)
         queue.cancel(name="wrap")
@@ -174,7 +177,7 @@ def test_a_job_that_ends_early_says_why_in_the_record(
 
 
 def die(communicator: Communicator) -> None:
-    """The last rank is killed; the others wait for it."""
+    """Kill the last rank while the others wait for it at a barrier."""
     import os
     import signal
 
@@ -205,7 +208,7 @@ def test_ranks_dealt_out_in_turn_are_used_from_another_machine_which_is_told_of_
             cluster.call(die)
     wait_for(lambda: cluster.name not in leftovers())
     ended = bed.run("a", command, cwd=ROOT, timeout=HANG)
-    assert "cannot be attached to: its controller does not answer" in ended.stderr
+    assert ": the cluster's controller does not answer" in ended.stderr
 
 
 def test_a_folder_that_hosts_do_not_see_serves_as_well_as_one_that_they_share(
@@ -217,7 +220,7 @@ def test_a_folder_that_hosts_do_not_see_serves_as_well_as_one_that_they_share(
 ) -> None:
     module = f"from __future__ import annotations\n\nNUMBER = 6\n\n{inspect.getsource(where)}"
     (tmp_path / "beside_it.py").write_text(module)
-    ring = lk.AllReduce(algorithm="ring")  # "auto" may choose otherwise the next time
+    ring = lk.AllReduce(algorithm="ring")  # the algorithm "auto" may differ between two runs
     experiment = lk.Experiment(model="linear", strategy=ring, workers=2, epochs=1, verify=False)
     exact = ["rank", "step", "loss", "samples", "payload_bytes", "messages"]
 
@@ -232,10 +235,10 @@ def test_a_folder_that_hosts_do_not_see_serves_as_well_as_one_that_they_share(
         monkeypatch.setenv("LABKIT_JOB", str(tmp_path))
         monkeypatch.syspath_prepend(str(tmp_path))
         assert all(bed.run(host, ["ls", str(tmp_path)]).returncode for host in bed.hosts)
-        (_, first), (number, second) = cluster.call(times)  # a function that imports
+        (_, first), (number, second) = cluster.call(times)  # a function that imports the module
         assert (number, len({first, second, tmp_path})) == (6, 3)
         beside_it = importlib.import_module("beside_it")
-        assert cluster.call(beside_it.where) == [(0, "a"), (1, "b")]  # and one that is imported
+        assert cluster.call(beside_it.where) == [(0, "a"), (1, "b")]  # and an imported function
 
         live = cluster.submit(experiment)
         run = live.result()
@@ -247,7 +250,7 @@ def test_a_folder_that_hosts_do_not_see_serves_as_well_as_one_that_they_share(
 
         endless = cluster.submit(experiment.replace(epochs=10_000))
         wait_for(lambda: len(endless.rows) > 0)
-        StreamReader(endless.directory / FOLDER).stop()  # as another process does
+        StreamReader(endless.directory / FOLDER).stop()  # as another process requests it
         assert endless.result().status["state"] == "interrupted"
     assert "signing" not in caplog.text
 
@@ -287,4 +290,4 @@ def test_a_script_under_srun_is_one_world_or_told_that_it_is_not(bed: Testbed) -
     for mpi, told in (("pmix", "2\n2\n"), ("none", "")):
         done = bed.login([*options, f"--mpi={mpi}", *words], env=environment, timeout=HANG)
         assert done.stdout == told, done.stderr
-    assert "srun has started 2 tasks, and each is an MPI world of its own" in done.stderr
+    assert "srun has started 2 tasks without PMIx" in done.stderr

@@ -1,4 +1,4 @@
-"""By which address hosts reach this machine, and whether anybody answers at one."""
+"""Test which address of this machine hosts can reach, and whether a process listens there."""
 
 from __future__ import annotations
 

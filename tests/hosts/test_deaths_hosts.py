@@ -1,4 +1,4 @@
-"""Ranks of two hosts outlive the death of others."""
+"""Test that ranks on two hosts survive the death of other ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor says of hosts and of Slurm what works there, and what is in the way."""
+"""Test that the doctor reports what works on hosts and in Slurm, and what prevents the rest."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def test_slurm_that_works_is_shown_by_one_world_in_each_way(bed: Testbed) -> Non
     code, said = doctor(bed, "--launcher", "slurm")
     assert (code, "broken" in said, "note" in said) == (0, False, False), said
     assert "slurm: Slurmctld(primary) at control is UP" in said
-    assert "nodes: 2 nodes of 2 accept jobs" in said
+    assert "nodes: 2 of 2 nodes can run jobs" in said
     assert re.search(r"pmi: srun offers .*\bpmix\b", said)
     for way in ("srun --mpi=pmix", "mpiexec in an allocation"):
-        assert f"{way}: 2 ranks formed one MPI world on a, b" in said
+        assert f"{way}: 2 ranks formed one MPI_COMM_WORLD on a, b" in said
 
 
 def test_what_is_in_the_way_is_named_with_slurms_words(bed: Testbed) -> None:
     with drained(bed, "b", "a fan is loud"):
         code, said = doctor(bed, "--launcher", "slurm", LABKIT_SLURM="--partition=none")
     assert "nodes: node b is drained: a fan is loud | fix: systemctl restart slurmd on b" in said
-    assert (code, "nodes: 1 node of 2 accept jobs" in said) == (0, True), said
+    assert (code, "nodes: 1 of 2 nodes can run jobs" in said) == (0, True), said
     invalid = "Unable to allocate resources: Invalid partition name specified"
-    assert f"got no allocation within 30 s: srun: error: {invalid}" in said
+    assert f"Slurm granted no allocation within 30 s: srun: error: {invalid}" in said
     assert "fix: export LABKIT_SLURM='--partition=NAME" in said
 
 
@@ -62,11 +62,11 @@ def test_hosts_are_asked_one_by_one_and_then_meet(bed: Testbed) -> None:
     words = ("--launcher", "hosts", "--hosts", "a:2,b:2")
     code, said = doctor(bed, *words, LABKIT_AGENT=str(bed.agent))
     assert code == 0, said
-    assert "hosts: b has the same Python, labkit and MPI" in said
-    assert "world: 4 ranks formed one MPI world on a, b" in said
+    assert "hosts: b has the same versions of Python, labkit and MPI as this machine" in said
+    assert "world: 4 ranks formed one MPI_COMM_WORLD on a, b" in said
     bed.link_down("b")
     try:
-        code, said = doctor(bed, *words)  # the login node names the agent, too
+        code, said = doctor(bed, *words)  # the login node's environment also names the agent
     finally:
         bed.link_up()
     assert (code, "world:" in said) == (1, False)

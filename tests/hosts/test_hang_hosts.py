@@ -1,4 +1,4 @@
-"""A rank that hangs on another host: the notebook is told where, and that the host is there."""
+"""Test a hang on another host: the notebook learns where, and that the host still answers."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ def get_lost(communicator: Communicator) -> None:
 
 def stop(communicator: Communicator) -> None:
     communicator.barrier("the start")
-    if communicator.rank == 2:  # which tells other hosts of its own
+    if communicator.rank == 2:  # rank 2 carries its host's board to other hosts
         os.kill(os.getpid(), signal.SIGSTOP)
     communicator.barrier("the end")
 
 
 def test_each_rank_is_told_with_the_line_in_which_it_stands() -> None:
     with lk.Cluster(hosts=["a:2", "b:2"], timeout=8) as cluster:
-        with pytest.raises(RankError, match="rank 3 did not arrive: WaitTooLong") as caught:
+        with pytest.raises(
+            RankError, match="rank 3 did not reach the call in which other ranks wait: WaitTooLong"
+        ) as caught:
             cluster.call(get_lost)
         assert cluster.call(lambda communicator: communicator.rank) == [0, 1, 2, 3]
     text = str(caught.value)
@@ -54,4 +56,4 @@ def test_a_rank_that_is_stopped_is_told_from_a_host_that_is_gone() -> None:
         assert caught.value.rank == 2
         text = str(caught.value)
         assert "host b with rank 2, 3 has sent no status" in text
-        assert "but its host answers, and the process of rank 2 is alive: it is blocked" in text
+        assert "but the host answers, and the process of rank 2 is alive and blocked" in text

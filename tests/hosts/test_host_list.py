@@ -1,4 +1,4 @@
-"""Hosts are read alike, however they are written."""
+"""Test that hosts are parsed alike from every notation."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def test_a_list_words_and_a_file_mean_the_same() -> None:
 
 def test_a_host_without_slots_has_one_and_one_that_is_named_twice_has_both() -> None:
     assert hosts_of(["node-1.example", "10.0.0.2"]) == [("node-1.example", 1), ("10.0.0.2", 1)]
-    Path("nodes").write_text("a\na\nb\nb\n")  # as PBS has it
+    Path("nodes").write_text("a\na\nb\nb\n")  # the format of a PBS node file
     assert hosts_of("nodes") == BOTH
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ([], r"hosts=\[\] names no host; give some, such as a:2,b:2"),
-        ("a:2,,b", "hosts: '' is no host; allowed: a:2 or a"),
-        ("-oProxyCommand=x", "is no host"),
-        (["a b"], "hosts: 'a b' is no host"),
-        (["a:0"], "'a:0': a host has 1 to 10,000 slots"),
-        ([2], "hosts: 2 is no host"),
+        ([], r"hosts=\[\] names no host; give at least one, such as a:2,b:2"),
+        ("a:2,,b", "hosts: '' is not a host; allowed: a:2 or a"),
+        ("-oProxyCommand=x", "is not a host"),
+        (["a b"], "hosts: 'a b' is not a host"),
+        (["a:0"], "'a:0': give a host 1 to 10,000 slots"),
+        ([2], "hosts: 2 is not a host"),
         (Path("nowhere"), "the host file nowhere cannot be read: .*No such file"),
     ],
 )
@@ -50,7 +50,9 @@ def test_what_names_no_host_is_refused(given: object, words: str) -> None:
 
 def test_a_line_that_is_odd_is_named_by_its_number() -> None:
     Path("hosts").write_text("a slots=2\nb slots=two\n")
-    with pytest.raises(InvalidInput, match="hosts, line 2: 'b slots=two' is no host; allowed: a s"):
+    with pytest.raises(
+        InvalidInput, match="hosts, line 2: 'b slots=two' is not a host; allowed: a s"
+    ):
         hosts_of("hosts")
     Path("hosts").write_text("# none\n")
     with pytest.raises(InvalidInput, match="names no host"):

@@ -1,4 +1,4 @@
-"""Hosts that cannot take part say why, before anything is started on them."""
+"""Test that hosts which cannot take part say why, before any process starts on them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 from labkit.hosts import Testbed, host_probe
 
-pytestmark = pytest.mark.heavy  # each asks a fresh process for its MPI
+pytestmark = pytest.mark.heavy  # each test starts a process that reports its MPI
 
 
 def agent(script: str) -> list[str]:
-    """A command in place of ssh: $1 is the host, $2 the line for its shell."""
+    """Return a command that replaces ssh: $1 is the host, $2 the shell command."""
     path = Path("agent").absolute()
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -49,14 +49,16 @@ def test_each_trouble_is_a_sentence_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(host_probe, "LIMIT", 3.0)
     names = ["old", "mended", "site", "far", "bare", "empty", "mute"]
     troubles = dict(host_probe.probe(names, words))
-    assert troubles["old"].startswith(f"old has labkit 0.0, and this is {own.labkit}: install the")
+    assert troubles["old"].startswith(
+        f"old has labkit 0.0, but this host has {own.labkit}; install"
+    )
     assert "mended has labkit" in troubles["mended"]
-    assert "from another source: install the same on all hosts" in troubles["mended"]
+    assert "with another source; install the same labkit on all hosts" in troubles["mended"]
     assert troubles["site"] == (
-        f"site works with Open MPI v4.1.4, and this host with {own.mpi}: use one on all hosts"
+        f"site uses Open MPI v4.1.4, but this host uses {own.mpi}; use the same MPI on all hosts"
     )
     assert troubles["far"].startswith("far cannot be reached by agent: ssh: connect to host far")
-    assert "must be at the same path there" in troubles["bare"]
+    assert "install labkit's Python at the same path on all hosts" in troubles["bare"]
     assert troubles["empty"].endswith("ModuleNotFoundError: No module named 'labkit'")
     assert troubles["mute"] == "mute did not answer within 3 s"
 

@@ -1,4 +1,4 @@
-"""Sums of ranks on two hosts: right, the same bits, chosen by measurement, counted by level."""
+"""Test sums of ranks on two hosts: correct, bitwise equal, chosen by timing, counted per level."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_algorithm_sums_to_the_bits_of_its_schedule_laid_out_on_the_hosts(
     mpirun: Run,
 ) -> None:
     script = str(TESTS / "communicator" / "ranks.py")
-    # Of three ranks, two are on one host.
+    # Two of the three ranks are on one host.
     assert said(mpirun([sys.executable, script, "sums", "3,4"])) == ["done"]
 
 
@@ -38,13 +38,15 @@ def test_means_are_right_and_what_leaves_a_host_is_what_its_link_has_counted(mpi
     among = [name for name in ALGORITHMS if name != "shared_memory"]
     assert sorted(name for name, *_ in counted) == sorted([*among, *among])  # both hosts
     for name, told, link in counted:
-        # With headers, acknowledgements, and what Slurm says meanwhile; the library's is a least.
+        # The link also counts headers, acknowledgements and Slurm's traffic; labkit's count is a
+        # lower bound.
         assert told <= link < (4 if name == "mpi" else 1.1 * told + 0.05), name
         if name == "two_level":
             assert told == pytest.approx(1)  # 2(h - 1)/h
         if name == "ring":
-            assert told == pytest.approx(1.5)  # 2(p - 1)/p, by one of two ranks
+            # 2(p - 1)/p: one of the host's two ranks sends over the link.
+            assert told == pytest.approx(1.5)
     algorithm, why = chosen
     assert algorithm in among
-    assert why.startswith(f"measured for 1.05 MB on 4 ranks: {algorithm} ")
+    assert why.startswith(f"the fastest when timed with 1.05 MB on 4 ranks: {algorithm} ")
     assert algorithm in ("mpi", "ring") or ALLREDUCE[algorithm].between

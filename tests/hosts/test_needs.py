@@ -1,4 +1,4 @@
-"""What a testbed needs of a machine, and what is said where it is not there."""
+"""Test what a testbed requires of a machine, and the message where a requirement is missing."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ def has_all_but(monkeypatch: pytest.MonkeyPatch, *absent: str) -> None:
 
 def test_another_system_is_named_with_what_to_use_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(LabkitError, match=r"is darwin: use a Linux machine, a virtual machine"):
+    with pytest.raises(LabkitError, match=r"is darwin; use a Linux machine, a virtual machine"):
         start_testbed()
 
 
 @pytest.mark.parametrize(
     ("absent", "message"),
     [
-        (("ip", "tc"), r"needs ip, tc, which .*: apt-get install iproute2; or use no Slurm"),
-        (("nsenter",), r"needs nsenter, which .*: apt-get install util-linux"),
-        (("slurmd", "srun"), r"needs slurmd, srun, .*: apt-get install slurm-wlm; .*--no-slurm"),
-        (("libpmix.so.2",), r"needs libpmix.so.2, which .*: apt-get install libpmix2"),
+        (
+            ("ip", "tc"),
+            r"needs ip, tc, which .* apt-get install iproute2; or start it without Slurm",
+        ),
+        (("nsenter",), r"needs nsenter, which .* apt-get install util-linux"),
+        (("slurmd", "srun"), r"needs slurmd, srun, .* apt-get install slurm-wlm; .*--no-slurm"),
+        (("libpmix.so.2",), r"needs libpmix.so.2, which .* apt-get install libpmix2"),
     ],
 )
 def test_what_is_missing_is_named_with_its_package(
@@ -57,5 +60,5 @@ def test_without_slurm_nothing_of_it_is_needed(monkeypatch: pytest.MonkeyPatch) 
 def test_who_is_not_root_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     has_all_but(monkeypatch)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(LabkitError, match=r"needs root .* user 1000: run it through sudo"):
+    with pytest.raises(LabkitError, match=r"needs root .* user 1000; start it with sudo"):
         start_testbed()

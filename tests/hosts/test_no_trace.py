@@ -1,4 +1,4 @@
-"""What is left of a testbed, however it ends: nothing."""
+"""Test that a testbed leaves nothing behind, however it ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 KINDS = ("net", "mnt", "uts", "ipc", "pid")
 
-# A notebook's kernel: a job, a command on a host and one on the login node run when it is killed.
+# A notebook's kernel that is killed while a Slurm job and a command on a host still run.
 PARENT = """
 import json, subprocess, sys, time
 import labkit as lk
@@ -40,15 +40,15 @@ time.sleep(1000)
 
 
 class Traces(NamedTuple):
-    """By what a testbed would be noticed."""
+    """Traces by which a testbed would be noticed."""
 
     folder: Path
-    spaces: set[str]  # of its processes
+    spaces: set[str]  # namespaces of the testbed's processes
     device: str
-    nap: str = "none"  # the argument of what sleeps in it
+    nap: str = "none"  # argument of the `sleep` commands in the testbed
 
     def left(self) -> list[str]:
-        """What of it is still there."""
+        """Return the traces of the testbed that still exist."""
         processes = [pid for pid in running() if self.spaces & {*spaces_of(pid)}]
         named = [str(file.stat().st_ino) for file in Path("/run/netns").glob("*")]
         mounts = Path("/proc/self/mountinfo").read_text()
@@ -70,7 +70,7 @@ def running() -> list[int]:
 
 def spaces_of(pid: int) -> Iterator[str]:
     for kind in KINDS:
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the process has ended meanwhile
             yield os.readlink(f"/proc/{pid}/ns/{kind}")
 
 
@@ -89,7 +89,8 @@ def traces(folder: Path, nap: str = "none") -> Traces:
     inside = [said["control"], *said["hosts"].values()]
     spaces = {space for pid in inside for space in spaces_of(pid)} - {*spaces_of(os.getpid())}
     found = Traces(folder, spaces, f"labkit-bed{said['addresses']['a'].split('.')[2]}", nap)
-    # Of control and two hosts, none shared; and what is looked for afterwards is there now.
+    # The control process and both hosts have their own namespaces, and every kind of trace exists
+    # before the end.
     assert len(spaces) == 3 * len(KINDS)
     noticed = " ".join(found.left())
     assert all(word in noticed for word in ("slurmctld", "slurmd", "a link", "folder"))
@@ -97,7 +98,7 @@ def traces(folder: Path, nap: str = "none") -> Traces:
 
 
 def wait_for_none(found: Traces) -> None:
-    """The system takes links down a moment after their namespaces."""
+    """Wait until no trace is left: the system removes links a moment after their namespaces."""
     end = time.monotonic() + 30
     while left := found.left():
         assert time.monotonic() < end, left
@@ -106,14 +107,14 @@ def wait_for_none(found: Traces) -> None:
 
 @pytest.fixture
 def own_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which nothing of other tests is."""
+    """Return a runtime folder that no other test uses."""
     monkeypatch.setenv("LABKIT_RUNTIME", str(tmp_path / "runtime"))
     return tmp_path / "runtime"
 
 
 @pytest.mark.parametrize("victim", ["parent", "holder", "control"])
 def test_kill_9_leaves_nothing(means: None, own_runtime: Path, victim: str) -> None:
-    nap = f"{secrets.randbelow(10**6) + 10**6}"  # seconds; no other process sleeps as long
+    nap = f"{secrets.randbelow(10**6) + 10**6}"  # seconds; no other process sleeps this long
     command = [sys.executable, "-c", PARENT, nap]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     with parent:
@@ -126,7 +127,8 @@ def test_kill_9_leaves_nothing(means: None, own_runtime: Path, victim: str) -> N
             whom = {"parent": parent.pid, "holder": said["pid"], "control": said["control"]}
             os.kill(whom[victim], signal.SIGKILL)
             if victim != "parent":
-                # Its own folder and everything in it; the two above may stay with a killed holder.
+                # The testbed's own folder and links vanish; its two parent folders may remain after
+                # the holder is killed.
                 end = time.monotonic() + 30
                 while folder.exists() or any("link" in line for line in found.left()):
                     assert time.monotonic() < end, found.left()
@@ -135,7 +137,7 @@ def test_kill_9_leaves_nothing(means: None, own_runtime: Path, victim: str) -> N
             parent.kill()
     if victim == "holder":
         for place in (folder.parent, folder.parents[1]):
-            place.rmdir()  # which proves that they are empty
+            place.rmdir()  # rmdir succeeds only if the folder is empty
     wait_for_none(found)
 
 

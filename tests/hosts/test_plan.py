@@ -1,4 +1,4 @@
-"""What a testbed may be, and the texts that are made for it."""
+"""Test the options that a testbed accepts, and the configuration files made for it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 from labkit.common.errors import InvalidInput
 from labkit.common.quantities import bits_of
-from labkit.hosts.plan import TestbedPlan, addresses
 from labkit.hosts.slurm import configuration
+from labkit.hosts.testbed_plan import TestbedPlan, addresses
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,10 @@ from labkit.hosts.slurm import configuration
         ({"nodes": True}, "nodes=True is impossible; give a whole number"),
         ({"cores": 0}, "cores=0 is impossible; give a whole number from 1"),
         ({"cores": 1.5}, r"cores=1\.5 is impossible"),
-        ({"bandwidth": "fast"}, "bandwidth='fast' is impossible; give bits a second from 1Mb up"),
+        (
+            {"bandwidth": "fast"},
+            "bandwidth='fast' is impossible; give a rate of at least 1Mb per second",
+        ),
         ({"bandwidth": 1e9}, r"bandwidth=1000000000\.0 is impossible; .* such as 100Mb or 1Gb"),
         ({"slurm": "yes"}, "slurm='yes' is impossible; give True or False"),
     ],

@@ -1,4 +1,4 @@
-"""Commands of a testbed are text that a shell reads: values arrive in it as they are."""
+"""Test that a shell passes values in a testbed's commands on unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep as a job array: each member on its own, ended by whoever, recorded and taken up again."""
+"""Test a sweep as a job array: separate members that are cancelled, recorded and resumed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "tests" / "notebooks" / "is_swept.ipynb"
 LABKIT = str(Path(sys.executable).with_name("labkit"))
-# The command, which asks Slurm more often than a cluster of many people would like.
+# The command asks Slurm more often than is polite on a shared cluster.
 ASKS_OFTEN = """
 import sys
 from labkit.cli.app import app
@@ -36,12 +36,12 @@ app(sys.argv[1:])
 """
 SWEEP = Path("runs/is_swept-sweep")
 VALUES = ("number=1,2", "seconds=0,600", "--launcher", "slurm")
-PATIENCE = 120.0  # seconds for what takes some
+PATIENCE = 120.0  # seconds to wait for what takes several
 
 
 @pytest.fixture
 def shared(bed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working folder that all nodes see, with the notebook."""
+    """Yield a working folder that all nodes see, with a copy of the notebook."""
     (ROOT / "runs").mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="of-a-test-", dir=ROOT / "runs"))
     monkeypatch.chdir(folder)
@@ -52,7 +52,7 @@ def shared(bed: Testbed, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def start(bed: Testbed, *words: object) -> subprocess.Popen[str]:
-    """A command on the login node, with all that it says in one stream."""
+    """Start a labkit command on the login node, with stdout and stderr in one stream."""
     command = bed.command("login", [sys.executable, "-c", ASKS_OFTEN, *map(str, words)])
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(command, text=True, **both)  # type: ignore[call-overload,no-any-return]
@@ -68,7 +68,7 @@ def states() -> list[str]:
 
 
 def begun() -> list[str]:
-    """The numbers of the members whose cells have begun: those can clean up."""
+    """Return the numbers of the members whose cells have started and can clean up after a stop."""
     path = Path("started.txt")
     return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -92,7 +92,7 @@ def test_members_end_one_by_one_and_what_is_left_goes_on(bed: Testbed, shared: P
     assert (stopped.returncode, "stopped:" in stopped.stdout) == (0, True), stopped.stderr
     said, _ = sweep.communicate(timeout=PATIENCE)
     assert sweep.returncode == 1, said
-    assert f"job array {array} of 4 members is in Slurm's queue" in said
+    assert f"job array {array} of 4 notebook runs is in Slurm's queue" in said
     assert "2 of 4 completed" in said
     found = statuses()
     assert found["002"]["cause"] == f"Slurm ended job {array}_1: it was cancelled"
@@ -101,7 +101,7 @@ def test_members_end_one_by_one_and_what_is_left_goes_on(bed: Testbed, shared: P
     assert "cleaned up 2" in (next(SWEEP.glob("004*")) / "output.ipynb").read_text()
     assert not any((SWEEP / ".slurm").iterdir())
 
-    # The same command takes up what is missing, and its members outlive it.
+    # The same command resumes the missing members, which outlive the command when it is killed.
     again = start(bed, *command, "--resume")
     until(lambda: sorted(begun()) == ["1"] * 3 + ["2"] * 3)
     again.kill()
@@ -111,10 +111,11 @@ def test_members_end_one_by_one_and_what_is_left_goes_on(bed: Testbed, shared: P
         ["completed", "running"] * 2,
     )
 
-    # The record says that Slurm runs it. Ctrl-C lets Slurm end it, and says by whom.
+    # The record says that Slurm runs the sweep. Ctrl-C makes Slurm end the members, and the record
+    # says who stopped them.
     followed = start(bed, "sweep", SWEEP, "--resume")
     assert followed.stdout is not None
-    assert "2 members already in Slurm's queue\n" in followed.stdout
+    assert "2 notebook runs already in Slurm's queue\n" in followed.stdout
     os.kill(manifest.read(SWEEP)["pid"], signal.SIGINT)
     said, _ = followed.communicate(timeout=PATIENCE)
     assert (followed.returncode, len(begun())) == (130, 6), said
@@ -137,13 +138,13 @@ def test_what_a_killed_submission_holds_is_submitted_anew(bed: Testbed, shared: 
     again = start(bed, *command, "--resume")
     said, _ = again.communicate(timeout=PATIENCE)
     assert (again.returncode, states()) == (0, ["completed", "completed"]), said
-    assert "2 elements cancelled: held since an interrupted submission" in said
+    assert "2 elements cancelled, left on hold by an interrupted submission" in said
     assert bed.login(["squeue", "--noheader", f"--jobs={array}"]).stdout == ""
 
 
 def test_a_folder_that_nodes_do_not_see_is_told(bed: Testbed, tmp_path: Path) -> None:
-    """This one lies in /tmp, of which each host has its own."""
+    """Test with a folder in /tmp, which each host has of its own."""
     sweep = start(bed, "sweep", NOTEBOOK, *VALUES, "--runs", tmp_path / "runs")
     said, _ = sweep.communicate(timeout=PATIENCE)
     assert sweep.returncode == 1
-    assert said.count("all nodes must see the sweep's folder and this Python") == 4, said
+    assert said.count("all nodes need access to the sweep's folder and to this Python") == 4, said

@@ -1,4 +1,4 @@
-"""Two hosts: apart from each other, joined by their link, and under MPI and Slurm."""
+"""Test two hosts: isolated from each other, joined by their link, and under MPI and Slurm."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from labkit.hosts import Testbed
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]  # all hosts see it; a test's own folder only this machine
+ROOT = Path(__file__).parents[2]  # all hosts see this folder, but not a test's temporary one
 WORLD = [sys.executable, str(Path(__file__).with_name("sample_world.py"))]
 Mpirun = Callable[..., subprocess.CompletedProcess[str]]
 HOST_OWN = ("net", "uts", "mnt", "ipc", "pid")
 PAYLOAD = 2**23  # bytes
 
-# Takes what comes on a port, and says how much it was.
+# This program receives bytes on a port and prints how many.
 TAKES = """
 import socket
 with socket.create_server(("", 5000)) as server:
@@ -42,14 +42,14 @@ print(time.perf_counter() - begin)
 
 
 def sent_between(bed: Testbed, one: str, other: str, nbytes: int) -> float:
-    """Send so many bytes from one host to another; seconds until the last has been read."""
+    """Send bytes from one host to another; return the seconds until the last byte is read."""
     taker = subprocess.Popen(
         bed.command(other, [sys.executable, "-c", TAKES]), stdout=subprocess.PIPE, text=True
     )
     with taker:
         assert taker.stdout is not None
         assert taker.stdout.readline() == "listening\n"
-        # By the name, as each host's /etc/hosts has it.
+        # The sender uses the host name in /etc/hosts.
         done = bed.run(one, [sys.executable, "-c", SENDS, other, str(nbytes), "60"], check=True)
         assert int(taker.stdout.readline()) == nbytes
     return float(done.stdout)
@@ -73,7 +73,7 @@ def test_what_one_host_writes_for_itself_no_other_sees(bed: Testbed) -> None:
     for place in ("/tmp", "/dev/shm", "$XDG_RUNTIME_DIR"):
         write = f'cd "{place}" && hostname > mark && pwd'
         where = {bed.run(host, ["sh", "-c", write], check=True).stdout for host in bed.hosts}
-        assert len(where) == 1  # by one name
+        assert len(where) == 1  # each host uses the same path
         read = ["cat", f"{where.pop().strip()}/mark"]
         assert [bed.run(host, read).stdout for host in bed.hosts] == ["a\n", "b\n"]
         assert bed.login(read).returncode == 1
@@ -88,7 +88,7 @@ def test_all_see_this_machines_files_and_each_others_names(bed: Testbed) -> None
         for name in (*bed.hosts, "login"):
             found = bed.run(host, ["getent", "hosts", name]).stdout.split()
             assert (found[0], name in found) == (bed.addresses[name], True)
-    # The login node has a route, and the names, which the rest of this machine does not see.
+    # Only the login node has a route to the hosts and their names, not the rest of this machine.
     assert bed.login(["getent", "hosts", "b"]).stdout.split() == [bed.addresses["b"], "b"]
     assert bed.addresses["b"] not in Path("/etc/hosts").read_text()
 
@@ -97,8 +97,8 @@ def test_the_links_counter_rises_by_what_was_sent(bed: Testbed) -> None:
     before = {host: bed.sent(host) for host in bed.hosts}
     sent_between(bed, "a", "b", PAYLOAD)
     rose = {host: bed.sent(host) - before[host] for host in bed.hosts}
-    assert PAYLOAD < rose["a"] < 1.1 * PAYLOAD  # headers of packets
-    assert 0 < rose["b"] < 0.1 * PAYLOAD  # that they have come
+    assert PAYLOAD < rose["a"] < 1.1 * PAYLOAD  # the payload and the headers of its packets
+    assert 0 < rose["b"] < 0.1 * PAYLOAD  # acknowledgements only
 
 
 def test_mpiexec_makes_one_world_of_both_hosts_with_an_agent_in_place_of_ssh(
@@ -113,7 +113,8 @@ def test_mpiexec_makes_one_world_of_both_hosts_with_an_agent_in_place_of_ssh(
     ]
     assert [host for _, _, host, _, _ in said] == ["a", "a", "b", "b"]
     assert len({network for *_, network in said}) == 2
-    # Each host needs at least the sum of the other's ranks: no way leads around the link.
+    # Each host needs at least the sum of the other host's ranks, and only the link connects the
+    # hosts.
     assert all(bed.sent(host) - before[host] > 2**21 for host in bed.hosts)
 
 
@@ -133,7 +134,7 @@ def test_srun_with_pmix_makes_one_world_of_four(
 def test_srun_without_pmix_makes_as_many_worlds_of_one_and_says_nothing(
     bed: Testbed, mpi_environment: dict[str, str]
 ) -> None:
-    """A fact that who starts ranks must refuse: no error, exit status 0, and nothing was summed."""
+    """Show what a launcher must refuse: srun exits with 0 and no error, but nothing is summed."""
     command = ["srun", "-N2", "--ntasks-per-node=2", "--mpi=none", *WORLD]
     done = bed.login(command, env=mpi_environment, cwd=ROOT, timeout=100)
     assert (done.returncode, "error" in done.stderr) == (0, False), done.stderr
@@ -171,12 +172,12 @@ def test_nothing_gets_through_a_cable_that_was_pulled(bed: Testbed) -> None:
         assert bed.sent("b") == before
     finally:
         bed.link_up()
-    assert "Connection refused" in bed.run("a", call).stderr  # by b itself: nobody listens
+    assert "Connection refused" in bed.run("a", call).stderr  # b answers, but nothing listens
 
 
 def test_a_host_that_is_not_there_is_refused_with_those_that_are(bed: Testbed) -> None:
     for ask in (lambda: bed.run("c", ["true"]), lambda: bed.sent("c"), lambda: bed.link_down("c")):
-        with pytest.raises(lk.InvalidInput, match="host='c' is not in this testbed; it has: a, b"):
+        with pytest.raises(lk.InvalidInput, match="host='c' is not in this testbed; allowed: a, b"):
             ask()
 
 
@@ -192,8 +193,9 @@ def test_three_hosts_without_slurm_are_joined_at_the_rate_that_was_asked_for(mea
     with lk.testbed(nodes=3, bandwidth="20Mb/s", slurm=False) as bed:
         assert bed.hosts == ("a", "b", "c")
         seconds = sent_between(bed, "a", "c", 2**20)
-        # What passes at once after a pause is some kB; a busy machine only makes it slower.
+        # After a pause, a burst of some kB passes above the rate; a busy machine only slows the
+        # transfer.
         assert seconds > 0.9 * 8 * 2**20 / 20e6
         assert "slurm" not in bed.run("a", ["ps", "-e", "-o", "args="]).stdout
-    with pytest.raises(lk.LabkitError, match="the testbed has ended; make another one"):
+    with pytest.raises(lk.LabkitError, match="the testbed has ended; start another one"):
         bed.command("a", ["true"])

@@ -1,4 +1,4 @@
-"""TF_CONFIG of the hosts that Slurm has given."""
+"""Test TF_CONFIG for the hosts that Slurm has allocated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training on two ranks of each of two hosts: every strategy, and what comes of a host's end."""
+"""Test training on two ranks of each of two hosts: every strategy, and the loss of a host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labkit.strategies import STRATEGIES
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_folder")]
 
 ROOT = Path(__file__).parents[2]
-HANG = 100.0  # seconds after which what must happen at once has not
+HANG = 100.0  # seconds after which an immediate action counts as missing
 SMALL: dict[str, Any] = {
     "dataset": "digits",
     "dataset_options": {"rows": 80, "test_rows": 10},
@@ -27,7 +27,8 @@ SMALL: dict[str, Any] = {
     "batch_size": 40,
     "workers": 4,
 }
-# Against one process, or servers written anew; Downpour divides by the roots of small sums.
+# Tolerances against one process or reference servers; Downpour needs more, because it divides by
+# roots of small sums.
 EXACT: dict[str, tuple[Any, float]] = {
     "AllReduce": (lk.AllReduce(algorithm="ring"), 1e-12),
     "Pipeline": (lk.Pipeline(), 1e-12),
@@ -40,7 +41,7 @@ EXACT: dict[str, tuple[Any, float]] = {
     "Downpour": (lk.Downpour(), 1e-9),
     "compressed": (lk.AllReduce(compressor=lk.TopK(ratio=0.1)), 1e-11),
 }
-# Their copies take steps that nobody can play again.
+# With these strategies, the workers' model copies take steps that no reference can repeat.
 LOCAL = [
     "DelayedGradients",
     "ParameterAveraging",
@@ -50,12 +51,12 @@ LOCAL = [
     "Codistillation",
     "BlockCoordinateDescent",
 ]
-REFUSED = ["TFDistribute", "ExternalFramework"]  # their processes have one host
+REFUSED = ["TFDistribute", "ExternalFramework"]  # all their processes must be on one host
 
 
 @pytest.fixture(scope="module")
 def ranks(bed: Testbed) -> Iterator[lk.Cluster]:
-    """Two on each host, in which TensorFlow is imported once; the last test loses them."""
+    """Yield two ranks on each host, with TensorFlow imported once; the last test kills them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         with lk.Cluster(hosts=["a:2", "b:2"]) as cluster:
@@ -71,12 +72,12 @@ def question(name: str, strategy: Any) -> lk.Experiment:
     if name == "BlockCoordinateDescent":
         del fields["model_options"]
     whole = lk.Experiment(**fields)
-    servers = whole.ranks - whole.workers  # which are among the ranks
+    servers = whole.ranks - whole.workers  # servers are among the ranks
     return whole.replace(workers=whole.workers - servers) if servers else whole
 
 
 def training(workers: int) -> lk.Experiment:
-    """One that does not end by itself."""
+    """Return an experiment that does not end by itself."""
     strategy = lk.AllReduce(algorithm="ring")
     fields = SMALL | {"model_options": {"widths": [8]}, "workers": workers, "epochs": 10_000}
     return lk.Experiment(**fields, strategy=strategy)
@@ -90,7 +91,7 @@ def wait_for(is_so: Callable[[], Any]) -> None:
 
 
 def ended(live: RunHandle) -> tuple[float, str]:
-    """Seconds until a training that cannot go on has failed, and the cause in its record."""
+    """Return the seconds until a doomed training has failed, and the cause in its record."""
     begin = time.monotonic()
     with pytest.raises(RankError):
         live.result()
@@ -151,6 +152,6 @@ def test_the_processes_of_a_host_are_killed(bed: Testbed) -> None:
         wait_for(lambda: live.epochs)
         bed.run("b", ["pkill", "-KILL", "-f", "labkit.cluster.engine|prted"])
         seconds, cause = ended(live)
-    # Whichever mpiexec hears of first: that a rank has ended, or its own daemon.
+    # mpiexec may first notice the end of a rank or of its own daemon.
     assert "host b is lost" in cause or "rank 1" in cause
     assert seconds < HANG

@@ -1,4 +1,4 @@
-"""What is no notebook is refused in a sentence, whatever is odd about it."""
+"""Test that a file that is no valid notebook is refused in one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is recorded of an element that Slurm has ended, and what is not taken for one."""
+"""Test what is recorded of a job whose array task Slurm has ended, and which names are no task."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from labkit.records import store
 
 @pytest.fixture
 def job() -> Path:
-    """A job that an element has begun, with a run in it."""
+    """Return a running job of an array task, with a run in it."""
     folder = store.new_job_directory("runs", "a.ipynb", {})
     for each in (folder, store.new_run_directory(folder, "mlp")):
         store.start(each, {"model": "mlp"})
         known = store.read_json(each / "status.json")
-        # Of another machine: no process here has this number.
+        # The record is another machine's: no process here has this process id.
         store.write_json(each / "status.json", known | {"element": "12_3", "pid": 2**22 + 1})
     return folder
 
@@ -28,20 +28,25 @@ def job() -> Path:
     ("said", "state", "cause"),
     [
         (SlurmJob("12_3", "TIMEOUT"), "interrupted", "job 12_3: its time limit was reached"),
-        (SlurmJob("12_3", "OUT_OF_MEMORY"), "failed", "it took more memory than it was given"),
+        (
+            SlurmJob("12_3", "OUT_OF_MEMORY"),
+            "failed",
+            "it used more memory than Slurm had allocated",
+        ),
         (SlurmJob("12_3", "NODE_FAIL"), "failed", "a node failed"),
         (
             SlurmJob("12_3", "FAILED", "NonZeroExitCode"),
             "failed",
             "without a record (FAILED, NonZero",
         ),
-        (None, "interrupted", "Slurm no longer knows the element"),
+        (None, "interrupted", "Slurm has no information on its job array element any more"),
     ],
 )
 def test_slurms_reason_is_recorded_of_the_job_and_of_its_run(
     job: Path, said: SlurmJob | None, state: str, cause: str
 ) -> None:
-    assert store.read_status(job)["state"] == "running"  # as far as this machine knows
+    # This machine cannot know that the task has ended.
+    assert store.read_status(job)["state"] == "running"
     settle(job, said)
     for folder in (job, job / "mlp"):
         status = store.read_status(folder)
@@ -52,7 +57,7 @@ def test_a_record_that_knows_better_stays(job: Path) -> None:
     store.fail(job, "cell In [2]: ValueError: no use")
     settle(job, SlurmJob("12_3", "FAILED", "NonZeroExitCode"))
     assert "no use" in store.read_status(job)["cause"]
-    # A kernel that was killed does not know why; Slurm does.
+    # A killed kernel cannot record why it ended, but Slurm can.
     settle(job, SlurmJob("12_3", "OUT_OF_MEMORY"))
     assert "more memory" in store.read_status(job)["cause"]
     store.complete(job)
@@ -73,7 +78,7 @@ def test_what_is_no_number_never_becomes_a_word_of_scancels() -> None:
 
 def test_an_element_without_a_member_says_so(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert element.main(Path("nowhere"), "12", 3) == element.NOT_MINE
-    assert "element 12_3 has no member in nowhere: nowhere/sweep.json is missing" in (
+    assert "element 12_3 has no notebook run in nowhere: nowhere/sweep.json is missing" in (
         capfd.readouterr().err
     )
     store.write_json(Path("runs/sweep.json"), {"elements": [f"{job.parent.name}/{job.name}"]})

@@ -1,4 +1,4 @@
-"""An estimate rests on what was measured here before, or says that nothing was."""
+"""Test that an estimate rests on earlier runs on this machine, or says that there are none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_without_an_earlier_run_nothing_is_guessed(tmp_path: Path) -> None:
 
 
 def test_an_experiment_takes_what_its_epochs_took_before(tmp_path: Path) -> None:
-    # 3 epochs of 20 steps of 500 ms took 30 s: 10 s an epoch.
+    # 3 epochs of 20 steps of 500 ms took 30 s, which is 10 s per epoch.
     write_run(tmp_path, step_ms=500.0)
     line = estimate.of_experiment(experiment(epochs=6, repeats=2), tmp_path)
     assert line.startswith("duration: about 2 min 0 s, as measured once before")
@@ -35,7 +35,7 @@ def test_an_experiment_takes_what_its_epochs_took_before(tmp_path: Path) -> None
 def test_force_lets_all_processes_of_a_command_oversubscribe(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(OVERSUBSCRIBE, "")  # which this test changes
+    monkeypatch.setenv(OVERSUBSCRIBE, "")  # this test changes it, and monkeypatch restores it
     for force in (False, True):
         with pytest.raises(InvalidInput, match=r"9999 ranks need at least 6999.3 GiB"):
             estimate.refuse(9999, force)

@@ -1,4 +1,4 @@
-"""The first cluster of a notebook, read before it runs."""
+"""Test the first cluster of a notebook, which labkit reads before the notebook runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`labkit run` and `labkit sweep` log what they run while it runs."""
+"""Test that `labkit run` and `labkit sweep` export curves while the notebook runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from labkit.cli.app import app
 
 pytestmark = pytest.mark.heavy
 LABKIT = Path(sys.executable).parent / "labkit"
-PATIENCE = 120.0  # seconds for what takes a few
+PATIENCE = 120.0  # seconds to wait for what takes a few
 WAITS = f"""
 import time
 from pathlib import Path
@@ -32,8 +32,8 @@ lk.log(step=2, loss=1.0, accuracy=rate)
 
 @pytest.fixture
 def notebook() -> Path:
-    """One that logs a point, waits until it may go on, and logs another."""
-    if "CI" not in os.environ:  # which has all extras
+    """Return a notebook that logs a point, waits for a signal, and logs another point."""
+    if "CI" not in os.environ:  # CI installs all extras
         pytest.importorskip("tensorboard")
     cells = [
         {
@@ -53,7 +53,7 @@ def notebook() -> Path:
 
 
 def curves(name: str) -> dict[str, dict[int, float]]:
-    """The points of a curve by the folder of its run."""
+    """Return the points of a curve by the folder of its run."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = {}

@@ -1,4 +1,4 @@
-"""A forked process leaves to its parent what is the parent's."""
+"""Test that a forked process does not clean up its parent's objects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from labkit.jobs.fork import Fork
 
 
 class Left:
-    """What refers to itself, and says so where it is collected as garbage."""
+    """An object that refers to itself and writes to a file when it is garbage-collected."""
 
     def __init__(self, told: Path) -> None:
         self.told, self.itself = told, self
@@ -29,7 +29,7 @@ def test_a_fork_does_not_clean_up_after_its_parent(tmp_path: Path) -> None:
         gc.collect()
         return 3 if told.exists() else 0
 
-    gc.disable()  # here it stays, until the fork has looked
+    gc.disable()  # the parent keeps the garbage until the fork has checked
     try:
         Left(told)
         assert Fork(act).wait() == 0

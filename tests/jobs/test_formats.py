@@ -1,4 +1,4 @@
-"""Files of notebooks: each is read as it is meant, or refused before anything starts."""
+"""Test notebook file formats: each is read as meant, or refused before anything starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from labkit.common.errors import InvalidInput
 from labkit.jobs.parameters import declared, validate_values
 
-pytestmark = pytest.mark.heavy  # jupytext asks pandoc for its version
+pytestmark = pytest.mark.heavy  # jupytext runs pandoc to ask for its version
 
 CODE = {"cell_type": "code", "metadata": {"tags": ["parameters"]}, "source": "n = 3", "outputs": []}
 BOM = "﻿"
@@ -25,7 +25,7 @@ MYST = (
 
 
 def notebook(**fields: Any) -> str:
-    """A notebook of format 4.5 with these fields."""
+    """Return the JSON text of a notebook in format 4.5 with these fields."""
     record = {"cells": [CODE], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
     return json.dumps(record | fields)
 
@@ -71,7 +71,7 @@ READ: dict[str, bytes] = {
 REFUSED: dict[str, tuple[bytes, str]] = {
     "r.ipynb": (
         of_kernel({"name": "ir", "language": "R"}, name="R").encode(),
-        r"^r\.ipynb is a notebook in R \(kernel 'ir'\); labkit runs Python: run it with papermill",
+        r"^r\.ipynb is a notebook in R \(kernel 'ir'\); labkit runs only Python; run it with ",
     ),
     "r_spec.ipynb": (of_kernel({"name": "ir", "language": "R"}).encode(), "is a notebook in R "),
     "r_name.ipynb": (
@@ -97,7 +97,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "r.md": (MYST.format(name="ir", language="R").encode(), r"r\.md is a notebook in R "),
     "prose.md": (
         b"# Title\n\n```bash\nrm -r x\n```\n",
-        "is a text and not a notebook: jupytext's header",
+        "is not a notebook, because jupytext's header",
     ),
     "odd.md": (b"---\njupytext: [\n---\n", r"odd\.md "),
     "future.ipynb": (
@@ -145,7 +145,7 @@ def test_another_file_is_refused_in_a_sentence(tmp_path: Path, name: str) -> Non
 def test_a_kernel_of_another_name_is_told(tmp_path: Path) -> None:
     path = tmp_path / "n.ipynb"
     path.write_text(of_kernel({"name": "myenv", "language": "python"}))
-    with pytest.warns(UserWarning, match="the kernel 'myenv'; the Python of labkit runs it"):
+    with pytest.warns(UserWarning, match="the kernel 'myenv'; labkit runs it with its own Python"):
         declared(path)
 
 
@@ -160,11 +160,11 @@ def test_values_of_an_earlier_run_count_unless_new_ones_are_given(tmp_path: Path
     papermill = {"papermill": {"parameters": {"n": "Infinity", "m": 2}}}
     path.write_text(notebook(cells=cells, metadata=papermill))
     assert validate_values(path, {}) == {"n": "Infinity", "m": 1}
-    assert validate_values(path, {"m": 5}) == {"m": 5}  # papermill replaces the cell
+    assert validate_values(path, {"m": 5}) == {"m": 5}  # papermill replaces the injected cell
 
 
 def test_what_papermill_writes_is_read(tmp_path: Path) -> None:
-    """Its own injection, for values that JSON has."""
+    """Test papermill's own injected cell, with values that JSON can express."""
     import papermill
 
     path = tmp_path / "n.ipynb"

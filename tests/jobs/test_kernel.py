@@ -1,10 +1,10 @@
-"""A job hears its kernel: as soon as it is there, and all that it says."""
+"""Test that a job receives all output of its kernel, as soon as the kernel listens."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-# A process of its own forks: this one has threads and sockets, which a job has not.
+# A separate process forks, because the test process has threads and sockets that a job has not.
 BEGINS = """
 import asyncio, socket
 from pathlib import Path
@@ -78,7 +78,7 @@ def run(code: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 def test_a_kernel_that_has_started_listens_and_is_heard_from_then_on(tmp_path: Path) -> None:
     done = run(HEARS, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "limit 0\nheard\n"  # no limit: what waits at this end is never dropped
+    assert done.stdout == "limit 0\nheard\n"  # there is no limit, so no waiting message is dropped
 
 
 def test_a_kernel_that_ends_before_it_listens_is_not_waited_for(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Of a folder that is resumed nothing leads elsewhere: links, pipes and devices are refused."""
+"""Test that links, pipes and devices in a folder to resume are refused: nothing leads elsewhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RUN = ("experiment.json", "status.json", "metrics.json", "environment.json", "hi
 RUN += ("model.keras", "logs", "logs/rank0.log", "live", "live/rank0.jsonl", "live/stop", "seed1")
 RUN += ("live/submitter.json", "checkpoints", "checkpoints/5", "checkpoints/5/rank0.npz")
 RUN += ("checkpoints/5/manifest.json", "checkpoints/6.17", "checkpoints/6.17/rank0.npz")
-FILES = (".reason", "stop")  # files, though their names have no suffix
+FILES = (".reason", "stop")  # these are files, though their names have no suffix
 JOB = ("params.yaml", "status.json", "output.ipynb", "notebook.ipynb", ".reason", "logs")
 JOB += ("logs/process.log", "logs/notebook.log", "run", *(f"run/{name}" for name in RUN))
 SWEEP = (
@@ -57,7 +57,7 @@ def make_sweep() -> Path:
 
 
 def _filled(folder: Path, names: tuple[str, ...]) -> Path:
-    """A folder in which there is everything that one may have."""
+    """Return a folder filled with every file and folder that such a record may have."""
     for name in names:
         path = folder / name
         if path.exists():
@@ -71,7 +71,7 @@ def _filled(folder: Path, names: tuple[str, ...]) -> Path:
 
 
 def refuses(place: Path, kind: Kind, resume: Callable[[], object]) -> None:
-    """To resume what has a kind of file in a place ends with one line, and changes nothing."""
+    """Check that resuming with such a file in a place fails with one line and changes nothing."""
     original = put(kind, place)
     before = contents(Path.cwd())
     with pytest.raises(LabkitError) as refusal:
@@ -189,7 +189,7 @@ def test_what_ranks_tell_goes_nowhere_else(kind: Kind) -> None:
     with pytest.raises(LabkitError, match="live/stop is a"):
         reader.is_prune_requested()
     assert contents(Path.cwd()) == before
-    reader.stop("enough")  # in place of what stands there
+    reader.stop("enough")  # it replaces the link or device at that path
     assert contents(Path.cwd()) == before | {str(Path.cwd() / stop): b"enough"}
 
 
@@ -205,7 +205,8 @@ def test_a_run_that_a_link_leads_to_is_left_out_with_a_line() -> None:
     )
     rows, skipped = jobs_and_runs(Path("runs"))
     assert ([row[0] for row in rows], skipped) == (["here"], [line])
-    assert [each.path.name for each in scan("runs/there").usable] == ["there"]  # it is named
+    # A folder that the user names may be a link.
+    assert [each.path.name for each in scan("runs/there").usable] == ["there"]
 
 
 def test_no_checkpoint_is_removed_where_a_link_leads() -> None:

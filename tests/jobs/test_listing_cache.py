@@ -1,4 +1,4 @@
-"""A long list is read once: later ones look at the files' times, and trust nothing else."""
+"""Test that a long list is read once; later listings trust only unchanged file times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `lk.log` is told is a run that tables, figures, reports and exports take."""
+"""Test that `lk.log` records a run that tables, figures, reports and exports can read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARAMETERS = 'rate: float = 0.1  # of learning\nmodel: str = "mine"\nstrategy: s
 
 
 def notebook(path: Path, *sources: str) -> Path:
-    """A notebook of a parameters cell and others."""
+    """Write a notebook of a parameters cell and further cells."""
     cells = [
         {
             "cell_type": "code",
@@ -112,7 +112,7 @@ def test_numbers_and_curves_of_ones_own_are_read_out_and_drawn(tmp_path: Path) -
     assert (
         "Greatest F1: **rate 0.3**, 0.315 (2 seeds, 0.31 to 0.32); next rate 0.2, 0.215 "
         "(2 seeds, 0.21 to 0.22); least rate 0.1, 0.115 (2 seeds, 0.11 to 0.12): "
-        "each of its seeds is greater" in text
+        "every seed is greater than every seed of the next run" in text
     )
     assert "No difference beyond the spread of the seeds in own 0: " in text
     assert "The table has 3 more user-defined metrics" in text
@@ -120,7 +120,7 @@ def test_numbers_and_curves_of_ones_own_are_read_out_and_drawn(tmp_path: Path) -
     figure = lk.compare(runs)
     titles = [annotation.text for annotation in figure.layout.annotations]
     assert "<b>F1</b>" in titles
-    assert "<b>error</b>" not in titles  # it has no curve
+    assert "<b>error</b>" not in titles  # this metric has no curve
     assert sum("own" in title for title in titles) == 5
     assert "curves of 6 of 8 user-defined metrics" in figure.layout.meta["alt"]
     drawn = [list(t.y) for t in figure.data if t.y is not None and len(t.y) == 2]
@@ -262,7 +262,7 @@ SCORES = "lk.log(f1=rate)"
 @pytest.mark.parametrize(
     ("cells", "runs"),
     [
-        # A parameter that is changed by training, or set by a function, begins nothing.
+        # A parameter that training changes, or that a function sets, starts no new run.
         ([TRAINS, "def f(): rate = 1", SCORES], ["0.1 0.05 3 running"]),
         (
             [TRAINS, "rate = 0.3", TRAINS, SCORES],
@@ -272,7 +272,7 @@ SCORES = "lk.log(f1=rate)"
             [TRAINS, SCORES, PARAMETERS, "steps = 3", TRAINS],
             ["0.1 0.05 3 completed", "0.1 None 2 running"],
         ),
-        # The cell that sets and trains at once is one run each time.
+        # A cell that both sets a parameter and trains starts a new run each time.
         (
             [f"rate = 0.2\n{TRAINS}", SCORES, f"rate = 0.4\n{TRAINS}"],
             ["0.2 0.1 3 completed", "0.4 None 3 running"],
@@ -317,7 +317,7 @@ def test_a_run_that_is_asked_to_end_while_it_ends_has_ended(
     plain = os.rmdir
 
     def rmdir(path: str, *, dir_fd: int | None = None) -> None:
-        # What a search writes between the look into the folder and its removal.
+        # A search writes this file after the folder is checked and before it is removed.
         (log.run.path / FOLDER / "stop").write_text("")
         plain(path, dir_fd=dir_fd)
 
@@ -330,7 +330,7 @@ def test_a_run_that_is_asked_to_end_while_it_ends_has_ended(
 @pytest.mark.heavy  # a job's process
 @pytest.mark.parametrize("ends", ["time.sleep, 4", "os._exit, 0"], ids=["late", "never"])
 def test_a_notebooks_runs_end_with_it_whenever_its_kernel_does(tmp_path: Path, ends: str) -> None:
-    # Whoever registers last is called first: labkit's own comes after it, or never.
+    # Python calls the last registered function first: labkit's own runs after this one, or never.
     end = f"import atexit, os, time\natexit.register({ends})"
     steps = "for step in range(5): lk.log(step=step + 1, accuracy=(step + 2) / 20)"
     job = execute(notebook(tmp_path / "mine.ipynb", LOGS, steps, end), {}, tmp_path / "runs")

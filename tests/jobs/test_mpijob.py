@@ -1,4 +1,4 @@
-"""An MPIJob fits what is used of the operator's schema, and its launcher waits for the workers."""
+"""Test that an MPIJob fits the operator's schema, and that its launcher waits for workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXT, COUNT = {"type": "string"}, {"type": "integer", "minimum": 1}
 
 
 def closed(required: str, **properties: Any) -> dict[str, Any]:
-    """An object with these properties only: Kubernetes drops what a schema does not know."""
+    """Return a schema of an object with only these properties; Kubernetes drops unknown ones."""
     return {
         "type": "object",
         "properties": properties,
@@ -33,8 +33,8 @@ def listed(item: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "items": item, "minItems": 1}
 
 
-# What is used here of the operator's manifests/base/kubeflow.org_mpijobs.yaml (v2beta1), with what
-# its pkg/apis/kubeflow/validation asks for beyond that.
+# This schema has the used parts of the operator's manifests/base/kubeflow.org_mpijobs.yaml
+# (v2beta1), and the checks of its pkg/apis/kubeflow/validation.
 VOLUME = closed(
     "name",
     name=TEXT,
@@ -103,7 +103,7 @@ def test_the_file_fits_what_is_used_of_the_operators_schema(more: dict[str, Any]
     for pod in (each["template"]["spec"] for each in spec.values()):
         mounts = {each["name"]: each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
         assert mounts.keys() == {each["name"] for each in pod["volumes"]}
-        # Where `labkit run` keeps runs; ranks need not see it.
+        # `labkit run` keeps runs in this volume, which the ranks do not need.
         kept = {"name": "runs", "persistentVolumeClaim": {"claimName": "kept"}}
         claims = "claim" in more and pod is spec["Launcher"]["template"]["spec"]
         assert (mounts.get("runs") == "/labkit/job/runs", kept in pod["volumes"]) == (claims,) * 2
@@ -116,13 +116,16 @@ def test_the_file_fits_what_is_used_of_the_operators_schema(more: dict[str, Any]
     ("given", "words"),
     [
         ({"values": {"numbr": 1}}, "has no parameter 'numbr'"),
-        ({"workers": 1, "values": {"workers": 3}}, "asks for 3 ranks, but 1 × 1 slots exist"),
+        (
+            {"workers": 1, "values": {"workers": 3}},
+            "needs 3 ranks, but --workers 1 × --slots 1 are fewer",
+        ),
         (
             {"name": "My_job"},
-            "'My_job-worker-0' is no name in Kubernetes; allowed: lowercase",
+            "'My_job-worker-0' is not a valid name of a Kubernetes object; allowed: lowercase",
         ),
         ({"name": "n" * 60}, "at most 63"),
-        ({"namespace": "a b"}, "'a b' is no name in Kubernetes"),
+        ({"namespace": "a b"}, "'a b' is not a valid name of a Kubernetes object"),
     ],
 )
 def test_what_would_not_run_there_is_refused(given: dict[str, Any], words: str) -> None:
@@ -131,7 +134,7 @@ def test_what_would_not_run_there_is_refused(given: dict[str, Any], words: str) 
 
 
 def launched(ssh: str, host: str) -> subprocess.CompletedProcess[str]:
-    """The launcher's lines, with a hostfile of one worker and a command in place of ssh."""
+    """Run the launcher's script with a hostfile of one worker and a command in place of ssh."""
     Path("ssh").write_text(f"#!/bin/sh\n{ssh}\n")
     Path("ssh").chmod(Path("ssh").stat().st_mode | stat.S_IXUSR)
     Path("hostfile").write_text(f"{host} slots=2\n")
@@ -141,7 +144,7 @@ def launched(ssh: str, host: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_launcher_waits_until_every_worker_has_a_name_and_answers() -> None:
-    # The first answer is no: sshd comes up a moment after the name.
+    # The first ssh call fails, because sshd starts a moment after the name resolves.
     answers = '[ -e asked ] || { touch asked; exit 255; }; echo "$@" > words'
     done = launched(answers, "localhost")
     assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr

@@ -1,4 +1,4 @@
-"""A job is executed by this interpreter, in a process of its own, and recorded as it went."""
+"""Test that a job runs in its own process with this interpreter and records what happened."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from labkit.jobs.notebook import JobResult, execute
 from labkit.records import store
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-PATIENCE = 120.0  # seconds for what takes one or two
+PATIENCE = 120.0  # seconds to wait for what takes one or two
 
 
 def outputs(job: JobResult) -> list[dict[str, Any]]:
@@ -36,7 +36,7 @@ def text(job: JobResult) -> str:
 
 
 def run_script(tmp_path: Path, notebook: str) -> subprocess.Popen[str]:
-    """Execute a notebook from another process, so that it can be sent signals."""
+    """Execute a notebook from another process that the test can send signals to."""
     script = f"from labkit.jobs.notebook import execute; execute({str(NOTEBOOKS / notebook)!r})"
     return subprocess.Popen(
         [sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True
@@ -52,7 +52,7 @@ def wait_for_line(child: subprocess.Popen[str], line: str) -> None:
 
 
 def final_status(job: Path) -> dict[str, Any]:
-    """The job's status once its process has ended."""
+    """Return the job's status after its process has ended."""
     limit = time.monotonic() + PATIENCE
     while (status := store.read_status(job))["state"] == "running" and time.monotonic() < limit:
         time.sleep(0.1)
@@ -78,12 +78,12 @@ def test_a_job_is_a_numbered_folder_that_leaves_the_notebook_as_it_was(
     assert source.read_bytes() == before
     assert text(job) == "42\n"
     assert (job.path / "logs" / "notebook.log").read_text() == "42\n"
-    assert capfd.readouterr().out == "42\n"  # and nothing else: no chatter of papermill's
+    assert capfd.readouterr().out == "42\n"  # and no messages of papermill
 
 
 def test_a_failing_cell_is_named_and_everything_before_it_is_kept(tmp_path: Path) -> None:
     job = execute(NOTEBOOKS / "fails_in_its_second_cell.ipynb", {"value": 7}, tmp_path)
-    # In [1] and In [2] are the parameters cell and the injected values, In [3] prints.
+    # In [1] is the parameters cell, In [2] holds the injected values, and In [3] prints.
     assert job.state == "failed"
     assert job.cause == "cell In [4]: ValueError: no use for 7 and a second line"
     assert job.rank is None
@@ -165,7 +165,7 @@ def test_an_interrupt_lets_the_cell_clean_up_and_is_recorded(tmp_path: Path) -> 
     wait_for_line(child, "cleaned up")
     assert (
         child.wait(PATIENCE) == 0
-    )  # `execute` returns a result; it is the CLI that exits with 130
+    )  # `execute` returns a result; only the command line exits with 130
     status = store.read_status(tmp_path / "runs" / "is_interrupted" / "001")
     assert status["state"] == "interrupted"
 
@@ -180,7 +180,7 @@ def test_a_job_does_not_outlive_the_process_that_started_it(tmp_path: Path) -> N
     child.kill()
     status = final_status(job)
     assert status["state"] == "interrupted"
-    assert status["cause"] == "interrupted: the command that started it has ended"
+    assert status["cause"] == "interrupted: the command that started the notebook has ended"
     assert psutil.wait_procs(family, timeout=PATIENCE)[1] == []
 
 

@@ -1,4 +1,4 @@
-"""Notebooks as people bring them: each runs as papermill runs it, or is refused in a sentence."""
+"""Test unusual notebooks: each runs as under papermill, or is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import nbformat
 import pytest
 
-# A process of its own forks the jobs, two at a time, as a sweep does: this one has threads, and a
-# kernel that begins anew takes two seconds.
+# A separate process forks two jobs at a time, as a sweep does: the test process has threads, and a
+# fresh kernel takes two seconds.
 RUNS = """
 import json, sys, time, warnings
 from pathlib import Path
@@ -49,7 +49,7 @@ json.dump(ended, open("ended.json", "w"))
 
 
 class Case(NamedTuple):
-    """Cells, of which a pair has tags, and how they end: what they print last, or the cause."""
+    """Cells (a pair adds a tag), the expected final state, and the last output or the cause."""
 
     cells: list[Any]
     state: str
@@ -203,7 +203,7 @@ EXECUTED: dict[str, Case] = {
     ),
     "bytes": Case(["import os\nos.write(1, b'\\xff\\n')\nprint('on')"], "completed", "on"),
     "long": Case(["print('x' * 3_000_000)\nprint('on')"], "completed", "on"),
-    # --- modules and files, of a notebook in another folder than its caller's
+    # --- modules and files of a notebook that is not in its caller's folder
     "there/beside": Case(
         ["import beside, package.inner\nprint(beside.x + package.inner.y)"], "completed", "3"
     ),

@@ -1,4 +1,4 @@
-"""The parameters cell is a contract: names, types, possible values."""
+"""Test the parameters cell: the names, types and possible values of parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A notebook that was broken off is run again: what it has is kept, what it had begun goes on."""
+"""Test that an interrupted notebook resumes: finished runs are kept, started runs continue."""
 
 from __future__ import annotations
 

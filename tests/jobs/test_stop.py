@@ -1,4 +1,4 @@
-"""What runs is asked to end, cleans up, and says so; what labkit did not start is left alone."""
+"""Test that a stop ends labkit's own processes cleanly and leaves all others alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from labkit.common.errors import LabkitError
 from labkit.jobs.elements import ELSEWHERE, is_ours
 from labkit.jobs.stop import stop
 from labkit.jobs.sweep import manifest
-from labkit.jobs.sweep.plan import SweepSpec, make
+from labkit.jobs.sweep.sweep_plan import SweepSpec, make
 from labkit.records import registry, store
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "is_interrupted.ipynb"
@@ -26,7 +26,7 @@ NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "is_interrupted.ipynb"
 
 @pytest.fixture
 def bystander() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of this user's that labkit has not started."""
+    """Yield a process of the same user that labkit has not started."""
     process = subprocess.Popen(["sleep", "600"])
     yield process
     process.kill()
@@ -34,14 +34,14 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def named(process: subprocess.Popen[bytes]) -> store.Record:
-    """What a record says of a process that works on its job."""
+    """Return the fields with which a record names the process that works on a job."""
     started = psutil.Process(process.pid).create_time()
     since_boot = started - psutil.boot_time()
     return {"pid": process.pid, "process_started": started, "since_boot": since_boot}
 
 
 def forged_job(process: subprocess.Popen[bytes]) -> Path:
-    """A job whose record, which a stranger wrote, names a process."""
+    """Return a job whose forged record names this process."""
     job = store.new_job_directory("runs", "forged.ipynb", {})
     status = store.read_json(job / "status.json") | named(process) | {"state": "running"}
     store.write_json(job / "status.json", status)
@@ -49,7 +49,7 @@ def forged_job(process: subprocess.Popen[bytes]) -> Path:
 
 
 def forged_sweep(process: subprocess.Popen[bytes]) -> Path:
-    """A sweep whose record, which a stranger wrote, names a process."""
+    """Return a sweep whose forged record names this process."""
     folder = store.new_run_directory("runs", "sweep")
     record = {"notebook": "a.ipynb", "plan": "", "members": [], "state": "running"}
     store.write_json(folder / "sweep.json", record | named(process))
@@ -79,11 +79,11 @@ def test_the_registered_process_is_ended_whatever_the_record_names(
     with subprocess.Popen(words, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        os.chdir("runs")  # the folder is the same, however it is named
+        os.chdir("runs")  # the folder is the same under another path
         assert stop(Path("."), said.append) == []
     assert said == [f"stopped: {job.relative_to('runs')}"]
     assert bystander.poll() is None
-    # A killed job has an entry and no process: there is nothing to end, and nothing to say.
+    # A killed job leaves a lock entry but no process, so there is nothing to stop or report.
     assert stop(Path("."), said.append) == []
     assert said[1:] == ["nothing runs in ."]
 
@@ -119,7 +119,7 @@ echo "$(basename $0) $*" >> "$ASKED"
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What Slurm's commands are asked, whose job 12 has an element 3 that runs."""
+    """Return the file of calls to fake Slurm commands; array task 3 of their job 12 runs."""
     folder = tmp_path / "commands"
     folder.mkdir()
     for name in ("squeue", "scancel"):
@@ -194,7 +194,7 @@ def test_a_job_is_interrupted_and_its_record_says_by_what() -> None:
 
 def test_a_run_of_an_open_notebook_is_left_alone() -> None:
     run = store.new_run_directory("runs/interactive", "mlp")
-    store.start(run, {"model": "mlp"})  # by this process
+    store.start(run, {"model": "mlp"})  # started by this process
     said: list[str] = []
     stop(Path("runs"), said.append)
     assert said == ["nothing runs in runs"]

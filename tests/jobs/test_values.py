@@ -1,4 +1,4 @@
-"""A given value reaches the kernel as the notebook declares it, or is refused."""
+"""Test that a given value reaches the kernel in its declared type, or is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REFUSED = object()
 DAY, NOON = datetime.date(2024, 2, 29), datetime.time(12, 30)
 MOMENT = datetime.datetime(2024, 2, 29, 12, 30, tzinfo=datetime.UTC)
 NUMBER = UUID("12345678123456781234567812345678")
-# Declaration, what the command line or a file gives, what the kernel has.
+# Each case has the declaration, the value from the command line or a file, and the kernel's value.
 CASES: list[tuple[str, Any, Any]] = [
     ('x = float("inf")', "inf", math.inf),
     ('x = float("inf")', "3", 3.0),
@@ -30,7 +30,7 @@ CASES: list[tuple[str, Any, Any]] = [
     ("x = -np.inf", "1e-3", 0.001),
     ("x: float | None = None", "inf", math.inf),
     ("x: float = 1.0", math.inf, math.inf),
-    ("x: list[float] = []", "inf,1", REFUSED),  # texts stand beside numbers
+    ("x: list[float] = []", "inf,1", REFUSED),  # a list cannot mix text and numbers
     ("x: list[float] = []", "[.inf, 1.0]", [math.inf, 1.0]),
     ("x: float | str = 1.0", ".inf", ".inf"),
     ("x = None", "inf", REFUSED),
@@ -122,10 +122,10 @@ def test_a_value_arrives_as_it_is_declared(declaration: str, given: Any, meant: 
             parameter.convert(given)
         return
     record = parameter.convert(given)
-    record = json.loads(json.dumps(record, allow_nan=False))  # what params.yaml and others hold
+    record = json.loads(json.dumps(record, allow_nan=False))  # the JSON in params.yaml and records
     found = eval(parameter.source(record), {})
     assert (found, type(found)) == (meant, type(meant))
-    assert parameter.convert(record) == record  # a job that is resumed
+    assert parameter.convert(record) == record  # a resumed job converts the recorded value again
 
 
 def test_a_number_that_is_none_arrives() -> None:

@@ -1,4 +1,4 @@
-"""Optimizers that get rows of an embedding, and those that add up gradients: as in one process."""
+"""Test optimizers with sparse embedding gradients or accumulation against one process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from labkit import Cluster
 
-WORDS, WIDTH, STEPS = 2**14, 8, 6  # a table of 1 MiB: its gradients travel as rows
-PARTS = [(5, 3), (4, 4), (0, 6), (6, 1), (2, 2), (3, 5)]  # rows of two ranks in each step
+WORDS, WIDTH, STEPS = 2**14, 8, 6  # an embedding table of 1 MiB, so its gradients are sent as rows
+PARTS = [(5, 3), (4, 4), (0, 6), (6, 1), (2, 2), (3, 5)]  # batch rows of the two ranks in each step
 
 Optimizers = dict[str, tuple[str, dict[str, Any]]]
 
@@ -36,7 +36,7 @@ OTHERS: Optimizers = {
 
 
 def batch(step: int, rows: slice) -> tuple[Any, Any, int]:
-    """Words that repeat, within a batch and over the ranks; what is to be learned; rows."""
+    """Return words that repeat within and across ranks, the targets, and the number of rows."""
     random = np.random.default_rng(step)
     total = sum(PARTS[step % len(PARTS)])
     words = random.integers(0, WORDS, (total, 4))
@@ -46,7 +46,7 @@ def batch(step: int, rows: slice) -> tuple[Any, Any, int]:
 
 
 def train(optimizer: Any, parts: Any, watch: Any = lambda: None) -> list[np.ndarray]:
-    """The weights after some steps in float64; `parts` says which rows of each batch are seen."""
+    """Return the weights after some steps in float64; `parts` selects the rows of each batch."""
     import keras
     import tensorflow as tf
 
@@ -66,7 +66,7 @@ def train(optimizer: Any, parts: Any, watch: Any = lambda: None) -> list[np.ndar
     )
     def step(words: Any, wanted: Any, rows: Any) -> None:
         with tf.GradientTape() as tape:
-            # Twice the same table: its gradients come in two pieces.
+            # The same table is looked up twice, so its gradient consists of two sparse tensors.
             first = tf.reduce_sum(keras.ops.take(table, words, axis=0), axis=1)
             second = keras.ops.take(table, words[:, 0], axis=0)
             error = (first * tf.tanh(second)) @ kernel.value - wanted
@@ -77,7 +77,7 @@ def train(optimizer: Any, parts: Any, watch: Any = lambda: None) -> list[np.ndar
         assert isinstance(gradients[0], tf.IndexedSlices)
         if hasattr(optimizer, "rows"):
             optimizer.rows = rows
-        else:  # one process: each row of the table counts as one
+        else:  # one process: add up repeated rows of the table
             gradients[0] = tf.convert_to_tensor(gradients[0])
         optimizer.apply(gradients, variables)
 
@@ -88,7 +88,7 @@ def train(optimizer: Any, parts: Any, watch: Any = lambda: None) -> list[np.ndar
 
 
 def both(communicator: Any, kinds: Optimizers, schedules: tuple[str, ...]) -> dict[str, Any]:
-    """How far two ranks, and one with labkit, are from one process; bytes of each step."""
+    """Return how far two ranks, and labkit on one, differ from one process, and bytes per step."""
     import keras
 
     from labkit import keras as lkk
@@ -127,7 +127,7 @@ def _off(ended: list[np.ndarray], wanted: list[np.ndarray]) -> float:
 
 @pytest.fixture(scope="module")
 def trained(cluster: Cluster) -> list[dict[str, Any]]:
-    """Some optimizers on two ranks."""
+    """Return the results of a few optimizers on two ranks."""
     return cluster.call(both, FEW, ("sequential", "overlap"), ranks=2)
 
 

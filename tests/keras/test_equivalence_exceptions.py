@@ -1,4 +1,4 @@
-"""What may differ from one process is said where it does, and not elsewhere."""
+"""Test that labkit names every deviation from one process, and names none where none exists."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def made(kind: str, options: dict[str, Any]) -> Any:
 
 
 def after_steps(optimizer: Any, dense: bool) -> np.ndarray:
-    """A table after two steps in which one word occurs twice."""
+    """Return an embedding table after two steps in which one word occurs twice."""
     table = keras.Variable(np.linspace(-1, 1, 12).reshape(6, 2), dtype="float32")
     values = tf.constant([[0.3, 0.1], [-0.2, 0.4], [0.1, 0.1]])
     rows = tf.IndexedSlices(values, tf.constant([1, 1, 2]), tf.constant([6, 2]))

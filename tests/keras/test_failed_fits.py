@@ -1,4 +1,4 @@
-"""A fit that fails on one rank fails on all, and those that follow train as if there were none."""
+"""Test that a fit that fails on one rank fails on all, and that later fits are unaffected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The drop-in does what one process does: per parameter, in float64, for every kind of model."""
+"""Test that labkit's Keras layer equals one process in float64, for every kind of model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from labkit import Cluster
 from labkit.cluster import RankError
 from labkit.communicator import launcher
 
-TOLERANCE = 1e-12  # of the largest weight of a parameter
+TOLERANCE = 1e-12  # relative to a parameter's largest weight
 
 
 # --- what runs on the ranks ----------------------------------------------------------------------
 
 
 def fresh(precision: str = "float64", seed: int = 0) -> None:
-    """Forget what the test before has left in this engine."""
+    """Reset Keras's state that the previous test has left in this engine."""
     import keras
 
     keras.backend.clear_session()
@@ -77,7 +77,7 @@ def both(
     validation: Any = None,
     **compiled: Any,
 ) -> dict[str, Any]:
-    """Train on the ranks, then on one alone from the same weights; compare."""
+    """Train on the ranks and on one process from the same weights, and return the differences."""
     import tensorflow as tf
 
     from labkit import keras as lkk
@@ -91,7 +91,7 @@ def both(
             histories.append(fitted.history)
         return histories
 
-    fresh(seed=communicator.rank)  # weights differ until they are broadcast
+    fresh(seed=communicator.rank)  # weights differ until rank 0 broadcasts its own
     ours = make()
     start = communicator.broadcast_object(ours.get_weights())
     batches = tf.data.Dataset.from_tensor_slices(data).batch(batch)
@@ -122,7 +122,7 @@ def both(
 
 
 def same(results: list[dict[str, Any]], tolerance: float = TOLERANCE) -> None:
-    """All ranks did what one process did, and one process learned something."""
+    """Check that all ranks equal one process, and that training changed the weights."""
     for result in results:
         assert max(result["difference"]) <= tolerance
         assert result["moved"] > 1e-3
@@ -253,7 +253,7 @@ def test_several_inputs_and_outputs_by_name_equal_one_process(cluster: Cluster) 
     def work(communicator: Any) -> Any:
         import keras
 
-        x, y = rows(16)  # Keras means an output's own loss over batches, whatever their size
+        x, y = rows(16)  # Keras averages an output's own loss over batches of any size
         data = ({"a": x, "b": x[:, :2] ** 2}, {"kind": y, "size": x[:, :1]})
         return both(
             communicator,
@@ -272,7 +272,7 @@ def test_several_inputs_and_outputs_by_name_equal_one_process(cluster: Cluster) 
 
 
 def test_metrics_and_validation_are_those_of_the_global_data(cluster: Cluster) -> None:
-    """Not means of means: AUC and accuracy over parts of unequal size, some of them empty."""
+    """Test AUC and accuracy over parts of unequal size, some empty: they are no means of means."""
 
     def work(communicator: Any) -> Any:
         import keras
@@ -331,7 +331,7 @@ def test_a_train_step_of_the_users_own_equals_one_process(cluster: Cluster) -> N
 def test_two_optimizers_of_one_train_step_equal_one_process(
     cluster: Cluster, compiled: bool
 ) -> None:
-    """Unequal parts: both count each rank by its rows, whether one is compiled or none."""
+    """Test unequal parts: both optimizers weigh each rank by its rows, compiled or not."""
 
     def work(communicator: Any) -> dict[str, Any]:
         import keras
@@ -444,7 +444,7 @@ def test_batch_normalisation_stays_finite_when_a_rank_has_no_rows(cluster: Clust
     for weights, history in results:
         assert all(np.isfinite(w).all() for w in weights)
         assert all(np.isfinite(values).all() for values in history.values())
-    # trained parameters are the same on all ranks; moving statistics are each rank's own
+    # trained parameters are equal on all ranks, but moving statistics belong to each rank
     assert results[0][0][:4] == results[1][0][:4] == results[2][0][:4]
 
 
@@ -455,7 +455,7 @@ def test_dropout_draws_differently_on_each_rank(cluster: Cluster) -> None:
 
         from labkit import keras as lkk
 
-        fresh(seed=3)  # the same on all ranks, as an experiment sets it
+        fresh(seed=3)  # the same seed on all ranks, as in an experiment
         model = keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5)])
         model.add(keras.layers.Dense(1))
         compile_with(model, lkk.DistributedOptimizer("sgd", communicator), loss="mse", metrics=None)
@@ -489,7 +489,7 @@ def test_train_on_batch_takes_the_steps_of_one_process_even_if_xla_was_asked_for
             if ranks:
                 lkk.attach(model)
             x, y = rows(18)
-            for start in (0, 9):  # of 9 rows the ranks have 5 and 4
+            for start in (0, 9):  # of each 9 rows, the ranks have 5 and 4
                 part = slice(start, start + 9)
                 if ranks:
                     cuts = (start, start + 5, start + 9)
@@ -518,7 +518,7 @@ def test_an_overflow_on_one_rank_alone_is_skipped_by_all_and_training_goes_on(
         )
         compile_with(model, lkk.DistributedOptimizer(scaled, communicator))
         x, y = rows(24)
-        x[9] = 1e6  # no half float; rank 0 has rows 8 to 11 of the second of three batches
+        x[9] = 1e6  # too large for float16; rank 0 has rows 8 to 11, in the second of three batches
         seen: list[Any] = []
 
         class Watch(keras.callbacks.Callback):  # type: ignore[misc]
@@ -579,7 +579,7 @@ def test_an_optimizer_that_does_not_exchange_is_refused(cluster: Cluster) -> Non
 
         fresh()
         optimizer = lkk.DistributedOptimizer("sgd", communicator)
-        keras.config.set_dtype_policy("mixed_float16")  # compile() now wraps the optimizer
+        keras.config.set_dtype_policy("mixed_float16")  # compile() then wraps the optimizer
         model = dense()
         compile_with(model, optimizer)
         model.fit(*rows(8), verbose=0, callbacks=lkk.callbacks(communicator))
@@ -608,7 +608,7 @@ def test_a_compressor_with_a_momentum_of_its_own_refuses_the_optimizer_s(cluster
 
 
 def test_early_stopping_on_a_rank_s_own_numbers_stops_all_ranks_together(cluster: Cluster) -> None:
-    """A train_step that returns only its local loss: the ranks must still decide alike."""
+    """Test a train_step that returns only a local loss: all ranks must stop together."""
 
     def work(communicator: Any) -> list[Any]:
         import keras
@@ -620,7 +620,7 @@ def test_early_stopping_on_a_rank_s_own_numbers_stops_all_ranks_together(cluster
             def train_step(self, data: Any) -> Any:
                 super().train_step(data)
                 self.epochs.assign_add(1.0)
-                # improves on rank 0, grows worse on rank 1: the mean grows worse
+                # the value improves on rank 0 and worsens on rank 1, so the mean worsens
                 worse = -1.0 if communicator.rank == 0 else 3.0
                 return {"own": self.epochs * worse}
 
@@ -671,7 +671,7 @@ def test_after_a_fit_that_failed_metrics_are_right_again(cluster: Cluster) -> No
         count: list[float] = history["false"]
         return count
 
-    assert cluster.call(work, ranks=2) == [[12.0]] * 2  # every row, once
+    assert cluster.call(work, ranks=2) == [[12.0]] * 2  # each row counts once
 
 
 def test_after_training_one_rank_alone_may_evaluate(cluster: Cluster) -> None:
@@ -736,7 +736,7 @@ def test_evaluate_is_over_the_data_of_all_ranks(cluster: Cluster) -> None:
         model = dense()
         compile_with(model, "sgd")
         x, y = rows(13)
-        batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)  # the last has one row
+        batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)  # the last batch has one row
         sharded = lkk.evaluate(model, lkk.shard(batches, communicator), communicator)
         cuts = [(x[:9], y[:9]), (x[9:], y[9:]), None][communicator.rank]
         unequal = lkk.evaluate(model, cuts, communicator)
@@ -908,7 +908,7 @@ def test_ranks_with_other_variables_are_told_so(cluster: Cluster) -> None:
 
 
 def test_ranks_that_have_made_more_layers_before_train_together(cluster: Cluster) -> None:
-    """Keras then names their variables otherwise."""
+    """Test ranks on which Keras gives the variables different names."""
 
     def work(communicator: Any) -> Any:
         import tensorflow as tf

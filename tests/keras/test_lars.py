@@ -1,4 +1,4 @@
-"""LARS against NumPy, step by step; at nothing; by name; and out of a file."""
+"""Test LARS against NumPy step by step, with zero weights, by name, and loaded from a file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def replayed(
     exclude_1d: bool,
     ratio: str = "paper",
 ) -> list[np.ndarray]:
-    """The published rule, written anew; or that of optax, which decays before it measures."""
+    """Return the weights by the paper's LARS rule, or by optax's, which decays before the norm."""
     m, trust, decay = (OPTIONS[n] for n in ("momentum", "trust_coefficient", "weight_decay"))
     found = [weight.copy() for weight in weights]
     velocities = [np.zeros_like(weight) for weight in weights]
@@ -48,8 +48,9 @@ def replayed(
 
 @pytest.fixture(autouse=True)
 def double() -> Iterator[None]:
-    """Rates are of Keras's own type, which would cost half of the digits."""
-    # With the policy, which Keras would else make of this type at its first use, and keep.
+    """Compute in float64, because Keras's default float type would halve the digits of rates."""
+    # Set the dtype policy too: Keras would otherwise make it from this type at its first use, and
+    # keep it.
     for name in ("float64", "float32"):
         keras.config.set_floatx(name)
         keras.config.set_dtype_policy(name)
@@ -75,7 +76,7 @@ def test_thirty_steps_are_those_of_numpy(exclude_1d: bool, ratio: Any) -> None:
     apart = [np.abs(one.numpy() - other).max() for one, other in zip(ours, theirs, strict=True)]
     assert max(apart) <= 1e-12
     moved = [np.abs(one - other).max() for one, other in zip(theirs, weights, strict=True)]
-    assert min(moved) > 1e-3  # or it would hold of any rule
+    assert min(moved) > 1e-3  # otherwise any rule would pass
 
 
 def test_weights_that_are_all_zero_take_plain_steps_and_no_gradient_is_no_step() -> None:
@@ -147,7 +148,7 @@ def test_by_name_ranks_learn_what_one_process_does(cluster: Cluster) -> None:
     assert run.metrics["equivalence"]["verdict"] == "passed", run.metrics["equivalence"]
     opened = run.model().optimizer
     assert (type(opened), opened.trust_coefficient) == (LARS, 0.1)
-    assert float(opened.learning_rate) == 2.0  # of two workers
+    assert float(opened.learning_rate) == 2.0  # scaled for two workers
 
 
 @pytest.mark.slow

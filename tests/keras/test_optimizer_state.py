@@ -1,4 +1,4 @@
-"""Optimizers, losses and metrics with state beyond their configuration: as in one process."""
+"""Test that optimizers, losses and metrics with extra state equal one process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def with_attributes(optimizer: Any, **attributes: Any) -> Any:
 
 
 class Shrinking(keras.optimizers.SGD):
-    """Its `factor` is set after construction, and is no part of its configuration."""
+    """An SGD whose `factor` is set after construction and is missing in its configuration."""
 
     factor = 1.0
 
@@ -51,7 +51,7 @@ class Shrinking(keras.optimizers.SGD):
 
 
 class Required(keras.optimizers.SGD):
-    """An argument that the configuration does not name, so that Keras cannot make it again."""
+    """An SGD that Keras cannot rebuild, because its configuration lacks a required argument."""
 
     def __init__(self, factor: float, **options: Any) -> None:
         super().__init__(**options)
@@ -62,7 +62,7 @@ class Required(keras.optimizers.SGD):
 
 
 class Halving(keras.optimizers.schedules.LearningRateSchedule):
-    """A rate with an attribute, and a variable, that its configuration loses."""
+    """A learning rate with an attribute and a variable that its configuration lacks."""
 
     def __init__(self, base: float = 0.1) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def listed(variables: list[Any]) -> Any:
 
 
 def trained(variables: list[Any]) -> Any:
-    """Moments of steps that were taken before, from gradients that are not those to come."""
+    """Return an Adam with moments and a step count from earlier, unrelated gradients."""
     found = keras.optimizers.Adam(0.05)
     found.build(variables)
     for number, slot in enumerate(found.variables[2:]):
@@ -145,7 +145,7 @@ def schedule_set_later(variables: list[Any]) -> Any:
 
 
 def extra_variable(variables: list[Any]) -> Any:
-    """A list of variables of its own, which Keras tracks."""
+    """Return an optimizer with its own list of variables, which Keras tracks."""
     found = Shrinking(0.1)
     found.kept = [keras.Variable(0.25, dtype="float64", name="kept")]
     found.factor = found.kept[0]
@@ -205,7 +205,7 @@ def two_variables() -> list[Any]:
 
 
 def steps(make: Make, wrap: Callable[[Any], Any], rows: slice) -> list[np.ndarray]:
-    """The weights after some steps by these rows of each batch."""
+    """Return the weights after some steps with these rows of each batch."""
     random = np.random.default_rng(2)
     variables = two_variables()
     optimizer = wrap(make(variables))
@@ -228,7 +228,7 @@ def steps(make: Make, wrap: Callable[[Any], Any], rows: slice) -> list[np.ndarra
 
 
 def differences(communicator: Any) -> dict[str, Any]:
-    """How far ranks, and a copy, are from the user's own object, by case; or the error."""
+    """Return how far ranks and a copy differ from the user's optimizer per case, or the error."""
     from labkit import keras as lkk
 
     keras.config.set_floatx("float64")
@@ -272,7 +272,7 @@ def test_what_is_set_later_on_the_users_object_holds_for_the_distributed_one() -
     assert distributed._exclude_from_weight_decay_pattern.pattern == "bias"
     assert not hasattr(plain, "exchange")
     again = lkk.DistributedOptimizer(distributed, single_rank())
-    assert type(again).__mro__[1] is keras.optimizers.Adam  # gradients meet once
+    assert type(again).__mro__[1] is keras.optimizers.Adam  # gradients are exchanged only once
 
 
 def test_an_attribute_that_cannot_be_copied_is_named() -> None:

@@ -1,4 +1,4 @@
-"""Callbacks on one rank alone: as in one process, or one sentence in seconds; never silent."""
+"""Test callbacks on one rank only: they equal one process, or end quickly with one sentence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Lambda = keras.callbacks.LambdaCallback
 
 
 class Case(NamedTuple):
-    """A callback on some ranks, and the error that it ends in; "": as in one process."""
+    """A callback on some ranks and its expected error; an empty text means equal to one process."""
 
     make: Callable[[Any, Path], Any]
     ranks: tuple[int, ...] = (0,)
@@ -37,9 +37,10 @@ def stop(model: Any) -> None:
 
 
 class Evaluates(keras.callbacks.Callback):
-    """Evaluates and predicts rows of its own, behind an epoch or in the middle of it.
+    """A callback that evaluates and predicts its own rows, after an epoch or within it.
 
-    There Keras mixes what it evaluates into the epoch's metrics; on ranks, these go on.
+    Within an epoch, plain Keras mixes this evaluation into the epoch's metrics; labkit's ranks
+    continue the metrics.
     """
 
     def __init__(self, within: bool) -> None:
@@ -131,7 +132,7 @@ CASES = {
 
 
 def reverse(model: Any) -> None:
-    """Leave the values of a layer's weights, and change their places."""
+    """Reverse the columns of a layer's kernel: the same values in other places."""
     kernel = model.layers[0].kernel
     kernel.assign(kernel.numpy()[:, ::-1])
 
@@ -162,9 +163,9 @@ def fit(model: Any, data: Any, callbacks: list[Any], epochs: int = EPOCHS) -> An
 
 
 def outcome(model: Any, fitted: Any, case: Case) -> list[Any]:
-    """What training ends with: weights, the optimizer's variables, history."""
+    """Return the results of training: weights, the optimizer's variables and the history."""
     values = [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
-    # What a callback writes into the logs is on its rank alone.
+    # Values that a callback writes into the logs exist only on its own rank.
     names = set() if case is CASES["evaluate within an epoch"] else {*fitted.history}
     names -= {"learning_rate"}
     history = [fitted.epoch, *(fitted.history[name] for name in sorted(names))]
@@ -172,7 +173,7 @@ def outcome(model: Any, fitted: Any, case: Case) -> list[Any]:
 
 
 def one_by_one(communicator: Any) -> dict[str, Any]:
-    """By case: how far the ranks are from one process, or the error."""
+    """Return how far the ranks differ from one process in each case, or the error."""
     from labkit import keras as lkk
 
     keras.config.set_floatx("float64")
@@ -211,7 +212,7 @@ def by_case(communicator: Any, ours: Any, one: Any, first: Any, folder: Path) ->
         if communicator.rank == 0:
             alone = [case.make(one, places[0])]
             wanted = *outcome(one, fit(one, batches(), alone), case), seen_by(alone)
-        # What callbacks saw is known on the rank that has them.
+        # Only the rank with the callbacks knows what they recorded.
         seen = communicator.broadcast_object(seen_by(own), case.ranks[0])
         wanted = communicator.broadcast_object(wanted)
         ended = *outcome(ours, fitted, case), seen
@@ -224,7 +225,7 @@ def seen_by(callbacks: list[Any]) -> list[float]:
 
 
 def furthest(ours: Any, wanted: Any) -> float | str:
-    """The largest difference of two outcomes."""
+    """Return the largest difference between two results."""
     if [np.shape(value) for value in ours] != [np.shape(value) for value in wanted]:
         return f"other shapes: {ours[-4:]} and {wanted[-4:]}"
     pairs = zip(ours, wanted, strict=True)

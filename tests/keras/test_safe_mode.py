@@ -1,4 +1,4 @@
-"""Models of strangers' files: what they hold as code does not run."""
+"""Test that code in a stranger's model file does not run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from labkit.worker import inference
 def with_lambda() -> keras.Model:
     code = lambda x: (__import__("pathlib").Path("mark").touch(), x)[1]  # noqa: E731
     model = keras.Sequential([keras.Input((2,)), keras.layers.Lambda(code), keras.layers.Dense(1)])
-    Path("mark").unlink()  # Keras has called it to build the model
+    Path("mark").unlink()  # Keras called the lambda to build the model
     return model
 
 
@@ -50,7 +50,7 @@ Reader = Callable[[Path], keras.Model]
 
 @pytest.fixture
 def unsafe() -> Iterator[None]:
-    """What a user may decide for files of their own."""
+    """Allow unsafe loading, as a user may do for trusted files."""
     keras.config.enable_unsafe_deserialization()
     yield
     keras.src.backend.common.global_state.set_global_attribute("safe_mode_saving", None)

@@ -1,4 +1,4 @@
-"""What people give to `shard`: cut as one process reads it, or refused in one sentence."""
+"""Test data passed to `shard`: split as one process reads it, or refused in one sentence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from labkit import Cluster
 
-ROWS = 61  # the last batch of 12 has one row: one of two ranks has none of it
+ROWS = 61  # the last batch has one row, so one of two ranks has none
 RANDOM = np.random.default_rng(3)
 X = RANDOM.normal(size=(ROWS, 6)).astype(np.float32)
 Y = RANDOM.integers(0, 4, ROWS)
@@ -157,7 +157,8 @@ def frame(*_: int) -> Any:
 
 SEQUENCES = X[..., None]
 Make = Callable[[], Any]
-# Model, dataset of a rank, model of one process where it is another, options of `fit`.
+# Each entry has a model, a rank's dataset, a different model for one process if any, and options of
+# `fit`.
 ALIKE: dict[str, tuple[Make, Callable[[int], Any], Make | None, dict[str, int]]] = {
     "uneven last batch": (dense, lambda _: slices(X, Y), None, {}),
     "sparse": (sparse_input, sparse, None, {}),
@@ -178,7 +179,7 @@ NO_BATCHES = "not batches of equal rows: call dataset.batch"
 TAKES = "shard takes a tf.data.Dataset of global batches, not a"
 UNSEEDED = "shuffles or samples without a seed"
 OTHERS = "read different batches"
-FIXED = "batches of exactly 12 rows, but this rank's part has"
+FIXED = "batches of exactly 12 rows, but this rank's part of a batch has"
 REFUSED: dict[str, tuple[Make, Callable[[int], Any], str]] = {
     "PyDataset": (dense, sequence, f"{TAKES} Sequence"),
     "arrays": (dense, lambda _: (X, Y), f"{TAKES} tuple"),
@@ -243,7 +244,7 @@ def difference(communicator: Any, name: str) -> float:
 
 
 def read_first(communicator: Any, data: Any) -> None:
-    """Read one batch as an epoch does, without the minutes that many models take."""
+    """Read one batch as an epoch does, without training, which takes minutes for many models."""
     from labkit import keras as lkk
     from labkit.keras.equal_batches import EqualBatches
 
@@ -267,7 +268,7 @@ def sentence(communicator: Any, name: str) -> str:
     import tensorflow as tf
 
     make, data, _ = REFUSED[name]
-    tf.compat.v1.set_random_seed(None)  # a seed of the process would seed every shuffle
+    tf.compat.v1.set_random_seed(None)  # a process-wide seed would seed every shuffle
     try:
         if name != "seed of the rank":
             read_first(communicator, data(communicator.rank))

@@ -1,4 +1,4 @@
-"""Models whose weights are in sub-models, or come with the first batch, train as in one process."""
+"""Test models with weights in sub-models or created by the first batch against one process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOLERANCE = 1e-5  # of float32
 
 
 def vae(logs: bool = False) -> Any:
-    """Its weights are in two sub-models; it has no `call`, and noise of the inputs."""
+    """Return a VAE with weights in two sub-models, no `call`, and noise made from the inputs."""
     import keras
     import tensorflow as tf
 
@@ -49,7 +49,7 @@ def vae(logs: bool = False) -> Any:
 
 
 def cgan() -> Any:
-    """Two sub-models, each with an optimizer of its own."""
+    """Return a GAN of two sub-models, each with its own optimizer."""
     import keras
     import tensorflow as tf
 
@@ -92,7 +92,7 @@ def cgan() -> Any:
 
 
 def distiller() -> Any:
-    """A loss of its own, of two sub-models, of which one is built by the first batch."""
+    """Return a model with its own loss over two sub-models; the first batch builds one of them."""
     import keras
 
     class Distiller(keras.Model):
@@ -114,7 +114,7 @@ def distiller() -> Any:
 
 
 def nested() -> Any:
-    """Layers that make layers in `build`, with synchronized normalization inside."""
+    """Return a model whose layers make sub-layers in `build`, with synchronized normalization."""
     import keras
 
     class Block(keras.layers.Layer):
@@ -141,7 +141,7 @@ def nested() -> Any:
 
 
 def own_weights() -> Any:
-    """Weights of the model itself, which its `build` makes."""
+    """Return a model that creates its own weights in `build`."""
     import keras
 
     class Own(keras.Model):
@@ -182,7 +182,7 @@ MODELS = {
 
 
 def trained(communicator: Any, make: Callable[[], Any]) -> dict[str, Any]:
-    """Weights and history of the ranks and of one process; what ranks were told."""
+    """Return weights and history of the ranks and of one process, and what the ranks printed."""
     import keras
     import tensorflow as tf
 
@@ -191,7 +191,7 @@ def trained(communicator: Any, make: Callable[[], Any]) -> dict[str, Any]:
 
     random = np.random.default_rng(3)
     rows = random.standard_normal((17, 6)).astype("float32"), random.integers(0, 4, 17)
-    batches = tf.data.Dataset.from_tensor_slices(rows).batch(8)  # the last is of one row
+    batches = tf.data.Dataset.from_tensor_slices(rows).batch(8)  # the last batch has one row
 
     def fit(data: Any, callbacks: Any, optimizer: Callable[[], Any]) -> Any:
         model = make()
@@ -206,7 +206,7 @@ def trained(communicator: Any, make: Callable[[], Any]) -> dict[str, Any]:
         return weights, {name: np.array(values) for name, values in history.items()}
 
     restore()
-    keras.utils.set_random_seed(1 + communicator.rank)  # the weights of rank 0 count
+    keras.utils.set_random_seed(1 + communicator.rank)  # the weights of rank 0 are used
     with contextlib.redirect_stderr(io.StringIO()) as told:
         ours = fit(
             lkk.shard(batches, communicator),
@@ -221,7 +221,7 @@ def trained(communicator: Any, make: Callable[[], Any]) -> dict[str, Any]:
 
 
 def test_models_of_every_build_end_as_in_one_process(cluster: Cluster) -> None:
-    """Each with the history of one process, too; one with a `train_step` of its own is named."""
+    """Test that weights and history equal one process; a custom `train_step` is named on rank 0."""
 
     def work(communicator: Any) -> Any:
         return {name: trained(communicator, make) for name, make in MODELS.items()}
@@ -244,7 +244,7 @@ def test_models_of_every_build_end_as_in_one_process(cluster: Cluster) -> None:
 
 
 def test_numbers_that_a_step_draws_are_named_once(cluster: Cluster) -> None:
-    """A layer has a generator, one draws without, and one draws nothing."""
+    """Test layers that draw with a generator, draw without one, or draw nothing."""
 
     def work(communicator: Any) -> Any:
         import keras
@@ -287,7 +287,7 @@ def test_numbers_that_a_step_draws_are_named_once(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 def test_a_model_trains_on_with_batches_of_another_size(cluster: Cluster) -> None:
-    """What was compiled before is traced again, with the hooks of the fit under way."""
+    """Test that a compiled step is traced again with the hooks of the current fit."""
 
     def work(communicator: Any) -> Any:
         import keras

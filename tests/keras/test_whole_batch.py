@@ -1,4 +1,4 @@
-"""Losses and normalizations of ranks' parts are those of the whole batch in one process."""
+"""Test that losses and normalizations over ranks equal those of the whole batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from labkit import Cluster
 
-TOLERANCE = 1e-12  # of the largest weight of a parameter
+TOLERANCE = 1e-12  # relative to a parameter's largest weight
 
 
 def sgd() -> Any:
@@ -32,7 +32,7 @@ def learned(
     validates: bool = False,
     callbacks: Sequence[Any] = (),
 ) -> dict[str, Any]:
-    """Weights and history of the ranks and of one process, from the same start."""
+    """Return weights and history of the ranks and of one process, from the same start."""
     import keras
     import tensorflow as tf
 
@@ -72,7 +72,7 @@ def learned(
 
 
 def same(results: list[dict[str, Any]], tolerance: float = TOLERANCE, rtol: float = 1e-9) -> None:
-    """What ranks learned is what one process did."""
+    """Check that what the ranks learned equals what one process learned."""
     for result in results:
         assert result["difference"] <= tolerance
         assert result["moved"] > 1e-3
@@ -104,7 +104,7 @@ slow = pytest.mark.slow
     ],
 )
 def test_reductions_of_weighted_samples(cluster: Cluster, reduction: str) -> None:
-    """8 + 8 + 2 rows on 3 ranks: parts are unequal, and one is empty."""
+    """Test batches of 8, 8 and 2 rows on 3 ranks: parts are unequal, and one is empty."""
 
     def work(communicator: Any) -> Any:
         import keras
@@ -118,7 +118,7 @@ def test_reductions_of_weighted_samples(cluster: Cluster, reduction: str) -> Non
 
 
 def words() -> Any:
-    """The masked model that plain Keras trains."""
+    """Return a masked sequence model that plain Keras can train."""
     import keras
 
     return keras.Sequential(
@@ -156,7 +156,7 @@ def test_masked_sequences(cluster: Cluster, drop: bool) -> None:
 
 
 def test_several_losses_each_divide_by_their_own(cluster: Cluster) -> None:
-    """Masks, weights and a plain mean at once; own losses are reported, of batches unequal."""
+    """Test masks, weights and a plain mean together; each output's loss is reported as in Keras."""
 
     def forked() -> Any:
         import keras
@@ -209,9 +209,9 @@ def normalized() -> Any:
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=slow)])
 def test_synchronized_normalization(cluster: Cluster, ranks: int) -> None:
-    """Two layers beside each other, whose gradients come back in no order of their own.
+    """Test two parallel layers whose gradients arrive in no fixed order.
 
-    Keras counts the names of layers on: each rank has made more of them than the one before.
+    Keras numbers the names of layers, and each rank has made more layers than the rank before.
     """
 
     def work(communicator: Any) -> Any:
@@ -248,7 +248,7 @@ def test_synchronized_normalization_of_masked_steps(cluster: Cluster) -> None:
 
 
 def test_an_evaluation_in_the_middle_of_a_fit_changes_nothing(cluster: Cluster) -> None:
-    """Each rank evaluates rows of its own, and goes on as one process does."""
+    """Test that each rank evaluates its own rows, then continues as one process does."""
 
     def work(communicator: Any) -> Any:
         import keras
@@ -276,7 +276,7 @@ def test_an_evaluation_in_the_middle_of_a_fit_changes_nothing(cluster: Cluster) 
 
 
 def loss_of(name: str) -> Any:
-    """A loss of Keras and an activation with which it is defined."""
+    """Return a loss of Keras by its name."""
     import keras
 
     options = {"Dice": {"axis": (1,)}, "Tversky": {"axis": (1,)}}.get(name, {})
@@ -334,7 +334,7 @@ REDUCTIONS = ["sum", "mean_with_sample_weight", "sum_over_batch_size"]
 
 @pytest.mark.slow
 def test_every_loss_and_reduction_is_equal(cluster: Cluster) -> None:
-    """Weighted samples, 8 + 2 rows on 3 ranks: parts are unequal, and one is empty."""
+    """Test weighted samples, 8 + 2 rows on 3 ranks: parts are unequal, and one is empty."""
 
     def work(communicator: Any) -> Any:
         import keras
@@ -392,7 +392,7 @@ def test_every_optimizer_is_equal(cluster: Cluster) -> None:
 
 
 def many() -> Any:
-    """Layers of every kind that see a sample at a time, and a normalization that does not."""
+    """Return a model of layers that treat each sample alone, and a normalization that does not."""
     import keras
 
     layers = keras.layers
@@ -490,7 +490,7 @@ def test_moving_statistics_of_ranks_of_their_own_are_one(cluster: Cluster) -> No
     ("loss", "schedule", "says"),
     [
         (None, "overlap", "schedule='overlap' sends gradients during backpropagation"),
-        ("none", "sequential", "reduction='none': one value per sample"),
+        ("none", "sequential", "reduction='none', which returns a value per sample"),
     ],
 )
 def test_what_has_no_meaning_over_ranks_is_refused(
@@ -536,5 +536,7 @@ def test_a_loss_of_a_batch_as_a_whole_is_named(cluster: Cluster) -> None:
         return told.getvalue()
 
     told = cluster.call(work, ranks=2)
-    assert "loss 'dice' needs the whole batch: losses of parts are averaged by rows" in told[0]
+    assert (
+        "loss 'dice' is defined only for a whole batch; the losses of the ranks' parts" in told[0]
+    )
     assert told[1] == ""

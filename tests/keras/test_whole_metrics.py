@@ -1,4 +1,4 @@
-"""Every metric over unequal parts is that of one process, whatever it does with what it sees."""
+"""Test that every metric over unequal parts equals that of one process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from labkit import Cluster
 
-ROWS, BATCH = 25, 8  # the last batch is of one row: a rank has none of it
+ROWS, BATCH = 25, 8  # the last batch has one row, so a rank has none of it
 TOLERANCE = 1e-5  # of float32
 
 
@@ -31,7 +31,7 @@ def mlp() -> Any:
 
 
 def own_metrics() -> list[Any]:  # noqa: C901 - a table
-    """Metrics of a user's own that are no sums, or look like none."""
+    """Return user-defined metrics that are no sums, or do not look like sums."""
     import keras
     import tensorflow as tf
 
@@ -59,7 +59,7 @@ def own_metrics() -> list[Any]:  # noqa: C901 - a table
             self.state.assign(self.fold(self.state, p * weight))
 
     class Correlation(keras.metrics.Metric):
-        """Streaming: moments of each batch are merged into those of all before."""
+        """A streaming correlation that merges each batch's moments into the earlier ones."""
 
         def __init__(self) -> None:
             super().__init__(name="correlation")
@@ -139,7 +139,7 @@ def own_metrics() -> list[Any]:  # noqa: C901 - a table
 
 
 def kerass_metrics() -> list[Any]:
-    """Metrics of Keras's own, for one-hot targets."""
+    """Return Keras's own metrics for one-hot targets."""
     import keras
 
     known = keras.metrics
@@ -163,7 +163,7 @@ def seen(
     weighted: Callable[[], Any] = no_metrics,
     **compiled: Any,
 ) -> Any:
-    """What fit, validation and both evaluations report: of the ranks, and of one process."""
+    """Return what fit, validation and both evaluations report on the ranks and in one process."""
     import keras
     import tensorflow as tf
 
@@ -173,11 +173,12 @@ def seen(
     restore()
     columns = data(kind) if weighted is not no_metrics else data(kind)[:2]
     whole = tf.data.Dataset.from_tensor_slices(columns)
-    # Of data that are no parts of the same batches, rank 0 has 7 rows and the last rank the rest.
+    # For data that is not cut from common batches, rank 0 has 7 rows and the last rank has the
+    # rest.
     first, last = whole.take(7).batch(4), whole.skip(7).batch(4)
 
     def compile_model(distributed: bool) -> Any:
-        keras.backend.clear_session()  # names of metrics begin anew
+        keras.backend.clear_session()  # Keras then numbers the names of metrics from the start
         keras.utils.set_random_seed(1)
         model, optimizer = mlp(), keras.optimizers.SGD(0.05)
         if distributed:
@@ -214,7 +215,7 @@ def seen(
 
 
 def same(results: list[Any], count: int) -> None:
-    """All ranks report what one process does."""
+    """Check that all ranks report the same as one process."""
     alone = results[0][1]
     assert len(alone[1]) == count + 1  # the loss
     for found, _ in results:
@@ -236,7 +237,7 @@ def test_metrics_of_keras(cluster: Cluster) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"run_eagerly": True}, {"steps_per_execution": 2}])
 def test_metrics_with_weights(cluster: Cluster, options: dict[str, Any]) -> None:
-    """Without functions: Keras gives no weights to one number of a batch."""
+    """Leave out metric functions: Keras applies no sample weights to one number per batch."""
 
     def work(communicator: Any) -> Any:
         return seen(communicator, "classes", no_metrics, lambda: own_metrics()[:9], **options)

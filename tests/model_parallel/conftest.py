@@ -1,4 +1,4 @@
-"""What tests of parts of models share."""
+"""Fixtures of the model-parallel tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def in_float64() -> Iterator[None]:
-    """Keras computes in float64, from a seed, while the tests of a module run."""
+    """Make Keras compute in float64, from a seed, during a module's tests."""
     import keras
 
     keras.utils.set_random_seed(1)

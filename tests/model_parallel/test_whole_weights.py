@@ -1,4 +1,4 @@
-"""Weights of stages that a rank does not train: freed, also when someone sets them in between."""
+"""Test that weights of stages that other ranks train are freed, even if set in between."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit.model_parallel.weights import WholeWeights
 
 
 class Sliced:
-    """Notes how it is asked to release."""
+    """A sliced layer that records the arguments of calls to release it."""
 
     def __init__(self) -> None:
         self.looks: list[bool] = []
@@ -26,7 +26,7 @@ def test_weights_of_others_that_someone_has_set_are_freed_again() -> None:
     layers = [keras.layers.Dense(3), keras.layers.Dense(2)]
     model = keras.Sequential([keras.Input((4,)), *layers])
     first, second = split_model(model, [0, 1, 2])
-    everyone: Any = None  # nothing is collected
+    everyone: Any = None  # no weights are collected from other ranks
     sliced: Any = Sliced()
     whole = WholeWeights(model, {0: [first], 1: [second]}, 0, everyone, [sliced])
     own, given = unique_nbytes(first.variables), model.get_weights()

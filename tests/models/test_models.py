@@ -1,4 +1,4 @@
-"""Models: refused in the kernel without TensorFlow, built the same on every rank."""
+"""Test models: invalid ones are refused without TensorFlow, and all ranks build the same."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FITTING = [
 
 @pytest.fixture(params=["float32", "float64"])
 def floatx(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Set Keras's floating point type, and set it back."""
+    """Set Keras's floating-point type during a test."""
     import keras
 
     _set_floatx(request.param)
@@ -45,7 +45,7 @@ def _set_floatx(floatx: str) -> None:
     import keras
 
     keras.config.set_floatx(floatx)
-    keras.config.set_dtype_policy(floatx)  # Keras remembers the policy of the first layer it made
+    keras.config.set_dtype_policy(floatx)  # Keras remembers the dtype policy of its first layer
 
 
 # Checked without TensorFlow -----------------------------------------------------------------------

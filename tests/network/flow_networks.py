@@ -1,4 +1,4 @@
-"""The sets of flows by hand, as networks of labkit: each flow has two ranks of its own."""
+"""The hand-computed sets of flows as labkit networks, with two ranks for each flow."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from labkit.network import Network
 from labkit.schedules.round import Integers
 from tests.acceptance.flow_sets import FlowSet
 
-ENDLESS = 1e15  # bytes/s of what is no link of the set
+ENDLESS = 1e15  # bytes/s of links that are not in the set
 
 
 def columns(each: FlowSet) -> Integers:
-    """The ways of its flows, shape (flows, hops)."""
+    """Return the links on each flow's route, shape (flows, hops)."""
     hops = max(map(len, each.ways))
     return np.array([[*way, *[-1] * (hops - len(way))] for way in each.ways])
 
 
 def as_network(each: FlowSet, sharing: str = "fair") -> tuple[Network, list[tuple[int, int]]]:
-    """A graph of links, and from which rank to which each flow goes.
+    """Return a network of the set's links, and the source and destination rank of each flow.
 
-    Link l leads from rank 2l to 2l + 1; flow f comes from a rank before its first link, and goes
-    to one behind its last.
+    Link l leads from rank 2l to 2l + 1; a flow leads from a rank before its first link to one after
+    its last.
     """
     links = {(2 * link, 2 * link + 1): speed for link, speed in enumerate(each.bandwidth)}
     first = 2 * len(each.bandwidth)

@@ -1,4 +1,4 @@
-"""A fault says what goes wrong, when and where, and nothing that does not belong to it."""
+"""Test that a fault says what fails, when and where, and refuses fields that do not apply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links that serve in turn: order, hosts, routes, and the split between two processes."""
+"""Test FIFO links: order, hosts, routes, and the split between two processes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from labkit.network import FifoLinks, Network
 
 
 def send(links: FifoLinks, *rows: tuple[int, int, float, float]) -> list[float]:
-    """Deliveries of messages (source, destination, bytes, ready)."""
+    """Return delivery times of messages given as (source, destination, bytes, ready)."""
     source, destination, nbytes, ready = (np.array(column) for column in zip(*rows, strict=True))
     return list(links.send(source, destination, nbytes * 1.0, ready * 1.0).delivery)
 
 
 def unit(**fields: Any) -> Network:
-    """1 byte a second, 10 s of latency, one message after the other."""
+    """Return a FIFO network of 1 byte/s with 10 s of latency."""
     return Network(**{"latency": 10, "bandwidth": 1, "sharing": "fifo"} | fields)
 
 
@@ -43,7 +43,7 @@ def test_a_link_serves_in_order_of_readiness_then_of_rows() -> None:
 
 
 def test_cut_through_does_not_send_twice() -> None:
-    # Both links of the way carry the message at the same time: 5 s, not 10.
+    # Both links on the route carry the message at the same time, for 5 s instead of 10.
     links = FifoLinks(unit(), 2)
     send(links, (0, 1, 5, 0))
     assert links.busy.tolist() == [5, 0, 0, 5]
@@ -74,9 +74,9 @@ def test_hosts_share_their_uplink_but_not_their_inside() -> None:
     inside = FifoLinks(network, 4)
     assert send(inside, (0, 1, 5, 0), (1, 0, 5, 0)) == [2, 2]
     outside = FifoLinks(network, 4)
-    # 0 and 1 leave by one uplink of 1 byte/s: the second waits 5 s for the first.
+    # Ranks 0 and 1 share an uplink of 1 byte/s, so the second message waits 5 s for the first.
     assert send(outside, (0, 2, 5, 0), (1, 3, 5, 0)) == [15, 20]
-    # Two hosts to two hosts: no link in common.
+    # Two hosts send to two other hosts and share no link.
     apart = FifoLinks(network, 8)
     assert send(apart, (0, 4, 5, 0), (2, 6, 5, 0)) == [15, 15]
 
@@ -104,7 +104,7 @@ def test_a_graph_without_a_way_says_which_ranks() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"stragglers": {4: 2}}, r"stragglers \[4\]"),
+        ({"stragglers": {4: 2}}, r"stragglers=\[4\]"),
         ({"links": {(0, 9): 1.0}}, r"links \[\(0, 9\)\]"),
         ({"links": {(1, 1): 1.0}}, "pairs of different ranks"),
         ({"hosts": ((0, 1),)}, "every rank from 0 to 2"),
@@ -119,7 +119,7 @@ def test_a_network_that_does_not_fit_the_size_is_refused(
 
 @st.composite
 def rounds(draw: st.DrawFn) -> list[tuple[int, int, float, float]]:
-    """Messages among 5 ranks; each source hands over in order of its rows."""
+    """Draw messages among 5 ranks; each source sends its messages in the order of its rows."""
     rows = draw(
         st.lists(
             st.tuples(st.integers(0, 4), st.integers(1, 4), st.integers(0, 9), st.floats(0, 20)),

@@ -1,4 +1,4 @@
-"""What a network is: fields, presets, JSON."""
+"""Test a network's fields, presets and JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that depend on a seed and on keys alone."""
+"""Test random numbers that depend only on a seed and on keys."""
 
 from __future__ import annotations
 

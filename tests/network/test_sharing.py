@@ -1,4 +1,4 @@
-"""Max-min fair sharing: by hand, by what defines it, and the same whoever reckons."""
+"""Test max-min fair sharing by hand, by its definition, and across implementations."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_messages_one_by_one_are_delivered_then(each: FlowSet) -> None:
 def run_events(
     network: Network, size: int, ends: Any, nbytes: Any, start: Any
 ) -> tuple[list[float], list[float]]:
-    """Deliveries and starts of messages, as a simulation of events asks for them."""
+    """Return deliveries and starts of messages from an event-driven simulation."""
     carries, found = carrier(network, size), {}
     coming = [(when, number) for number, when in enumerate(start)]
     heapq.heapify(coming)
@@ -76,7 +76,7 @@ def run_events(
 
 
 def run_table(network: Network, size: int, ends: Any, nbytes: Any, start: Any) -> list[float]:
-    """Deliveries of messages by a table, each end in a process of its own, on one clock by hand."""
+    """Return message deliveries from a shared table, one process per rank, on a hand-set clock."""
     memory = np.zeros(shared_links(network, size).length)
     processes = [shared_links(network, size) for _ in range(size)]
     for process in processes:
@@ -87,7 +87,8 @@ def run_table(network: Network, size: int, ends: Any, nbytes: Any, start: Any) -
             *ends[number], nbytes[number], FREE, float(start[number])
         )
         messages[number] = (ticket, *ends[number], nbytes[number])
-        # Whoever has something under way looks in between, and learns of who has joined.
+        # Each receiver of a message under way reads the table, and learns which messages have
+        # started.
         for one, message in messages.items():
             processes[ends[one][1]].arrive([message], float(start[number]))
     now = max(start)
@@ -103,7 +104,7 @@ def test_processes_that_share_a_table_agree_on_it(each: FlowSet) -> None:
 
 @st.composite
 def flows(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
-    """Ways of 1 to 12 flows over 1 to 6 links, and the links' bandwidths."""
+    """Draw the routes of 1 to 12 flows over 1 to 6 links, and the links' bandwidths."""
     links = draw(st.integers(1, 6))
     way = st.lists(st.integers(0, links - 1), min_size=1, max_size=4, unique=True)
     ways = draw(st.lists(way, min_size=1, max_size=12))
@@ -198,7 +199,7 @@ def test_what_joins_later_is_known_to_who_asks_again() -> None:
 @pytest.mark.parametrize(
     ("network", "pairs", "by_fifo", "by_hand"),
     [
-        # k senders of a k-th of the uplink's bandwidth each: nobody slows anybody down.
+        # Each of k senders uses a k-th of the uplink's bandwidth, so none slows another down.
         *(
             (
                 {"bandwidth": float(k), "hosts": k, "host_bandwidth": 1.0},
@@ -208,7 +209,7 @@ def test_what_joins_later_is_known_to_who_asks_again() -> None:
             )
             for k in (2, 8, 32)
         ),
-        # A master whose link is 8 times as fast as those of its 8 workers.
+        # A master's link is 8 times as fast as the links of its 8 workers.
         (
             {
                 "bandwidth": 1.0,

@@ -1,4 +1,4 @@
-"""Workers and servers that say less: what an answer loses is a part of the next one."""
+"""Test workers and servers that compress: an answer's loss is added to the next answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent is written down once, by who sends it, as the formula of each method says."""
+"""Test that the sender alone counts each message, with the bytes of the method's formula."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from labkit import (
 
 WORKERS, STEPS = 4, 20
 MODEL = 8 * 4 * SIZE  # bytes
-SHARE = 8  # the weight of what a gossiping worker sends
-RING = 2 * (WORKERS - 1) / WORKERS  # of the buffer, that each sends
+SHARE = 8  # bytes of the weight factor that a gossiping worker sends
+RING = 2 * (WORKERS - 1) / WORKERS  # share of the buffer that each worker sends
 
 
 @pytest.mark.parametrize(
@@ -33,18 +33,19 @@ RING = 2 * (WORKERS - 1) / WORKERS  # of the buffer, that each sends
             RING * MODEL * 23 / 4 / STEPS,
             0,
         ),
-        # Pulls at steps 4, 8, 12, 16, and after the last one, which no server answers.
+        # Workers exchange at steps 4, 8, 12 and 16, and after the last step, when no server
+        # answers.
         (ElasticAveraging(0.1, period=4, center="allreduce"), RING * MODEL * 5 / STEPS, 0),
         (ElasticAveraging(0.1, period=4), (2 * 4 + 1) * MODEL / STEPS, 0),
         (AsynchronousDiLoCo(4), 2 * MODEL / 4, 0),
-        # At the end of the epoch all agree on one number.
+        # At the end of the epoch, all workers agree on one number.
         (Gossip("ring"), 2 * (MODEL + SHARE), RING * 8),
         (Gossip("exponential"), MODEL + SHARE, RING * 8),
         (Gossip("random_pairs"), MODEL + SHARE, RING * 8),
-        # Said at steps 4, 8 and 12 for the period after, to three others.
+        # At steps 4, 8 and 12, each worker sends to the three others for the next period.
         (Codistillation(4, exchange="weights"), 3 * 3 * MODEL / STEPS, 0),
         (Codistillation(4), 3 * 12 * 8 * 10 / STEPS, 0),
-        (ParameterServer(2), 2 * MODEL, 0),  # servers have no rows: their answers count, too
+        (ParameterServer(2), 2 * MODEL, 0),  # servers have no rows, so workers also count answers
         (Downpour(push_every=2, fetch_every=4), (1 / 2 + 1 / 4) * MODEL, 0),
     ],
     ids=lambda given: type(given).__name__ if hasattr(given, "uses_programs") else "",
@@ -63,7 +64,7 @@ def test_what_is_sent_before_a_gradient_counts_in_its_step() -> None:
 
 
 def test_ears_answer_for_the_workers_beside_them() -> None:
-    """An active one sends its weights and is sent others; a passive one's never leave its place."""
+    """Test that an active worker counts weights sent and received, and a passive worker none."""
     rows = play(Gossip("ring", asynchronous=True), WORKERS, steps=STEPS)[1].rows
     assert {row["wire_bytes"] for row in rows if row["rank"] % 2 == 0} == {2 * MODEL}
     assert {row["wire_bytes"] for row in rows if row["rank"] % 2} == {0}

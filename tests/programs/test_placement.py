@@ -1,4 +1,4 @@
-"""Weights on servers: by TensorFlow's two rules, or cut; nothing is lost, nothing held twice."""
+"""Test placing weights on servers by TensorFlow's rules or in slices, with no loss or repeat."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def test_stretches_are_as_equal_as_can_be(shapes: list[tuple[int, ...]], servers
     [("round_robin", [[0, 2, 4], [1, 3]]), ("greedy", [[0, 4], [1, 2, 3]])],
 )
 def test_tensors_go_where_tensorflow_puts_them(placement: str, tensors: list[list[int]]) -> None:
-    # 6, 1, 2, 4, 3 elements: greedy gives each to the one that holds least by then.
+    # The tensors have 6, 1, 2, 4 and 3 elements; greedy placement chooses the server with the
+    # fewest so far.
     shapes = [(6,), (1,), (2,), (4,), (3,)]
     found = placed(shapes, 2, placement)
     assert [[piece.tensor for piece in part.pieces] for part in found] == tensors

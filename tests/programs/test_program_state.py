@@ -1,4 +1,4 @@
-"""Plays that are kept in their midst, and go on from there in another world."""
+"""Test simulations that are saved midway and continue in another virtual runtime."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_what_is_taken_up_is_the_whole_play_bit_for_bit(strategy: Any, network: 
         again.take(state, partial(strategy.program, others))
         again.play()
         assert again.now == world.now
-        assert repr(held.rows) == repr(scenes.rows)  # some losses are not numbers
+        assert repr(held.rows) == repr(scenes.rows)  # repr, because some losses are NaN
         assert told.events == diary.events
         assert held.epochs == scenes.epochs
         for number, weights in scenes.held.items():
@@ -130,7 +130,7 @@ CLASSES = [
     for node in ast.parse(path.read_text()).body
     if isinstance(node, ast.ClassDef)
 ]
-_events: list[str] | None = None  # what Python itself notices, while a test watches
+_events: list[str] | None = None  # audit events of Python while a test watches
 
 
 def _note(event: str, arguments: tuple[object, ...]) -> None:
@@ -161,11 +161,11 @@ def refusal(form: str) -> str:
 
 
 def test_a_forged_state_of_any_class_runs_nothing(events: list[str]) -> None:
-    # The constructor of this class starts a process.
+    # The constructor of this class would start a process.
     assert ("labkit.hosts.host_namespaces", "HostNamespaces") in CLASSES
     assert len(CLASSES) > 500
     for module, name in CLASSES:
-        pickled = f"c{module}\n{name}\n((dVname\nVa\nstR."  # calls it with a dict
+        pickled = f"c{module}\n{name}\n((dVname\nVa\nstR."  # the pickle calls the class with a dict
         records = [
             nodes(["record", [each, ["name"], ["a"]]]) for each in (name, f"{module}.{name}")
         ]
@@ -201,7 +201,7 @@ def test_a_record_begins_without_its_constructor() -> None:
     ("form", "says"),
     [
         ("", "not JSON of schema 1"),
-        ('{"schema": 2, "root": 1, "nodes": []}', "has schema 2, this labkit reads 1"),
+        ('{"schema": 2, "root": 1, "nodes": []}', "has schema 2, but this labkit reads schema 1"),
         ('{"schema": 1}', "KeyError"),
         ('{"schema": 1, "root": ' + "[" * 100_000, "RecursionError"),
         (nodes(root=[0]), "IndexError"),
@@ -213,7 +213,7 @@ def test_a_record_begins_without_its_constructor() -> None:
         (nodes(["outside", "world"]), "KeyError"),
         (nodes(["record", ["Popen", [], []]]), "unknown class 'Popen'; allowed: AllReduceAction, "),
         (nodes(["record", ["Quota", ["x"], [1]]]), "missing or unknown: _at_work"),
-        (nodes(["record", ["Quota", [7], [1]]]), "missing or unknown: 7, _at_work"),
+        (nodes(["record", ["Quota", [7], [1]]]), "missing or unknown are 7, _at_work"),
         (nodes(["dtype", "O"]), "dtype of Python objects"),
         (nodes(["scalar", ["O", "00"]]), "type of Python objects"),
         (nodes(["scalar", ["float64", "00"]]), "ValueError"),
@@ -230,7 +230,7 @@ def test_a_state_that_is_none_is_refused_in_one_line(form: str, says: str) -> No
     assert len(message.splitlines()) == 1
 
 
-PRIME = 2**61 - 1  # Python hashes whole numbers modulo this
+PRIME = 2**61 - 1  # Python hashes integers modulo this prime
 
 
 @pytest.mark.parametrize(

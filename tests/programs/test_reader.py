@@ -1,4 +1,4 @@
-"""Objects are data as nodes, and the same objects when they are read."""
+"""Test that objects are stored as plain nodes, and that reading restores equal objects."""
 
 from __future__ import annotations
 

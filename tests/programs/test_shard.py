@@ -1,4 +1,4 @@
-"""What a server holds changes as Keras's own optimizer would change it, at any part of the rate."""
+"""Test that a server's weights change as under Keras's own optimizer, at any share of the rate."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ GRADIENT = np.random.default_rng(1).normal(size=28).astype("float32")
 
 
 def variables() -> list[Any]:
-    """A matrix, and what is added to it."""
+    """Return a weight matrix and a bias."""
     kernel, bias = WEIGHTS[:24].reshape(6, 4), WEIGHTS[24:]
     return [keras.Variable(kernel, name="kernel"), keras.Variable(bias, name="bias")]
 
 
 def plainly(optimizer: Any, rates: list[float]) -> Any:
-    """The weights after so many updates by the optimizer alone, each at a part of its rate."""
+    """Return the weights after updates by the optimizer alone, each at a share of its rate."""
     own = variables()
     optimizer.build(own)
     whole = float(optimizer.learning_rate)

@@ -1,4 +1,4 @@
-"""The virtual clock as pure data: programs that compute numbers, on links whose times are known."""
+"""Test the virtual clock with programs that only compute numbers, on links with known times."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from sample_programs import FAST, SIZE, Numbers, play
 from labkit.common.errors import LabkitError
 from labkit.network import ComputeTime, Slowdown
 from labkit.programs import EventLog, Message, Receive, Send, placed
-from labkit.programs.timing import TimingModel
+from labkit.programs.timing_model import TimingModel
 from labkit.programs.virtual_runtime import VirtualRuntime
 from labkit.strategies import ParameterServer
 
 
 def test_a_synchronous_server_takes_what_the_formula_says() -> None:
-    # n vectors share the server's link, there and back; latency twice.
+    # n vectors share the server's link in each direction, and each direction adds one latency.
     workers, nbytes = 4, 4 * SIZE * 8
     world, scenes, _ = play(ParameterServer(1), workers)
     step = 0.1 + 2 * (workers * nbytes / FAST.bandwidth + FAST.latency)
-    # Behind the last answer comes a word without values: one latency.
+    # After the last answer, an empty message takes one more latency.
     assert world.now == pytest.approx(10 * step + FAST.latency, rel=0.01)
     assert [row["seconds"] for row in scenes.rows] == pytest.approx([step] * 40, rel=1e-6)
 
@@ -46,7 +46,7 @@ def test_colocated_servers_share_the_link_of_their_worker() -> None:
         play(ParameterServer(4, placement="sharded", colocated=where), 4)[0].now
         for where in (False, True)
     )
-    # A worker's own part takes no link: three of four parts travel.
+    # A worker's own shard uses no link, so three of four shards are sent.
     assert together < apart
     only = play(ParameterServer(1, colocated=True), 4)[0].now
     assert only > together
@@ -80,7 +80,7 @@ def test_backup_workers_are_not_waited_for() -> None:
     dropped = [event for event in diary.events if event["update"] < 0]
     assert {event["worker"] for event in dropped} == {2}
     updates = [event["update"] for event in diary.events if event["update"] >= 0]
-    assert sorted(updates) == sorted([*range(10), *range(10)])  # two gradients each
+    assert sorted(updates) == sorted([*range(10), *range(10)])  # each update has two gradients
 
 
 def test_the_same_laws_give_the_same_run_bit_for_bit() -> None:

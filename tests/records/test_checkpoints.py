@@ -1,4 +1,4 @@
-"""Checkpoints as files: when they are due, which is whole, which stay."""
+"""Test checkpoint files: when one is due, which is complete, and which are kept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from labkit.records.checkpoints import (
     remove_after,
     remove_old,
 )
-from labkit.records.pieces import TensorBox, rank_file, write
+from labkit.records.tensor_boxes import TensorBox, rank_file, write
 
 
 def checkpoint(run: Path, step: int) -> Path:
@@ -69,7 +69,7 @@ def test_where_all_are_damaged_none_is_taken_for_the_begin(tmp_path: Path) -> No
     assert newest_checkpoint(tmp_path, lambda manifest: True) is None
     for step in (5, 9):
         (checkpoint(tmp_path, step) / "rank0.npz").write_bytes(b"")
-    with pytest.raises(LabkitError, match=r"9/rank0.*5/rank0.*start again"):
+    with pytest.raises(LabkitError, match=r"9/rank0.*5/rank0.*start training again"):
         newest_checkpoint(tmp_path, lambda manifest: True)
 
 
@@ -89,9 +89,9 @@ def test_a_manifest_of_odd_values_is_damaged(odd: dict[str, Any], tmp_path: Path
     half.mkdir(parents=True)
     (half / "rank0.npz").touch()
     publish(half, {**GOOD, **odd})
-    (sole,) = half.parent.iterdir()  # its name is what the manifest says
+    (sole,) = half.parent.iterdir()  # the folder's name comes from the manifest
     sole.rename(half.with_name("5"))
-    with pytest.raises(LabkitError, match="no checkpoint is complete: start again"):
+    with pytest.raises(LabkitError, match="no checkpoint is complete; start training again"):
         newest_checkpoint(tmp_path, lambda manifest: bool(manifest["experiment"]["clock"]))
 
 
@@ -108,7 +108,7 @@ def test_the_newest_stay_and_what_is_being_written(tmp_path: Path) -> None:
 
 def test_the_interval_loses_least() -> None:
     def lost(interval: float, cost: float, failures: float) -> float:
-        """Daly's expected time of a unit of work, of which the restart is a factor."""
+        """Return Daly's expected time per unit of work, up to a factor for the restart."""
         whole = np.expm1((interval + cost) / failures)
         return float(failures * whole / interval)
 
@@ -123,7 +123,9 @@ def test_what_cannot_be_an_interval_is_refused() -> None:
     assert Checkpoint("30s").interval(None) == 30.0
     assert Checkpoint(50).steps == 50
     assert Checkpoint(mtbf=3600.0).interval(1.0) == pytest.approx(84.19, abs=0.01)
-    with pytest.raises(InvalidInput, match=r"every=.* is impossible; give steps, or a time such"):
+    with pytest.raises(
+        InvalidInput, match=r"every=.* is impossible; give a number of steps, or a time such"
+    ):
         Checkpoint("soon")
-    with pytest.raises(InvalidInput, match="give one"):
+    with pytest.raises(InvalidInput, match="give only one"):
         Checkpoint(50, mtbf=3600.0)

@@ -1,4 +1,4 @@
-"""A Chrome trace has every event, with names for ranks and lanes."""
+"""Test that a Chrome trace has every event, with names for ranks and lanes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_rank_and_lane_has_a_name() -> None:
 
 
 def test_events_of_one_lane_do_not_partly_overlap() -> None:
-    """The format nests events of a lane; the step has a lane of its own, around all of them."""
+    """Test that the step has its own lane: the format nests events of one lane."""
     events = [event for event in chrome_trace(ROWS)["traceEvents"] if event["ph"] == "X"]
     lanes: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for event in events:

@@ -1,4 +1,4 @@
-"""What a process says of its end becomes words that name who it was, and by which signal."""
+"""Test the words for how a process ended, with its name and signal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured after an epoch stands where the curve of its losses stands."""
+"""Test that results measured after an epoch have the same place as its losses on the curve."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sample_runs import write_run
 
-from labkit.records.analysis.losses import epoch_results, loss_curve
+from labkit.records.analysis.loss_curves import epoch_results, loss_curve
 
 
 def test_epochs_and_steps_share_their_seconds_whatever_rank_0_waited(tmp_path: Path) -> None:

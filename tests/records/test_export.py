@@ -1,4 +1,4 @@
-"""Exports hold every run and every number, and other tools can read them."""
+"""Test that exports hold every run and number, and that other tools can read them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from labkit.records.run import Run
 
 
 def mixed(root: Path) -> list[Run]:
-    """Parameters that are a word here and a number there, a path, a switch, and nothing."""
+    """Return runs whose parameters mix a word and a number, a path, a switch and None."""
     return [
         write_run(root, dataset="/home/alice/mnist.npz", limit="auto", fast=True),
         write_run(root, workers=4, limit=3, fast=False, learning_rate=None),
@@ -52,7 +52,7 @@ def test_a_spreadsheet_takes_text_for_text(tmp_path: Path) -> None:
         told = [row["optimizer"] for row in csv.DictReader(file)]
     assert told == [*(f"'{formula}" for formula in formulas[:-1]), "'\\r=1", "sgd"]
     whole = pd.read_parquet(export(runs, tmp_path / "t.parquet"))
-    assert list(whole["optimizer"]) == [*formulas, "sgd"]  # no spreadsheet opens that
+    assert list(whole["optimizer"]) == [*formulas, "sgd"]  # no spreadsheet opens Parquet files
 
 
 def test_another_ending_and_no_runs_are_sentences(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_the_command_writes_both(tmp_path: Path) -> None:
 
 
 def tracked(root: Path) -> list[Run]:
-    """One run as it should be; one whose parameters name a place, and whose gate failed."""
+    """Return a normal run, and a run with a path among its parameters and a failed gate."""
     return [
         write_run(root),
         write_run(
@@ -89,7 +89,7 @@ def test_tensorboards_own_reader_finds_curves_parameters_and_verdicts(tmp_path: 
 
     runs = tracked(tmp_path / "runs")
     to_tensorboard(runs, tmp_path / "board")
-    folder = to_tensorboard(runs, tmp_path / "board")  # again, in the same place
+    folder = to_tensorboard(runs, tmp_path / "board")  # export again to the same folder
     assert sorted(path.name for path in folder.iterdir()) == sorted(run.name for run in runs)
     for run, gate in zip(runs, ("passed", "failed"), strict=True):
         read = EventAccumulator(str(folder / run.name), {"scalars": 0, "tensors": 0})
@@ -107,7 +107,7 @@ def test_tensorboards_own_reader_finds_curves_parameters_and_verdicts(tmp_path: 
 
 @pytest.mark.heavy
 def test_mlflow_keeps_each_run_once_with_its_curves(tmp_path: Path) -> None:
-    if "CI" not in os.environ:  # which has all extras
+    if "CI" not in os.environ:  # CI installs all extras
         pytest.importorskip("mlflow")
         pytest.importorskip("alembic")
     mlflow = importlib.import_module("mlflow")
@@ -127,7 +127,7 @@ def test_mlflow_keeps_each_run_once_with_its_curves(tmp_path: Path) -> None:
     history = client.get_metric_history(numbers[0], "step/loss")
     losses = runs[0].history.groupby("step")["loss"].mean().tolist()
     assert [each.value for each in history] == pytest.approx(losses)
-    client.update_run(numbers[1], "RUNNING")  # as an export leaves it that breaks midway
+    client.update_run(numbers[1], "RUNNING")  # as after an export that broke off midway
     again = to_mlflow(runs, place)
     assert again[0] == numbers[0]
     assert again[1] != numbers[1]
@@ -153,7 +153,7 @@ def test_a_tool_that_is_not_installed_is_a_line_to_paste(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[..., Any], name: str
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(LabkitError, match=f"paste: uv sync --inexact --extra {name} "):
+    with pytest.raises(LabkitError, match=f"install it: uv sync --inexact --extra {name} "):
         write([write_run(tmp_path)], tmp_path / "store")
     assert not (tmp_path / "store").exists()
     arguments = ["compare", "mlp-digits-allreduce-w2", f"--{name}", "store"]

@@ -1,4 +1,4 @@
-"""Whether what ranks were fed adds up to every sample once an epoch."""
+"""Test whether the samples fed to ranks include every sample once per epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What input costs: idle time, and the difference to tensors that lie in memory, by repeat."""
+"""Test what input costs per repeat: idle time, and time beyond tensors in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NAN = float("nan")
 
 
 def turn(way: str, repeat: int, idle: float, compute: float, steps: int = 3) -> list[FedStep]:
-    """Steps of this length in ms, one behind the other."""
+    """Return consecutive steps with this idle and compute time in ms."""
     found, now = [], 100.0 * repeat
     for step in range(steps):
         got, stop = now + idle / 1e3, now + (idle + compute) / 1e3
@@ -34,14 +34,14 @@ def test_a_step_is_idle_until_its_batch_comes() -> None:
     table = TRACE.to_dataframe()
     assert table["step_ms"].to_numpy() == pytest.approx(table["idle_ms"] + table["compute_ms"])
     costs = input_costs(TRACE)
-    assert list(costs.index) == [SYNTHETIC, "map"]  # in the order of WAYS, not of turns
+    assert list(costs.index) == [SYNTHETIC, "map"]  # in the order of WAYS, not of the measurements
     assert list(costs["idle_ms"]) == pytest.approx([0, 6])
     assert costs.loc["map", "idle_share"] == pytest.approx(18 / 39)
 
 
 def test_the_overhead_is_that_of_pairs_in_one_repeat() -> None:
     own = input_costs(TRACE).loc["map"]
-    # 12 against 4, 12 against 6, 15 against 5 ms.
+    # The pairs are 12 and 4, 12 and 6, and 15 and 5 ms.
     assert [own[f"overhead{end}"] for end in ("", "_low", "_high")] == pytest.approx([2, 1, 2])
     assert (own["step_ms"], own["step_ms_low"], own["step_ms_high"]) == pytest.approx((12, 12, 15))
     assert input_costs(TRACE).loc[SYNTHETIC, "overhead"] == 0

@@ -1,4 +1,4 @@
-"""What is logged while a run goes on is what an export writes of it when it is over."""
+"""Test that logging during a run writes the same values as an export after it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ Curves = dict[tuple[str, int], float]
 
 @pytest.fixture(autouse=True)
 def _extras() -> None:
-    if "CI" not in os.environ:  # which has all extras
+    if "CI" not in os.environ:  # CI installs all extras
         for name in ("mlflow", "alembic", "tensorboard"):
-            if not find_spec(name):  # not imported, which takes long
+            if not find_spec(name):  # find_spec avoids the slow import
                 pytest.skip(f"{name} is not installed")
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MLflow's file, whose tables take long to make; a test has an experiment of its own in it."""
+    """Return MLflow's database, which is slow to create; each test has its own experiment in it."""
     return tmp_path_factory.mktemp("mlflow") / "live.db"
 
 
@@ -48,13 +48,13 @@ def client(place: Path) -> Any:
 
 
 def kept(place: Path, experiment: str) -> list[Any]:
-    """The runs that MLflow has of an experiment."""
+    """Return the runs of an experiment in MLflow."""
     asked = client(place)
     return list(asked.search_runs([asked.get_experiment_by_name(experiment).experiment_id]))
 
 
 def in_mlflow(place: Path, run: Any) -> Curves:
-    """Every point that it has of a run; each once."""
+    """Return every point of a run in MLflow, and check that each occurs once."""
     asked = client(place)
     names = asked.get_run(run.info.run_id).data.metrics
     found = [each for name in names for each in asked.get_metric_history(run.info.run_id, name)]
@@ -64,13 +64,13 @@ def in_mlflow(place: Path, run: Any) -> Curves:
 
 
 def recorded(run: Run) -> Curves:
-    """What an export writes of it."""
+    """Return the points and results that an export writes for a run."""
     curves = {(point.name, point.step): point.value for point in points(run)}
     return curves | {(name, 0): value for name, value in results(run).items()}
 
 
 def in_tensorboard(folder: Path) -> Curves:
-    """The same of an event file."""
+    """Return every point of an event file of TensorBoard, and check that each occurs once."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     read = EventAccumulator(str(folder), {"scalars": 0})
@@ -82,7 +82,7 @@ def in_tensorboard(folder: Path) -> Curves:
 
 
 class Told:
-    """A run of two ranks that says what this test lets it say."""
+    """A run of two ranks that writes its live rows when the test asks it to."""
 
     def __init__(self, path: Path, seed: int = 0) -> None:
         self.path = path
@@ -126,7 +126,7 @@ def test_one_run_for_two_ranks_grows_step_by_step_and_ends_as_its_record(
     [run] = kept(place, tmp_path.name)
     assert run.info.status == "RUNNING"
     assert run.data.params["strategy.algorithm"] == "ring"
-    # A step counts once both ranks have told of it.
+    # A step counts once both ranks have reported it.
     expected = {
         ("step/loss", step): pytest.approx(
             sum(row["loss"] for row in told.rows if row["step"] == step) / 2
@@ -156,7 +156,7 @@ def test_a_record_that_says_other_than_was_told_takes_its_place(
 ) -> None:
     told = Told(tmp_path / "runs" / "mine")
     early = told.metrics | {"test_accuracy": 0.01, "epochs": told.metrics["epochs"][:1]}
-    store.write_results(told.path, early, told.rows[:2])  # as a logged run does while it goes on
+    store.write_results(told.path, early, told.rows[:2])  # as a logged run does while it continues
     follower = RunForwarder(tmp_path / "runs", tmp_path / "runs", stores, since=0)
     for rank in range(2):
         told.tell(rank, 0, 30)
@@ -210,7 +210,7 @@ def test_a_store_that_fails_is_told_once_and_leaves_the_other_alone(
     told.end()
     follower.forward()
     said = capsys.readouterr().err
-    assert said.count("run labkit compare later to add the missing data") == 1
+    assert said.count("later, run labkit compare to add the missing data") == 1
     assert ("step/loss", 59) in in_tensorboard(tmp_path / "board" / "mine")
 
 
@@ -221,7 +221,7 @@ def test_ranks_that_train_are_logged_as_their_record_says(
     live = cluster.submit(labkit.Experiment(dataset="digits", workers=2, epochs=3, batch_size=64))
     while not live.done():
         follower.forward()
-        time.sleep(0.2)  # the ranks want the cores
+        time.sleep(0.2)  # the ranks need the cores
     run = live.result()
     assert not follower.forward()
     whole = recorded(run)

@@ -1,4 +1,4 @@
-"""Metrics follow from rows by the rules of measurement."""
+"""Test that metrics follow from history rows by the rules of measurement."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from labkit.experiment import Experiment
 from labkit.model_parallel.memory import Memory
-from labkit.records.measure import summarise
 from labkit.records.result import RankResult, Verdict, WholeResult
+from labkit.records.run_metrics import summarise
 from labkit.strategies import TFDistribute
 
 GATE = Verdict(verdict="passed", max_abs_difference=0.0, tolerance=1e-9, reason="")
@@ -19,7 +19,7 @@ WHOLE = WholeResult([{"epoch": 0}], {"loss": 0.5, "accuracy": 0.9}, GATE)
 
 
 def rank(weights: int = 8, gradients: int | None = 8, peak: int = 100) -> RankResult:
-    """What a rank returns that trained a model of so many bytes."""
+    """Return a rank's result after training a model of so many bytes."""
     own: dict[str, int | None] = {"weights": weights, "gradients": gradients, "optimizer": 0}
     return RankResult([], Memory([0], 16, own, own | {"gradients": 8}), peak)
 
@@ -31,7 +31,7 @@ def metrics_of(
 
 
 def rows(seconds: list[list[float]], samples: int = 8, payload: int = 100) -> list[dict[str, Any]]:
-    """History rows from seconds[step][rank], in the order in which ranks hand them in."""
+    """Return history rows from seconds[step][rank], in the order in which ranks return them."""
     return [
         {
             "step": step,
@@ -105,9 +105,9 @@ def test_processes_of_other_frameworks_count_among_those_that_want_cores() -> No
     served = Experiment(workers=cores, strategy=TFDistribute("parameter_server", servers=2))
     found = [metrics_of(each, rows([[1.0]]))["oversubscribed"] for each in (alone, served)]
     assert found == [False, True]
-    assert TFDistribute("parameter_server", servers=2).processes(3) == 6  # with the coordinator
+    assert TFDistribute("parameter_server", servers=2).processes(3) == 6  # includes the coordinator
     assert TFDistribute("parameter_server", servers=2, colocated=True).processes(3) == 4
-    assert TFDistribute("mirrored").processes(3) == 3  # devices, each with threads of its own
+    assert TFDistribute("mirrored").processes(3) == 3  # devices, each with its own threads
 
 
 def test_steps_under_the_microscope_are_not_timed() -> None:
@@ -124,4 +124,4 @@ def test_memory_is_said_by_rank_and_of_the_rank_that_needs_most_of_each_kind() -
     assert metrics["memory_bytes"] == {"weights": 8, "gradients": 8, "optimizer": 0, "peak": 90}
     assert [part["rank"] for part in metrics["memory"]] == [0, 1]
     assert list(metrics["memory"][1]) == ["rank", "stages", "whole", "measured", "predicted"]
-    assert metrics["memory"][1]["measured"]["gradients"] is None  # nobody has looked
+    assert metrics["memory"][1]["measured"]["gradients"] is None  # not measured on this rank

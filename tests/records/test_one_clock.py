@@ -1,4 +1,4 @@
-"""Ranks whose clocks differ tell their timelines on one clock."""
+"""Test that ranks whose clocks differ report timelines on one common clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_clocks_that_cannot_be_told_apart_are_one() -> None:
 
 def measured(communicator: Communicator) -> Offset:
     class Ahead(WallClock):
-        """The clock of another host: rank 2's is 2,000 s ahead."""
+        """A clock of another host: rank 2's clock is 2,000 s ahead."""
 
         @staticmethod
         def now() -> float:
@@ -42,4 +42,4 @@ def test_the_offset_of_a_rank_lies_within_what_is_said(cluster: labkit.Cluster) 
     for rank, each in enumerate(found):
         assert each.within > 0
         assert abs(each.seconds - 1000.0 * rank) <= each.within + 1e-9
-        assert each.within < 100  # two ranks apart cannot be taken for each other
+        assert each.within < 100  # the bound is too small to confuse two ranks

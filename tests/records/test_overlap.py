@@ -1,4 +1,4 @@
-"""What overlap hides and could hide, on timelines that are small enough to add up by hand."""
+"""Test what overlap hides and could hide, on timelines small enough to add up by hand."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def test_an_idle_line_is_held_against_one_without_delay() -> None:
 
 
 def test_work_between_waits_hides_what_comes_after() -> None:
-    """One bucket is applied for 1 s while the next is on its way."""
+    """Test that applying one bucket for 1 s hides the communication of the next bucket."""
     between = Overlap(0, [0.0, 0.0], [1.0, 1.0], [(0, 0.0, 1.0), (1, 2.0, 2.0)])
     assert (between.exposed, between.ideal) == (1.0, 1.0)
 
 
 def test_the_best_order_may_be_the_most_urgent_first() -> None:
-    """Bucket 1 is waited for first, but bucket 0 was ready with it and was served before."""
+    """Test two ready buckets: bucket 0 is sent first although training waits for bucket 1 first."""
     urgent = Overlap(0, [0.0, 0.0], [3.0, 1.0], [(1, 0.0, 4.0), (0, 7.0, 7.0)])
     assert (urgent.exposed, urgent.ideal) == (4.0, 1.0)
 
 
 def events(step: float, late: float) -> list[tuple[str, int, int, float, float]]:
-    """A step of one bucket that begins at `step`; this rank packs it `late` seconds later."""
+    """Return events of a step with one bucket, which this rank packs `late` seconds later."""
     ready = step + 1 + late
     return [
         ("pack", 0, 0, ready - 0.5, ready),

@@ -1,4 +1,4 @@
-"""Workers at their own pace: their rows in the order in which they were done."""
+"""Test workers at their own pace: history rows are sorted by the time when steps ended."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from sample_runs import experiment, metrics
 from labkit.experiment import Experiment
 from labkit.model_parallel.memory import Memory
 from labkit.records import store
-from labkit.records.analysis.losses import epoch_results, loss_curve
+from labkit.records.analysis.loss_curves import epoch_results, loss_curve
 from labkit.records.analysis.spending import to_target
-from labkit.records.measure import summarise
 from labkit.records.pace import is_asynchronous, with_end_times
 from labkit.records.result import RankResult, Verdict, WholeResult
 from labkit.records.run import Run
+from labkit.records.run_metrics import summarise
 
 GATE = Verdict(verdict="passed", max_abs_difference=0.0, tolerance=1e-9, reason="")
 
 
 def rows(lasts: list[float], counts: list[int], dropped: set[tuple[int, int]]) -> pd.DataFrame:
-    """A history: each worker with its own seconds a step and number of steps."""
+    """Return a history in which each worker has its own step time and number of steps."""
     found = [
         {
             "seed": 0,
@@ -48,7 +48,7 @@ def rows(lasts: list[float], counts: list[int], dropped: set[tuple[int, int]]) -
     return pd.DataFrame(found).sort_values(["step", "rank"], ignore_index=True)
 
 
-# Worker 0 takes 1 s a step and is done with 6 steps when worker 1, 3 s a step, is with 2.
+# Worker 0 takes 1 s per step and ends 6 steps when worker 1, at 3 s per step, ends 2.
 UNEQUAL = rows([1.0, 3.0], [6, 2], set())
 
 
@@ -63,7 +63,7 @@ def measured(history: pd.DataFrame) -> dict[str, Any]:
 def test_workers_with_unequal_steps_are_timed_by_their_own_steps_and_the_run_by_its_clock() -> None:
     found = measured(UNEQUAL)
     assert found["train_seconds"] == pytest.approx(6.0)
-    # The first two gradients are done after 2 s, and the other six, of 8 rows each, by 6 s.
+    # The first two gradients end after 2 s, and the other six, of 8 rows each, by 6 s.
     assert found["first_step_ms"] == pytest.approx(2000)
     assert found["samples_per_second"] == pytest.approx(6 * 8 / 4.0)
     assert found["timed_steps"] == 6
@@ -94,7 +94,8 @@ def test_equal_numbers_of_old_gradients_are_not_taken_for_common_steps() -> None
 def test_a_step_of_the_loss_curve_is_as_many_gradients_as_there_are_workers() -> None:
     curve = loss_curve(UNEQUAL)
     assert curve["step"].tolist() == [1, 2, 3, 4]
-    # In the order of their ends: worker 0 at 1, 2; 3 with worker 1; 4, 5; 6 with worker 1.
+    # Gradients end in this order: worker 0 at 1 s and 2 s, both workers at 3 s, worker 0 again, and
+    # both at 6 s.
     assert curve["seconds"].tolist() == [0.0, 1.0, 3.0, 4.0]
     assert curve["bytes"].tolist() == [0, 20, 40, 60]  # since the end of the first step
     assert curve["loss"].tolist() == pytest.approx([1.95, 1.9, 1.65, 1.7])
@@ -105,7 +106,7 @@ def run(tmp_path: Path) -> Run:
     directory = store.new_run_directory(tmp_path, "unequal")
     fields = experiment(epochs=2, clock="virtual")
     store.start(directory, fields)
-    epochs = [  # whose seconds are those that the one that evaluated had noted by then
+    epochs = [  # seconds by the worker that evaluates
         {"epoch": 0, "step": 2, "seconds": 1.0, "loss": 1.0, "val_loss": 1.5, "val_accuracy": 0.5},
         {"epoch": 1, "step": 4, "seconds": 5.0, "loss": 0.5, "val_loss": 0.5, "val_accuracy": 0.9},
     ]
@@ -125,7 +126,7 @@ def test_an_epoch_of_workers_at_their_own_pace_ends_with_the_last_of_its_gradien
 def test_time_bytes_and_samples_to_a_target_count_what_was_done_by_then(run: Run) -> None:
     table = to_target({"a": run}, 0.5).iloc[0]
     assert (table["clock"], table["seeds"], table["reached"]) == ("virtual", 1, 1)
-    # Two steps are four gradients: three of worker 0, one of worker 1.
+    # Two steps are four gradients: three of worker 0 and one of worker 1.
     assert (table["seconds"], table["bytes"], table["samples"]) == (3.0, 40, 32)
     assert to_target({"a": run}, 0.95).iloc[0]["reached"] == 0
 
@@ -133,6 +134,6 @@ def test_time_bytes_and_samples_to_a_target_count_what_was_done_by_then(run: Run
 def test_with_backups_an_update_is_of_fewer_gradients_than_there_are_workers(run: Run) -> None:
     run.experiment["strategy"] = {"name": "ParameterServer", "backup_workers": 1}
     found = epoch_results(run, loss_curve(run.history))
-    assert found["step"].tolist() == [1.0, 2.0]  # of two gradients each
+    assert found["step"].tolist() == [1.0, 2.0]  # each update has two gradients
     assert found["seconds"].tolist() == [0.0, 1.0]
     assert to_target({"a": run}, 0.9).iloc[0]["samples"] == 4 * 8

@@ -1,4 +1,4 @@
-"""A table that unpacks to gigabytes, or holds other columns than labkit's, is refused unread."""
+"""Test that a table that unpacks to gigabytes, or has unknown columns, is refused unread."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def timeline(rows: int, **columns: object) -> pa.Table:
 
 
 def texts(rows: int) -> pa.Table:
-    """A text of a hundred thousand letters in each of so many rows, written once."""
+    """Return a table in which each row holds the same 100,000 letters, stored once."""
     kinds = pa.DictionaryArray.from_arrays(np.zeros(rows, np.int32), pa.array(["t" * 100_000]))
     return timeline(rows, kind=kinds)
 
@@ -43,7 +43,7 @@ def texts(rows: int) -> pa.Table:
     [
         (pa.table({"step": np.zeros(40_000_000, np.int8)}), HISTORY_COLUMNS, "too many"),
         (texts(COUNT), TABLES["timeline"], "unpacks to"),
-        (pa.table({"a": pa.array([np.zeros(9)])}), HISTORY_COLUMNS, "a column of list"),
+        (pa.table({"a": pa.array([np.zeros(9)])}), HISTORY_COLUMNS, "a column of type list"),
         (pa.table({f"c{n}": [1] for n in range(2_000)}), HISTORY_COLUMNS, "2,000 columns"),
         (
             history(COUNT, seed=np.arange(COUNT), step=np.arange(COUNT)),
@@ -85,9 +85,9 @@ def test_a_footer_that_lies_is_found_out_before_the_next_column(
         read_parquet(content)
     told = varint(footer.column(0).total_uncompressed_size)
     assert content.count(told) == 1
-    # As many bytes, of which all but the first say nothing.
+    # The replacement has as many bytes and encodes the size zero.
     lie = content.replace(told, b"\x80" * (len(told) - 1) + b"\0")
-    # Whoever reads this column, too, says so.
+    # A reader that also decodes this column would report an error.
     place = footer.column(1).dictionary_page_offset
     odd = lie[:place] + b"\xff" * 40 + lie[place + 40 :]
     with pytest.raises(NotPlain, match="unpacks to more than 1,048,576 bytes"):
@@ -95,7 +95,7 @@ def test_a_footer_that_lies_is_found_out_before_the_next_column(
 
 
 def varint(number: int) -> bytes:
-    """A number as the footer has it: zigzag, seven bits a byte."""
+    """Encode a number as in the footer: zigzag, seven bits per byte."""
     number, found = 2 * number, b""
     while number >= 128:
         number, found = number >> 7, found + bytes([number % 128 + 128])

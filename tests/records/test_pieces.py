@@ -1,4 +1,4 @@
-"""The state of a training as pieces: however a tensor is cut, it is the same one."""
+"""Test the state of a training in pieces: however a tensor is cut, it is restored unchanged."""
 
 from __future__ import annotations
 
@@ -15,12 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.common.errors import LabkitError
-from labkit.records.pieces import CheckpointState, RankFile, TensorBox, assemble, rank_file, write
+from labkit.records.tensor_boxes import (
+    CheckpointState,
+    RankFile,
+    TensorBox,
+    assemble,
+    rank_file,
+    write,
+)
 
 
 @st.composite
 def cuts(draw: st.DrawFn, shape: tuple[int, ...]) -> list[tuple[slice, ...]]:
-    """Boxes that cover a tensor, each element once."""
+    """Draw boxes that cover each element of a tensor once."""
     edges = [sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=3))}) for size in shape]
     spans = [[slice(a, b) for a, b in pairwise(own)] for own in edges]
     boxes: list[tuple[slice, ...]] = [()]
@@ -87,11 +94,11 @@ def test_a_file_that_is_damaged_or_unpacks_to_more_is_refused_by_name(tmp_path: 
     words = np.frombuffer(b'{"pieces": [], "told": {}}', np.uint8)
     for content in (b"", b"PK\3\4", pickle.dumps([1])):
         path.write_bytes(content)
-        with pytest.raises(LabkitError, match=r"rank0\.npz is damaged or forged"):
+        with pytest.raises(LabkitError, match=r"rank0\.npz is damaged or was changed"):
             RankFile(path)
     for arrays in ({}, {"index": words[:9]}, {"index": words[::-1]}, {"index": np.array([None])}):
         np.savez(path, **arrays)
-        with pytest.raises(LabkitError, match=r"rank0\.npz is damaged or forged"):
+        with pytest.raises(LabkitError, match=r"rank0\.npz is damaged or was changed"):
             RankFile(path)
     np.savez_compressed(path, index=words)
     with pytest.raises(LabkitError, match=r"rank0\.npz is damaged .*compressed arrays"):
@@ -119,5 +126,5 @@ def test_a_piece_of_an_odd_type_is_refused(kind: Any, tmp_path: Path) -> None:
     index = {"pieces": [["w", [1], [0], True, kind]], "told": {}}
     words = np.frombuffer(json.dumps(index).encode(), np.uint8)
     np.savez(rank_file(tmp_path, 0), **{"0": np.zeros(1, "V8"), "index": words})
-    with pytest.raises(LabkitError, match="is damaged or forged"):
+    with pytest.raises(LabkitError, match="is damaged or was changed"):
         RankFile(rank_file(tmp_path, 0)).local_tensors()

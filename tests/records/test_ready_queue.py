@@ -1,4 +1,4 @@
-"""The ready queue that is replayed from a trace keeps the rules of the executor's."""
+"""Test that the ready queue replayed from a trace follows the rules of TensorFlow's executor."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_in_a_real_step_nothing_begins_before_what_it_needs_has_ended(kind: str)
     moments = queue.moments()
     assert max(moments[0].unresolved.values()) > 1
     assert set(moments[-1].unresolved.values()) == {0}
-    # No count ever rises, and who runs has none left.
+    # No count of unresolved inputs ever rises, and running operations have none left.
     for before, after in pairwise(moments):
         assert all(after.unresolved[name] <= count for name, count in before.unresolved.items())
         assert not any(after.unresolved[name] for name in (*after.running, *after.queued))

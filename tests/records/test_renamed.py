@@ -1,4 +1,4 @@
-"""Runs, checkpoints and calibrations that were written under former names are read."""
+"""Test that runs, checkpoints and calibrations written under former names can be read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from labkit.records.checkpoints import FOLDER, read_manifest
 from labkit.strategies import STRATEGIES
 from tests.sample_calibrations import calibration
 
-FORMER = Path(__file__).parent / "former"  # runs that were written under schema 1
+FORMER = Path(__file__).parent / "former"  # runs that were written with schema 1
 
 
 @pytest.fixture

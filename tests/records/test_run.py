@@ -1,4 +1,4 @@
-"""A Run reads its directory; frames and aggregates are what the records say."""
+"""Test that a Run reads its directory, and that tables and aggregates match the records."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sample_runs import FAILED_GATE, experiment, write_run
 
 from labkit.common.errors import LabkitError
 from labkit.records import store
-from labkit.records.measure import aggregate
 from labkit.records.run import Run, key_metrics, load_runs, to_dataframe, verdict
+from labkit.records.run_metrics import aggregate
 
 
 def test_a_run_gives_what_was_written(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_frame_has_one_flat_row_a_run(tmp_path: Path) -> None:
 
 def test_frame_of_a_thousand_runs_takes_under_three_seconds(tmp_path: Path) -> None:
     run = write_run(tmp_path)
-    to_dataframe([run])  # the import of pandas is not what is measured
+    to_dataframe([run])  # import pandas before the measurement
     files = {path.name: path.read_bytes() for path in run.path.iterdir() if path.suffix == ".json"}
     for number in range(1000):
         directory = tmp_path / f"{number:04d}"
@@ -115,7 +115,7 @@ def test_load_runs_takes_patterns_and_finds_the_folder_of_all_runs(
     runs = [write_run(tmp_path / "runs" / f"00{number}_x") for number in (1, 2)]
     assert load_runs(tmp_path / "runs" / "00*") == runs
     (tmp_path / "notebooks").mkdir()
-    monkeypatch.chdir(tmp_path / "notebooks")  # as a kernel of `labkit lab`
+    monkeypatch.chdir(tmp_path / "notebooks")  # the working folder of a kernel under `labkit lab`
     with pytest.raises(LabkitError, match="no folder runs"):
         load_runs("runs")
     monkeypatch.setenv("LABKIT_RUNS", str(tmp_path / "runs"))

@@ -1,4 +1,4 @@
-"""YAML is plain data: no text of it takes memory or time that its length does not show."""
+"""Test that YAML is read as plain data, with memory and time in proportion to its length."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from labkit.common.safe_json import NotPlain
 from labkit.records.safe_yaml import read_plain, read_plain_file
 
-# Nine lines that stand for 9⁹ words.
+# Nine lines that expand to 9⁹ words.
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{inner}'] * 9)}]\n"
     for inner, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
-# PyYAML itself does not read back every line separator that it writes.
+# PyYAML itself cannot read back every line separator that it writes.
 TEXT = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")))
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,

@@ -1,4 +1,4 @@
-"""A journal that Optuna has not written is one line, and takes no report with it."""
+"""Test that a journal not written by Optuna becomes one line and does not break a report."""
 
 from __future__ import annotations
 

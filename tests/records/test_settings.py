@@ -1,4 +1,4 @@
-"""Runs that differ in their seeds alone are read as one."""
+"""Test that runs that differ only in their seeds are read as one."""
 
 from __future__ import annotations
 

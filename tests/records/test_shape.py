@@ -1,4 +1,4 @@
-"""One odd record is one line, wherever it came from; the rest is listed."""
+"""Test that an odd record becomes one line and that all other runs are listed."""
 
 from __future__ import annotations
 

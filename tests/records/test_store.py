@@ -1,4 +1,4 @@
-"""Run directories are whole, honest, and free of this machine's names."""
+"""Test that run directories are complete, truthful and free of this machine's names."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_another_process_under_the_same_number_does_not_keep_a_run_alive(tmp_pat
 def test_a_clock_that_was_set_ends_no_run(tmp_path: Path) -> None:
     store.start(tmp_path, experiment(), {})
     record = store.read_json(tmp_path / "status.json")
-    # As a system tells it whose clock has been put back by an hour since.
+    # This record looks as on a system whose clock was since put back by an hour.
     moved = {"process_started": record["process_started"] + 3600.0}
     store.write_json(tmp_path / "status.json", record | moved)
     assert store.read_status(tmp_path)["state"] == "running"
@@ -168,7 +168,7 @@ def test_a_clock_that_was_set_ends_no_run(tmp_path: Path) -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small file system of its own."""
+    """Yield a small separate file system."""
     folder = tmp_path / "disk"
     folder.mkdir()
     made = ["mount", "-t", "tmpfs", "-o", "size=64k", "labkit-test", str(folder)]
@@ -227,7 +227,7 @@ def test_a_run_whose_history_is_torn_is_left_out(tmp_path: Path, kept: int) -> N
     path.write_bytes(path.read_bytes()[:kept])
     found = scan(tmp_path)
     assert found.runs == [good.path]
-    assert "history.parquet is truncated: copy the run again" in found.skipped[0]
+    assert "history.parquet is truncated; copy the run again" in found.skipped[0]
 
 
 def test_broken_metrics_of_a_run_that_did_not_complete_are_a_line_too(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_unusable_runs_are_left_out_with_one_line_each(tmp_path: Path) -> None:
     assert found.runs == [good.path]
     reasons = "\n".join(found.skipped)
     assert len(found.skipped) == len(reasons.splitlines()) == 4
-    assert "schema 99, this labkit reads up to 2: update labkit" in reasons
+    assert "schema 99, but this labkit reads only up to 2; update labkit" in reasons
     assert "status.json is missing" in reasons
     assert "metrics.json is missing" in reasons
     assert "status.json cannot be read" in reasons
@@ -318,6 +318,6 @@ def test_a_run_that_its_process_left_behind_ends_as_its_job_did(
 def test_no_process_is_alive_under_an_odd_number(odd: dict[str, object]) -> None:
     this = store.this_process()
     assert store.is_alive(this)
-    first = psutil.Process(1).create_time()  # so that only the type of the number is wrong
+    first = psutil.Process(1).create_time()  # so that only the type of the process id is wrong
     named = this | ({"process_started": first, "since_boot": -1.0} if "pid" in odd else {})
     assert not store.is_alive(named | {"since_boot": -1.0} | odd)

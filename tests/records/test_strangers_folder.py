@@ -1,4 +1,4 @@
-"""Of a stranger's folder of runs nothing is executed, and nothing is written but the output."""
+"""Test that no code in a stranger's run folder is executed, and only the output is written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sample_runs import write_run
 
 pytestmark = pytest.mark.heavy
 
-# All that Python itself notices of what is started, unpickled or written; then the commands.
+# The script records Python's audit events for processes, pickles and writes, then runs commands.
 WATCHED = """
 import json, os, sys, warnings
 sys.path[:] = [p for p in sys.path if p not in ("", os.getcwd())]
@@ -54,7 +54,7 @@ COMMANDS = [
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run a gadget, which works where these may not write."""
+    """Return a folder with one run per gadget, and a folder `out` for the output."""
     place = tmp_path_factory.mktemp("stranger")
     good = write_run(place / "good").path
     for number, plant in enumerate(GADGETS.values()):
@@ -65,7 +65,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def told(place: Path, *arguments: str) -> Any:
-    """What a process says that was started in the stranger's folder."""
+    """Return the JSON that a process prints which runs in the stranger's folder."""
     command = [sys.executable, "-P", "-c", *arguments]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -87,7 +87,7 @@ def test_forty_gadgets_in_a_strangers_folder_do_nothing(planted: Path) -> None:
     for words, (code, output, exception) in ends.items():
         assert code == 0 or (code == 1 and output.count("labkit: ") == 1), (words, exception)
         assert {"\x1b", "\x9b", "\u202e"}.isdisjoint(output)
-    assert usable > 30  # one that is odd takes no other with it
+    assert usable > 30  # one odd run does not exclude the others
 
 
 STARTED = (
@@ -101,7 +101,7 @@ STARTED = (
 
 
 def tree(place: Path) -> dict[str, tuple[int, int]]:
-    """What lies in a folder, with sizes and times; but the output."""
+    """Return the files below a folder with sizes and times, without the output."""
     found = {}
     for path in sorted(place.rglob("*")):
         name = path.relative_to(place).as_posix()

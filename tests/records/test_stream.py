@@ -1,4 +1,4 @@
-"""What ranks tell reaches every reader whole, once, and in order."""
+"""Test that rows that ranks write reach every reader complete, once and in order."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_ranks_are_asked_to_stop_by_anyone_and_when_nobody_would_keep_the_result
     assert not writer.stop_asked()
     StreamReader(tmp_path).stop()
     assert writer.stop_asked()
-    # Another process under the same number.
+    # This record names another process with the same process id.
     gone = this_process() | {"process_started": 0.0, "since_boot": 0.0}
     here = gone | {"host": socket.gethostname()}
     assert StreamWriter(tmp_path / "other", 0, here).stop_asked()
@@ -94,6 +94,6 @@ def test_a_rank_knows_the_folder_from_another_one_of_its_name(tmp_path: Path) ->
     folder.parent.mkdir()
     make_stream(folder, submitter)
     assert is_shared(folder, submitter)
-    # As each host has its own /tmp; and none.
+    # Each host has its own /tmp, and the folder may also be missing.
     assert not is_shared(folder, submitter | {"pid": 0})
     assert not is_shared(tmp_path / "mine" / "x", submitter)

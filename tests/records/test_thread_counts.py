@@ -1,4 +1,4 @@
-"""The number of threads from which on more is less, and when nobody can say so."""
+"""Test from which number of threads more threads are slower, and when this stays unknown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from labkit.records.thread_counts import StepTime, ThreadSweep, more_is_less, thread_costs
 
-# ms a step by intra-op and inter-op threads, in two repeats; the machine is slower in the second.
+# ms per step by intra-op and inter-op threads, in two repeats; the machine is slower in the second.
 STEPS = {
     (1, 1): (10.0, 20.0),
     (2, 1): (6.0, 12.0),
@@ -34,7 +34,7 @@ def test_more_is_less_from_the_first_number_that_is_slower_in_every_repeat() -> 
         1,
         4,
     )
-    # By repeat: the slow machine of the second one is in both of its steps.
+    # Ratios are taken within a repeat, so the slow machine of the second repeat cancels out.
     assert (intra["ratio_low"], intra["ratio_high"]) == (7 / 6, 15 / 12)
     assert (inter["threads"], inter["best"], inter["most"]) == ("inter", 1, 2)
     assert math.isnan(inter["less_from"])

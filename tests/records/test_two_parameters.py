@@ -1,4 +1,4 @@
-"""A result over two parameters is a table first: a row a combination, numbers in their units."""
+"""Test results over two parameters as a table: a row per combination, numbers with units."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONE_BIT = {"name": "AllReduce", "algorithm": "ring", "compressor": {"name": "One
 
 
 def grid(root: Path, **failed: object) -> dict[str, Run]:
-    """Workers x compressors x three seeds by name; of OneBit on 2 workers the gate may fail."""
+    """Return runs of workers x compressors x seeds; OneBit with 2 workers may fail the gate."""
     return {
         f"{workers} {kind} {seed}": write_run(
             root,
@@ -35,10 +35,11 @@ def grid(root: Path, **failed: object) -> dict[str, Run]:
 
 def test_a_row_is_a_combination_with_the_median_of_its_runs(tmp_path: Path) -> None:
     runs = grid(tmp_path)
-    assert axes_of(list(runs.values())) == ("workers", "compressor")  # numbers right, words down
+    # The horizontal axis has numbers, and the vertical axis has words.
+    assert axes_of(list(runs.values())) == ("workers", "compressor")
     table = cross_table(runs, "workers", "compressor", ["test_accuracy", "step_ms.median"])
     assert list(table.columns) == [
-        *("workers", "compressor", "runs", "gate_failed", "test_accuracy", "step_ms.median")
+        *("workers", "compressor", "runs", "equivalence_failed", "test_accuracy", "step_ms.median")
     ]
     assert list(zip(table["compressor"], table["workers"], strict=True)) == [
         *((None, 1), (None, 2), ("OneBit", 1), ("OneBit", 2))
@@ -51,7 +52,7 @@ def test_a_row_is_a_combination_with_the_median_of_its_runs(tmp_path: Path) -> N
 def test_a_run_without_a_verdict_of_equality_has_results_and_no_speed(tmp_path: Path) -> None:
     table = cross_table(grid(tmp_path, equivalence=FAILED_GATE), "workers", "compressor")
     assert list(table.columns[4:]) == ["test_accuracy", "samples_per_second"]
-    assert list(table["gate_failed"]) == [0, 0, 0, 1]
+    assert list(table["equivalence_failed"]) == [0, 0, 0, 1]
     assert np.isnan(table["samples_per_second"].iloc[3])
     assert table["test_accuracy"].iloc[3] == 0.9
 

@@ -1,4 +1,4 @@
-"""A verdict never says more than its seeds do; a target counts all that was spent before it."""
+"""Test that a verdict claims no more than its seeds show, and that a target counts all costs."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_loss_is_said_with_its_interval_and_a_small_one_is_called_so() -> None
     found = judge([each - 0.3 for each in baseline], baseline)
     assert "a loss of 30 points of accuracy (95 % interval -31 to -29, 20 agai" in found.sentence
     small = judge([0.901] * 5, baseline)
-    assert small.kind == "loss"  # inside the spread, but sure
+    assert small.kind == "loss"  # inside the baseline's range, but significant
     assert "less than the range of the baseline's seeds" in small.sentence
 
 
@@ -96,9 +96,9 @@ def test_a_sure_gain_is_no_loss() -> None:
 def test_one_seed_is_no_verdict_and_says_what_would_be() -> None:
     found = judge([0.8], [0.9, 0.91])
     assert math.isnan(found.low)
-    assert found.sentence.startswith("no verdict: one seed (80.00% against 90.50%); use repeats=8")
+    assert found.sentence.startswith("no verdict: one seed (80.00% against 90.50%); give repeats=8")
     assert "one seed of the baseline" in judge([0.8, 0.8], [0.9]).sentence
-    assert judge([], [0.9]).sentence == "no verdict: no test accuracy"
+    assert judge([], [0.9]).sentence == "no verdict, because there is no test accuracy"
 
 
 def test_accuracies_are_those_of_the_seeds_that_completed(tmp_path: Path) -> None:
@@ -115,10 +115,10 @@ def test_a_target_counts_everything_from_step_0_on(tmp_path: Path) -> None:
         tmp_path, [0.9, 0.7], codec=1.0, payload=1000, sent=300, workers=2, compressor=TOP_K
     )
     found = arrivals(run, 0.8)
-    assert found[1] is None  # its best is 0.7
+    assert found[1] is None  # this seed's best accuracy is 0.7
     first = found[0]
     assert first is not None
-    assert first.step == 2 * STEPS  # 0.7 after one epoch, 0.8 after two
+    assert first.step == 2 * STEPS  # accuracy is 0.7 after one epoch, 0.8 after two
     assert first.seconds == run.seeds[0].metrics["epochs"][1]["seconds"]
     assert first.payload_bytes == 2 * STEPS * 2 * 1000  # steps x ranks x bytes
     assert first.wire_bytes == 2 * STEPS * 2 * 300

@@ -1,4 +1,4 @@
-"""An image that was pasted into a notebook stands in its page; a missing one is a line."""
+"""Test that an image pasted into a notebook appears in its page, and a missing one as a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report is one inert file that names no machine."""
+"""Test that a report is one file without active content that names no machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MARK = "plotly.js v"
 
 
 def page(path: Path) -> str:
-    """The report without Plotly's own code, which names many hosts it will not ask."""
+    """Return the report without Plotly's own code, which contains names of hosts."""
     scripts = r"(?s)<script(?: type=\"module\")?>.*?</script>|<style>.*?</style>"
     return re.sub(scripts, "", path.read_text())
 
@@ -83,7 +83,7 @@ def test_markup_in_names_causes_and_parameters_is_text(tmp_path: Path) -> None:
     store.fail(runs[1].path, evil)
     text = page(report(runs, tmp_path / "report.html"))
     assert "<img" not in text
-    data = text.count('class="labkit-figure"') + 1  # what the table knows
+    data = text.count('class="labkit-figure"') + 1  # one script holds the table's data
     assert len(re.findall(r"<script", text)) == data
 
 
@@ -257,7 +257,7 @@ def test_runs_without_a_job_have_a_line_that_makes_them_again(tmp_path: Path) ->
         workers=2, epochs=2, strategy={"name": "AllReduce", "algorithm": "ring"}
     )
     known = experiment.to_json()
-    written = {"schema", "steps", "name"}  # by write_run itself
+    written = {"schema", "steps", "name"}  # these are written by write_run itself
     fields = {name: value for name, value in known.items() if name not in written}
     own = {"callable": "net", "source": "def net(): ..."}
     runs = [

@@ -1,4 +1,4 @@
-"""The table of a report: a row a setting, units in heads, what is the same in all above it."""
+"""Test a report's table: a row per setting, units in heads, and equal values above the table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labkit.figures.kit.entries import clock_and_network, settings
 from labkit.jobs.log import RunLog, experiment
 from labkit.records import store
 from labkit.records.run import Run
-from labkit.report.table import ReportTable, TableCell, table_of
+from labkit.report.runs_table import ReportTable, TableCell, table_of
 
 
 def cells(table: ReportTable, name: str) -> list[str]:
@@ -106,7 +106,7 @@ def test_results_of_ones_own_are_columns_whatever_their_names(tmp_path: Path) ->
     assert cells(table, "f1") == ["0.100", "0.200"]
     assert cells(table, "auc.test") == ["0.200", "0.400"]
     assert cells(table, "note") == ["n0.1", "n0.2"]
-    assert heads["balanced_accuracy"] == "balanced accuracy"  # which counts in per cent already
+    assert heads["balanced_accuracy"] == "balanced accuracy"  # this unit is in per cent already
     assert cells(table, "f1 (parameter)") == ["micro", "macro"]
     values = [row["values"] for row in table.filter_data()["runs"].values()]
     assert [row["f1"] for row in values] == [0.1, 0.2]
@@ -149,7 +149,7 @@ def test_a_filter_asks_in_the_units_that_are_seen(tmp_path: Path) -> None:
 
 
 def test_a_job_that_failed_before_its_experiment_makes_no_columns(tmp_path: Path) -> None:
-    """What it lacks differs from nothing; what it alone was given is no parameter of the others."""
+    """Ignore what the failed job lacks, and parameters that only this job has."""
     runs = [write_run(tmp_path, workers=workers) for workers in (1, 2)]
     directory = store.new_run_directory(tmp_path, "failed")
     store.start(directory, {"notebook": "own.ipynb", "method": "typo", "workers": 2}, {})
@@ -160,5 +160,5 @@ def test_a_job_that_failed_before_its_experiment_makes_no_columns(tmp_path: Path
     assert {"dataset", "epochs"} <= dict(table.shared_cells).keys()
     assert cells(table, "state") == ["completed", "completed", "failed"]
     assert clock_and_network(shown) == clock_and_network(shown[:2])
-    assert table.shared_by == "all but 1 job that failed before an experiment"
+    assert table.shared_by == "all but 1 job that failed before an experiment began"
     assert table_of(shown[:2]).shared_by == "all"

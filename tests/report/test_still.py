@@ -1,4 +1,4 @@
-"""A still picture shows a figure's numbers where they belong, and trusts nobody."""
+"""Test that a still picture shows a figure's numbers in place and checks untrusted input."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def drawn(*traces: dict[str, Any], **layout: Any) -> ElementTree.Element:
 
 
 def shapes(svg: ElementTree.Element, color: str) -> list[list[tuple[float, float]]]:
-    """The points of lines of a colour."""
+    """Return the points of all lines in a colour."""
     return [
         [(float(a), float(b)) for a, _, b in (pair.partition(",") for pair in points.split())]
         for each in svg.iter("polyline")
@@ -38,7 +38,7 @@ def test_a_line_goes_where_its_numbers_are_and_stops_where_they_are_missing() ->
     axis = {"range": [0, 4], "title": {"text": "step"}}
     svg = drawn(line, xaxis=axis, yaxis={"range": [0, 1]})
     first, second = shapes(svg, "#112233")
-    assert [y for _, y in first] == [260, 10]  # the margins' ends
+    assert [y for _, y in first] == [260, 10]  # top and bottom of the plot, inside the margins
     assert [y for _, y in second] == [10, 260]
     steps = np.diff([x for x, _ in [*first, *second]])
     assert steps == pytest.approx([steps[0], 2 * steps[0], steps[0]], abs=0.2)

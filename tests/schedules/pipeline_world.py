@@ -1,4 +1,4 @@
-"""The reference interpreter of pipelines: any table without a model, held against its promise."""
+"""The reference interpreter of pipeline tables: it runs a table without a model and checks it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TypeAlias
 import numpy as np
 
 from labkit.schedules.interpreter import ScheduleError
+from labkit.schedules.pipeline.schedule_table import MESSAGES, Row, ScheduleTable
 from labkit.schedules.pipeline.stage_memory import in_flight
-from labkit.schedules.pipeline.table import MESSAGES, Row, ScheduleTable
 
-Value: TypeAlias = tuple[str, int, int]  # activation or gradient, the stage that made it, its batch
+Value: TypeAlias = tuple[str, int, int]  # activation or gradient, stage that made it, micro-batch
 
 
 def check(table: ScheduleTable) -> None:
-    """Hold a table against its promise.
+    """Check a pipeline table against what a schedule promises.
 
     1. Rows make sense: stages and micro-batches exist, nobody sends to itself, and a rank computes
        at most once a tick.
@@ -38,17 +38,17 @@ def check(table: ScheduleTable) -> None:
 
 
 class _World:
-    """All ranks, what they hold and the messages under way, without any clock."""
+    """All ranks with the values that they hold and the messages between them, without a clock."""
 
     def __init__(self, table: ScheduleTable) -> None:
         self.table = table
         self.programs = [table.of_rank(rank).rows() for rank in range(table.ranks)]
-        self.values: list[dict[Value, int]] = [{} for _ in self.programs]  # with their ticks
+        self.values: list[dict[Value, int]] = [{} for _ in self.programs]  # each with its tick
         self.sent: defaultdict[tuple[int, int], deque[tuple[int, int]]] = defaultdict(deque)
         self.done: dict[tuple[str, int, int], int] = {}
 
     def run(self) -> dict[tuple[str, int, int], int]:
-        """Carry out all rows; returns how often each (action, stage, micro-batch) was computed."""
+        """Run all rows; return how often each (action, stage, micro-batch) was computed."""
         places = [0] * len(self.programs)
         moved = True
         while moved:
@@ -71,7 +71,7 @@ class _World:
         return self.done
 
     def _do(self, rank: int, row: Row) -> bool:
-        """Carry out a row; False where it has to wait."""
+        """Run a row, or return False if it must wait."""
         tick, stage, action, microbatch, peer = row
         if action == "receive":
             return self._receive(rank, row)
@@ -108,7 +108,7 @@ class _World:
         self.done[work] = self.done.get(work, 0) + 1
 
     def _needs(self, row: Row) -> list[Value]:
-        """What a computation reads."""
+        """Return the values that a computation reads."""
         _, stage, action, microbatch, _ = row
         recurrent = self.table.recurrent
         if action == "backward_weight":

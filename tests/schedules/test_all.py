@@ -1,4 +1,4 @@
-"""One battery over every allreduce and every collective."""
+"""Common tests for every allreduce and every other collective."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def test_all_ranks_hold_the_same_bits_for_any_length_and_dtype(
     assert final.dtype == buffers.dtype
     assert all(row.tobytes() == final[0].tobytes() for row in final)
     exact = buffers.astype(np.float64).sum(axis=0)
-    # Every addition rounds to half a unit of the largest partial sum at most.
+    # Every addition rounds by at most half a unit of the largest partial sum.
     limit = np.abs(buffers.astype(np.float64)).sum(axis=0) * size
     unit = np.finfo(dtype).eps if buffers.dtype.kind == "f" else 0.0
     assert (np.abs(final[0].astype(np.float64) - exact) <= limit * unit).all()
     assert buffers.tobytes() == before.tobytes()
 
 
-# Sums over all ranks, in the table's own letters: an independent statement of `textbook`.
+# Messages and buffers sent by all ranks, in the symbols of the table, independent of `textbook`.
 def _in_all(size: int) -> Iterator[tuple[str, int, float]]:
     lg = size.bit_length() - 1
     power, extra, hosts = 1 << lg, size - (1 << lg), min(size, 2)
@@ -73,7 +73,7 @@ def _in_all(size: int) -> Iterator[tuple[str, int, float]]:
     yield "butterfly", power * lg + 2 * extra, power * lg + 2 * extra
     yield "rabenseifner", 2 * power * lg + 2 * extra, 2 * (power - 1) + 2 * extra
     yield "hierarchical", 2 * (size - hosts) + 2 * hosts * (hosts - 1), 2 * (size - 1)
-    parts = max(size // 2, 1)  # the larger host may have a rank that owns none
+    parts = max(size // 2, 1)  # the larger host may have a rank that owns no chunk
     inside = 2 * sum(parts * (ranks - 1) for ranks in (size - size // 2, size // 2) if ranks)
     yield "two_level", inside + 2 * parts * hosts * (hosts - 1), 2 * (size - 1)
     yield "two_level_butterfly", inside + parts * hosts * (hosts - 1), 2 * (size - 1)
@@ -104,7 +104,7 @@ def test_an_unknown_name_is_answered_with_all_names() -> None:
         InvalidInput, match=r"'rnig' .did you mean 'ring'.*allowed: all_to_all, .*ring.*scatter"
     ):
         get_collective("rnig")
-    with pytest.raises(InvalidInput, match="no formula is known for this schedule"):
+    with pytest.raises(InvalidInput, match="this schedule has no formula"):
         allreduce(_half).counts(2)
 
 
@@ -117,12 +117,12 @@ def test_a_schedule_goes_by_the_name_of_its_function_and_names_its_source(name: 
 
 
 def _half(size: int) -> Iterator[Round]:
-    """Only rank 0 learns the sum."""
+    """Yield an incomplete allreduce in which only rank 0 receives the sum."""
     yield Round(range(1, size), [0] * (size - 1), reduce=True)
 
 
 def _two_orders(size: int) -> Iterator[Round]:
-    """Ranks 0 and 1 hold ((v0 + v1) + v2) + v3, ranks 2 and 3 (v0 + v1) + (v2 + v3)."""
+    """Give ranks 0 and 1 ((v0 + v1) + v2) + v3, and ranks 2 and 3 (v0 + v1) + (v2 + v3)."""
     yield Round([1, 2], [0, 1], reduce=[True, False])
     yield Round([3], [2], reduce=True)
     yield Round([1, 3, 0], [0, 0, 2], reduce=True)
@@ -130,12 +130,12 @@ def _two_orders(size: int) -> Iterator[Round]:
 
 
 def test_the_checker_finds_a_rank_without_the_sum() -> None:
-    with pytest.raises(ScheduleError, match="rank 1 does not end with the sum in chunk 0"):
+    with pytest.raises(ScheduleError, match="the final chunk 0 of rank 1 is not the sum"):
         verify_schedule(allreduce(_half), 3)
 
 
 def test_the_checker_finds_a_missing_contribution() -> None:
-    with pytest.raises(ScheduleError, match="does not end with the sum"):
+    with pytest.raises(ScheduleError, match="is not the sum"):
         verify_schedule(allreduce(lambda size: list(ring(size))[1:]), 4)
 
 
@@ -148,8 +148,8 @@ def test_the_checker_finds_right_sums_that_differ_in_bits() -> None:
     ("row", "words"),
     [
         (([0], [0]), "rank 0 sends to itself"),
-        (([0], [5]), "or a rank ≥ 2"),
-        (([0], [1], [0], [0]), "has no chunk"),
+        (([0], [5]), "or a rank that is not below 2"),
+        (([0], [1], [0], [0]), "names no chunk"),
     ],
 )
 def test_the_checker_finds_rows_that_cannot_be(row: tuple[list[int], ...], words: str) -> None:
@@ -158,5 +158,5 @@ def test_the_checker_finds_rows_that_cannot_be(row: tuple[list[int], ...], words
 
 
 def test_the_checker_finds_messages_that_the_textbook_does_not_know() -> None:
-    with pytest.raises(ScheduleError, match="the textbook says"):
+    with pytest.raises(ScheduleError, match="the textbook formula gives"):
         verify_schedule(get_collective("ring"), 4, get_collective("tree").counts(4))

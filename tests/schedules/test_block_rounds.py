@@ -1,4 +1,4 @@
-"""Which blocks a round changes: none that depend on each other, all in the end, some sooner."""
+"""Test the blocks that a round changes: independent of each other, and all changed in the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SELECTS: tuple[Select, ...] = ("priority", "round_robin", "random")
 @settings(max_examples=300)
 @given(st.data())
 def test_no_two_blocks_of_a_round_depend_on_each_other(data: st.DataObject) -> None:
-    """On any graph; a round is as full as its order allows, and nobody waits for ever."""
+    """Test random graphs: rounds are as full as their order allows, and every block is chosen."""
     count = data.draw(st.integers(1, 12))
     seed = data.draw(st.integers(0, 2**16))
     density = data.draw(st.floats(0, 1))
@@ -32,7 +32,7 @@ def test_no_two_blocks_of_a_round_depend_on_each_other(data: st.DataObject) -> N
         assert 1 <= len(chosen) <= parallel
         assert len(set(chosen)) == len(chosen)
         assert not depends[np.ix_(chosen, chosen)].any()
-        if len(chosen) < parallel:  # whoever is left depends on somebody
+        if len(chosen) < parallel:  # each remaining block depends on a chosen one
             left = np.setdiff1d(np.arange(count), chosen)
             assert depends[np.ix_(left, chosen)].any(axis=1).all()
         rounds.learn(chosen, random.random(len(chosen)))
@@ -52,7 +52,8 @@ def test_priority_prefers_what_has_moved_and_forgets_nobody() -> None:
         (block,) = rounds.next()
         counts[block] += number >= 10
         rounds.learn([block], [1.0 if block == 3 else 0.0])
-    # Others wait: with a share s of all rounds for 4.5 / s in the mean, so that 0.42 are left.
+    # With a share s of all rounds, another block waits 4.5 / s rounds on average, so block 3 gets a
+    # share of 0.42.
     assert 0.35 < counts[3] / counts.sum() < 0.5
     assert counts.min() > 60
 
@@ -91,7 +92,7 @@ def test_couplings_of_blocks_are_those_of_the_norms() -> None:
 
 
 def test_on_correlated_columns_priority_needs_half_of_the_rounds_of_chance() -> None:
-    """Scheduled coordinate descent on a lasso, to a millionth of its optimum; three seeds."""
+    """Test scheduled coordinate descent on a lasso, to a millionth of its optimum, on 3 seeds."""
     x, y = correlated_columns(300, 500, group=10, correlation=0.5, active=10)
     columns, target, alpha = x.astype(float), y[:, 0].astype(float), 0.1
     rows = len(columns)

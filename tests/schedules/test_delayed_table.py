@@ -1,4 +1,4 @@
-"""Delayed gradients as a table: the drawing, and that nobody waits for ever."""
+"""Test tables of delayed gradients against their drawing, and for deadlocks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def test_the_drawing() -> None:
 
 @pytest.mark.parametrize("modules", [1, 2, 4])
 def test_the_bound_is_reached_where_a_backward_takes_two_forwards(modules: int) -> None:
-    """Huo 2018: a step of K modules takes K forwards and one backward, 3/(1 + 2/K) at most."""
+    """Test Huo 2018: a step takes K forwards and one backward, a speed-up of 3/(1 + 2/K)."""
     forward = 1.0 / modules
     few, many = (
         simulate_pipeline(delayed(modules, t), forward, 2 * forward).seconds for t in (20, 40)
     )
     step = (many - few) / 20
     assert 3 / step >= 3 / (1 + 2 / modules) - 1e-9
-    assert step >= 3 / modules - 1e-9  # as much as a module computes
+    assert step >= 3 / modules - 1e-9  # at least the computation of one module
 
 
 def test_nothing_is_lost_on_the_way() -> None:

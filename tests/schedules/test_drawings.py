@@ -1,4 +1,4 @@
-"""The drawings in the docstrings, once more, as rows."""
+"""Test that the drawings in docstrings match the rows of their schedules."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from labkit.schedules.power_of_two import folded
 
 
 def arrows(rounds: Iterable[Round]) -> list[str]:
-    """Each round as `source>destination` in order of rows."""
+    """Return each round as `source>destination` pairs, in the order of its rows."""
     return [" ".join(f"{row[0]}>{row[1]}" for row in each.rows()) for each in rounds]
 
 
 def chunks(rounds: Iterable[Round]) -> list[str]:
-    """Each round as the chunks of its messages, one word a message."""
+    """Return each round as the chunks of its messages, one word per message."""
     return [
         " ".join("".join(map(str, range(row[2], row[2] + row[3]))) for row in each.rows())
         for each in rounds
@@ -129,7 +129,7 @@ def test_every_rank_of_two_levels_sends_between_hosts_a_part_of_its_own() -> Non
     rounds = list(two_level(4))
     assert arrows(rounds) == ["0>1 1>0 2>3 3>2", *["0>2 2>0 1>3 3>1"] * 2, "0>1 1>0 2>3 3>2"]
     assert chunks(rounds) == ["23 01 23 01", "1 0 3 2", "0 1 2 3", "01 23 01 23"]
-    # One rank of the larger host owns no part.
+    # One rank of the larger host owns no chunk.
     assert arrows(two_level_butterfly(5, hosts=3)) == [
         "0>1 2>0 1>0 2>1 3>4 4>3",
         "0>3 3>0 1>4 4>1",

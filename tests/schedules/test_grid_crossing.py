@@ -1,4 +1,4 @@
-"""What crosses between machines in a grid: all that is read, nothing else, each value once."""
+"""Test what ranks in a grid exchange: all values that are read, nothing else, each once."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Value = tuple[int, int, int]
 
 @some.composite
 def models(draw: Any) -> tuple[list[GridLayer], Grid]:
-    """Layers of places, then of units, and a grid that they can be cut over."""
+    """Draw convolutional and dense layers, and a grid over which they can be split."""
     grid = draw(some.sampled_from([(1, 1), (1, 3), (2, 1), (2, 2), (3, 2)]))
-    sizes = [draw(some.integers(machines, machines + 2)) for machines in grid]  # of the last
+    sizes = [draw(some.integers(machines, machines + 2)) for machines in grid]  # of the last layer
     windows: list[tuple[Any, Any]] = []
     for _ in range(draw(some.integers(0, 2))):
         kernel = [draw(some.integers(1, 3)) for _ in grid]
         strides = [draw(some.integers(1, min(k, 2))) for k in kernel]
-        spare = [draw(some.integers(0, s - 1)) for s in strides]  # that nobody reads
+        spare = [draw(some.integers(0, s - 1)) for s in strides]  # rows that no kernel reads
         of = zip(sizes, kernel, strides, spare, strict=True)
         sizes = [(size - 1) * s + k + left for size, k, s, left in of]
         windows.insert(0, (tuple(kernel), tuple(strides)))
@@ -54,7 +54,7 @@ def values_of(shape: tuple[int, int, int]) -> list[Value]:
 
 
 def owner(layer: GridLayer, value: Value, grid: Grid) -> int:
-    """Counted from the parts themselves: part k of n holds [k length // n, (k + 1) length // n)."""
+    """Return a value's owner: part k of n holds [k length // n, (k + 1) length // n)."""
 
     def part(place: int, length: int, parts: int) -> int:
         (found,) = (
@@ -69,7 +69,7 @@ def owner(layer: GridLayer, value: Value, grid: Grid) -> int:
 
 
 def edges(layer: GridLayer, before: GridLayer) -> list[tuple[Value, Value]]:
-    """Every (value read, value that reads it) between two layers."""
+    """Return every pair (value read, value computed from it) between two layers."""
     if layer.kind != "places":
         return list(product(values_of(before.shape), values_of(layer.shape)))
     (k, m), (s, t) = layer.kernel, layer.strides
@@ -97,7 +97,7 @@ def test_what_crosses_is_counted_edge_by_edge(drawn: tuple[list[GridLayer], Grid
         for (layer, source, destination, _), box in zip(found.rows(), found.box, strict=True)
         for value in product(*(range(first, last) for first, last in box.tolist()))
     ]
-    assert len(sent) == len(set(sent))  # each once for every machine that reads it
+    assert len(sent) == len(set(sent))  # each value once for every rank that reads it
     assert set(sent) == expected
     assert found.values.sum() == len(expected)
     trained = [number for number, layer in enumerate(layers) if layer.trains and number]
@@ -178,7 +178,7 @@ def test_what_no_kernel_reads_is_not_sent() -> None:
     layers = [
         GridLayer("input", "input", (5, 1, 1)),
         window("first", (5, 1, 1), 1, (1, 1), (1, 1)),
-        window("pooled", (5, 1, 1), 1, (2, 1), (2, 1)),  # nobody reads row 4
+        window("pooled", (5, 1, 1), 1, (2, 1), (2, 1)),  # no kernel reads row 4
     ]
     assert crossing(layers, (2, 1)).rows() == []
     assert input_boxes(layers[2], (5, 1, 1), (2, 1))[:, 0].tolist() == [[0, 2], [2, 4]]

@@ -1,4 +1,4 @@
-"""Hosts of any shape."""
+"""Test hierarchical schedules on hosts with any numbers of ranks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_as_much_leaves_each_host_in_two_levels_as_any_sum_must(hosts: list[list
         for source, destination, _, span, _ in each.rows():
             if host_of[source] != host_of[destination]:
                 left[host_of[source]] += span
-    # In chunks of n / (P h): 2(h - 1)/h n.
+    # Each host sends 2(h - 1)/h of the buffer, in chunks of n / (P h) bytes.
     assert set(left.values()) == {2 * (len(groups) - 1) * parts}
 
 
@@ -66,7 +66,7 @@ def test_a_number_of_ranks_a_host_fills_hosts_in_order() -> None:
 
 @pytest.mark.parametrize("hosts", [[[0, 1]], [[0, 1], [1, 2]], [[0, 1, 2, 3]], [[0, 1], [-1]]])
 def test_hosts_hold_every_rank_once(hosts: list[list[int]]) -> None:
-    with pytest.raises(InvalidInput, match="every rank from 0 to 2 must stand in exactly one host"):
+    with pytest.raises(InvalidInput, match="every rank from 0 to 2 must be on exactly one host"):
         host_groups(3, hosts)
 
 

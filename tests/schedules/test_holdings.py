@@ -1,4 +1,4 @@
-"""What ranks hold is what a schedule's messages bring, and it is called what lectures call it."""
+"""Test what each rank holds after a schedule's messages, and its name in the literature."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_what_came_in_a_round_is_new_only_then() -> None:
     holdings = follow(ring, 2)
     assert holdings.new(0).sum() == 0
     assert holdings.new(1).sum() == 2  # each rank added one value to one chunk
-    assert holdings.new(2).sum() == 2  # and got the other chunk's missing value
+    assert holdings.new(2).sum() == 2  # and received the other chunk's missing value
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Switches that add: every rank ends with the sum, after two hops a level."""
+"""Test switches that add: every rank ends with the sum after two hops per level."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ def test_the_slowest_rank_is_waited_for() -> None:
 def test_ranks_refuse_by_name_what_only_a_switch_can_do() -> None:
     assert not set(IN_NETWORK) & set(ALLREDUCE)
     with pytest.raises(
-        InvalidInput, match="adds in network switches and runs only in the simulator"
+        InvalidInput, match="sums inside network switches and runs only in the simulator"
     ):
         validate_algorithm("in_network")
 
 
 def test_a_graph_of_ranks_has_no_switches() -> None:
     network = Network(latency=0, bandwidth=1, links={(0, 1): 1.0, (1, 0): 1.0})
-    with pytest.raises(InvalidInput, match="uses a tree of switches"):
+    with pytest.raises(InvalidInput, match="needs a tree of switches"):
         simulate("in_network", 2, N, network)

@@ -1,4 +1,4 @@
-"""Partitions: by hand, by parameters, and the cheapest one against all there are."""
+"""Test partitions: by hand, by parameters, and the cheapest one against all possible ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_by_hand_counts_blocks() -> None:
 
 @pytest.mark.parametrize("blocks", [[], [0, 6], [2, 3], [4, 3], [-1, 7]], ids=str)
 def test_a_stage_without_blocks_or_blocks_without_a_stage_are_refused(blocks: list[int]) -> None:
-    with pytest.raises(InvalidInput, match="one block or more, 6 in all"):
+    with pytest.raises(InvalidInput, match="one block or more, 6 in total"):
         explicit_partition(blocks, 6)
 
 

@@ -1,4 +1,4 @@
-"""Pipelines: the drawings in the docstrings, and one battery over every schedule."""
+"""Test pipelines: the drawings in docstrings, and common tests of every schedule."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ DRAWINGS = {
 
 
 def sizes(name: str, *, chunks: int = 0) -> list[ScheduleTable]:
-    """The schedule for all p, m ≤ 16 that it takes."""
+    """Return the schedule's tables for all allowed p, m ≤ 16."""
     make: Callable[..., ScheduleTable] = PIPELINE[name]
     more = (chunks,) if chunks else ()
     return [
@@ -83,7 +83,7 @@ def sizes(name: str, *, chunks: int = 0) -> list[ScheduleTable]:
 
 
 def equal_groups(ranks: int, microbatches: int) -> bool:
-    """Whether PyTorch takes this many micro-batches: its number of rounds divides them."""
+    """Return whether PyTorch accepts this number of micro-batches: its rounds divide it."""
     return microbatches % max(1, microbatches // ranks) == 0
 
 
@@ -133,7 +133,7 @@ def test_pipedream_computes_with_weights_that_are_p_minus_1_minus_s_updates_old(
         assert versions(table).tolist() == late.tolist()
         most = table.stages - np.arange(table.stages)
         assert (stored_versions(table) <= np.minimum(most, table.microbatches)).all()
-        long = table.microbatches >= 2 * most - 2  # enough to fill the pipeline
+        long = table.microbatches >= 2 * most - 2  # enough micro-batches to fill the pipeline
         assert (stored_versions(table) == most)[long].all()
 
 
@@ -189,7 +189,7 @@ def test_where_a_formula_does_not_hold_none_is_given() -> None:
     assert PIPELINE["zero_bubble"](4, 3).bubble(1, 1, 1) is None
     assert PIPELINE["zero_bubble"](4, 4).bubble(1, 2, 1.5) is None
     assert PIPELINE["zero_bubble_h2"](4, 6).bubble_share(1, 1, 1) is None
-    with pytest.raises(InvalidInput, match="no formula for 'mine'"):
+    with pytest.raises(InvalidInput, match="'mine' has no formula"):
         replace(PIPELINE["gpipe"](2, 2), name="mine", schedule=None).bubble(1, 1, 1)
 
 
@@ -200,13 +200,13 @@ def test_numbers_below_one_are_refused(name: str) -> None:
             PIPELINE[name](stages, microbatches)
 
 
-# SHA-256 of the lines of `orders` that PyTorch 2.15.0's ScheduleInterleaved1F1B gives for all 192
-# shapes that it takes: 2, 3, 4, 8 ranks, 1 to 4 chunks, 1 to 17 micro-batches.
+# SHA-256 of the lines of `orders` for PyTorch 2.15.0's ScheduleInterleaved1F1B, over its 192 valid
+# shapes: 2, 3, 4, 8 ranks, 1 to 4 chunks, 1 to 17 micro-batches.
 PYTORCH = "d97dc5ab31297fd5b67b84f81acd15387b02193cd1330ed52b44b775d5b9441b"
 
 
 def orders(table: ScheduleTable) -> str:
-    """A line a rank: what it computes, as "2F0" of stage 2 and micro-batch 0."""
+    """Return a line for each rank with its computations; "2F0" is forward of stage 2, batch 0."""
     computed = table.take(table.computes)
     own = (computed.of_rank(rank).rows() for rank in range(table.ranks))
     return "\n".join(" ".join(f"{s}{a[0].upper()}{m}" for _, s, a, m, _ in rows) for rows in own)
@@ -216,7 +216,7 @@ def test_interleaved_takes_and_orders_micro_batches_as_pytorch_does() -> None:
     digest, taken, refused = hashlib.sha256(), 0, 0
     for ranks, chunks, microbatches in product((2, 3, 4, 8), range(1, 5), range(1, 18)):
         if not equal_groups(ranks, microbatches):
-            with pytest.raises(InvalidInput, match=f"{microbatches} make . unequal groups: give"):
+            with pytest.raises(InvalidInput, match=f"{microbatches} make . unequal groups; give"):
                 interleaved(ranks, microbatches, chunks)
             refused += 1
             continue

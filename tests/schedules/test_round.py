@@ -1,4 +1,4 @@
-"""A round is data: columns, rows, and what they mean."""
+"""Test a round of messages as data: its columns, its rows and their meaning."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_the_circle_holds_every_pair_once_and_no_step_shares_a_receiver() -> Non
 
 
 def test_contributions_are_added_in_order_of_rank_the_own_value_in_its_place() -> None:
-    # Rank 1 receives from 2 and 0. In order of rank (1e8 + 1) - 1e8 loses the 1 in float32;
-    # with its own value first, or the large ones first, it would not.
+    # Rank 1 receives values from ranks 2 and 0. In order of rank, (1e8 + 1) - 1e8 loses the 1 in
+    # float32; starting with rank 1's value or both large values would keep it.
     values = np.array([[1e8], [1], [-1e8]], np.float32)
     after = final_buffers([Round([2, 0], [1, 1], reduce=True)], values)
     assert after[:, 0].tolist() == [1e8, 0.0, -1e8]

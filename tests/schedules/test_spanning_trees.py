@@ -1,4 +1,4 @@
-"""Packing trees on unequal links."""
+"""Test packing spanning trees on unequal links."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def both_ways(links: dict[tuple[int, int], float]) -> dict[tuple[int, int], floa
 
 
 def rate(trees: dict[Tree, int], links: dict[tuple[int, int], float]) -> float:
-    """Weight of all trees when the fullest link is just full."""
+    """Return the total weight of all trees when the fullest link is just full."""
     load: dict[tuple[int, int], float] = {}
     for tree, weight in trees.items():
         for level in tree:
@@ -73,13 +73,15 @@ def test_a_double_link_is_in_both_trees_of_a_triangle() -> None:
 
 
 def test_a_ring_of_links_packs_to_its_best_rate() -> None:
-    # Cutting a ring of p links into p parts leaves rate p / (p - 1) (Tutte; Nash-Williams 1961).
+    # Cutting a ring of p links into p parts allows the rate p / (p - 1) (Tutte; Nash-Williams
+    # 1961).
     links = both_ways({(rank, (rank + 1) % 5): 1.0 for rank in range(5)})
     assert rate(pack(5, links), links) == pytest.approx(5 / 4)
 
 
 def test_shares_follow_unequal_links_towards_the_best_rate() -> None:
-    # A triangle of 3, 2 and 1: the cut into single ranks allows 6 / 2, rank 2 alone 1 + 2 = 3.
+    # A triangle of links 3, 2 and 1: separating all ranks allows 6 / 2, and separating rank 2
+    # allows 1 + 2 = 3.
     links = both_ways({(0, 1): 3.0, (0, 2): 2.0, (1, 2): 1.0})
     assert rate(pack(3, links, shares=60), links) == pytest.approx(3.0, rel=0.05)
 

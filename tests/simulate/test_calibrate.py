@@ -1,4 +1,4 @@
-"""Fits find what made the times, and say how far off they are."""
+"""Test that fits recover the network that made the times, and report their error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sweep(
 def test_a_fit_finds_the_network_that_made_the_times(
     latency: float, bandwidth: float, gamma: float, size: int
 ) -> None:
-    # Of 6 or 7 ranks some send early, and slow others down where links are shared: no closed form.
+    # With 6 or 7 ranks, early messages slow others down on shared links, so no closed form exists.
     sharing = "fifo" if size in (6, 7) else "fair"
     made = Network(latency=latency, bandwidth=bandwidth, sharing=sharing)
     fit = calibrate(sweep(made, gamma, ["ring", "tree", "all_to_all", "butterfly"], size))
@@ -60,7 +60,7 @@ def test_noise_shows_in_the_error() -> None:
 
 
 def test_where_adding_would_explain_all_sending_still_costs_something() -> None:
-    """On two ranks master_worker adds as often as butterfly and sends twice: noise hides that."""
+    """Test two ranks: master_worker adds as often as butterfly but sends twice; noise hides it."""
     times = {"master_worker": 2.4e-3, "butterfly": 2.6e-3}
     found = [
         Measurement(nbytes, seconds * nbytes / 2**24 + 4e-5, name)
@@ -69,12 +69,12 @@ def test_where_adding_would_explain_all_sending_still_costs_something() -> None:
     ]
     fit = calibrate(found)
     assert (fit.gamma, fit.beta > 0) == (0.0, True)
-    # Two ways of a buffer at most, one at least, in about 2.5 ms.
+    # A buffer crosses a link at least once and at most twice, in about 2.5 ms.
     assert 2**24 / 2.5e-3 / 1.1 < fit.network().bandwidth < 2 * 2**24 / 2.5e-3 * 1.1
 
 
 def test_small_messages_count_as_much_as_large_ones() -> None:
-    # By absolute error the largest times alone would decide, and the latency be lost.
+    # With absolute errors, the largest times alone would decide, and the latency would be lost.
     rows = [Measurement(nbytes, 1e-4 + 2 * nbytes * 1e-8) for nbytes in SIZES]
     fit = calibrate([*rows, Measurement(1e9, 1.1 * 20)])
     assert fit.alpha == pytest.approx(0.5e-4, rel=0.15)
@@ -89,7 +89,7 @@ def test_adding_that_cannot_be_told_from_sending_counts_as_sending() -> None:
 
 
 def test_nothing_is_ever_negative() -> None:
-    # Sub-linear times: a straight line through them would start above the smallest.
+    # A straight line through these super-linear times would start below zero.
     fit = calibrate([Measurement(nbytes, 1e-6 * nbytes**1.3) for nbytes in SIZES])
     assert min(fit.alpha, fit.beta, fit.gamma) >= 0
 
@@ -104,7 +104,7 @@ def test_nothing_is_ever_negative() -> None:
     ],
 )
 def test_too_little_is_refused(rows: list[Measurement]) -> None:
-    with pytest.raises(InvalidInput, match="a fit needs at least two"):
+    with pytest.raises(InvalidInput, match="allow no fit; give at least two"):
         calibrate(rows)
 
 

@@ -1,4 +1,4 @@
-"""Closed forms: equal to the simulator, and to the textbook where both agree."""
+"""Test that closed forms equal the simulator, and the textbook where both apply."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_allreduce_has_both_forms() -> None:
 def test_the_simulator_takes_the_modelled_time_at_every_size(
     name: str, size: int, nbytes: float, latency: float, gamma: float
 ) -> None:
-    """On links that serve in turn; on shared ones where no early message meets another, too."""
+    """Test FIFO links, and shared links where no early message meets another."""
     network = Network(latency=latency, bandwidth=2.0, sharing="fifo")
     expected = closed_form(name, size, nbytes, network, gamma)
     assert simulate(name, size, nbytes, network, gamma=gamma).seconds == pytest.approx(

@@ -1,4 +1,4 @@
-"""With equal stages and free messages the simulator is each schedule's own formula."""
+"""Test that with equal stages and free messages, the simulator equals each schedule's formula."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FLUSHED = sorted(set(PIPELINE) - {"pipedream", "zero_bubble_h2"})
 def time_of(
     table: ScheduleTable, forward: float, backward: float, weight: float
 ) -> PipelineSimulation:
-    """A rank's chunks share its seconds equally."""
+    """Simulate a pipeline whose ranks share their seconds equally among their chunks."""
     v = table.chunks
     return simulate_pipeline(table, forward / v, backward / v, weight / v)
 
 
 def instant(each: PipelineSimulation, action: str, stage: int, microbatch: int) -> float:
-    """When a computation starts."""
+    """Return the time at which a computation starts."""
     table = each.table
     found = (table.action == action) & (table.stage == stage) & (table.microbatch == microbatch)
     return float(each.start[found][0])
@@ -121,7 +121,8 @@ def test_rows_start_and_stop_as_the_drawing_says() -> None:
 def test_a_message_takes_latency_and_bytes_over_bandwidth_and_its_receiver_waits() -> None:
     network = Network(latency=0.5, bandwidth=100.0)
     each = simulate_pipeline(PIPELINE["gpipe"](2, 1), 1, 2, network=network, nbytes=25)
-    # forward 0–1, message 1–1.75, forward –2.75, backward –4.75, message –5.5, backward –7.5
+    # forward until 1, message until 1.75, forward until 2.75, backward until 4.75, message until
+    # 5.5, backward until 7.5 s
     assert each.seconds == pytest.approx(7.5)
     table = each.table
     sends, receives = table.action == "send", table.action == "receive"
@@ -137,7 +138,7 @@ def test_a_message_takes_latency_and_bytes_over_bandwidth_and_its_receiver_waits
 def test_messages_to_one_rank_share_its_link_or_wait_for_each_other(
     sharing: str, stops: list[float]
 ) -> None:
-    """Forward 1 of stage 0 and backward 0 of stage 2 both end at 10 s, and go to stage 1."""
+    """Test forward 1 of stage 0 and backward 0 of stage 2: both send to stage 1 at 10 s."""
     network = Network(latency=0, bandwidth=1.0, sharing=sharing)
     each = simulate_pipeline(PIPELINE["1f1b"](3, 2), [5, 1, 1], 1, network=network, nbytes=1)
     meeting = (each.table.action == "send") & (each.start == 10)
@@ -172,9 +173,12 @@ def test_a_slower_network_never_helps_and_a_preset_is_named() -> None:
 @pytest.mark.parametrize(
     ("costs", "words"),
     [
-        (([1, 2], 1, 1), r"forward of shape \(2,\): give one value, or one for each of 4 stages"),
-        ((1, -1, 1), "backward_input=-1.0: give finite numbers, nothing negative"),
-        ((1, 1, float("nan")), "backward_weight=nan: give finite numbers, nothing negative"),
+        (([1, 2], 1, 1), r"forward has shape \(2,\); give one value, or one for each of 4 stages"),
+        ((1, -1, 1), "backward_input=-1.0 is impossible; give finite numbers, at least 0"),
+        (
+            (1, 1, float("nan")),
+            "backward_weight=nan is impossible; give finite numbers, at least 0",
+        ),
     ],
 )
 def test_seconds_that_cannot_be_are_refused(costs: tuple[object, ...], words: str) -> None:

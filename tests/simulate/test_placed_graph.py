@@ -1,4 +1,4 @@
-"""Plans keep the rules of their machine, whoever made them, and small ones are held to the best."""
+"""Test that all placement plans obey their machine, and compare small ones with the optimum."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from labkit.simulate.placement import (
     round_robin,
 )
 
-# Quarters: sums of them are exact, so that times can be compared as they are.
+# Sums of quarters are exact, so times can be compared with equality.
 QUARTERS = st.integers(0, 12).map(lambda number: number / 4)
 FREE = DeviceGroup(("A", "B"))
 
@@ -40,7 +40,7 @@ def graphs(draw: st.DrawFn, most: int = 10, groups: str = "gh") -> TaskGraph:
     sizes = draw(st.lists(QUARTERS, min_size=2 * count, max_size=2 * count))
     needs = []
     for a, b in chosen:
-        output = draw(st.integers(0, 1))  # a tensor has one size, whoever reads it
+        output = draw(st.integers(0, 1))  # a tensor has the same size for all its readers
         needs.append(Need(f"t{a}", f"t{b}", sizes[2 * a + output], output))
     return TaskGraph(tuple(tasks), tuple(needs))
 
@@ -78,7 +78,7 @@ def test_no_device_and_no_link_does_two_things_at_once(
 def test_nothing_starts_before_its_inputs_have_come(graph: TaskGraph, machine: DeviceGroup) -> None:
     for plan in plans(graph, machine):
         copied = {(copy.task, copy.output, copy.receiver): copy for copy in plan.copies}
-        assert len(copied) == len(plan.copies)  # once for each receiving device
+        assert len(copied) == len(plan.copies)  # one copy per receiving device
         for need in graph.needs:
             came = plan.spans[need.source][1]
             device = plan.devices[need.target]
@@ -132,15 +132,15 @@ def test_memory_is_kept_within_its_limit_or_the_plan_is_refused(
 
 @given(graphs(), machines())
 def test_the_order_on_devices_can_be_carried_out(graph: TaskGraph, machine: DeviceGroup) -> None:
-    """Chains of each device's tasks, beside what tasks need, form no circle."""
+    """Test that each device's order, together with the tasks' dependencies, has no cycle."""
     for plan in plans(graph, machine):
         chains = [pairwise(plan.on(device)) for device in range(len(machine.devices))]
         more = tuple(Need(a, b) for chain in chains for a, b in chain)
-        TaskGraph(graph.tasks, graph.needs + more)  # which refuses a circle
+        TaskGraph(graph.tasks, graph.needs + more)  # the constructor refuses a cycle
 
 
 def best(graph: TaskGraph, machine: DeviceGroup) -> float:
-    """The shortest of all placements and all orders: each task as early as its order lets it."""
+    """Return the shortest makespan of all placements and orders; each task starts when it can."""
     count, found = len(machine.devices), math.inf
     names = [task.name for task in graph.tasks]
     sound = [
@@ -181,7 +181,7 @@ def test_small_graphs_are_held_against_the_best_of_all_plans(
     shortest = best(graph, machine)
     for plan in plans(graph, machine):
         assert plan.makespan >= shortest
-    # Graham 1966: twice the best at most, where copies are free.
+    # Graham 1966: a list schedule takes at most twice the best time, where copies are free.
     assert list_schedule(graph, FREE).makespan <= 2 * best(graph, FREE)
 
 
@@ -199,7 +199,7 @@ TOWERS = TaskGraph(
 def test_two_towers_part_where_a_copy_is_cheap_and_stay_where_it_is_dear() -> None:
     cheap = list_schedule(TOWERS, DeviceGroup(("A", "B"), latency=0.5))
     assert {cheap.devices["a"], cheap.devices["b"]} == {0, 1}
-    assert cheap.makespan == 0.5 + 4 + 1  # the sum is where b is, and a came while b computed
+    assert cheap.makespan == 0.5 + 4 + 1  # the sum runs beside b; a's result arrived while b ran
     assert cheap.makespan == best(TOWERS, DeviceGroup(("A", "B"), latency=0.5))
     dear = list_schedule(TOWERS, DeviceGroup(("A", "B"), latency=8.0))
     assert (set(dear.devices.values()), dear.makespan, dear.copies) == ({0}, 9.0, ())
@@ -220,8 +220,8 @@ def test_random_placements_come_again_with_their_seed_and_differ_without() -> No
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: DeviceGroup(()), "give unique names"),
-        (lambda: DeviceGroup(("A", "A")), "give unique names"),
+        (lambda: DeviceGroup(()), "give one or more unique names"),
+        (lambda: DeviceGroup(("A", "A")), "give one or more unique names"),
         (lambda: DeviceGroup(("A",), latency=-1.0), "latency=-1.0 is impossible"),
         (lambda: DeviceGroup(("A",), bandwidth=0.0), "bandwidth=0.0 is impossible"),
         (lambda: TaskGraph(()), "at least one task"),

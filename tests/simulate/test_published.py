@@ -1,4 +1,4 @@
-"""Published figures carry their own arithmetic."""
+"""Test that published figures agree with their own arithmetic."""
 
 from __future__ import annotations
 

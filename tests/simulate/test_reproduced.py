@@ -1,4 +1,4 @@
-"""Published figures beside ours: as published, and none is judged by a fit that has seen it."""
+"""Test published figures beside labkit's: a fit never uses a figure that it is judged by."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labkit.simulate import Judged, closed_form, reproduce, simulate
 from labkit.simulate.published import REPRODUCTIONS, Reproduction, bugliarello, shapes
 from labkit.simulate.published.pipelines import share
 
-# As published, with the mark of each; forms are computed with F = 1, B = 1.2 and W = 0.8.
+# Published figures with their marks; formulas are computed with F = 1, B = 1.2 and W = 0.8.
 DAINT = [0.957, 0.947, 0.921, 0.905, 0.868, 0.805, 0.521]
 K80 = [0.940, 0.938, 0.935, 0.883, 0.845, 0.510, 0.276]
 K80_BY_8 = [0.955, 0.952, 0.944, 0.918, 0.884, 0.885, 0.852]
@@ -24,21 +24,21 @@ FIGURES = {
     "tensors from shapes": ("R", [92.9]),
     "best number of servers": ("R" * 8, [1, 1, 3, 2, 4, 12, 40, 116]),
     "link fitted at 32 nodes of 1 K80": ("R" * 14, K80 + K80_BY_8),
-    "the same, separate messages of 8 GPUs": ("R" * 11, [*K80[:3], K80[4], *K80_BY_8]),
+    "the same, with separate messages of 8 GPUs": ("R" * 11, [*K80[:3], K80[4], *K80_BY_8]),
     "link fitted at 32 nodes of 1 P100": ("R" * 7, DAINT),
     "link fitted at 128 nodes of 1 P100": ("RRRRRRRP", [*DAINT, 0.9956]),
     "512 GPUs, 25 Gb/s": ("DDD", [0.90, 0.90, 0.68]),
-    "the same, no minimal filtering": ("DDD", [0.90, 0.90, 0.68]),
+    "the same, without minimal filtering": ("DDD", [0.90, 0.90, 0.68]),
     "BERT-large, 256 GPUs": ("RR", [0.70, 0.90]),
-    "equal time per round in both": ("DD", [11.64, 1.41]),
+    "same time per round in both networks": ("DD", [11.64, 1.41]),
     "16 CPUs": ("FFFF", [10.9, 14.7, 14.5, 15.3]),
     "nodes": ("AAA", [53.0, 90.0, 42.0]),
-    "no shapes, a single figure": ("AA", [6.5, 14.0]),
+    "no layer shapes, a single value": ("AA", [6.5, 14.0]),
     "(K - 1) / (M + K - 1)": ("CCC", [3 / 7, 3 / 19, 7 / 39]),
     "forms": ("CCC", [21, 9.8, 4.2]),
     "1F1B, measured": ("PPP", [0.243, 0.199, 0.124]),
     "AmoebaNet-D": ("RRR", [0.93, 2.62, 4.95]),
-    "ResNet-101, unknown micro-batches": ("RRRR", [0.853, 1.41, 2.77, 4.29]),
+    "ResNet-101, number of micro-batches unknown": ("RRRR", [0.853, 1.41, 2.77, 4.29]),
     "bound 3 / (1 + 2 / K) [C]": ("FFFRRR", [1.40, 1.70, 1.84, 1.37, 1.57, 1.64]),
 }
 
@@ -58,7 +58,7 @@ def test_figures_and_their_marks_are_those_that_were_published() -> None:
 
 @pytest.mark.parametrize("study", REPRODUCTIONS, ids=lambda study: study.name)
 def test_a_judged_figure_never_enters_its_fit(study: Reproduction) -> None:
-    """With all judged figures changed, ours stay as they are."""
+    """Test that labkit's predictions stay the same when all judged figures are changed."""
     other = {
         name: value if name in study.fitted else 0.5 * value
         for name, value in study.figures.items()
@@ -115,7 +115,7 @@ def test_shapes_have_as_many_parameters_as_their_papers_say() -> None:
 
 
 def server_step(loads: list[int], apart: int, size: int) -> Iterator[Round]:
-    """Weights out, then gradients in, a node in a rank; server k is beside rank k · apart."""
+    """Yield rounds of weights out and gradients in; server k is beside rank k · apart."""
     load = np.array(loads)
     server, worker = np.divmod(np.arange(len(load) * size), size)
     other = server * apart != worker
@@ -126,14 +126,14 @@ def server_step(loads: list[int], apart: int, size: int) -> Iterator[Round]:
 
 
 def parts(loads: list[int], size: int, network: Network, apart: int = 1) -> list[float]:
-    """Seconds of the weights' way out, and of the gradients' way in."""
+    """Return the seconds to send the weights out and to send the gradients in."""
     step = server_step(loads, apart, size)
     return [simulate(lambda _, e=each: [e], size, sum(loads), network).seconds for each in step]
 
 
 @pytest.mark.parametrize("servers", [1, 3, 8])
 def test_a_servers_step_takes_what_its_busiest_link_needs(servers: int) -> None:
-    """More flows come into a server than leave a node: no other link is the bottleneck."""
+    """Test a server's own link as the bottleneck: more flows enter a server than leave a node."""
     loads = bugliarello.greedy(bugliarello.variables(), servers)
     assert sum(loads) == sum(bugliarello.variables())
     network = Network(latency=0, bandwidth=1e8)

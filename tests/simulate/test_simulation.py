@@ -1,4 +1,4 @@
-"""The simulator, held against arithmetic done by hand."""
+"""Test the simulator against arithmetic done by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from labkit.simulate.events import Events
 from labkit.simulate.lockstep import Lockstep
 
 SIZES = range(2, 18)
-A, B, G, N = 0.25, 0.5, 0.125, 48.0  # α s, β and γ s a byte, n bytes
+A, B, G, N = 0.25, 0.5, 0.125, 48.0  # α in s, β and γ in s per byte, n in bytes
 SWITCH = Network(latency=A, bandwidth=1 / B)
 FIFO = Network(latency=A, bandwidth=1 / B, sharing="fifo")
 
@@ -44,13 +44,14 @@ def test_tree_pays_its_hops_and_the_children_of_its_root(p: int) -> None:
     up = hops * (A + N * G) + children * N * B
     down = hops * A + children * N * B
     assert seconds("tree", p, FIFO) == pytest.approx(up + down, rel=1e-12)
-    if hops == children:  # nobody sends early: no two messages meet
+    if hops == children:  # no rank sends early, so no two messages meet
         assert seconds("tree", p) == pytest.approx(up + down, rel=1e-12)
 
 
 def test_tree_of_three_by_hand() -> None:
-    # 1 -> 0 and 2 -> 0 share 0's link: both are there at 2nβ + α = 48.25; 0 adds two: 60.25. Then
-    # 0 -> 2 until 84.5, and behind it on 0's link, from 84.25 on, 0 -> 1: 84.25 + nβ + α.
+    # Messages 1 -> 0 and 2 -> 0 share 0's link and both arrive at 2nβ + α = 48.25; adding two takes
+    # until 60.25. Then 0 -> 2 takes until 84.5; behind it, 0 -> 1 uses 0's link from 84.25 on,
+    # until 84.25 + nβ + α.
     assert seconds("tree", 3) == 108.5
 
 
@@ -60,11 +61,12 @@ def test_butterfly_swaps_lg_p_times(p: int) -> None:
 
 
 def test_butterfly_of_three_by_hand() -> None:
-    # 1 -> 0 until α + nβ + nγ = 30.25; 2 -> 0 has waited since; 0 adds it: 36.25. 0's link is
-    # busy with its message to 2 until 54.25, then carries the result to 1: 54.25 + nβ + α.
+    # The message 1 -> 0 and its addition take until α + nβ + nγ = 30.25. Rank 0 then adds the
+    # waiting message 2 -> 0 until 36.25. Its link sends the message to 2 until 54.25, then the
+    # result to 1 until 54.25 + nβ + α.
     assert seconds("butterfly", 3, FIFO) == 78.5
-    # Shared, 0's link brings both until 2nβ + α = 48.25; + nγ = 54.25, when 0 -> 2 leaves; behind
-    # it, from 78.25 on, the result to 1: 78.25 + nβ + α.
+    # On a shared link, both messages reach 0 at 2nβ + α = 48.25, and adding takes nγ, until 54.25.
+    # Then 0 -> 2 leaves; behind it, the result goes to 1 from 78.25 on, until 78.25 + nβ + α.
     assert seconds("butterfly", 3) == 102.5
 
 
@@ -74,7 +76,7 @@ def test_what_is_sent_is_what_the_textbook_says(name: str) -> None:
     counted = get_collective(name).counts(7)
     assert done.messages.tolist() == counted.messages.tolist()
     assert done.sent == pytest.approx(counted.bytes(N))
-    # Every message crosses the link out of one rank and the link into another.
+    # Every message crosses the link out of one rank and the link into another rank.
     assert done.occupied.sum() == pytest.approx(2 * B * counted.bytes(N).sum())
 
 
@@ -145,7 +147,8 @@ def test_on_links_that_serve_in_turn_the_trace_says_whose_turn_it_was() -> None:
 
 
 def test_butterfly_by_hand_on_hosts_whose_uplink_never_blocks() -> None:
-    # Two hosts of four: the last of three swaps crosses an uplink of four ranks' bandwidth.
+    # Two hosts of four ranks: the last of three exchanges crosses an uplink with four ranks'
+    # bandwidth.
     hosts = Network(latency=A, bandwidth=4 / B, hosts=4, host_bandwidth=1 / B)
     assert simulate("butterfly", 8, N, hosts).seconds == pytest.approx(3 * (A + N * B))
 
@@ -158,7 +161,7 @@ HOSTS = Network(latency=A, bandwidth=1 / B, hosts=4, host_latency=A / 9, host_ba
 def test_ranks_at_their_own_pace_take_as_long_as_rounds_that_do_not_meet(
     name: str, network: Network
 ) -> None:
-    """Where the rounds are one step each, the events of the same rounds give the same times."""
+    """Test that event simulation gives the same times as rounds, where each round is one step."""
     compared = 0
     for size in (6, 8, 12, 13):
         schedule, given = network.schedule(name), (network, size, G, 0.0, False)
@@ -180,7 +183,8 @@ def test_messages_that_meet_need_no_events_where_no_trace_is_kept(trace: bool) -
 
 
 def test_a_server_of_hundreds_of_workers_that_come_one_by_one() -> None:
-    # All 300 are there before the link is free of the first: it is full from 0 to 300 nβ.
+    # All 300 messages arrive before the link has sent the first, so the link is busy from 0 to 300
+    # nβ.
     push = Round(range(1, 301), [0] * 300, reduce=True)
     late = np.concatenate([[0.0], np.linspace(0, 20, 300)])
     done = simulate(lambda _: [push], 301, N, SWITCH, compute=late)
@@ -218,13 +222,13 @@ def test_without_trace_memory_does_not_grow_with_rounds() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert done.messages.sum() == 2 * 512 * 511
-    # All rows at once: 523,264 of five columns of 8 bytes, 20 MB.
+    # All 523,264 rows of five 8-byte columns at once would take 20 MB.
     assert peak < 2e6
 
 
 @pytest.mark.parametrize("wrong", [{"size": 0}, {"nbytes": -1.0}, {"gamma": -1.0}])
 def test_what_cannot_be_simulated_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(InvalidInput, match="nothing negative"):
+    with pytest.raises(InvalidInput, match="no negative numbers"):
         simulate(**{"schedule": "ring", "size": 2, "nbytes": N, "network": SWITCH} | wrong)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Replicas train as one process does, whichever schedule carries their gradients."""
+"""Test that replicas train as one process does, with every schedule for their gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {
 
 
 def trained(communicator: Any, question: Experiment) -> list[Any]:
-    """The weights that a training has moved, and those before it."""
+    """Return the weights before and after training."""
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
 
@@ -47,7 +47,7 @@ def test_on_the_virtual_clock_worker_0_keeps_the_weights_of_each_epoch() -> None
     roles = Roles(2, [], 3, 2, np.zeros(4), [0, 1])
 
     def kept(number: int) -> list[tuple[int, float]]:
-        """Epochs, and how many updates their weights had."""
+        """Return the epochs, and how many updates had been made by the end of each."""
         program, answer, found = AllReduce("ring").program(roles, number), None, []
         updates = 0
         with suppress(StopIteration):

@@ -1,4 +1,4 @@
-"""Models in parts learn what one `keras.fit` learns: masks, weights of samples, reductions."""
+"""Test that models in parts learn as in one `keras.fit`: masks, sample weights, reductions."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from labkit.strategies import Strategy
 Found = tuple[list[np.ndarray], list[float], dict[str, float]]  # weights, losses, metrics
 random = np.random.default_rng(0)
 ROWS, STEPS = 33, 6
-# Sentences of different lengths, one of which is empty; 0 stands for nothing.
+# Sentences of different lengths, one of them empty; 0 is padding.
 LENGTHS = random.integers(1, STEPS + 1, ROWS) * (np.arange(ROWS) != 5)
 WORDS = random.integers(1, 9, (ROWS, STEPS)) * (np.arange(STEPS) < LENGTHS[:, None])
-HOLES = WORDS * (random.random((ROWS, STEPS)) < 0.7)  # with gaps, also at the begin
+HOLES = WORDS * (random.random((ROWS, STEPS)) < 0.7)  # with gaps, also at the start
 EACH = random.standard_normal((ROWS, STEPS, 3))
-CLASSES = random.integers(-1, 3, (ROWS, STEPS))  # of which -1 is none
+CLASSES = random.integers(-1, 3, (ROWS, STEPS))  # -1 means no class
 STEP_WEIGHTS = random.uniform(size=(ROWS, STEPS))
 ROW_WEIGHTS = random.uniform(size=ROWS) * (np.arange(ROWS) % 4 > 0)
 
 
 def sentences(end: bool = False, **loss: Any) -> Any:
-    """A model that answers each word, or once; compiled with a loss of some reduction."""
+    """Return a maker of a compiled model that answers each word, or once per sentence."""
 
     def build() -> Any:
         import keras
@@ -55,7 +55,7 @@ def sentences(end: bool = False, **loss: Any) -> Any:
 
 
 def plain(reduction: str) -> Any:
-    """A model without any mask."""
+    """Return a maker of a model without a mask."""
 
     def build() -> Any:
         import keras
@@ -69,7 +69,7 @@ def plain(reduction: str) -> Any:
 
 
 def tangled(inputs: type = dict, outputs: type = dict) -> Any:
-    """Two inputs, two outputs with losses of their own, and tensors that several layers read."""
+    """Return a maker of a model with two inputs, two losses, and tensors read by several layers."""
 
     def build() -> Any:
         import keras
@@ -102,7 +102,7 @@ NAMED = {"a": A, "b": B}, {"first": FIRST, "second": SECOND}
 
 
 def ladder() -> Any:
-    """Each rung reads the other side at its height, as in a U-net."""
+    """Return a model like a U-net: layers on the way up also read layers on the way down."""
     import keras
     from keras.layers import Concatenate, Dense
 
@@ -117,7 +117,7 @@ def ladder() -> Any:
 
 
 def translator() -> Any:
-    """Two masked sentences that meet: a word counts where one of both has it."""
+    """Return a model of two masked sentences; a word counts if either sentence has it."""
     import keras
     from keras.layers import GRU, Add, Dense, Embedding
 
@@ -131,7 +131,7 @@ def translator() -> Any:
 
 
 def attentive() -> Any:
-    """Attention that reads masked words, whose mask Keras takes off for who comes behind it."""
+    """Return a model with attention to masked words, after which Keras drops the mask."""
     import keras
     from keras.layers import Add, Dense, Embedding, MultiHeadAttention
 
@@ -169,7 +169,7 @@ def experiment(strategy: Strategy, model: Any, dataset: Any, workers: int = 2) -
         validation=dataset,
         strategy=strategy,
         workers=workers,
-        batch_size=13,  # 13, 13 and 7 rows: no number of micro-batches divides them
+        batch_size=13,  # 13, 13 and 7 rows, which no number of micro-batches divides
         epochs=2,
         precision="float64",
         verify=False,
@@ -177,7 +177,7 @@ def experiment(strategy: Strategy, model: Any, dataset: Any, workers: int = 2) -
 
 
 def train(communicator: Any, questions: list[Experiment], alone: bool = False) -> list[Found]:
-    """What this rank has in the end of each, by its strategy or by Keras alone."""
+    """Return this rank's results for each experiment, by its strategy or by Keras alone."""
     import keras
 
     from labkit.worker.feed import read
@@ -199,7 +199,7 @@ def train(communicator: Any, questions: list[Experiment], alone: bool = False) -
             question.strategy.train(session)
         weights = [variable.numpy() for variable in session.model.trainable_variables]
         held_out = {k: float(v) for k, v in epochs[-1].items() if k.startswith("val_")}
-        # Of the losses of several outputs Keras weights batches alike, whatever their rows.
+        # Keras weights batches equally in the losses of several outputs, whatever their rows.
         held_out = {k: v for k, v in held_out.items() if k == "val_loss" or "_loss" not in k}
         found.append((weights, [float(logs["loss"]) for logs in epochs], held_out))
         session.close()
@@ -213,7 +213,7 @@ def assert_same(
     dataset: Any,
     workers: int = 2,
 ) -> None:
-    """Weights, the losses of epochs, and metrics of held-out rows are those of Keras."""
+    """Check that weights, epoch losses and metrics of held-out rows equal Keras's."""
     questions = [experiment(strategy, model, dataset, workers) for strategy in strategies]
     (((weights, losses, metrics),),) = cluster.call(
         train, [questions[0].replace(workers=1, strategy=Layerwise())], True, ranks=1
@@ -243,7 +243,7 @@ WAVES: list[Strategy] = [
     "strategies",
     [
         [Pipeline("1f1b", microbatches=3, partition=(2, 3))],
-        pytest.param(IN_STAGES, marks=slow),  # and WAVES with gaps, below
+        pytest.param(IN_STAGES, marks=slow),  # a test below covers WAVES with gaps
     ],
 )
 def test_masks_travel_between_stages_and_count_in_the_loss(
@@ -284,7 +284,7 @@ def test_micro_batches_count_as_keras_reduces_a_loss(
 
 @slow
 def test_delayed_gradients_hand_masks_on(cluster: Cluster) -> None:
-    """Of one module nothing is late; of two, the loss of the first step is that of one process."""
+    """Test one module, which delays nothing, and two, whose first loss equals one process's."""
     assert_same(cluster, [DelayedGradients()], sentences(), data(WORDS, EACH), workers=1)
     question = experiment(DelayedGradients(), sentences(), data(WORDS, EACH)).replace(
         batch_size=ROWS, epochs=1
@@ -301,7 +301,7 @@ def test_masked_layers_in_slices(cluster: Cluster) -> None:
 
 
 def scores() -> Any:
-    """What comes next, by a layer whose scores slices leave cut: no mask, no dense layer before."""
+    """Return a next-word model whose scores stay sliced: no mask, no dense layer before them."""
     import keras
 
     layers = [keras.layers.Embedding(9, 4), keras.layers.GRU(4, return_sequences=True)]
@@ -312,7 +312,7 @@ def scores() -> Any:
 
 @pytest.mark.slow
 def test_weights_count_in_scores_that_stay_cut(cluster: Cluster) -> None:
-    """Slices take the softmax together: Keras's own loss sees none of it."""
+    """Test a softmax over slices, in which Keras's own loss takes no part."""
     chosen = data(WORDS, np.maximum(CLASSES, 0), STEP_WEIGHTS)
     assert_same(cluster, [TensorParallel()], scores, chosen)
 
@@ -355,7 +355,7 @@ def test_each_tensor_passes_straight_to_the_stages_that_read_it(
 
 @slow
 def test_a_tensor_skips_the_stages_between_and_its_gradients_add_up(cluster: Cluster) -> None:
-    """Of three stages: what the first one makes is read by both others."""
+    """Test three stages, of which both later ones read the first one's output."""
     strategies: list[Strategy] = [Pipeline(microbatches=3, partition=(2, 2, 3))]
     assert_same(cluster, strategies, ladder, data(A, FIRST), workers=3)
     strategies = [Pipeline("zero_bubble", microbatches=3)]
@@ -398,7 +398,7 @@ def test_stages_of_slices_and_replicas_of_what_is_no_chain(
 
 
 def late(communicator: Any, modules: int) -> Any:
-    """The weights by delayed gradients on these ranks, and by the formula."""
+    """Return the weights by delayed gradients on these ranks, and by the formula."""
     import tensorflow as tf
 
     from labkit.worker.feed import read

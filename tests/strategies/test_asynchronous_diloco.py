@@ -1,4 +1,4 @@
-"""Asynchronous DiLoCo against a NumPy loop over what workers bring, in the order of their times."""
+"""Test asynchronous DiLoCo against a NumPy loop that takes workers' results in order of time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PACES = (1.0, 1.37, 2.9)
 
 @pytest.mark.parametrize(("delayed", "period"), [(1, 3), (2, 3), (3, 3), (2, 7), (1, 50)])
 def test_the_momentum_waits_for_so_many(delayed: int, period: int) -> None:
-    """Twenty steps of three workers are sixty, of whichever period; the last ones are shorter."""
+    """Test sixty steps of three workers in any period, of which the last may be shorter."""
     slow = {worker: Slowdown(compute=pace) for worker, pace in enumerate(PACES)}
     strategy = AsynchronousDiLoCo(period, momentum_delay=delayed)
     _, scenes, _ = play(strategy, 3, network=None, steps=20, slow=slow)
     theta = np.zeros(4 * SIZE)
     momentum, buffer = np.zeros_like(theta), []
-    # When whoever brings what, and where it began.
+    # Each entry has the time of a worker's next result, and the weights that it started from.
     first = min(period, 20)
     under_way = [(first * pace, worker, theta, first) for worker, pace in enumerate(PACES)]
     left, done = 60 - 3 * first, 0

@@ -1,4 +1,4 @@
-"""Parameter averaging against NumPy loops that share no code with it, on both clocks."""
+"""Test parameter averaging against NumPy loops that share no code with it, on both clocks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from labkit.network import Slowdown
 from labkit.programs import Gradient
 
 WORKERS = 3
-ROWS = (1, 2, 5)  # of the batches of each worker
+ROWS = (1, 2, 5)  # batch rows of each worker
 SHARES = np.array(ROWS) / sum(ROWS)
 
 
@@ -39,17 +39,17 @@ def unequal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def local(weights: np.ndarray, worker: int) -> np.ndarray:
-    """A step as `Numbers` takes it: the gradient is a hundredth of the weights, and worker + 1."""
+    """Take a step as `Numbers` does: the gradient is a hundredth of the weights plus worker + 1."""
     return weights - 0.1 * (0.01 * weights + (worker + 1))
 
 
 def reference(steps: int, period: int, outer: str | None, warmup: int = 0) -> list[np.ndarray]:
-    """The weights of all workers after these steps, by the formulas of the papers."""
+    """Return the weights of all workers after these steps, by the formulas of the papers."""
     own = [np.zeros(4 * SIZE) for _ in ROWS]
     shared, velocity = own[0], 0.0
     for step in range(1, steps + 1):
         own = [local(weights, worker) for worker, weights in enumerate(own)]
-        if step <= warmup:  # the mean of steps from the same weights is the step of the mean
+        if step <= warmup:  # the mean of steps from equal weights is the step by the mean gradient
             shared = sum(share * weights for share, weights in zip(SHARES, own, strict=True))
             own = [shared] * len(ROWS)
         elif (step - warmup) % period == 0 or step == steps:
@@ -76,7 +76,7 @@ def test_replicas_meet_as_the_papers_say(period: int, warmup: int, outer: Any) -
 
 @pytest.mark.parametrize(("outer", "warmup"), [(None, 0), ("nesterov", 3)])
 def test_who_is_slower_takes_fewer_steps_and_nobody_waits(outer: Any, warmup: int) -> None:
-    """A worker twice as slow has two steps of a period of 4, one 2.5 times as slow has one."""
+    """Test periods of 4 steps: a worker 2 times as slow takes two, one 2.5 times as slow one."""
     slow = {1: Slowdown(compute=2.0), 2: Slowdown(compute=2.5)}
     strategy = ParameterAveraging(
         4, outer_optimizer=outer, warmup_steps=warmup, local_steps="by_speed"
@@ -101,7 +101,7 @@ def test_who_is_slower_takes_fewer_steps_and_nobody_waits(outer: Any, warmup: in
     for worker in range(WORKERS):
         np.testing.assert_allclose(scenes.held[worker], shared, rtol=0, atol=1e-12)
     assert scenes.steps == {0: 20 + warmup, 1: 10 + warmup, 2: 5 + warmup}
-    assert world.now == pytest.approx(20 * 0.1 + warmup * 0.25)  # the fastest sets the pace
+    assert world.now == pytest.approx(20 * 0.1 + warmup * 0.25)  # the fastest worker sets the pace
 
 
 def test_a_worker_without_rows_meets_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def test_a_worker_without_rows_meets_all_the_same(monkeypatch: pytest.MonkeyPatc
 
 
 class Heavy(Numbers):
-    """With momentum, which is what workers keep: v ← 0.9 v - 0.1 g, w ← w + v."""
+    """Numbers with momentum, which workers keep: v ← 0.9 v - 0.1 g, w ← w + v."""
 
     moves: ClassVar[dict[int, np.ndarray]] = {}
 
@@ -140,7 +140,7 @@ class Heavy(Numbers):
 @pytest.mark.parametrize(
     ("state", "turns", "same"),
     [
-        ("keep", False, True),  # a mean of always the same shares is linear, and so is momentum
+        ("keep", False, True),  # a mean with constant shares is linear, and so is momentum
         ("keep", True, False),
         ("average", True, True),
         ("reset", False, False),
@@ -149,7 +149,7 @@ class Heavy(Numbers):
 def test_with_momentum_meeting_each_step_is_synchronous_or_not(
     state: Any, turns: bool, same: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where `turns`, who has how many rows changes from step to step."""
+    """Test shares of rows that change from step to step if `turns` is set."""
 
     def batch(self: Numbers, worker: int) -> int:
         return ROWS[(worker + turns * self.steps[worker]) % WORKERS]
@@ -171,7 +171,7 @@ def test_with_momentum_meeting_each_step_is_synchronous_or_not(
 def streamed(
     steps: int, period: int, fragments: int, delay: int, outer: str | None
 ) -> list[np.ndarray]:
-    """Fragments in turn, late: what was learned meanwhile is kept."""
+    """Return the weights when fragments are averaged in turn, late, keeping later local steps."""
     own = [np.zeros(4 * SIZE) for _ in ROWS]
     shared, velocity = np.zeros(4 * SIZE), np.zeros(4 * SIZE)
 
@@ -211,17 +211,17 @@ def test_fragments_meet_in_turn_and_late(fragments: int, delay: int, outer: Any)
         np.testing.assert_allclose(scenes.held[worker], expected, rtol=0, atol=1e-11)
 
 
-PULLS = np.random.default_rng(0).normal(size=(WORKERS, 4 * SIZE))  # of each worker's data
+PULLS = np.random.default_rng(0).normal(size=(WORKERS, 4 * SIZE))  # the pull of each worker's data
 
 
 def pulled(self: Numbers, worker: int, weights: np.ndarray) -> Gradient:
-    """A gradient that is another one in each element."""
+    """Return a gradient that differs in each element."""
     step = self.steps[worker] = self.steps.get(worker, -1) + 1
     return Gradient(0.01 * weights + PULLS[worker], ROWS[worker], 0.5, step)
 
 
 def four_bits(values: np.ndarray, chance: np.ndarray) -> np.ndarray:
-    """What 15 levels say of values, 32 of which share a norm; who goes up, chance says."""
+    """Return values in 15 levels, with a norm per 32 values; `chance` decides who is rounded up."""
     norms = np.repeat(np.linalg.norm(values.reshape(-1, 32), axis=1), 32)
     levels = np.floor(np.abs(values) / norms * 7 + chance)
     return np.sign(values) * levels * norms / 7
@@ -231,7 +231,7 @@ def four_bits(values: np.ndarray, chance: np.ndarray) -> np.ndarray:
 def test_outer_gradients_in_four_bits_are_made_up_for_at_the_next_meeting(
     outer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The draws are taken from where the compressor has them; what is made of them is not."""
+    """Test against NumPy with the compressor's random draws, but without its other code."""
     import tensorflow as tf
 
     @tf.function(jit_compile=True)
@@ -279,7 +279,7 @@ def test_whoever_meets_rarely_sends_little_and_a_stream_sends_evenly() -> None:
 
 
 def test_a_stream_hides_behind_the_steps_that_go_on() -> None:
-    """Three steps of 0.1 s carry 16 ms of links: nobody waits, but for the last meeting."""
+    """Test that three steps of 0.1 s hide 16 ms of communication, except at the last averaging."""
     waits, late = (
         play(strategy, WORKERS, network=FAST, steps=25)
         for strategy in (ParameterAveraging(8), ParameterAveraging(8, overlap_steps=3))
@@ -298,14 +298,15 @@ def test_what_workers_keep_goes_on_is_averaged_or_begins_anew() -> None:
         for state in ("keep", "average", "reset")
     )
     assert keep.kept == reset.kept == {}
-    # The states of `Numbers` are ten times the worker's number, and its steps; by rows 15.
+    # A state of `Numbers` is ten times the worker's number plus its steps; the workers' mean of the
+    # first part, weighted by rows, is 15.
     assert average.kept == {worker: [15.0 + 4, 15.0 + 8] for worker in range(WORKERS)}
     assert keep.forgot == average.forgot == []
     assert sorted(reset.forgot) == [0, 0, 1, 1, 2, 2]
 
 
 def test_the_period_falls_with_the_loss() -> None:
-    """A loss of 0.5 / step: √(F_j/F_0) is known, and when meetings are."""
+    """Test a loss of 0.5 / step, for which √(F_j/F_0) and the steps of averaging are known."""
     strategy = ParameterAveraging(8, adaptive=True)
     rows = [row for row in play(strategy, WORKERS, steps=40)[1].rows if row["rank"] == 0]
     met = [int(row["step"]) + 1 for row in rows if row["messages"]]
@@ -324,15 +325,15 @@ def test_the_period_falls_with_the_loss() -> None:
 @pytest.mark.parametrize(
     ("losses", "met"),
     [
-        ([1.0, 4.0, 9.0, 1.0], [8, 16, 24, 32]),  # grown: the period does not
-        ([1.0, np.nan, 0.25, 1.0], [8, 16, 24, 28, 32]),  # unknown: it stays
-        ([0.0, 0.0, 2.0, 0.5], [8, 16, 24, 32]),  # nothing to fall from until the third
+        ([1.0, 4.0, 9.0, 1.0], [8, 16, 24, 32]),  # the loss grows, so the period stays
+        ([1.0, np.nan, 0.25, 1.0], [8, 16, 24, 28, 32]),  # the loss is unknown, so the period stays
+        ([0.0, 0.0, 2.0, 0.5], [8, 16, 24, 32]),  # the first loss is 0, so the period cannot fall
     ],
 )
 def test_the_period_stays_where_the_loss_says_nothing(
     losses: list[float], met: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A loss for each eight steps."""
+    """Test a separate loss for every eight steps."""
     plain = Numbers.gradient
 
     def gradient(self: Numbers, worker: int, weights: np.ndarray) -> Gradient:
@@ -346,7 +347,7 @@ def test_the_period_stays_where_the_loss_says_nothing(
 
 
 def test_a_falling_period_starves_nobody() -> None:
-    """A worker four times slower has a step in each of the periods, down to the shortest of 4."""
+    """Test that a worker four times slower steps in each period, even in the shortest of 4."""
     slow = {2: Slowdown(compute=4.0)}
     strategy = ParameterAveraging(16, adaptive=True, local_steps="by_speed")
     _, scenes, _ = play(strategy, WORKERS, steps=200, slow=slow)
@@ -355,7 +356,7 @@ def test_a_falling_period_starves_nobody() -> None:
 
 
 def trained(communicator: Any, experiments: list[Experiment]) -> list[tuple[list[Any], list[int]]]:
-    """The weights of each, and the bytes that this rank has sent in each step, by its meter."""
+    """Return each experiment's weights, and the counted bytes that this rank sends in each step."""
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
 
@@ -372,7 +373,7 @@ def trained(communicator: Any, experiments: list[Experiment]) -> list[tuple[list
 
 @pytest.mark.slow
 def test_both_clocks_train_the_same_weights(cluster: Cluster) -> None:
-    """With unequal batches, and layers that keep moving statistics."""
+    """Test unequal batches, and layers with moving statistics."""
     strategies = [
         ParameterAveraging(
             3,
@@ -414,7 +415,7 @@ def test_both_clocks_train_the_same_weights(cluster: Cluster) -> None:
 
 
 def kept(communicator: Any, experiments: list[Experiment]) -> list[tuple[Any, Any, Any]]:
-    """Moving statistics of each model, those of all its workers, and their counts of steps."""
+    """Return moving statistics of the model and of all its workers, and optimizer slots."""
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
 
@@ -432,7 +433,7 @@ def kept(communicator: Any, experiments: list[Experiment]) -> list[tuple[Any, An
 
 
 def test_what_is_evaluated_has_the_mean_of_moving_statistics(cluster: Cluster) -> None:
-    """Whatever becomes of slots; a reset leaves none of them at the end, but all statistics."""
+    """Test that moving statistics are averaged in any mode; a reset clears only optimizer slots."""
     ways: list[Any] = [
         ParameterAveraging(3, optimizer_state=s) for s in ("keep", "average", "reset")
     ]
@@ -454,7 +455,7 @@ def test_what_is_evaluated_has_the_mean_of_moving_statistics(cluster: Cluster) -
     for ours, workers, _ in told:
         for one, *theirs in zip(ours, *workers, strict=True):
             np.testing.assert_allclose(one, np.mean(theirs, 0), rtol=0, atol=1e-12)
-        assert abs(ours[0]).max() > 0.01  # moving means begin with 0
+        assert abs(ours[0]).max() > 0.01  # moving means start at 0
     (_, workers, slots), (_, _, nothing) = told[1], told[2]
     np.testing.assert_allclose(slots[0], slots[2], rtol=0, atol=1e-12)
     np.testing.assert_allclose(workers[0][0], workers[2][0], rtol=0, atol=1e-12)
@@ -465,13 +466,14 @@ def normalized() -> Any:
     import keras
     from keras.layers import BatchNormalization, Dense
 
-    # A bias before a normalization has no gradient but rounding, which Adam makes large.
+    # A bias before a normalization has a gradient of rounding errors only, which Adam would
+    # enlarge.
     layers = [Dense(8, use_bias=False), BatchNormalization(), Dense(10)]
     return keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), *layers])
 
 
 def test_ranks_that_meet_rarely_send_little_and_a_stream_sends_evenly(cluster: Cluster) -> None:
-    """By the meter of the ranks."""
+    """Test the bytes that the ranks count."""
     wall = [
         Experiment(
             dataset="digits",
@@ -490,11 +492,11 @@ def test_ranks_that_meet_rarely_send_little_and_a_stream_sends_evenly(cluster: C
     for told in cluster.call(trained, wall, ranks=2):
         each, seldom, stream = (sent for _, sent in told)
         assert sum(seldom) * 4 == sum(each)
-        assert max(stream[:-1]) * 2 == max(seldom)  # the last meeting is of all fragments
+        assert max(stream[:-1]) * 2 == max(seldom)  # the last averaging includes all fragments
 
 
 def test_ranks_of_which_nobody_waits_take_all_steps(cluster: Cluster) -> None:
-    """Whoever takes how many; what is left is the same everywhere."""
+    """Test that all steps are taken by any of the workers, and that the final weights are equal."""
     wall = [
         Experiment(
             dataset="digits",
@@ -520,7 +522,7 @@ def test_ranks_of_which_nobody_waits_take_all_steps(cluster: Cluster) -> None:
 
 
 def learned(communicator: Any, experiments: list[Experiment]) -> list[tuple[float, float]]:
-    """The mean loss of all workers in the first step of each, and in the last one."""
+    """Return the mean loss of all workers in the first and last step of each experiment."""
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
 
@@ -550,7 +552,8 @@ def test_replicas_learn_where_each_has_other_labels(cluster: Cluster) -> None:
         clock="virtual",
         virtual={"compute_time": 0.01},
     )
-    # The losses of the last one count what others predict, who know other labels alone.
+    # Losses of codistillation include the predictions of other workers, which know other labels
+    # only.
     taught = Codistillation(4, distillation_weight=0.1)
     ways = [ParameterAveraging(4), ElasticAveraging(0.1), Gossip("ring"), taught]
     (told,) = cluster.call(learned, [base.replace(strategy=way) for way in ways], ranks=1)
@@ -563,9 +566,9 @@ def test_replicas_learn_where_each_has_other_labels(cluster: Cluster) -> None:
     [
         (
             {"period": 4, "overlap_steps": 4},
-            "is an averaging every 4 steps, but with overlap_steps=4 an averaging",
+            "averages a fragment every 4 steps, but with overlap_steps=4 an averaging",
         ),
-        ({"period": 4, "fragments": 8}, "is an averaging every 0 steps"),
+        ({"period": 4, "fragments": 8}, "averages a fragment every 0 steps"),
         (
             {"optimizer_state": "average", "overlap_steps": 1},
             "applies to whole models.*use optimizer_state='keep'",

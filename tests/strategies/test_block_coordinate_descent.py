@@ -1,4 +1,4 @@
-"""Scheduled blocks: optima of a lasso and of a factorization, layers, and what is said."""
+"""Test scheduled blocks: optima of a lasso and of a factorization, layers, and bytes sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labkit.common.errors import InvalidInput
 from labkit.datasets.planted import factorization_optimum, ratings
 from labkit.network import ComputeTime
 from labkit.programs import EventLog, Gradient, Roles
-from labkit.programs.timing import TimingModel
+from labkit.programs.timing_model import TimingModel
 from labkit.programs.virtual_runtime import VirtualRuntime
 from labkit.strategies.block_coordinate_descent import BlockCoordinateDescent
 
@@ -23,7 +23,7 @@ ROWS, COLUMNS, ALPHA = 90, 30, 0.1
 
 
 def correlated(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Columns of unit variance in groups of five, and what three of them give."""
+    """Return unit-variance columns in groups of five, and a target made from three of them."""
     random = np.random.default_rng(seed)
     shared = np.repeat(random.standard_normal((ROWS, COLUMNS // 5)), 5, axis=1)
     x = np.sqrt(0.5) * shared + np.sqrt(0.5) * random.standard_normal((ROWS, COLUMNS))
@@ -58,10 +58,10 @@ def lasso(strategy: BlockCoordinateDescent, rounds: int, **fields: Any) -> lk.Ex
 
 
 class Squares(Numbers):
-    """The mean squared error of a worker's rows, and steps at a rate of 0.5."""
+    """The mean squared error of a worker's rows, with steps at a rate of 0.5."""
 
     x, y = correlated()
-    parts = np.array_split(np.arange(ROWS), [20, 55])  # nobody has as many as another
+    parts = np.array_split(np.arange(ROWS), [20, 55])  # all workers have different numbers of rows
 
     def gradient(self, worker: int, weights: np.ndarray) -> Gradient:
         x, y = self.x[self.parts[worker]], self.y[self.parts[worker], 0]
@@ -85,7 +85,7 @@ USERS, ITEMS, FACTORS, L2 = 20, 15, 2, 0.002
 
 
 class Rated(Numbers):
-    """The squared errors of a factored table, of which each worker has some entries."""
+    """The squared errors of a factorized matrix, of which each worker knows some entries."""
 
     x, y = ratings(USERS, ITEMS, FACTORS)
     parts = np.array_split(np.random.default_rng(0).permutation(len(x)), [30, 80])
@@ -93,7 +93,7 @@ class Rated(Numbers):
 
     def __init__(self) -> None:
         super().__init__()
-        # Tables of each worker: where it has an entry, and what it is.
+        # Matrices of each worker: which entries it knows, and their values.
         self.known, self.values = np.zeros((2, 3, USERS, ITEMS))
         for worker, part in enumerate(self.parts):
             user, item = self.x[part].astype(int).T
@@ -138,7 +138,7 @@ class Rated(Numbers):
 def rounds(
     strategy: BlockCoordinateDescent, count: int, scenes: Numbers | None = None
 ) -> tuple[Numbers, VirtualRuntime]:
-    """So many rounds of three workers."""
+    """Run a number of rounds with three workers."""
     weights = np.zeros(COLUMNS)
     if isinstance(scenes, Rated):
         weights = np.random.default_rng(1).uniform(-0.5, 0.5, (USERS + ITEMS) * FACTORS)
@@ -177,7 +177,7 @@ def test_the_lasso_reaches_the_optimum_of_coordinate_descent(select: Any) -> Non
 
 @pytest.mark.parametrize("select", SELECTS)
 def test_a_factorization_ends_where_alternating_least_squares_does(select: Any) -> None:
-    """A block is a user or an item; who has rated what is found by the check."""
+    """Test blocks of one user or item each; the dependency check finds who rated what."""
     strategy = BlockCoordinateDescent(select, block=FACTORS, blocks_per_round=8, dependency=1e-9)
     scenes, _ = rounds(strategy, 700, Rated())
     losses = [scenes.gradient(worker, scenes.held[0]) for worker in range(3)]
@@ -187,7 +187,7 @@ def test_a_factorization_ends_where_alternating_least_squares_does(select: Any) 
 
 
 def test_blocks_that_depend_on_each_other_and_change_together_go_too_far() -> None:
-    """With columns that are nearly the same, a round of all of them overshoots."""
+    """Test that a joint round of nearly equal columns overshoots."""
 
     def away(dependency: float | None) -> float:
         strategy = BlockCoordinateDescent(
@@ -200,13 +200,13 @@ def test_blocks_that_depend_on_each_other_and_change_together_go_too_far() -> No
 
 
 def test_what_is_said_are_the_blocks_alone() -> None:
-    """Two rounds of a ring, of 8 bytes a weight, after couplings of all blocks."""
+    """Test the bytes of two ring rounds, with 8 bytes per weight."""
     strategy = BlockCoordinateDescent("round_robin", block=5, blocks_per_round=2, dependency=None)
     scenes, _ = rounds(strategy, 3)
-    # A ring of three sends two thirds of the buffer twice.
+    # In a ring of three, each worker sends two thirds of the buffer twice.
     assert {row["payload_bytes"] for row in scenes.rows} == {10 * 8}
     sent = sum(row["wire_bytes"] for row in scenes.rows)
-    assert sent == pytest.approx(3 * 3 * 4 / 3 * 10 * 8, rel=0.01)  # in whole numbers a chunk
+    assert sent == pytest.approx(3 * 3 * 4 / 3 * 10 * 8, rel=0.01)  # rounded to whole weights
 
 
 def test_more_couplings_than_fit_into_memory_are_refused() -> None:
@@ -231,7 +231,7 @@ def test_on_ranks_it_does_what_it_does_on_the_virtual_clock(cluster: lk.Cluster)
     )
     found = [run.model().get_weights()[0] for run in (virtual, wall)]
     np.testing.assert_allclose(*found, rtol=0, atol=1e-12)
-    # History has the whole objective, at the weights before each step.
+    # The history has the whole objective at the weights before each step.
     _, y = correlated()
     first = wall.history[wall.history.step == 0]
     assert np.average(first.loss, weights=first.samples) == pytest.approx(np.mean(y**2))

@@ -1,4 +1,4 @@
-"""Codistillation against NumPy loops that share no code with it, on both clocks."""
+"""Test codistillation against NumPy loops that share no code with it, on both clocks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ WORKERS, STEPS = 3, 20
 
 
 def said(who: int, whose: int, step: int, weights: np.ndarray) -> np.ndarray:
-    """Predictions as `Numbers` makes them."""
+    """Return predictions as `Numbers` makes them."""
     return (who + 1) * weights[:PASSED] + 10.0 * whose + step
 
 
 @pytest.mark.parametrize("exchange", ["predictions", "weights"])
 def test_others_are_heard_a_period_later(exchange: Any) -> None:
-    """Without a model: who is heard of which step and which weights, and what it costs."""
+    """Test without a model which workers' predictions, steps and weights count, and their cost."""
     strategy = Codistillation(4, distillation_weight=0.5, exchange=exchange)
     _, scenes, _ = play(strategy, WORKERS, steps=STEPS)
     own, kept = [np.zeros(4 * SIZE)] * WORKERS, {0: [np.zeros(4 * SIZE)] * WORKERS}
@@ -31,7 +31,8 @@ def test_others_are_heard_a_period_later(exchange: Any) -> None:
         if step >= 8:
             old = kept[step - step % 4 - 4]
             for worker, weights in enumerate(own):
-                # Weights are tried by who has got them, so predictions say who predicts.
+                # Received weights are run by the receiver, while predictions are made by the
+                # sender.
                 others = [other for other in range(WORKERS) if other != worker]
                 who = [worker if exchange == "weights" else other for other in others]
                 drawn = np.mean(
@@ -44,23 +45,24 @@ def test_others_are_heard_a_period_later(exchange: Any) -> None:
         np.testing.assert_allclose(scenes.held[worker], own[worker], rtol=1e-12)
     rows = [row for row in scenes.rows if row["rank"] == 0]
     spent = sum(row["compute_seconds"] for row in rows)
-    # A third of a gradient for each of two others in each of the last 12 steps, whoever predicts.
+    # In each of the last 12 steps, a worker makes two predictions, each at a third of a gradient's
+    # cost.
     assert spent == pytest.approx(0.1 * (STEPS + 2 * 12 / 3))
 
 
 @pytest.mark.parametrize("exchange", ["predictions", "weights"])
 def test_all_stop_after_the_same_step(exchange: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who wants to stop at step 10 says so at 12, is heard at 16, and all end that period."""
+    """Test that a stop wanted at step 10 is sent at 12 and known at 16, and ends that period."""
     monkeypatch.setattr(Numbers, "stops", lambda self: self.steps.get(0, 0) >= 10)
     _, scenes, _ = play(Codistillation(4, exchange=exchange), WORKERS, steps=40)
     assert scenes.steps == dict.fromkeys(range(WORKERS), 20)
 
 
-ROWS, CLASSES = 60, 10  # of the digits, by which parts of a batch are unequal
+ROWS, CLASSES = 60, 10  # rows of digits, so that workers' parts of a batch are unequal
 
 
 def parts(communicator: Any, experiment: Experiment, equal: bool) -> dict[str, Any]:
-    """Trained weights of worker 0, the batches of all, and what this rank has sent, metered."""
+    """Return worker 0's weights, all batches, and the bytes that this rank sent."""
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
 
@@ -96,7 +98,7 @@ def softmax(x: np.ndarray, w: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def reference(told: dict[str, Any], period: int, share: float, rate: float) -> list[np.ndarray]:
-    """Softmax regressions that learn from each other, in NumPy: the weights of worker 0."""
+    """Return worker 0's weights by softmax regressions in NumPy that learn from each other."""
     own = [tuple(each.copy() for each in told["first"]) for _ in told["rows"]]
     kept = {}
     for step in range(len(told["rows"][0])):
@@ -117,7 +119,7 @@ def reference(told: dict[str, Any], period: int, share: float, rate: float) -> l
 
 
 def test_models_learn_from_each_other_as_a_loop_in_numpy_says(cluster: Cluster) -> None:
-    """With unequal rows; what travels is predictions of a period's batches, or weights, metered."""
+    """Test unequal rows, and the counted bytes of a period's predictions or of weights."""
     base = Experiment(
         dataset="digits",
         dataset_options={"rows": ROWS, "test_rows": 10},
@@ -144,11 +146,11 @@ def test_models_learn_from_each_other_as_a_loop_in_numpy_says(cluster: Cluster) 
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
         apart = reference(told[0], 3, 0.0, 0.5)
         assert abs(told[0]["weights"][0] - apart[0]).max() > 1e-3
-    # Said at steps 3, 6, …, 15, for steps 6 to 19, to two others.
+    # Workers send at steps 3, 6, …, 15, for steps 6 to 19, to two others.
     size = 8 * (64 * CLASSES + CLASSES)
     sent = {name: [rank["sent"] for rank in told] for name, told in found.items()}
     assert sent["weights"] == [2 * 5 * size] * 3
-    heard = [2, 6, 4]  # rows of each one's batch
+    heard = [2, 6, 4]  # rows of each worker's batch
     whole = [14 * 8 * CLASSES * (sum(heard) - own) for own in heard]
     assert sent["predictions"] == whole
 
@@ -175,7 +177,10 @@ def test_without_weight_two_replicas_of_equal_data_are_two_trainings(cluster: Cl
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"dataset": lambda: None, "model": lambda: None}, "other workers predict a batch before"),
+        (
+            {"dataset": lambda: None, "model": lambda: None},
+            "other workers predict on a batch before",
+        ),
         ({"input_mode": "scatter"}, "does not support separate models"),
     ],
 )

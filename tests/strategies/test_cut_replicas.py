@@ -1,4 +1,4 @@
-"""Replicas that are cut against whole ones: as formulas, as any order of pieces, and as models."""
+"""Test replicas cut into stages against whole ones: as formulas, in any order, and as models."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_servers_see_no_difference(way: Any, stages: int) -> None:
     ]
     assert ours.epochs == theirs.epochs
     assert all(ours.held[n] == pytest.approx(theirs.held[n], abs=1e-12) for n in theirs.held)
-    # Each stage writes its rows; loss and samples are those of the replica, once.
+    # Each stage writes its rows, but loss and samples occur once per replica.
     assert len(ours.rows) == stages * len(theirs.rows)
     heads, whole_ones = (
         sorted((row["rank"], row["step"], row["loss"]) for row in scenes.rows if row["samples"])
@@ -68,7 +68,7 @@ def test_bytes_are_those_of_whole_replicas_and_what_passes_both_ways() -> None:
 
 
 def test_places_push_at_the_same_time() -> None:
-    # A link of its own for each half of the weights; four servers take both.
+    # Each half of the weights has its own link, and four servers accept both.
     whole_one, cut = (
         play(Downpour(servers=4, stages=stages, placement="sharded"), 1, steps=10)[0].now
         for stages in (1, 2)
@@ -122,7 +122,7 @@ def test_pieces_in_any_order_are_whole_pushes(data: st.DataObject) -> None:
 
 
 def _piece(roles: Roles, member: int, server: int, step: int, push: Any) -> Any:
-    """What a stage sends of a push to a server."""
+    """Return the part of a push that a stage sends to a server."""
     stage = roles.place(member).member
     part = roles.of_member(stage).part(server).take(roles.cut[stage].take(push))
     return Message(member, part, rows=int(member < roles.workers), step=step)
@@ -141,7 +141,7 @@ SMALL: dict[str, Any] = {
 
 
 def furthest(communicator: Any, pairs: list[tuple[Experiment, Any]]) -> list[float]:
-    """How far weights are from those of whole replicas, at the interleaving of these."""
+    """Return how far weights are from those of whole replicas with the same order of events."""
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
 
@@ -178,14 +178,15 @@ def test_as_models_they_are_whole_ones_at_the_same_interleaving(cluster: Cluster
     pairs = [(asked(1, name), {"stages": stages}) for name in names for stages in (2, 3)]
     pairs.append((asked(3, "adagrad"), {"stages": 2}))
     unshared = {"model": "locally_connected", "model_options": {"filters": [2], "kernel": 3}}
-    pairs.append((asked(2, "adagrad", **unshared), {"stages": 2}))  # DistBelief's kind of model
+    # This is the kind of model that DistBelief used.
+    pairs.append((asked(2, "adagrad", **unshared), {"stages": 2}))
     for pair, apart in zip(pairs, cluster.call(furthest, pairs, ranks=1)[0], strict=True):
         assert apart <= 1e-10, pair
 
 
 UNSHARED: dict[str, Any] = {"model": "locally_connected", "model_options": {"filters": [2, 3]}}
 CONVOLUTION: dict[str, Any] = {"model": "cnn", "model_options": {"filters": [3, 2], "dense": 6}}
-SINGLE = {"dataset_options": {"rows": 8, "test_rows": 10}, "batch_size": 2}  # and one has no row
+SINGLE = {"dataset_options": {"rows": 8, "test_rows": 10}, "batch_size": 2}  # one worker has no row
 
 
 @pytest.mark.slow
@@ -206,7 +207,7 @@ def test_over_a_grid_they_are_whole_ones_at_the_same_interleaving(cluster: Clust
 
 
 def sent(communicator: Any, experiments: list[Experiment]) -> list[float]:
-    """Bytes that all have sent, and were sent by servers."""
+    """Return the bytes that workers and servers have sent."""
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
 
@@ -245,8 +246,8 @@ def test_a_lost_machine_is_a_lost_replica(cluster: Cluster) -> None:
     assert run.metrics["equivalence"]["verdict"] == "passed"
     (loss,) = run.metrics["exchange"]["lost"]
     assert loss == {"worker": 1, "seconds": 0.12, "gradients": 2}
-    assert sum(run.history["rank"] == 1) == 2  # in half of the time that one machine takes
-    assert run.history["samples"].sum() >= 100 - 10  # others do what it was to
+    assert sum(run.history["rank"] == 1) == 2  # in half the time of one rank
+    assert run.history["samples"].sum() >= 100 - 10  # other workers compute its rows
     assert set(run.history["rank"]) == {0, 1, 2, 4, 5, 6}
 
 
@@ -281,7 +282,7 @@ def test_what_cannot_be_cut_is_refused(strategy: Any, why: str) -> None:
     [
         (
             {"model": "transformer", "dataset": "shakespeare"},
-            "cannot be cut over a grid",
+            "cannot be divided over a grid",
         ),
         ({"precision": "mixed_bfloat16"}, "use precision='float32' or 'float64'"),
     ],
@@ -292,7 +293,7 @@ def test_models_that_have_no_grid_are_refused(fields: dict[str, Any], why: str) 
 
 
 def refused(communicator: Any) -> list[str]:
-    """What is said of models that are not to be cut."""
+    """Return the error messages for models that cannot be cut."""
     import keras
     import tensorflow as tf
     from keras.layers import Dense, Embedding, GlobalAveragePooling1D, Input, Softmax
@@ -325,7 +326,13 @@ def refused(communicator: Any) -> list[str]:
 
 def test_models_that_cannot_be_cut_are_refused(cluster: Cluster) -> None:
     (found,) = cluster.call(refused, ranks=1)
-    wanted = ["a chain of 2", "without weights", "add to the loss", "bfloat16", "including a mask"]
+    wanted = [
+        "the model has 2 blocks",
+        "without weights",
+        "add to the loss",
+        "bfloat16",
+        "including a mask",
+    ]
     for said, why in zip(found, wanted, strict=True):
         assert why in said
 

@@ -1,4 +1,4 @@
-"""Downpour against its algorithm written anew, and against an asynchronous server."""
+"""Test Downpour against a NumPy version of its algorithm and an asynchronous server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_one_replica_is_the_algorithm(fetch: int, push: int) -> None:
             central, accrued = central - 0.1 * accrued, np.zeros(4 * SIZE)
         if number % fetch == 0:
             own = central
-    central = central - 0.1 * accrued  # what is left comes with the goodbye
+    central = central - 0.1 * accrued  # a worker pushes the rest when it leaves
     for server, half in ((1, slice(0, None)), (2, slice(0, None))):
         assert scenes.held[server] == pytest.approx(central[half][: 2 * SIZE], abs=1e-12)
 
@@ -85,5 +85,5 @@ def test_fewer_pushes_are_fewer_bytes() -> None:
 
 
 def test_replicas_that_never_meet_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="leave a replica to train alone; allowed: 1 to 10000"):
+    with pytest.raises(InvalidInput, match="a replica would train alone; allowed: 1 to 10000"):
         Experiment(dataset="digits", workers=2, strategy=Downpour(push_every=20_000))

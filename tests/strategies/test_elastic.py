@@ -1,4 +1,4 @@
-"""Elastic averaging against NumPy loops, which have the momentum as the paper writes it."""
+"""Test elastic averaging against NumPy loops with the momentum of the paper."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from labkit.common.errors import InvalidInput
 from labkit.network import Slowdown
 
 ALPHA, RATE = 0.2, 0.1
-PACES = (1.0, 1.3, 2.9)  # how slow workers are: no two come at one moment
+PACES = (1.0, 1.3, 2.9)  # slowdowns with which no two workers finish at the same time
 
 
 class Nesterov(Numbers):
-    """As Keras has it: v ← δ v - η g, w ← w + δ v - η g, where w is where gradients are taken."""
+    """Numbers with Keras's Nesterov momentum: v ← δ v - η g, w ← w + δ v - η g."""
 
     moves: ClassVar[dict[int, np.ndarray]] = {}
     share = 0.0
@@ -30,7 +30,7 @@ class Nesterov(Numbers):
 
 
 def gradient(weights: np.ndarray, worker: int) -> np.ndarray:
-    """As `Numbers` has them."""
+    """Return the gradient that `Numbers` computes."""
     return 0.01 * weights + (worker + 1)
 
 
@@ -45,11 +45,11 @@ def test_springs_pull_as_the_paper_says(
     strategy = ElasticAveraging(ALPHA, period=3, momentum=momentum, center=center)
     slow = {worker: Slowdown(compute=pace) for worker, pace in enumerate(PACES)}
     _, scenes, _ = play(strategy, 3, network=None, steps=20, slow=slow)
-    # Where x is and where it will have gone by momentum alone, which is where gradients are taken.
+    # Keep each worker's x, and its step by momentum alone, after which the gradient is taken.
     places, moves = [np.zeros(4 * SIZE)] * 3, [np.zeros(4 * SIZE)] * 3
     centre = np.zeros(4 * SIZE)
     steps = [(step * pace, step, worker) for step in range(21) for worker, pace in enumerate(PACES)]
-    if center == "allreduce":  # in the order of steps, whoever takes how long
+    if center == "allreduce":  # in the order of steps, whatever time they take
         steps = [(step, step, worker) for _, step, worker in steps]
     together = centre
     for _, step, worker in sorted(steps):

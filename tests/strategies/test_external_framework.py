@@ -1,4 +1,4 @@
-"""Other frameworks on the same experiment: what is refused, and that their weights equal ours."""
+"""Test other frameworks on the same experiment: refusals, and weights equal to labkit's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labkit.records.analysis.frameworks import compare_frameworks
 
 @pytest.fixture
 def set_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An environment of which nothing is there but that it says so."""
+    """Return the marker file of an environment that is empty apart from this file."""
     monkeypatch.setattr(environments, "versions", lambda _: "")
     monkeypatch.delenv("LABKIT_TORCH_PYTHON", raising=False)
     monkeypatch.setenv("LABKIT_PEERS", str(tmp_path))
@@ -61,7 +61,7 @@ def test_what_is_not_installed_is_refused_with_what_to_do(set_up: Path) -> None:
     there = given()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(environments, "versions", lambda modules: f"{modules[0]} 9.9")
-        # A verdict of the gate is kept for these versions alone.
+        # A verdict of the equivalence check is kept for these versions only.
         assert there.strategy.environment_key == f"torch 9.9 {sys.executable}"
     set_up.unlink()
     with pytest.raises(InvalidInput, match=r"torch is not installed.*labkit frameworks setup ddp"):
@@ -98,7 +98,7 @@ def test_after_20_steps_weights_equal_ours(cluster: Cluster, name: str, case: st
             cluster.run(asked.replace(strategy=strategy))
             for strategy in (AllReduce(algorithm="ring"), ExternalFramework(name))
         )
-    assert reached == set()  # by other machines
+    assert reached == set()  # no socket was open to other machines
     own, others = (weights(run.path) for run in (ours, theirs))
     worst = max(np.abs(a - b).max() for a, b in zip(own, others, strict=True))
     print(f"{name} {case}: weights are at most {worst:.1e} apart")

@@ -1,4 +1,4 @@
-"""Processes of other frameworks: which losses add up there, and whose optimizers they apply."""
+"""Test processes of other frameworks: which losses they add, and whose optimizers they apply."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_loss_that_is_no_mean_over_rows_is_refused() -> None:
 
 
 def halved() -> keras.Model:
-    """Compiled with an optimizer of a user's own, that Keras does not know."""
+    """Return a model compiled with a user-defined optimizer that Keras does not know."""
 
     class Halved(keras.optimizers.SGD):
         def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:

@@ -1,4 +1,4 @@
-"""Gossip against NumPy loops, on rings, matchings, exponential and directed graphs."""
+"""Test gossip against NumPy loops, on rings, matchings, exponential and directed graphs."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from labkit.network import Slowdown
 from labkit.programs import Gradient, Message
 from labkit.programs.virtual_runtime import VirtualRuntime
 
-# Of a directed graph: the first worker tells both others, who tell one each.
+# In this directed graph, worker 0 sends to both others, and each of them sends to one.
 DIRECTED = ((0.4, 0.0, 0.5), (0.3, 0.7, 0.0), (0.3, 0.3, 0.5))
 PUSHED = ((0.5, 0.0, 0.2, 0.0), (0.2, 0.4, 0.0, 0.0), (0.0, 0.6, 0.8, 0.3), (0.3, 0.0, 0.0, 0.7))
 DOUBLY = ((0.5, 0.3, 0.2, 0.0), (0.0, 0.5, 0.3, 0.2), (0.2, 0.0, 0.5, 0.3), (0.3, 0.2, 0.0, 0.5))
 
 
 def gradient(weights: np.ndarray, worker: int) -> np.ndarray:
-    """As `Numbers` has them."""
+    """Return the gradient that `Numbers` computes."""
     return 0.01 * weights + (worker + 1)
 
 
 class Heard(VirtualRuntime):
-    """A world whose sends and deliveries of values are written down, in their order."""
+    """A virtual runtime that logs sent and delivered values in their order."""
 
     log: ClassVar[list[tuple[str, int, int, int]]] = []
 
@@ -52,16 +52,16 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int, int]]:
 
 
 def paper(topology: Any, workers: int, step: int, log: list[Any]) -> np.ndarray:
-    """The mixing matrix of a step, written anew; of random pairs by who has spoken to whom."""
+    """Return a step's mixing matrix from the paper's formula, or for random pairs from the log."""
     if topology == "ring":
         every = np.eye(workers) + np.roll(np.eye(workers), 1, 0) + np.roll(np.eye(workers), -1, 0)
         return every / 3
-    if topology == "exponential":  # 1, 2, 4, … places before, in turn
+    if topology == "exponential":  # 1, 2, 4, … ranks before, in turn
         away = [2**k for k in range(10) if 2**k < workers]
         return (np.eye(workers) + np.roll(np.eye(workers), away[step % len(away)], 0)) / 2
     if topology == "random_pairs":
         said = {(to, source) for kind, source, to, when in log if (kind, when) == ("sent", step)}
-        assert said == {pair[::-1] for pair in said}  # both take half of each other
+        assert said == {pair[::-1] for pair in said}  # both take half of each other's weights
         assert len({to for to, _ in said}) == len(said) == workers // 2 * 2
         return np.eye(workers) + sum(
             (np.outer(np.eye(workers)[to], np.eye(workers)[source] - np.eye(workers)[to]) / 2)
@@ -105,7 +105,7 @@ def test_workers_mix_as_the_formula_says(topology: Any, workers: int, log: list[
 def test_the_mean_of_weights_changes_by_gradients_alone(
     strategy: Gossip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of those that push it is the mean of x, in which each counts by its share."""
+    """Test that only gradients change the mean, in which a push-sum worker counts by its share."""
     given: list[np.ndarray] = []
 
     def drawn(self: Numbers, worker: int, weights: np.ndarray) -> Gradient:
@@ -120,7 +120,7 @@ def test_the_mean_of_weights_changes_by_gradients_alone(
     if strategy.topology == PUSHED:
         shares = np.linalg.matrix_power(np.array(PUSHED), 20) @ shares
     mean = np.mean([share * each for share, each in zip(shares, held, strict=True)], axis=0)
-    assert np.std(held, axis=0).mean() > 0.01  # they are not all alike
+    assert np.std(held, axis=0).mean() > 0.01  # the workers' weights differ
     np.testing.assert_allclose(mean, -0.1 * np.sum(given, 0) / 4, rtol=0, atol=1e-12)
 
 
@@ -134,7 +134,7 @@ def test_every_step_keeps_the_mean(topology: Any, workers: int, data: st.DataObj
 
 
 def test_on_the_complete_graph_it_is_averaging() -> None:
-    """Of gradients that are linear in the weights the mean is that of averaging in each step."""
+    """Test gradients linear in the weights, for which the mean equals averaging in each step."""
     fifth = ((1 / 5,) * 5,) * 5
     ours, theirs = (play(each, 5, steps=20)[1] for each in (Gossip(fifth), ParameterAveraging(1)))
     mean = np.mean([ours.held[worker] for worker in range(5)], axis=0)
@@ -145,7 +145,8 @@ def test_on_the_complete_graph_all_have_the_mean(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Numbers, "gradient", constant)
     third = ((1 / 3,) * 3,) * 3
     _, scenes, _ = play(Gossip(third), 3, steps=2)
-    # After the first step worker k is at -(k + 1) / 10; the second mixes that, and adds it.
+    # After the first step, worker k has the weights -(k + 1) / 10; the second step mixes these and
+    # adds the same again.
     for worker in range(3):
         expected = -0.1 * (1 + 2 + 3) / 3 - 0.1 * (worker + 1)
         np.testing.assert_allclose(scenes.held[worker], expected, rtol=0, atol=1e-12)
@@ -160,13 +161,14 @@ PACES = (1.0, 1.37, 2.9)
 
 
 def test_active_workers_go_to_the_passive_one() -> None:
-    """Whoever comes when: three workers of 20 steps together, of which only one is passive."""
+    """Test 60 steps of three workers, one of them passive, in the order of their times."""
     slow = {worker: Slowdown(compute=pace) for worker, pace in enumerate(PACES)}
     strategy = Gossip("ring", asynchronous=True)
     _, scenes, _ = play(strategy, 3, network=None, steps=20, slow=slow)
     held = [np.zeros(4 * SIZE)] * 3
     granted, done = 3, 0
-    # Who ends a step when, at which weights it computes, and what it will take the mean with.
+    # Each entry has the end of a step, its worker, the weights it computes at and the weights it
+    # averages with.
     ends: list[Any] = []
     begins = [(0.0, worker) for worker in range(3)]
     while begins or ends:
@@ -191,7 +193,7 @@ def test_active_workers_go_to_the_passive_one() -> None:
             begins = sorted([*begins, (now, worker)])
     assert done == 60 == sum(scenes.steps.values())
     assert scenes.steps[0] > 2 * scenes.steps[2]
-    for number, worker in ((0, 0), (3, 1), (2, 2)):  # the passive one's weights are at its ear
+    for number, worker in ((0, 0), (3, 1), (2, 2)):  # rank 3 holds passive worker 1's weights
         np.testing.assert_allclose(scenes.held[number], held[worker], rtol=0, atol=1e-11)
 
 
@@ -199,11 +201,11 @@ def test_active_workers_go_to_the_passive_one() -> None:
 def test_pairs_take_their_mean_in_the_order_in_which_they_spoke(
     topology: Any, log: list[Any]
 ) -> None:
-    """Six workers, three of them passive: what was sent and heard, replayed; 6, 7, 8 are ears."""
+    """Test six workers by replaying their log; ranks 6, 7, 8 answer for the passive ones."""
     slow = {worker: Slowdown(compute=1 + 0.37 * worker) for worker in range(6)}
     _, scenes, _ = play(Gossip(topology, asynchronous=True), 6, steps=20, slow=slow)
     held = {who: np.zeros(4 * SIZE) for who in range(9)}
-    begun = dict(held)  # the weights at which whoever computes does so
+    begun = dict(held)  # the weights at which a worker computes
     flying: dict[tuple[int, int], list[np.ndarray]] = {}
     for kind, source, to, _ in log:
         line = flying.setdefault((source, to), [])
@@ -213,7 +215,7 @@ def test_pairs_take_their_mean_in_the_order_in_which_they_spoke(
         if kind == "sent":
             continue
         values = line.pop(0)
-        if to >= 6:  # an ear: it answers with what it has, and then takes the mean
+        if to >= 6:  # it answers with its weights, then averages
             stepped = held[to] - 0.1 * values if source % 2 else held[to]
             flying.setdefault((to, source), []).append(stepped)
             held[to] = stepped if source % 2 else (held[to] + values) / 2
@@ -229,7 +231,7 @@ def test_pairs_take_their_mean_in_the_order_in_which_they_spoke(
 
 
 def test_one_slow_worker_holds_up_nobody() -> None:
-    """An epoch is at least 4 times as fast as by allreduce, where one is 10 times slower."""
+    """Test that epochs are 4 times faster than by allreduce when one worker is 10 times slower."""
     slow = {7: Slowdown(compute=10.0)}
     together, _, _ = play(ParameterAveraging(1), 8, steps=20, slow=slow)
     for topology in ("ring", "random_pairs"):
@@ -238,7 +240,7 @@ def test_one_slow_worker_holds_up_nobody() -> None:
 
 
 def test_gaps_are_those_of_the_eigenvalues() -> None:
-    """Of a ring of n: 1 - (1 + 2 cos(2π/n)) / 3; half of who is k before: cos²(πkj/n)."""
+    """Test the ring of n: 1 - (1 + 2 cos(2π/n)) / 3; and the exponential graph: cos²(πkj/n)."""
     for workers in (4, 8, 16):
         expected = 1 - (1 + 2 * np.cos(2 * np.pi / workers)) / 3
         assert Gossip("ring").spectral_gap(workers) == pytest.approx(expected, abs=1e-9)
@@ -246,7 +248,7 @@ def test_gaps_are_those_of_the_eigenvalues() -> None:
         squares = np.cos(np.pi * away * np.arange(1, workers) / workers) ** 2
         expected = 1 - np.sqrt(squares.mean(axis=0).max())
         assert Gossip("exponential").spectral_gap(workers) == pytest.approx(expected, abs=1e-9)
-    for workers in (5, 6):  # of random pairs the mean over many draws
+    for workers in (5, 6):  # for random pairs, use the mean over many draws
         strategy = Gossip("random_pairs")
         drawn = [strategy.mixing(workers, step) for step in range(4_000)]
         mean = np.mean([each.T @ each for each in drawn], axis=0)
@@ -257,8 +259,8 @@ def test_gaps_are_those_of_the_eigenvalues() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"topology": ((0.5, 0.2), (0.5, 0.5))}, "a column sums to 1, not to 1, 0.7"),
-        ({"topology": ((0.5, 0.5), (0.5,))}, "is a square matrix"),
+        ({"topology": ((0.5, 0.2), (0.5, 0.5))}, "these columns sum to 1, 0.7"),
+        ({"topology": ((0.5, 0.5), (0.5,))}, "must be a square matrix"),
         ({"topology": DIRECTED}, "topology has 3 rows, but workers=2"),
         ({"topology": "exponential", "asynchronous": True}, "has no such pairs"),
         ({"compressor": "Int8"}, "Gossip has no 'compressor'"),
@@ -270,5 +272,5 @@ def test_what_is_no_topology_is_refused(fields: dict[str, Any], said: str) -> No
 
 
 def test_a_record_of_an_earlier_run_is_understood() -> None:
-    """All replicas once had two fields, of which most made no use."""
+    """Test records of earlier runs, in which all replica strategies had these two fields."""
     assert Gossip(compressor=None, algorithm="auto") == Gossip()

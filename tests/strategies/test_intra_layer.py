@@ -1,4 +1,4 @@
-"""Models of which each rank has some of each layer: who holds what when, what callbacks set."""
+"""Test models sliced within layers: which weights a rank holds, and weights that callbacks set."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ IMAGES = {"model": "cnn", "model_options": {"filters": [3, 2], "dense": 6}}
 
 
 def codes() -> Any:
-    """Ten codes of eleven and what follows each."""
+    """Return sequences of six codes out of eleven, and the code that follows each."""
     found = np.random.default_rng(0).integers(0, 11, (100, 7)).astype("int32")
     return found[:, :-1], found[:, 1:]
 
 
 def attention() -> Any:
-    """Three heads on two slices, and words."""
+    """Return a transformer whose three heads are divided between two slices."""
     from labkit import models
     from labkit.datasets import Shapes
 
@@ -60,7 +60,7 @@ TEXT: dict[str, Any] = {
 
 
 def halves() -> list[Any]:
-    """After an epoch all weights are halved."""
+    """Return a callback that halves all weights after each epoch."""
     import keras
 
     class Half(keras.callbacks.Callback):  # type: ignore[misc]
@@ -71,7 +71,7 @@ def halves() -> list[Any]:
 
 
 def sets_weights() -> list[Any]:
-    """Likewise; other weights stand there at first, and behind a batch of the first two epochs."""
+    """Return a callback that also sets other weights at the start and after two batches."""
     import keras
 
     class Set(keras.callbacks.Callback):  # type: ignore[misc]
@@ -82,7 +82,7 @@ def sets_weights() -> list[Any]:
             self.epoch = epoch
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if (self.epoch, batch) in ((0, 3), (1, 1)):  # the last one of its epoch, and one inside
+            if (self.epoch, batch) in ((0, 3), (1, 1)):  # the epoch's last batch, and one within
                 self.other(batch)
 
         def other(self, number: int) -> None:
@@ -95,7 +95,7 @@ def sets_weights() -> list[Any]:
 
 
 def trained(communicator: Any, experiments: list[Experiment]) -> list[Any]:
-    """Of each: the weights, and losses after each epoch as a last callback is told."""
+    """Return each experiment's weights, and its validation losses as a last callback sees them."""
     import keras
 
     from labkit.worker.feed import read
@@ -156,7 +156,7 @@ def test_weights_that_callbacks_set_count_as_in_one_process(
 
 
 def handed_over(communicator: Any, experiments: list[Experiment]) -> list[bool]:
-    """Whether weights that are set, collected or not, come back from the shares."""
+    """Return whether the slices give back weights that were set, collected or not."""
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession, restore
 
@@ -192,9 +192,9 @@ def test_weights_that_are_set_reach_the_shares(cluster: Cluster) -> None:
 
 
 def numbers(communicator: Any, experiments: list[Experiment]) -> list[Any]:
-    """Numbers in the whole model at first, after each of two steps, and when they are collected.
+    """Return the number of values in the whole model first, after each of two steps, and collected.
 
-    With them the whole model's outputs, and those of the ranks together, before and after.
+    Also return the outputs of the whole model and of the ranks together, before and after.
     """
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession, restore
@@ -236,7 +236,7 @@ def test_the_whole_weights_of_a_grid_are_away_while_it_trains(cluster: Cluster) 
 
 
 def validated(communicator: Any, experiment: Experiment) -> Any:
-    """Metrics after the last epoch, those of the whole model, and how often it was whole."""
+    """Return metrics of the last epoch and of the whole model, and how often it was collected."""
     import keras
 
     from labkit.worker.feed import read
@@ -269,7 +269,7 @@ def test_a_grid_validates_in_tiles_and_is_whole_at_the_end_alone(cluster: Cluste
 
 
 def normalized() -> Any:
-    """A layer that keeps moving statistics of the rows that it has seen."""
+    """Return a model with a layer that keeps moving statistics of the rows."""
     import keras
 
     layers = [keras.layers.Flatten(), keras.layers.Dense(6), keras.layers.BatchNormalization()]
@@ -289,6 +289,6 @@ def test_replicas_that_saw_other_rows_end_with_the_same_statistics(cluster: Clus
 
 @pytest.mark.parametrize("network", [None, "1GbE"])
 def test_what_is_added_up_on_an_emulated_network_has_a_schedule(network: Any) -> None:
-    """MPI's own allreduce knows nothing of its links."""
+    """Test that an emulated network needs a schedule, since MPI's allreduce ignores its links."""
     asked = SimpleNamespace(network=network and Network.parse(network))
     assert TensorParallel().resolved(asked) == ("ring" if network else "mpi")

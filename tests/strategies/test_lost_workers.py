@@ -1,4 +1,4 @@
-"""A worker is lost: those who wait for nobody go on, and the others are refused."""
+"""Test the loss of a worker: asynchronous strategies continue, and others are refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def test_others_compute_what_it_had_still_to_do(strategy: Any, moment: float) ->
 def test_replicas_that_fetch_seldom_go_on_too() -> None:
     strategy = Downpour(fetch_every=4, push_every=2)
     _, scenes, diary = play(strategy, 3, steps=10, epochs=2, compute=LAW, lost={0: 0.65})
-    # What it had pushed since its last fetch is there; others compute all that it was to.
+    # Pushes of the lost worker since its last fetch are kept, and other workers compute all its
+    # remaining rows.
     rows = sum(event["rows"] for event in diary.events)
     assert 2 * 60 <= rows < 2 * (60 + 3 * 4 + 4)
     assert [epoch for epoch, _ in scenes.epochs] == [0, 1]
@@ -63,7 +64,7 @@ def test_stale_synchronous_workers_do_not_wait_for_the_dead() -> None:
         given: Any = {"steps": 12, "compute": LAW, "seed": seed, "network": None}
         _, scenes, diary = play(StaleSynchronous(2), 4, lost={3: rng.uniform(0, 0.8)}, **given)
         counts = np.bincount([int(event["worker"]) for event in diary.events], minlength=4)
-        assert counts[:3].tolist() == [12, 12, 12]  # each its own
+        assert counts[:3].tolist() == [12, 12, 12]  # each worker's own steps
         assert counts[3] < 12 - 2
         living = [event for event in diary.events if event["worker"] < 3]
         diary.events = living
@@ -95,7 +96,7 @@ def test_an_epoch_ends_although_nobody_is_left_to_compute_its_last_gradient() ->
         "compute": ComputeTime(trace=[(0.1,) * 10, (0.1,) * 10, (0.3,)]),
     }
     strategy = ParameterServer(1, synchronous=False)
-    # At 0.7 s the others have been told that there is no more, and the last one still computes.
+    # At 0.7 s, the other workers know that no steps remain, while the last worker still computes.
     _, scenes, diary = play(strategy, 3, steps=5, lost={2: 0.7}, **given)
     assert len(diary.events) == 14
     assert [epoch for epoch, _ in scenes.epochs] == [0]
@@ -131,24 +132,23 @@ VIRTUAL: dict[str, Any] = {"virtual": {"worker_failures": {1: 2.0}}, "workers": 
     [
         ({"strategy": ParameterServer()}, r"ParameterServer of workers=2 tolerates 0 failures"),
         ({"strategy": AllReduce("ring")}, "AllReduce of workers=2 tolerates 0 failures"),
-        ({"strategy": StaleSynchronous(0)}, "and would wait for ever for another"),
+        ({"strategy": StaleSynchronous(0)}, "and with more it would wait forever"),
         (
             {"strategy": SoftSync(1), "virtual": {"worker_failures": {0: 1.0, 1: 2.0}}},
             "SoftSync of workers=2 tolerates",
         ),
         (
             {"strategy": SoftSync(1), "virtual": {"worker_failures": {2: 1.0}}},
-            r"worker_failures=\[2\] with workers=2; give 0 to",
+            r"worker_failures=\[2\] names no workers of workers=2; give worker numbers from 0 to",
         ),
         (
             {"strategy": SoftSync(1), "virtual": {"worker_failures": [(1, -1.0)]}},
             "greater than or equal to 0",
         ),
-        ({"strategy": SoftSync(1), "clock": "wall"}, "clock='wall' measures them"),
+        ({"strategy": SoftSync(1), "clock": "wall"}, "clock='wall' measures times"),
         (
             {"strategy": SoftSync(1, servers=2, colocated=True)},
-            r"worker_failures=\[1\] share ranks with servers=2, so that the servers' weights "
-            r"would be lost",
+            r"worker_failures=\[1\] share ranks with servers=2, so the servers' weights would also",
         ),
     ],
     ids=str,

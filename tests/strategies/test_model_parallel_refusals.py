@@ -1,4 +1,4 @@
-"""Bad input of models cut over ranks: refused in a sentence, before ranks start where it can be."""
+"""Test bad input for models cut over ranks: refused in a sentence, if possible before start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOUR = {"model": "mlp", "model_options": {"widths": [5, 5]}}  # blocks
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        # More stages than layers.
+        # These strategies have more stages than the model has layers.
         (
             {"model": "linear", "strategy": lk.Pipeline()},
             "stages=4 has 4 stages, which need at least one block each, but .* of 2 blocks; "
@@ -54,7 +54,7 @@ FOUR = {"model": "mlp", "model_options": {"widths": [5, 5]}}  # blocks
             },
             "allowed with workers=4: none: give fewer virtual stages",
         ),
-        # A partition that does not fit.
+        # These partitions do not fit the model.
         (
             FOUR | {"strategy": lk.Pipeline(stages=2, partition=(3, 3))},
             r"partition=\[3, 3\] has 6 blocks, but the model has 4; give 2 .* \[2, 2\]",
@@ -67,20 +67,20 @@ FOUR = {"model": "mlp", "model_options": {"widths": [5, 5]}}  # blocks
             FOUR | {"strategy": lk.DelayedGradients(partition=(1, 2, 1))},
             r"partition=\[1, 2, 1\] has 3 stages; give 4 numbers, one per stage",
         ),
-        # More micro-batches than samples.
+        # These strategies have more micro-batches than samples.
         (
             {"strategy": lk.Pipeline(stages=2, microbatches=17)},
-            "microbatches=17 of 16 rows per replica: .*; give at most 16, or batch_size=34 or more",
+            "microbatches=17 exceeds the 16 rows per replica, .* 16, or batch_size=34 or more",
         ),
         (
             {"model": lambda: None, "dataset": ROWS, "strategy": lk.Pipeline(microbatches=21)},
-            "microbatches=21 of 20 rows per replica: .*; give at most 20",
+            "microbatches=21 exceeds the 20 rows per replica, .*; give at most 20",
         ),
         (
             {"dataset_options": {"rows": 7}, "strategy": lk.Pipeline(microbatches=8)},
-            "microbatches=8 of 7 rows",
+            "microbatches=8 exceeds the 7 rows",
         ),
-        # Ranks that do not divide.
+        # These strategies do not divide the ranks evenly.
         (
             {"workers": 6, "strategy": lk.Pipeline(stages=4)},
             "stages=4 does not divide workers=6; allowed: 1, 2, 3, 6",
@@ -159,8 +159,8 @@ REFUSED: list[tuple[Any, Strategy, str]] = [
         lk.Pipeline(microbatches=2),
         "stages=4 has 4 stages, .* is a chain of 1 blocks; allowed with workers=4: 1",
     ),
-    (hidden_layers, lk.Pipeline(microbatches=2), "a Sequential hides its layers: give a keras"),
-    (hidden_layers, lk.TensorParallel(), "a Sequential hides its layers: give a keras"),
+    (hidden_layers, lk.Pipeline(microbatches=2), "layers of a Sequential is unknown; give a keras"),
+    (hidden_layers, lk.TensorParallel(), "layers of a Sequential is unknown; give a keras"),
     (
         one_block,
         lk.Pipeline(microbatches=2, stages=2, partition=(1, 2)),
@@ -176,7 +176,7 @@ REFUSED: list[tuple[Any, Strategy, str]] = [
 
 
 def refuse(communicator: Any, experiments: list[Experiment]) -> list[str]:
-    """What this rank says to each, in which it must not take a step."""
+    """Return the error messages of this rank, where no experiment may take a step."""
     from labkit.common.errors import InvalidInput
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession, restore
@@ -212,7 +212,7 @@ def test_the_refusal_of_ranks_reaches_the_user_as_one_and_the_cluster_goes_on(
 ) -> None:
     with pytest.raises(InvalidInput, match=r"^stages=4 has 4 stages") as refusal:
         cluster.run(of_rows(two_outputs, lk.Pipeline(microbatches=2)), show=False)
-    assert isinstance(refusal.value, RankError)  # with the rank's traceback
+    assert isinstance(refusal.value, RankError)  # the error includes the rank's traceback
     assert "two_outputs" not in str(refusal.value)
     (record,) = lk.load_runs(".")
     assert record.status["state"] == "failed"

@@ -1,4 +1,4 @@
-"""Parameter servers against one process and against servers written anew, on both clocks."""
+"""Test parameter servers against one process and against reference servers, on both clocks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def verify(communicator: Any, experiments: list[Experiment], cache: str) -> list
 
 
 def verdicts(cluster: Cluster, experiments: list[Experiment]) -> list[dict[str, Any]]:
-    """Of experiments that want as many ranks."""
+    """Return the verdicts of experiments that need the same number of ranks."""
     cache = str(Path.cwd() / "cache")
     told = cluster.call(verify, experiments, cache, ranks=experiments[0].ranks)
     assert all(each == told[0] for each in told)
@@ -160,7 +160,7 @@ ASYNCHRONOUS: dict[str, Any] = {"synchronous": False, "transport": "one_sided"}
     "wanted",
     [
         experiment(ParameterServer(2, synchronous=False, colocated=True), 2, optimizer="adagrad"),
-        # Three who write to and read from each other: whoever held a letter would hold all.
+        # Three workers write to and read from each other, so one withheld message would block all.
         experiment(ParameterServer(3, colocated=True, **ASYNCHRONOUS), 3, **MOMENTUM),
         experiment(ParameterServer(1, **ASYNCHRONOUS), 2, network="1GbE"),
         experiment(StaleSynchronous(1, staleness_correction="per_gradient", colocated=True), 2),
@@ -187,7 +187,7 @@ def test_replicas_with_steps_of_their_own_are_not_replayed(cluster: Cluster) -> 
 
 
 def trained(communicator: Any, experiments: list[Experiment]) -> list[list[Any]]:
-    """The weights of each, on whichever clock."""
+    """Return the weights of each experiment, on its own clock."""
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
 
@@ -217,21 +217,21 @@ def test_a_compressed_allreduce_is_the_same_on_both_clocks(cluster: Cluster) -> 
 
 
 class Rows(list[dict[str, float]]):
-    """A recorder that keeps rows to itself."""
+    """A recorder that only keeps the rows in a list."""
 
     def __init__(self) -> None:
         self.put = self.append
 
     def put_epoch(self, row: dict[str, float]) -> None:
-        """Nobody looks at epochs."""
+        """Ignore the epoch: the test does not read it."""
 
     def is_stop_requested(self) -> bool:
-        """Nobody wants training to end."""
+        """Return False: the test never stops training early."""
         return False
 
 
 def said(communicator: Any, wanted: Experiment) -> tuple[list[Any], list[dict[str, float]]]:
-    """The weights of a training, and the rows of this rank."""
+    """Return the trained weights and the rows of this rank."""
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
 
@@ -269,11 +269,11 @@ def test_servers_that_say_less_are_the_same_on_both_clocks(
     rows = [row for _, own in ours for row in own]
     nbytes = [{row["payload_bytes"] for row in each} for each in (rows, virtual)]
     assert nbytes[0] == nbytes[1]
-    assert max(nbytes[0]) < 2 * 8 * (64 * 8 + 8 + 8 * 10 + 10)  # there and back
+    assert max(nbytes[0]) < 2 * 8 * (64 * 8 + 8 + 8 * 10 + 10)  # pushes and answers
     assert all(row["codec_seconds"] > 0 for row in rows)
     if compressor is FEW:
-        # One server holds kernels of 512 and 80, the other one biases of 8 and 10; a tenth each:
-        # indices, values and length, there and back.
+        # One server holds kernels of 512 and 80 elements, the other biases of 8 and 10; both
+        # directions send a tenth of each as indices, values and length.
         assert nbytes[0] == {2 * sum((4 + 4 * k) + (4 + 8 * k) + (4 + 4) for k in (59, 2))}
 
 
@@ -288,7 +288,7 @@ def test_all_elements_said_are_all_there_is(cluster: Cluster) -> None:
     assert max(abs(a - b).max() for a, b in zip(everything, plain, strict=True)) < 1e-12
 
 
-# Of 20 rows in batches of 18, the last one has none for some workers.
+# With 20 rows in batches of 18, some workers have no row in the last batch.
 SHORT = {"dataset_options": {"rows": 20, "test_rows": 10}, "batch_size": 18}
 
 
@@ -299,7 +299,7 @@ SHORT = {"dataset_options": {"rows": 20, "test_rows": 10}, "batch_size": 18}
             ParameterServer(1, synchronous=False, compressor=FEW), 3, **VIRTUAL | SHORT, **MOMENTUM
         ),
         experiment(Downpour(compressor=FEW), 3, **VIRTUAL | SHORT),
-        # The weights that it is held against are those that its worker has by now.
+        # The correction compares with the weights that the worker holds by now.
         experiment(
             StaleSynchronous(
                 1, staleness_correction="delay_compensated", delay_compensation=0.5, compressor=FEW
@@ -340,7 +340,7 @@ def test_what_was_said_is_said_again_by_servers_written_anew(
 
 
 def swapped(communicator: Any, wanted: Experiment, cache: str) -> dict[str, Any]:
-    """The verdict where worker 1 computes at the weights that worker 0 had last."""
+    """Return the verdict when workers 0 and 1 compute at each other's latest weights."""
     from labkit.programs.replica import Replica
     from labkit.worker import equivalence
     from labkit.worker.feed import read
@@ -374,7 +374,10 @@ def test_weights_that_were_swapped_on_their_way_are_found_out(cluster: Cluster) 
             {"strategy": ParameterServer(1, backup_workers=2)},
             "leave no gradient .* allowed: 0 to 1",
         ),
-        ({"strategy": ParameterServer(3, colocated=True)}, "run on the ranks of workers=2"),
+        (
+            {"strategy": ParameterServer(3, colocated=True)},
+            "exceeds workers=2, whose ranks run the servers",
+        ),
         (
             {"strategy": ParameterServer(1, synchronous=False, backup_workers=1)},
             "wait for no gradient",
@@ -390,13 +393,19 @@ def test_weights_that_were_swapped_on_their_way_are_found_out(cluster: Cluster) 
             {"strategy": ParameterServer(2), "optimizer_options": {"global_clipnorm": 1.0}},
             "needs the norm of all gradients",
         ),
-        ({"strategy": ParameterServer(1, compressor="SignSGD")}, "is a vote of all ranks"),
-        ({"strategy": ParameterServer(1, compressor=DGC())}, "differences of weights, which"),
-        ({"strategy": ParameterServer(1, compressor=QSGD(levels=1))}, "an error that can exceed"),
+        (
+            {"strategy": ParameterServer(1, compressor="SignSGD")},
+            "takes a majority vote of all ranks",
+        ),
+        ({"strategy": ParameterServer(1, compressor=DGC())}, "differences of weights, to which"),
+        (
+            {"strategy": ParameterServer(1, compressor=QSGD(levels=1))},
+            "an error whose norm can exceed",
+        ),
         ({"precision": "mixed_float16"}, "use precision='mixed_bfloat16'"),
         ({"input_mode": "scatter"}, "use input_mode='shard'"),
         ({"clock": "wall", "virtual": {}}, "use clock='virtual'"),
-        ({"stragglers": {2: 2.0}}, "give 0 to workers - 1"),
+        ({"stragglers": {2: 2.0}}, "give worker numbers from 0 to workers - 1"),
         ({"clock": "virtual", "strategy": "Pipeline"}, "allowed: AllReduce, ParameterServer"),
         ({"clock": "virtual", "strategy": AllReduce("mpi")}, "no communication schedule"),
         (
@@ -424,5 +433,7 @@ def test_servers_apart_want_ranks_of_their_own(cluster: Cluster) -> None:
     wanted = experiment(ParameterServer(2), 3)
     assert wanted.ranks == 5
     assert wanted.replace(clock="virtual").ranks == 1
-    with pytest.raises(InvalidInput, match=r"2 further ranks on a cluster of 4"):
+    with pytest.raises(
+        InvalidInput, match="2 further ranks are more than the 4 ranks of the cluster"
+    ):
         cluster.run(wanted)

@@ -1,4 +1,4 @@
-"""Models in parts when something happens to one rank alone."""
+"""Test models in parts when an event happens on one rank only."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ends_where_the_loss_is_known() -> list[Any]:
 
 
 def scaled() -> Any:
-    """A model that comes with an optimizer which wants a scaled loss."""
+    """Return a model whose optimizer requires a scaled loss."""
     import keras
 
     model = keras.Sequential(
@@ -87,8 +87,8 @@ def test_a_failing_rank_is_named_by_those_that_wait_in_its_replica(
         cluster.run(
             Experiment(**SMALL | {"strategy": strategy, "callbacks": fails_on_rank_1}), show=False
         )
-    assert "did not end" not in str(caught.value)  # those that waited were told
-    assert cluster.call(pid_of) == before  # the engines live on
+    assert "did not end" not in str(caught.value)  # the waiting ranks were told of the failure
+    assert cluster.call(pid_of) == before  # the engines' processes are still the same
 
 
 @pytest.mark.parametrize("strategy", [Pipeline(microbatches=2), DelayedGradients()], ids=str)
@@ -99,7 +99,7 @@ def test_a_callback_that_ends_training_on_one_rank_ends_it_on_all_after_the_same
     run = cluster.run(Experiment(**SMALL | fields), show=False)
     assert run.status["state"] == "completed"
     steps = run.history.groupby("rank")["step"].max().to_dict()
-    assert steps == {0: 5, 1: 5}  # as many later as there are ranks
+    assert steps == {0: 5, 1: 5}  # the stop takes one more step per rank
 
 
 @pytest.mark.parametrize(

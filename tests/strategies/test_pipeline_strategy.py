@@ -1,4 +1,4 @@
-"""Models cut over ranks against one process, and stale ones against a simulation of the same."""
+"""Test models cut over ranks against one process, and stale gradients against a simulation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.strategies import AllReduce, Strategy
 
 Weights = list[np.ndarray]
 random = np.random.default_rng(0)
-ONE_PROCESS: dict[str, Weights] = {}  # trained once, by experiment
+ONE_PROCESS: dict[str, Weights] = {}  # each experiment is trained only once
 DATA = random.standard_normal((100, 6)), random.standard_normal((100, 3))
 
 
@@ -30,7 +30,7 @@ def one_number() -> Any:
     return eight_blocks(1)
 
 
-# Replicas whose data differ by what there is to learn of them.
+# Replicas have data with different labels, and so different targets.
 UNLIKE: dict[str, Any] = {
     "model": one_number,
     "dataset": (DATA[0], np.digitize(DATA[1][:, 0], (-0.5, 0.5))),
@@ -48,7 +48,7 @@ def with_skips() -> Any:
     return keras.Model(x, keras.layers.Dense(3, activity_regularizer="l2")(y))
 
 
-# Batches of 30, 30, 30 and 10 rows: 20 steps, and no number of micro-batches divides all.
+# Batches have 30, 30, 30 and 10 rows: 20 steps, and no number of micro-batches divides all batches.
 BASE: dict[str, Any] = {
     "model": eight_blocks,
     "dataset": DATA,
@@ -66,7 +66,7 @@ def experiment(strategy: Strategy, workers: int, **fields: Any) -> Experiment:
 
 
 def train(communicator: Any, experiments: list[Experiment]) -> list[Weights]:
-    """The trained weights of each, on this rank."""
+    """Return the trained weights of each experiment on this rank."""
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
 
@@ -79,7 +79,7 @@ def train(communicator: Any, experiments: list[Experiment]) -> list[Weights]:
 
 
 def trained(cluster: Cluster, experiments: list[Experiment]) -> list[Weights]:
-    """The weights of each, which must be the same on all ranks."""
+    """Return the trained weights of each experiment, and check that all ranks have the same."""
     ranks = cluster.call(train, experiments, ranks=experiments[0].workers)
     for other in ranks[1:]:
         for own, expected in zip(other, ranks[0], strict=True):
@@ -89,7 +89,7 @@ def trained(cluster: Cluster, experiments: list[Experiment]) -> list[Weights]:
 
 
 def assert_close(found: Weights, expected: Weights, tolerance: float = 1e-10) -> None:
-    """No weight differs by more than this part of the largest one."""
+    """Check that no weight differs by more than this share of the largest weight."""
     scale = max(np.abs(weight).max() for weight in expected)
     difference = max(np.abs(a - b).max() for a, b in zip(found, expected, strict=True))
     assert difference <= tolerance * scale
@@ -102,7 +102,7 @@ def assert_exact(
     tolerance: float = 1e-10,
     **fields: Any,
 ) -> None:
-    """Each ends with the weights of one process."""
+    """Check that each strategy ends with the weights of one process."""
     one = experiment(AllReduce(), 1, **fields)
     if one.hash8 not in ONE_PROCESS:
         (ONE_PROCESS[one.hash8],) = trained(cluster, [one])
@@ -119,7 +119,8 @@ def assert_exact(
             2,
             [
                 Pipeline(schedule="gpipe", microbatches=3, recompute=True),
-                # One group of three micro-batches, and of fewer than ranks.
+                # These schedules have one group of three micro-batches, and fewer micro-batches
+                # than ranks.
                 Pipeline(schedule="interleaved", microbatches=3, virtual_stages_per_rank=3),
                 Pipeline(schedule="interleaved", microbatches=1, virtual_stages_per_rank=2),
                 Pipeline(schedule="zero_bubble_h2", microbatches=2),
@@ -137,12 +138,12 @@ def assert_exact(
             4,
             [
                 Pipeline(schedule="zero_bubble", microbatches=5),
-                # Replicas: 5 rows of the last batch each, in 8 micro-batches.
+                # Each of two replicas has 5 rows of the last batch, in 8 micro-batches.
                 Pipeline(schedule="1f1b", microbatches=8, stages=2),
             ],
             marks=pytest.mark.slow,
         ),
-        # Stages of slices, with layers of which slices have different numbers of units.
+        # Slices of these stages have different numbers of units of a layer.
         (4, [Pipeline(schedule="1f1b", microbatches=3, tensor_parallel_size=2)]),
         pytest.param(
             4,
@@ -218,7 +219,7 @@ def test_callbacks_that_change_the_rate_reach_all_stages(cluster: Cluster) -> No
 
 
 def one_step(communicator: Any, question: Experiment) -> dict[str, Any]:
-    """The prediction of the ranks and of the model; what each stage has kept in a step."""
+    """Return the predictions of the ranks and the model, and what each stage kept in a step."""
     from contextlib import nullcontext
 
     from labkit.model_parallel.stages import Batch, Runner
@@ -269,7 +270,7 @@ def test_ranks_predict_as_the_model_and_keep_what_the_schedule_promises(
 
 
 class OneProcess:
-    """A model in one process whose stages change by gradients at weights of before."""
+    """A model in one process whose stages are updated with gradients at earlier weights."""
 
     def __init__(self, model: Any, edges: list[int], rate: float, momentum: float) -> None:
         self.model, self._rate, self._momentum = model, rate, momentum
@@ -304,7 +305,7 @@ class OneProcess:
 
 
 def pipedream_step(one: OneProcess, strategy: Any, replicas: int, x: Any, y: Any) -> None:
-    """The order of the table; a backward with the weights that its forward has seen."""
+    """Take a step in the table's order; each backward uses the weights that its forward used."""
     from labkit.common.rows import cut
 
     table = strategy.table(len(one.stages))
@@ -319,14 +320,14 @@ def pipedream_step(one: OneProcess, strategy: Any, replicas: int, x: Any, y: Any
             seen[stage, number] = one.weights()[stage]
         rows = np.concatenate([np.arange(own[number], own[number + 1]) for own in cuts])
         if action == "backward" and len(rows):
-            if number not in found:  # it has seen all stages by now
+            if number not in found:  # the micro-batch has passed all stages by now
                 then = [seen[each, number] for each in range(len(one.stages))]
                 found[number] = one.gradients(then, x[rows], y[rows])
             one.change(stage, found[number][stage])
 
 
 def delayed_step(one: OneProcess, history: list[list[Weights]], x: Any, y: Any) -> None:
-    """Module k of K changes by the gradient of iteration t - K + k."""
+    """Take a step in which module k of K uses the gradient of iteration t - K + k."""
     history.append(one.gradients(one.weights(), x, y))
     for number in range(len(one.stages)):
         then = len(history) - len(one.stages) + number
@@ -335,7 +336,7 @@ def delayed_step(one: OneProcess, history: list[list[Weights]], x: Any, y: Any) 
 
 
 def simulate(communicator: Any, question: Experiment, edges: list[int], replicas: int) -> Weights:
-    """The same staleness in one process."""
+    """Return the weights of one process that simulates the same staleness."""
     from labkit.experiment.batches import plan_of
     from labkit.worker.feed import global_batches, read
     from labkit.worker.session import build_model, reset
@@ -356,7 +357,7 @@ def simulate(communicator: Any, question: Experiment, edges: list[int], replicas
 
 @pytest.fixture(scope="module")
 def fresh(cluster: Cluster) -> Weights:
-    """What one process ends with when nothing is late."""
+    """Return the weights of one process without staleness."""
     question = experiment(AllReduce(), 1, optimizer_options={"momentum": 0.5})
     (weights,) = trained(cluster, [question])
     return weights
@@ -416,7 +417,7 @@ def test_stale_ones_equal_a_simulation_of_the_same_staleness(
     found, *more = trained(cluster, [question, *unlike])
     for each, weights in zip([question, *unlike], [found, *more], strict=True):
         (expected,) = cluster.call(simulate, each, edges, replicas, ranks=1)
-        # Slices add up in another order than one process.
+        # Slices add numbers in another order than one process.
         assert_close(weights, expected, 1e-13 if strategy.tensor_parallel_size == 1 else 1e-10)
     scale = max(np.abs(weight).max() for weight in fresh)
     assert max(np.abs(a - b).max() for a, b in zip(found, fresh, strict=True)) > 1e-4 * scale
@@ -425,7 +426,11 @@ def test_stale_ones_equal_a_simulation_of_the_same_staleness(
 @pytest.mark.parametrize(
     ("strategy", "fields", "sentence"),
     [
-        ({"microbatches": 16}, {}, "microbatches=16 of 15 rows per replica.* give at most 15"),
+        (
+            {"microbatches": 16},
+            {},
+            "microbatches=16 exceeds the 15 rows per replica.* give at most 15",
+        ),
         ({"stages": 3}, {}, "stages=3 does not divide workers=4; allowed: 1, 2, 4"),
         ({"stages": 8}, {}, "stages=8 does not divide workers=4; allowed: 1, 2, 4"),
         ({"schedule": "interleaved", "microbatches": 5}, {}, "give 4 or 6 micro-batches"),
@@ -433,7 +438,7 @@ def test_stale_ones_equal_a_simulation_of_the_same_staleness(
         (
             {"schedule": "gpipe", "virtual_stages_per_rank": 2},
             {},
-            "virtual_stages_per_rank=2 belongs to schedule='interleaved'",
+            "virtual_stages_per_rank=2 applies to schedule='interleaved'",
         ),
         ({"partition": "depth"}, {}, "partition='depth' is not known; allowed: .*'time'"),
         ({"partition": (3, 3, 2)}, {}, r"has 3 stages; give 2 numbers"),

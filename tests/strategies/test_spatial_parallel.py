@@ -1,4 +1,4 @@
-"""A model over a grid of machines learns what one process learns, and sends what the data say."""
+"""Test a model over a grid of ranks: it learns as one process does and sends the predicted data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {
 
 
 def pooled() -> Any:
-    """Uneven tiles, strides, pooling first and between, activations apart, two dense layers."""
+    """Return a model with uneven tiles, strides, pooling, separate activations and dense layers."""
     import keras
     from keras.layers import Activation, AveragePooling2D, Dense, Flatten, MaxPooling2D
 
@@ -48,7 +48,7 @@ def pooled() -> Any:
 
 
 def shared() -> Any:
-    """Kernels that all places share, one of them frozen."""
+    """Return a model with convolution kernels that all places share, one of them frozen."""
     import keras
     from keras.layers import Conv2D, Dense, Flatten
 
@@ -62,7 +62,7 @@ NAMED: dict[str, Any] = {"optimizer": "adam", "batch_size": 31}
 CONVOLUTION = {"model": "cnn", "model_options": {"filters": [3, 2], "dense": 6}}
 UNEVEN = {"model": pooled, "model_options": {}}
 REPLICAS = {"strategy": SpatialParallel(grid=(1, 2))}
-UNLIKE = REPLICAS | {"data_partition": "by_label"}  # data of the replicas
+UNLIKE = REPLICAS | {"data_partition": "by_label"}  # the replicas have different labels
 
 
 def verify(communicator: Any, experiments: list[Experiment], cache: str) -> list[dict[str, Any]]:
@@ -93,7 +93,7 @@ def test_twenty_steps_on_machines_are_those_of_one_process(cluster: Cluster) -> 
 
 
 def first_step(communicator: Any, experiments: list[Experiment]) -> list[dict[str, Any]]:
-    """This machine's gradients beside those of the whole model, its loss, and what it sent."""
+    """Return gradients of this rank and of the whole model, the loss, and the bytes sent."""
     import tensorflow as tf
 
     from labkit.model_parallel.losses import Losses, LossTargets
@@ -169,12 +169,12 @@ def test_gradients_are_those_of_the_whole_model_and_bytes_those_of_the_data(
         kernels = [row["kernels_bytes"] for row in ranks[0][number]["sent"]]
         assert any(kernels) == (experiment.model == "cnn")
     whole = 6 * 6 * (9 + 1) * 3 + 4 * 4 * (27 + 1) * 2 + 10 * 33
-    assert sum(results[0]["weights"] for results in ranks) == whole  # none is on two machines
+    assert sum(results[0]["weights"] for results in ranks) == whole  # no weight is on two ranks
 
 
 @pytest.fixture(scope="module")
 def replicas(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Two replicas of two machines, trained for two epochs."""
+    """Return a run of two replicas on two ranks each, trained for two epochs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("trained"))
         run = cluster.run(Experiment(**SMALL | REPLICAS, epochs=2), show=False)
@@ -190,7 +190,7 @@ def test_a_run_of_two_replicas_is_exact_and_says_what_crossed(replicas: Run) -> 
     layers = run.layers
     assert planes is not None
     data = crossing(planes, (1, 2))
-    per_step = 100 / 2 / 4 * 4  # samples of a replica in 4 steps an epoch, 4 bytes a value
+    per_step = 100 / 2 / 4 * 4  # a replica's samples per step in 4 steps, 4 bytes per value
     for rank in range(4):
         rows = layers[layers["rank"] == rank]
         sent = [data.sent(rank % 2, number) for number in range(1, len(planes))]
@@ -204,16 +204,17 @@ def test_a_run_of_two_replicas_is_exact_and_says_what_crossed(replicas: Run) -> 
 @pytest.mark.slow
 def test_a_machine_holds_its_tiles_alone_while_it_trains(replicas: Run) -> None:
     table = rank_table(replicas)
-    own = 4 * (18 * 10 * 3 + 8 * 28 * 2 + 33 * 5)  # of half of the places and units
+    own = 4 * (18 * 10 * 3 + 8 * 28 * 2 + 33 * 5)  # half of the places and units
     assert list(table["weights_bytes"]) == [own] * 4
     assert list(table["whole_bytes"]) == [2 * own] * 4
     for kind in ("weights", "gradients", "optimizer"):
         assert (table[f"{kind}_bytes"] == table[f"{kind}_predicted"]).all()
-    # Of a row: the input; what is read, under each kernel, and held; on machine 0 all scores.
+    # Values kept per row are the input, the values read, those under each kernel, and outputs; rank
+    # 0 of a grid also keeps all scores.
     row = 64 + 18 * (9 + 3) + (6 * 4 * 3 + 8 * (27 + 2)) + (32 + 5)
     expected = [15 * 4 * (row + scores) for scores in (10, 0)] * 2
     assert list(table["activations_predicted"]) == expected
-    assert table["activations_error"].between(-0.05, 0).all()  # nothing reads the last outputs
+    assert table["activations_error"].between(-0.05, 0).all()  # no layer reads the last outputs
 
 
 @pytest.mark.slow
@@ -269,7 +270,7 @@ def test_what_only_the_model_tells_is_refused_in_a_sentence(cluster: Cluster) ->
         ),
         (
             {"model": "rnn", "model_options": {}},
-            "'rnn' cannot be cut .*: .*cnn, locally_conn",
+            "'rnn' cannot be divided .*: .*cnn, locally_conn",
         ),
         ({"model": "mlp", "model_options": {"dropout": 0.1}}, "use dropout=0"),
         ({"batch_weights": (1, 2, 1, 1)}, "machines of a grid work on the same rows"),

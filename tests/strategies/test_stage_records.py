@@ -1,4 +1,4 @@
-"""What runs of models in stages leave behind: where they were cut, what was kept, what ran when."""
+"""Test records of models in stages: where they were cut, what was kept, and what ran when."""
 
 from __future__ import annotations
 
@@ -86,11 +86,11 @@ def test_weights_gradients_and_optimizer_are_as_predicted(runs: dict[str, Run], 
         assert memory(run, "measured", kind) == memory(run, "predicted", kind)
     assert memory(run, "measured", "gradients") == memory(run, "measured", "weights")
     assert {part["whole"] for part in run.metrics["memory"]} == {WEIGHTS}
-    if name != "slices":  # biases behind a sum are on all of them
+    if name != "slices":  # each slice holds biases that are added after a sum
         assert sum(memory(run, "measured", "weights")) == WEIGHTS
     adam = [2 * own for own in memory(run, "measured", "gradients")]
     numbers = np.subtract(memory(run, "measured", "optimizer"), adam)
-    assert (numbers < 32).all()  # of steps, and the rate
+    assert (numbers < 32).all()  # the step count and the learning rate
     table = run.memory
     assert len(table) == 5 * len(run.metrics["memory"])
     own = run.metrics["memory_bytes"]
@@ -124,7 +124,7 @@ def test_a_single_step_is_enough_to_know_what_a_rank_holds(cluster: Cluster) -> 
     ],
 )
 def test_activations_are_nearly_as_predicted(runs: dict[str, Run], name: str, more: float) -> None:
-    """Dense layers keep inputs and outputs; a loss, and sums over slices, keep a little more."""
+    """Test that dense layers keep inputs and outputs; a loss and sums over slices add a little."""
     found = memory(runs[name], "measured", "activations")
     expected = memory(runs[name], "predicted", "activations")
     assert all(1 <= a / b <= 1 + more for a, b in zip(found, expected, strict=True))
@@ -178,7 +178,7 @@ def test_the_tables_have_a_row_a_rank_and_a_row_a_run(runs: dict[str, Run]) -> N
 
 
 def cut_by_time(communicator: Any, question: Experiment) -> tuple[dict[str, Any], list[Any], int]:
-    """The record, the weights after training, and the communicators that are left open."""
+    """Return the record, the trained weights, and the number of communicators left open."""
     from labkit.communicator import Communicator
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession

@@ -1,4 +1,4 @@
-"""Replicas x stages × slices: what they learn, hold, send and predict, and what is refused."""
+"""Test replicas x stages × slices: what they learn, hold, send and predict, and refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
 
 
 def narrow() -> Any:
-    """The second stage has nothing to cut."""
+    """Return a model whose second stage has no layer to slice."""
     import keras
     from keras.layers import Dense, Flatten
 
@@ -37,7 +37,7 @@ def narrow() -> Any:
 
 
 def branches() -> Any:
-    """Blocks with layers in slices side by side, whose sums may come in any order."""
+    """Return a model with sliced layers side by side, whose sums may arrive in any order."""
     import keras
     from keras.layers import Add, Dense, Flatten, LayerNormalization
 
@@ -50,7 +50,7 @@ def branches() -> Any:
 
 
 def transformer() -> Any:
-    """By SGD: in one process Adam squares each part of a word's gradient, not their sum."""
+    """Return a transformer with SGD: Adam in one process squares each part of a word's gradient."""
     from labkit import models
     from labkit.datasets import Shapes
 
@@ -62,7 +62,7 @@ def transformer() -> Any:
 
 
 def codes() -> Any:
-    """Ten codes of eleven and what follows each."""
+    """Return sequences of six codes out of eleven, and the code that follows each."""
     found = np.random.default_rng(0).integers(0, 11, (90, 7)).astype("int32")
     return found[:, :-1], found[:, 1:]
 
@@ -76,7 +76,7 @@ def verify(communicator: Any, experiments: list[Experiment], cache: str) -> list
 
 
 def assert_exact(cluster: Cluster, *experiments: dict[str, Any]) -> None:
-    """Each ends 20 steps with the weights of one process."""
+    """Check that each experiment ends 20 steps with the weights of one process."""
     asked = [Experiment(**SMALL | {"verify": True} | fields) for fields in experiments]
     cache = str(Path.cwd() / "cache")
     (first, *_) = cluster.call(verify, asked, cache, ranks=asked[0].workers)
@@ -124,7 +124,7 @@ def test_two_replicas_of_two_stages_of_two_slices(own_folders: Path) -> None:
 
 
 def with_state() -> Any:
-    """Layers that are whole on all slices, some of which draw numbers or remember batches."""
+    """Return a model in which unsliced layers draw random numbers or keep statistics."""
     import keras
     from keras.layers import BatchNormalization, Dense, Dropout, Flatten, LayerNormalization
 
@@ -144,7 +144,7 @@ def with_state() -> Any:
 
 
 def train(communicator: Any, experiment: Experiment) -> dict[str, Any]:
-    """What this rank holds of the whole model while it trains; its record, before and after."""
+    """Return what this rank holds while it trains, its record, and the weights before and after."""
     from labkit.model_parallel.weights import has_value
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
@@ -179,7 +179,7 @@ def test_what_is_whole_on_slices_stays_the_same_on_them_and_the_rest_is_cut(
     assert not ranks[0]["held"].keys() & ranks[2]["held"].keys()
     for one, other in (ranks[:2], ranks[2:]):
         assert one["held"].keys() == other["held"].keys()
-        for path, value in one["held"].items():  # the state of dropout among them
+        for path, value in one["held"].items():  # the state of dropout is among them
             np.testing.assert_array_equal(value, other["held"][path], err_msg=path)
     for rank in ranks:
         for path, value in rank["end"].items():
@@ -193,16 +193,16 @@ def test_what_is_whole_on_slices_stays_the_same_on_them_and_the_rest_is_cut(
     assert [kinds[0][name] for name in ("in_1", "out_1")] == ["outputs", "inputs"]
     assert kinds[2] | {"in_2": "outputs", "out_2": "inputs"} == kinds[2]
     assert kinds[2]["scores"] == "outputs, gathered"
-    rows = 25.0  # of a batch, the mean
+    rows = 25.0  # mean number of rows in a batch
     sent = {row["layer"]: row["forward_bytes"] for rank in ranks for row in rank["layers"]}
     assert sent["out_1"] == sent["out_2"] == rows * 8 * FLOAT
-    assert sent["scores"] == rows * 10 * FLOAT / 2  # validation does not count
+    assert sent["scores"] == rows * 10 * FLOAT / 2  # bytes sent for validation do not count
     for rank in ranks:
         for kind in ("weights", "gradients", "optimizer"):
             assert rank["memory"].measured[kind] == rank["memory"].predicted[kind]
         found = rank["memory"].measured["activations"]
         assert 0.8 <= found / rank["memory"].predicted["activations"] <= 1.8
-    cut, whole = 64 * 12 + 12 + 12 * 8, 8 + 2 * 8  # of the first stage
+    cut, whole = 64 * 12 + 12 + 12 * 8, 8 + 2 * 8  # weights of the first stage
     assert ranks[0]["memory"].measured["gradients"] == FLOAT * (cut // 2 + whole)
 
 
@@ -229,7 +229,7 @@ def test_a_run_is_recorded_drawn_and_asked_as_others_are(
     assert sorted(run.layers["rank"].unique()) == [0, 1, 2, 3]
     assert run.layers["forward_bytes"].max() > 0
     epoch = run.metrics["epochs"][-1]
-    for metric in ("loss", "accuracy"):  # measured through stages of slices, and by the whole
+    for metric in ("loss", "accuracy"):  # measured by stages of slices, and by the whole model
         assert epoch[f"val_{metric}"] == pytest.approx(run.metrics[f"test_{metric}"], rel=1e-4)
     found, predicted = measured_pipeline(run), predicted_pipeline(run)
     assert found.table.ranks == predicted.table.ranks == 2
@@ -237,7 +237,7 @@ def test_a_run_is_recorded_drawn_and_asked_as_others_are(
     (row,) = pipeline_table([run]).to_dict("records")
     assert (row["ranks"], row["slices"]) == (2, 2)
     assert len(rank_table([run])) == 4
-    # The loss of a batch is known to one rank.
+    # Only one rank knows the loss of a batch.
     known = run.history.groupby("rank")["loss"].apply(lambda loss: loss.notna().any())
     assert known.tolist() == [False, False, True, False]
 
@@ -278,7 +278,7 @@ def pipeline(**fields: Any) -> Pipeline:
         ),
         (
             {"strategy": pipeline(schedule="wavefront"), "model": "rnn"},
-            "recurrent layers, which cannot be sliced; give tensor_parallel_size=1",
+            "recurrent layers, which cannot be divided; give tensor_parallel_size=1",
         ),
         (
             {"strategy": pipeline(), "optimizer_options": {"clipnorm": 1.0}},
@@ -317,7 +317,7 @@ def uncut() -> Any:
 
 
 def refuse(communicator: Any, experiment: Experiment) -> list[str]:
-    """What training and predicting say, without a step."""
+    """Return the error messages of training and predicting, which must not take a step."""
     from labkit.common.errors import InvalidInput
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
@@ -334,7 +334,9 @@ def refuse(communicator: Any, experiment: Experiment) -> list[str]:
 
 def test_a_model_without_anything_to_cut_is_refused_by_all_ranks(cluster: Cluster) -> None:
     said = cluster.call(refuse, Experiment(**SMALL | {"model": uncut, "strategy": pipeline()}))
-    sentence = "no layer can be cut into 2 slices (one: units=1 for 2 slices; other: units=1 for 2 "
+    sentence = (
+        "no layer can be divided into 2 slices (one: units=1 for 2 slices; other: units=1 for 2 "
+    )
     assert said == [said[0]] * 4
     assert len(said[0]) == 2
     assert all(

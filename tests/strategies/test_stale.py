@@ -1,4 +1,4 @@
-"""Bounds, averages and remedies of stale gradients, and what they are without staleness."""
+"""Test stale gradients: bounds, averages and corrections, also without staleness."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAWS = ("constant", "exponential", "lognormal")
 
 
 def ahead(diary: EventLog, workers: int) -> int:
-    """By how many clocks a worker was ahead of the slowest when it began a gradient, the most."""
+    """Return the most clocks that a worker was ahead of the slowest when it began a gradient."""
     done: dict[tuple[int, int], float] = {}
     for event in diary.events:
         done[int(event["worker"]), int(event["step"])] = event["delivered"]
@@ -26,8 +26,8 @@ def ahead(diary: EventLog, workers: int) -> int:
         step, worker = int(event["step"]), int(event["worker"])
         if not step:
             continue
-        # It was answered after the server had its gradient before; by when it sent this one, the
-        # gradients that the answer waited for were there.
+        # The server answered after it had the worker's previous gradient. When the worker sent this
+        # gradient, all gradients that the answer waited for had arrived.
         others = [
             sum(done.get((other, k), np.inf) < event["sent"] for k in range(step + 1))
             for other in range(workers)
@@ -39,7 +39,7 @@ def ahead(diary: EventLog, workers: int) -> int:
 
 @pytest.mark.parametrize("staleness", [1, 2, 5])
 def test_nobody_is_further_ahead_than_the_bound(staleness: int) -> None:
-    """One thousand laws in all three: machines differ, and what they take is drawn."""
+    """Test a thousand random laws: machines differ, and compute times are drawn."""
     reached = 0
     for seed in range(334):
         rng = np.random.default_rng(seed)
@@ -79,12 +79,12 @@ def test_who_is_bound_by_zero_does_what_synchronous_servers_do() -> None:
     ],
 )
 def test_thirty_workers_are_as_late_as_there_are_splits(splits: int, steps: int) -> None:
-    """Zhang 2016: n on average, and more than twice that with a probability below 1e-4."""
+    """Test Zhang 2016: staleness is n on average, and above 2 n with a probability below 1e-4."""
     law = ComputeTime(0.1, distribution="lognormal", sigma=0.1)
     _, _, diary = play(SoftSync(splits), 30, network=None, steps=steps, compute=law)
     late = np.array([event["staleness"] for event in diary.events][300:])
     assert late.mean() == pytest.approx(splits, rel=0.02)
-    assert (late > 2 * splits).mean() < 1e-4  # of 1,500 gradients, or 11,700
+    assert (late > 2 * splits).mean() < 1e-4  # out of 1,500 or 11,700 gradients
 
 
 def test_one_softsync_of_equal_workers_is_synchronous_training_one_update_late() -> None:
@@ -92,7 +92,7 @@ def test_one_softsync_of_equal_workers_is_synchronous_training_one_update_late()
     _, scenes, diary = play(SoftSync(1), workers, network=None, steps=steps)
     weights = [np.zeros(4 * SIZE)] * 2
     for _ in range(steps):
-        # The mean of 0.01 w + k + 1 over workers, at the weights before the last update.
+        # Take the mean of 0.01 w + k + 1 over workers, at the weights before the last update.
         mean = 0.01 * weights[-2] + np.mean([k + 1 for k in range(workers)])
         weights.append(weights[-1] - 0.1 * mean)
     assert abs(scenes.held[workers] - weights[-1]).max() < 1e-12
@@ -107,7 +107,7 @@ def test_what_is_left_over_is_written_down_as_dropped() -> None:
 
 
 def followed(strategy: Any, diary: EventLog, workers: int, rate: Any) -> np.ndarray:
-    """The weights after the updates of one server, by a formula for each gradient."""
+    """Return the weights after one server's updates, by a formula for each gradient."""
     versions = [np.zeros(4 * SIZE)]
     updates: dict[int, list[dict[str, float]]] = {}
     for event in diary.events:
@@ -131,7 +131,7 @@ REMEDIES = {
 
 @pytest.mark.parametrize("remedy", sorted(REMEDIES))
 def test_a_remedy_is_its_formula(remedy: Any) -> None:
-    strategy, workers = SoftSync(2, staleness_correction=remedy), 5  # 5 // 2 gradients an update
+    strategy, workers = SoftSync(2, staleness_correction=remedy), 5  # 5 // 2 gradients per update
     formula = REMEDIES[remedy]
     if remedy == "mean":
 
@@ -155,7 +155,7 @@ def test_momentum_gives_way_to_staleness() -> None:
         "optimizer_options": {"momentum": 0.9},
     }
     asked = Experiment(strategy=SoftSync(4, staleness_correction="momentum"), **fields)
-    # A mean age of 9 gradients, of which staleness brings 4.
+    # A momentum of 0.9 gives a mean age of 9 gradients, of which staleness causes 4.
     assert asked.strategy.optimizer_options_of(asked)["momentum"] == pytest.approx(5 / 6)
     assert asked.strategy.rate_of(asked) == pytest.approx((1 / 6) / 0.1)
     many = asked.replace(workers=30, strategy=SoftSync(30, staleness_correction="momentum"))
@@ -167,9 +167,12 @@ def test_momentum_gives_way_to_staleness() -> None:
     ("strategy", "why"),
     [
         (SoftSync(3), "n=3 exceeds the number of gradients of workers=2; allowed: 1 to 2"),
-        (StaleSynchronous(0, staleness_correction="mean"), "no gradient is stale then"),
+        (StaleSynchronous(0, staleness_correction="mean"), "because no gradient is stale"),
         (SoftSync(2, staleness_correction="momentum"), "use optimizer='sgd' with"),
-        (StaleSynchronous(1, servers=3, colocated=True), "run on the ranks of workers=2"),
+        (
+            StaleSynchronous(1, servers=3, colocated=True),
+            "exceeds workers=2, whose ranks run the servers",
+        ),
     ],
     ids=str,
 )
@@ -179,7 +182,7 @@ def test_what_makes_no_sense_is_refused(strategy: Any, why: str) -> None:
 
 
 def test_a_straggler_costs_less_the_further_others_may_run_ahead() -> None:
-    """Ho 2013: between synchronous and asynchronous, in time for as many gradients."""
+    """Test Ho 2013: the time for as many gradients lies between synchronous and asynchronous."""
     network = Network(latency=1e-4, bandwidth=1e9)
     law = ComputeTime(0.1, distribution="exponential")
     times = [

@@ -1,4 +1,4 @@
-"""Each strategy stands in the field's taxonomy where its fields put it, by names that are few."""
+"""Test that each strategy's fields give its place in the field's taxonomy, in few terms."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from labkit.schedules import PIPELINE
 from labkit.strategies import AXES, STRATEGIES, AllReduce, Cell, ParameterServer, Pipeline, Strategy
 
 WORKERS = (2, 4)
-WORDS = (*SCHEDULES, *PIPELINE)  # what a field of text may take, of all that has a name
+WORDS = (*SCHEDULES, *PIPELINE)  # names that a text field may accept
 NUMBERS = (0, 1, 2)
 CUTS = ((1, 2), (2, 1))  # grids
-MOST = 2  # fields that are changed at a time
+MOST = 2  # fields that are changed together
 
 
 def values(kind: type[Strategy], name: str) -> list[Any]:
-    """Some that a field may take: others are refused where they are given."""
+    """Return values to try for a field; the constructor refuses the invalid ones."""
     annotation = kind.model_fields[name].annotation
     literals = [v for part in (annotation, *get_args(annotation)) for v in get_args(part)]
     chosen = [v for v in literals if isinstance(v, str | bool)]
@@ -41,7 +41,7 @@ def values(kind: type[Strategy], name: str) -> list[Any]:
 
 
 def alternatives(kind: type[Strategy]) -> Iterator[Strategy]:
-    """The default, and what comes of a change of a few fields, by what is there in the family."""
+    """Yield the default strategy and its valid variants with a few changed fields."""
     names = [name for name in kind.model_fields if name != "compressor"]
     for count in range(MOST + 1):
         for some in combinations(names, count):
@@ -53,16 +53,16 @@ def alternatives(kind: type[Strategy]) -> Iterator[Strategy]:
 
 
 def arrived(kind: type[Strategy]) -> dict[Cell, tuple[Strategy, int]]:
-    """Each cell that its fields and workers lead to, and what led there; nothing is compressed."""
+    """Return each taxonomy cell that uncompressed variants reach, with the variant and workers."""
     found: dict[Cell, tuple[Strategy, int]] = {}
     for made, workers in product(alternatives(kind), WORKERS):
-        with suppress(InvalidInput, ZeroDivisionError):  # so many workers it does not have
+        with suppress(InvalidInput, ZeroDivisionError):  # the variant refuses so many workers
             found.setdefault(made.cell(workers), (made, workers))
     return found
 
 
 def compressed(made: Strategy, workers: int) -> Iterator[Cell]:
-    """Where compressors take a strategy that an experiment accepts with them."""
+    """Yield the cells of a strategy with compressors that an experiment accepts for it."""
     for family in FAMILIES:
         fit = [s for s in samples() if s.family == family and not made.incompatibility(s)]
         for each in fit:

@@ -1,4 +1,4 @@
-"""A model in vertical slices learns what one process learns, and sends what the formula says."""
+"""Test a model in slices: it learns as one process does, and sends what the formula says."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def mlp() -> Any:
 
 
 def low_rank() -> Any:
-    """A model of which one layer, which stays whole, has low-rank weights."""
+    """Return a model in which an unsliced layer has low-rank weights."""
     model = mlp()
     model.layers[1].enable_lora(2)
     return model
@@ -47,7 +47,7 @@ def low_rank_only() -> Any:
 
 
 def lone() -> Any:
-    """Softmax at the end and normalisation between: nothing makes a pair."""
+    """Return a model with softmax and normalization, in which no two layers form a pair."""
     import keras
     from keras.layers import Dense, Flatten, LayerNormalization
 
@@ -82,7 +82,7 @@ def images() -> Any:
 
 
 def normalised() -> Any:
-    """A pair of convolutions with channels that are normalised one by one between them."""
+    """Return a model with a pair of convolutions, and a normalization per channel between them."""
     import keras
     from keras.layers import BatchNormalization, Conv2D, Dense, Flatten, MaxPooling2D, ReLU
 
@@ -98,15 +98,16 @@ def normalised() -> Any:
 
 
 def codes() -> Any:
-    """Ten codes of eleven and what follows each."""
+    """Return sequences of six codes out of eleven, and the code that follows each."""
     found = np.random.default_rng(0).integers(0, 11, (90, 7)).astype("int32")
     return found[:, :-1], found[:, 1:]
 
 
 def text(of: Any) -> Any:
-    """A model of codes, compiled with the loss of its task.
+    """Compile a model of codes with the loss of its task, and return it.
 
-    By SGD: in one process Keras's Adam squares each part of a word's gradient, not their sum.
+    It uses SGD, because Adam in one process squares each part of a word's gradient instead of their
+    sum.
     """
     from labkit import models
 
@@ -124,7 +125,7 @@ def transformer() -> Any:
 
 
 def crossed() -> Any:
-    """Queries of one half of the sequence, masked or grouped keys and values of the other."""
+    """Return a model with attention from one half of a sequence to the other, masked or grouped."""
     import keras
     from keras.layers import (
         Add,
@@ -147,7 +148,7 @@ def crossed() -> Any:
 
 
 def masked() -> Any:
-    """A mask that attention and the loss look at; dense layers hand it on."""
+    """Return a model whose mask attention and the loss use, and which dense layers pass on."""
     import keras
     from keras.layers import Add, Dense, Embedding, MultiHeadAttention
 
@@ -238,7 +239,7 @@ def test_normalisation_between_a_pair_is_cut_with_it(cluster: Cluster) -> None:
 
 
 def first_step(communicator: Any, experiment: Experiment) -> Any:
-    """What each layer sent in one step, and the loss on slices and whole."""
+    """Return the bytes each layer sent in one step, and the losses by slices and by the whole."""
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
 
@@ -265,7 +266,7 @@ def test_a_pair_of_dense_layers_sends_one_sum_forward_and_one_backward(cluster: 
         if row["slices"] == "inputs":
             assert (row["forward_bytes"], row["backward_bytes"]) == (values, 0)
             assert row["forward_wire_bytes"] == 2 * (2 - 1) / 2 * values
-    # Nothing is asked for the gradient of the input; scores send three numbers a sample.
+    # The input needs no gradient, and each sample sends three numbers for the scores.
     assert (told["stem"]["forward_bytes"], told["stem"]["backward_bytes"]) == (values / 2, 0)
     assert (rows[-1]["forward_bytes"], rows[-1]["backward_bytes"]) == (3 * 30 * 8, values)
 
@@ -285,12 +286,14 @@ def test_attention_sends_one_sum_forward_and_one_backward(cluster: Cluster) -> N
         "scores": (3 * n / 12, n),
     }
     held = {row["layer"]: (row["weights_bytes"], row["whole_weights_bytes"]) for row in rows}
-    one, all_three = (12 + 1) * 4 * 3 + 4 * 12, 3 * ((12 + 1) * 4 * 3 + 4 * 12)  # of three heads
-    assert held["attention_1"] == (8 * (one + 12), 8 * (all_three + 12))  # the bias is on both
+    # These are the weights of one head and of three heads.
+    one, all_three = (12 + 1) * 4 * 3 + 4 * 12, 3 * ((12 + 1) * 4 * 3 + 4 * 12)
+    # Both slices hold the bias.
+    assert held["attention_1"] == (8 * (one + 12), 8 * (all_three + 12))
 
 
 def alone_and_together(communicator: Any, experiment: Experiment) -> Any:
-    """Predictions whole and by slices; numbers in the whole model before, in and after training."""
+    """Return predictions by the whole model and by slices, and the model's number of values."""
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
 
@@ -316,7 +319,7 @@ def test_slices_predict_what_the_whole_model_does_which_is_away_while_they_train
         for whole, joined in found:
             np.testing.assert_allclose(joined, whole, atol=1e-12)
         assert not np.allclose(found[0][0], found[-1][0])
-        shared = 2 * (6 + 6 + 6)  # of the norms, and the biases that are added to sums
+        shared = 2 * (6 + 6 + 6)  # parameters of norms, and biases that are added to sums
         cut = (64 + 1) * 6 + 2 * ((6 + 1) * 9 + 9 * 6) + (6 + 1) * 10
         assert numbers == [shared, shared + cut] * 2
 
@@ -346,7 +349,7 @@ UNITS = r"dense\S*: units=1 for 2 slices; dense\S*: a regularizer .*"
 )
 def test_what_cannot_be_cut_is_said(cluster: Cluster, model: Any, why: str) -> None:
     experiment = Experiment(**SMALL | {"model": model})
-    sentence = rf"no layer can be cut into 2 slices \({why}\); give tensor_parallel_size=1"
+    sentence = rf"no layer can be divided into 2 slices \({why}\); give tensor_parallel_size=1"
     with pytest.raises(Exception, match=sentence):
         cluster.call(first_step, experiment, ranks=2)
 
@@ -412,7 +415,8 @@ def softmax(communicator: Any) -> Any:
     from labkit.model_parallel.tensor import Link, cross_entropy
 
     random = np.random.default_rng(0)
-    scores = tf.constant(random.standard_normal((3, 4, 11)) * 300)  # overflow without the maximum
+    # Without subtracting the maximum, exp would overflow.
+    scores = tf.constant(random.standard_normal((3, 4, 11)) * 300)
     y = tf.constant(random.integers(0, 11, (3, 4)))
     link = Link(communicator, "mpi", 0)
     with tf.GradientTape() as tape:

@@ -1,4 +1,4 @@
-"""TensorFlow's own strategies: what is refused, and that they do what one process does."""
+"""Test TensorFlow's own strategies: refusals, and that they learn as one process does."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def given(strategy: dict[str, Any], **fields: Any) -> Experiment:
         (
             {"cross_device_ops": "hierarchical_copy"},
             {},
-            "belongs to kind='mirrored', not to 'multi_w",
+            "applies to kind='mirrored', not to 'multi_w",
         ),
-        (SERVERS | {"communication": "auto"}, {}, "belongs to kind='multi_worker_mirrored'"),
-        ({"servers": 2}, {}, "servers=2 belongs to kind='parameter_server'"),
-        ({"colocated": True}, {}, "colocated=True belongs to kind='parameter_server'"),
+        (SERVERS | {"communication": "auto"}, {}, "applies to kind='multi_worker_mirrored'"),
+        ({"servers": 2}, {}, "servers=2 applies to kind='parameter_server'"),
+        ({"colocated": True}, {}, "colocated=True applies to kind='parameter_server'"),
         (
             SERVERS | {"synchronous": True},
             {},
@@ -93,11 +93,11 @@ def test_one_rank_leads_where_one_process_does() -> None:
     assert ranks == dict.fromkeys(TF_KINDS, 1) | {"multi_worker_mirrored": 3}
 
 
-WEIGHTS = 8 * (64 * 16 + 16 + 16 * 10 + 10)  # bytes of float64
+WEIGHTS = 8 * (64 * 16 + 16 + 16 * 10 + 10)  # bytes of the weights in float64
 
 
 def a_step(record: dict[str, Any]) -> dict[tuple[str, str], float]:
-    """Bytes a step from task to task, where there are any."""
+    """Return the bytes per step between each pair of tasks that communicate."""
     sent, steps = record["sent_bytes"], record["counted_steps"]
     return {(a, b): count / steps for a, row in sent.items() for b, count in row.items() if count}
 
@@ -116,21 +116,23 @@ def test_tensorflows_own_strategy_does_what_one_process_does(cluster: Cluster, k
     asked = experiments([kind], ["mlp"], ["adam"])
     with watched() as reached:
         ((row, record),) = measure(cluster, asked)
-    assert reached == set()  # by other machines
+    assert reached == set()  # no socket was open to other machines
     assert row["max_abs_difference"] <= 1e-12
     assert record["algorithm"] == f"tensorflow.python.distribute.{THEIRS[kind]}"
     tasks = record["processes"]
-    # None of them is a rank of ours.
+    # None of TensorFlow's tasks is a rank of labkit.
     ranks = cluster.call(lambda communicator: os.getpid())
     assert len({*tasks.values(), *ranks}) == len(tasks) + len(ranks)
     crossing = a_step(record)
     if kind == "multi_worker_mirrored":
         assert {*crossing} == {("worker 0", "worker 1"), ("worker 1", "worker 0")}
-        # A ring of p sends 2 (p - 1)/p of the gradients; TensorFlow's messages are not much more.
+        # A ring of p workers sends 2 (p - 1)/p of the gradients, and TensorFlow's messages are not
+        # much longer.
         assert all(WEIGHTS <= count < 1.2 * WEIGHTS for count in crossing.values())
         assert WEIGHTS <= row["wire_bytes_per_step"] < 1.2 * WEIGHTS
     elif kind == "parameter_server":
-        # It fetches weights at each step, and pushes gradients, of Adam at the server.
+        # The worker fetches weights at each step and pushes gradients, which Adam applies at the
+        # server.
         assert WEIGHTS <= crossing["ps 0", "worker 0"] < 2 * WEIGHTS
         assert WEIGHTS <= crossing["worker 0", "ps 0"] < 2 * WEIGHTS
         assert {config["task"]["type"] for config in record["tf_config"]} == {
@@ -176,7 +178,7 @@ def test_two_servers_share_the_weights_at_the_other_end_of_a_real_link(cluster: 
     assert min(parts) > 0
     assert WEIGHTS <= sum(parts) < 2 * WEIGHTS
     if asked.network is not None:
-        # There and back, one after the other.
+        # Weights and gradients cross the link one after the other.
         assert row["median_ms"] > 2e3 * 8 * (WEIGHTS - 2 * burst(int(BITS))) / BITS
         spec = record["tf_config"][0]["cluster"]
         hosts = [{each.split(":")[0] for each in spec[job]} for job in ("ps", "worker")]
@@ -191,7 +193,7 @@ def until(happens: Callable[[], object]) -> None:
 
 
 def started(ranks: list[int], task: str) -> list[int]:
-    """The processes of a task of TensorFlow's that these have started."""
+    """Return the processes of a TensorFlow task that these ranks have started."""
     return [
         each.pid
         for each in psutil.process_iter(["ppid", "cmdline"])
@@ -224,7 +226,7 @@ def test_a_killed_worker_is_survived_and_started_anew(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("task", "words"),
     [
-        ("ps 0", "ps 0 ended early, and the weights of ps 0 with it"),
+        ("ps 0", "ps 0 ended early, so the weights of ps 0 are lost"),
         ("chief 0", "chief 0 ended early"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Recurrent models on ranks, stretches of time behind each other, against one process."""
+"""Test recurrent models on ranks, with time cut into segments, against one process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def weighted() -> Any:
     return tf.data.Dataset.from_tensor_slices((*EACH, weights))
 
 
-# 20 steps; with batches of 30, 30, 30 and 10 rows as well.
+# There are 20 steps, also with batches of 30, 30, 30 and 10 rows.
 BASE: dict[str, Any] = {
     "model": answers_each_step,
     "dataset": EACH,
@@ -86,7 +86,7 @@ def experiment(strategy: Strategy, workers: int, **fields: Any) -> Experiment:
 
 
 def train(communicator: Any, experiments: list[Experiment]) -> list[tuple[Weights, list[Any]]]:
-    """The trained weights of each on this rank, and what it has done: (what, stretch)."""
+    """Return each experiment's weights on this rank, and its events as (kind, time segment)."""
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
 
@@ -103,7 +103,7 @@ def train(communicator: Any, experiments: list[Experiment]) -> list[tuple[Weight
 def assert_exact(
     cluster: Cluster, workers: int, strategies: list[Strategy], **fields: Any
 ) -> list[list[list[Any]]]:
-    """Each ends with the weights of one process, on all ranks; what each rank has done."""
+    """Check that weights equal one process on all ranks; return the events of each rank."""
     one = experiment(AllReduce(), 1, **fields)
     (((expected, _),),) = cluster.call(train, [one], ranks=1)
     questions = [experiment(strategy, workers, **fields) for strategy in strategies]
@@ -147,7 +147,7 @@ def test_what_lies_behind_the_last_output_alone_sees_the_last_stretch(cluster: C
         (1, [wavefront(4)]),
         (2, [wavefront(5, recompute=True), wavefront(8, partition=(5, 1))]),
         (3, [wavefront(2, partition=(1, 4, 1))]),
-        (4, [wavefront(6), wavefront(3, stages=2)]),  # of replicas each has its rows
+        (4, [wavefront(6), wavefront(3, stages=2)]),  # each replica has its own rows
     ],
 )
 def test_stages_stretches_and_replicas(
@@ -215,7 +215,7 @@ def test_a_named_model_passes_the_gate(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"strategy": wavefront(9)}, "microbatches=9 segments of 8 time steps.*allowed: 1 to 8"),
+        ({"strategy": wavefront(9)}, "microbatches=9 exceeds the 8 time steps.*allowed: 1 to 8"),
         ({"model": "rnn", "dataset": "digits", "strategy": wavefront(9)}, "allowed: 1 to 8"),
         (
             {"model": "mlp", "dataset": "digits", "strategy": wavefront(4)},
@@ -223,7 +223,7 @@ def test_a_named_model_passes_the_gate(cluster: Cluster) -> None:
         ),
         (
             {"strategy": wavefront(4, virtual_stages_per_rank=2)},
-            "virtual_stages_per_rank=2 belongs to schedule='interleaved'",
+            "virtual_stages_per_rank=2 applies to schedule='interleaved'",
         ),
         (
             {"model": "rnn", "dataset": "digits", "strategy": wavefront(4, stages=4), "workers": 4},

@@ -1,7 +1,8 @@
-"""Faults that are planted in labkit's own code while it trains: what each one is, as data.
+"""Faults that tests plant in labkit's own code while it trains, each described as data.
 
-A fault replaces one thing of labkit's, on the ranks, for one run. `hunt` goes through a list of
-them in one job: each experiment must pass without a fault, and the gate must see each fault.
+A fault replaces one function or attribute of labkit, on the ranks, for one run. `hunt` runs a list
+of faults in one job: each experiment must pass without a fault, and the equivalence check must
+detect each fault.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from labkit import Experiment, compression
 from labkit.strategies import AllReduce, Pipeline, TensorParallel
 
-# Wraps a function: gets the rank and the function, returns what stands in its place.
+# Such a function gets the rank and the original function, and returns the replacement.
 Around = Callable[[int, Callable[..., Any]], Callable[..., Any]]
 
 
@@ -27,12 +28,12 @@ class Fault:
     """One fault.
 
     Attributes:
-        name: what goes wrong.
-        where: what is replaced: a module of labkit, and a dotted name in it.
-        new: what stands there instead, made of the rank and of what stood there.
-        shown_by: the experiment that shows it, a name of EXPERIMENTS.
-        says: what the verdict says of it beside "failed".
-        at: the words for the place that the verdict names.
+        name: The error that the fault causes.
+        where: The replaced object: a module of labkit, and a dotted name in it.
+        new: A function that makes the replacement from the rank and the original.
+        shown_by: The experiment that shows the fault, a name of EXPERIMENTS.
+        says: Words that the verdict must contain beside "failed".
+        at: Words for the step and place that the verdict names.
     """
 
     name: str
@@ -52,7 +53,7 @@ BASE: dict[str, Any] = {
     "workers": 2,
     "learning_rate": 0.05,
 }
-VARIABLES = 6  # of three Dense layers
+VARIABLES = 6  # kernels and biases of three Dense layers
 MOMENTUM = {"optimizer_options": {"momentum": 0.9}}
 
 
@@ -95,7 +96,7 @@ def experiment(name: str) -> Experiment:
 
 @contextmanager
 def planted(fault: Fault, rank: int) -> Iterator[None]:
-    """Put a fault in its place, and afterwards what stood there."""
+    """Install a fault, and restore the original afterwards."""
     from importlib import import_module
 
     module, _, path = fault.where.partition(":")
@@ -114,7 +115,7 @@ def planted(fault: Fault, rank: int) -> Iterator[None]:
 
 
 def hunt(communicator: Any, faults: Sequence[Fault], cache: str) -> dict[str, dict[str, Any]]:
-    """The verdict of each fault, and of each experiment without one."""
+    """Return the verdict for each fault, and for each experiment without a fault."""
     import os
     from contextlib import nullcontext
     from pathlib import Path
@@ -128,9 +129,9 @@ def hunt(communicator: Any, faults: Sequence[Fault], cache: str) -> dict[str, di
     wanted = [(name, None) for name in dict.fromkeys(fault.shown_by for fault in faults)]
     for name, fault in [*wanted, *((fault.shown_by, fault) for fault in faults)]:
         one = experiment(name)
-        if communicator.rank == 0:  # the verdict is asked for anew, one process is as it was
+        if communicator.rank == 0:  # remove cached verdicts, but keep the reference of one process
             shutil.rmtree(Path(cache) / "gates", ignore_errors=True)
-        # A communicator of its own: it keeps what it has planned.
+        # Each run gets its own communicator, because a communicator keeps its schedules.
         ranks = communicator.split(0)
         with planted(fault, communicator.rank) if fault else nullcontext():
             verdict = equivalence.verify(one, ranks, source)
@@ -143,7 +144,7 @@ def hunt(communicator: Any, faults: Sequence[Fault], cache: str) -> dict[str, di
 
 
 def after(change: Callable[..., Any]) -> Around:
-    """What is returned is changed: by the rank, what was returned, and the arguments."""
+    """Change what a function returns, given the rank, the returned value and the arguments."""
 
     def around(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
         def call(*given: Any, **named: Any) -> Any:
@@ -156,7 +157,7 @@ def after(change: Callable[..., Any]) -> Around:
 
 
 def before(change: Callable[..., Any]) -> Around:
-    """What is given is changed: by the rank and the arguments, of which it returns others."""
+    """Change the arguments of a function, given the rank and the original arguments."""
 
     def around(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
         def call(*given: Any, **named: Any) -> Any:
@@ -168,7 +169,7 @@ def before(change: Callable[..., Any]) -> Around:
 
 
 def in_buffer(change: Callable[[int, np.ndarray], None]) -> Around:
-    """The buffer of a mean is changed after it."""
+    """Change the buffer after its mean was computed."""
 
     def changed(rank: int, found: Any, self: Any, buffer: np.ndarray, *_: Any) -> Any:
         change(rank, buffer)
@@ -178,12 +179,12 @@ def in_buffer(change: Callable[[int, np.ndarray], None]) -> Around:
 
 
 def nothing(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
-    """Nothing is done."""
+    """Replace a function by one that does nothing."""
     return lambda *given, **named: None
 
 
 def at_step(number: int, change: Around) -> Around:
-    """Only the so-many-th step of each layout is wrong."""
+    """Apply a change only at one step of each bucket layout."""
 
     def around(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
         wrong, calls = change(rank, own), Counter[int]()
@@ -199,12 +200,12 @@ def at_step(number: int, change: Around) -> Around:
 
 
 def on_rank(one: int, change: Around) -> Around:
-    """Only one rank is wrong."""
+    """Apply a change only on one rank."""
     return lambda rank, own: change(rank, own) if rank == one else own
 
 
 def only_first(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
-    """Each object does it once."""
+    """Let each object call the function only once."""
     done: set[int] = set()
 
     def call(self: Any, *given: Any) -> Any:
@@ -245,7 +246,7 @@ def no_last_round(rank: int, rounds: Any, whose: int, length: int) -> Any:
 
 
 def shorter_slot(rank: int, buckets: Any, *_: Any) -> Any:
-    """The first bucket ends an element early; one element of a variable is never packed."""
+    """End the first bucket an element early, so that one element is never packed."""
     from dataclasses import replace
 
     first = buckets[0]
@@ -255,7 +256,7 @@ def shorter_slot(rank: int, buckets: Any, *_: Any) -> Any:
 
 
 def rolled(rank: int, means: list[np.ndarray], *_: Any) -> list[np.ndarray]:
-    """Each variable's mean is read one element too early."""
+    """Read each variable's mean one element too early."""
     return [np.roll(mean, 1) for mean in means]
 
 
@@ -274,7 +275,7 @@ def last_twice(rank: int, batches: list[np.ndarray], *_: Any) -> list[np.ndarray
 
 
 def first_rows(rank: int, batches: list[np.ndarray], *_: Any) -> list[np.ndarray]:
-    """Rank 1 takes the rows of the first batch in each step."""
+    """Let rank 1 use rows of the first batch in each step."""
     return batches if rank == 0 else [batches[0][: len(batch)] for batch in batches]
 
 
@@ -287,7 +288,7 @@ def with_option(name: str, value: Any) -> Around:
 
 
 def unlike(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
-    """Rank 1 keeps the weights that it has made, which are not those of rank 0."""
+    """Let rank 1 keep its own initial weights, which differ from those of rank 0."""
 
     def broadcast(variables: Sequence[Any], communicator: Any) -> None:
         for variable in variables:
@@ -298,7 +299,7 @@ def unlike(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def spoil_slots(rank: int, found: Any, self: Any, *_: Any) -> Any:
-    """Rank 1 begins with another momentum than the others."""
+    """Let rank 1 start with a different momentum from the others."""
     self.model.optimizer.build(self.model.trainable_variables)
     for variable in self.model.optimizer.variables[2:] if rank == 1 else []:
         variable.assign(variable + 0.01)
@@ -310,7 +311,7 @@ def halved_means(rank: int, means: list[Any], *_: Any) -> list[Any]:
 
 
 def without_last(rank: int, means: list[Any], *_: Any) -> list[Any]:
-    """The last element is lost between the exchange and the optimizer."""
+    """Lose the last element between the exchange and the optimizer."""
     import tensorflow as tf
 
     last = tf.concat([tf.reshape(means[-1], [-1])[:-1], tf.zeros([1], means[-1].dtype)], 0)
@@ -323,7 +324,7 @@ def doubled_residual(rank: int, self: Any, tensor: Any, state: Any) -> Any:
 
 
 def forgets(place: int) -> Around:
-    """A compressor starts each step as if there had been none before: one part of its state."""
+    """Reset one part of a compressor's state before each step."""
 
     def changed(rank: int, self: Any, tensor: Any, state: Any) -> Any:
         import tensorflow as tf
@@ -336,7 +337,7 @@ def forgets(place: int) -> Around:
 
 
 def keeps_nothing(place: int) -> Around:
-    """The state after a step has lost one of its parts."""
+    """Lose one part of a compressor's state after each step."""
 
     def around(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
         def reduce(self: Any, tensor: Any, state: Any) -> Any:
@@ -353,7 +354,7 @@ def keeps_nothing(place: int) -> Around:
 
 
 def keeps_velocity(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
-    """No factor masking: what was sent keeps its velocity."""
+    """Leave out momentum factor masking, so that sent elements keep their velocity."""
 
     def reduce(self: Any, tensor: Any, state: Any) -> Any:
         velocity, _ = self.accumulate(tensor, *state[1:])
@@ -364,7 +365,7 @@ def keeps_velocity(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def mean_error(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
-    """An error after the mean, the same on all ranks."""
+    """Add the same error to the mean on all ranks."""
 
     def reduce(self: Any, tensor: Any, state: Any) -> Any:
         mean, sent, state = yield from own(self, tensor, state)
@@ -380,12 +381,12 @@ def rolled_tensors(rank: int, tensors: list[Any], *_: Any) -> list[Any]:
 
 
 def dropped_payload(rank: int, payloads: list[list[Any]], *_: Any) -> list[list[Any]]:
-    """Rank 0's payload is taken for that of all."""
+    """Use rank 0's payload for all ranks."""
     return [[own[0]] * len(own) for own in payloads]
 
 
 def zero_packed(rank: int, found: Any, self: Any, number: int, *_: Any) -> Any:
-    """An element of a bucket is not packed."""
+    """Leave one element of a bucket unpacked."""
     self.gradients(number)[-2] = 0
     return found
 
@@ -395,7 +396,7 @@ def zero_first_input(rank: int, x: Any, *_: Any) -> Any:
 
 
 def other_targets(rank: int, found: Any, *_: Any) -> Any:
-    """Rows have the targets of other rows."""
+    """Give rows the targets of other rows."""
     y, weight = found
     return y[::-1], weight
 
@@ -405,7 +406,7 @@ def equal_share(rank: int, share: float, self: Any, number: int) -> float:
 
 
 def skip_weights(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
-    """The weight gradients of the first micro-batch are computed and lost."""
+    """Compute and then lose the weight gradients of the first micro-batch."""
 
     def add(self: Any, number: int, found: Any) -> Any:
         return own(self, number, [each * 0 for each in found] if number == 0 else found)
@@ -414,7 +415,7 @@ def skip_weights(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def stale_gradients(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
-    """Each step applies the gradients of the step before."""
+    """Apply the gradients of the previous step in each step."""
     kept: dict[int, Any] = {}
 
     def take(self: Any) -> Any:
@@ -427,7 +428,7 @@ def stale_gradients(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def swapped(rank: int, found: Any, self: Any) -> Any:
-    """The weights of two layers of one shape are collected in the wrong order."""
+    """Swap the collected weights of two layers of equal shape."""
     from labkit.model_parallel.weights import put
 
     shapes = [tuple(variable.shape) for variable in self._variables]
@@ -441,7 +442,7 @@ def swapped(rank: int, found: Any, self: Any) -> Any:
 
 
 def own_gradients(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
-    """Replicas apply their own gradients."""
+    """Let replicas apply their own gradients instead of the mean."""
 
     def mean(self: Any, gradients: Any, *given: Any, **named: Any) -> Any:
         own(self, gradients, *given, **named)
@@ -458,7 +459,7 @@ def no_sum_backward(rank: int, own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 FAULTS: list[Fault] = [
-    # The mean of gradients.
+    # These faults change the mean of gradients.
     Fault(
         "an element of the sum is dropped",
         "communicator.communicator:Communicator.mean",
@@ -555,7 +556,7 @@ FAULTS: list[Fault] = [
         at_step(19, after(zeros_like)),
         at="step 19: bucket of",
     ),
-    # What is trained, from where on, and how.
+    # These faults change the data, the initial weights or the optimizer.
     Fault(
         "one rank's seed of rows", "worker.feed:plan_of", after(shifted_seed), at="step 0: batch of"
     ),
@@ -746,7 +747,7 @@ FAULTS: list[Fault] = [
         on_rank(1, after(lambda rank, means, *_: [each * (1 + 1e-15) for each in means])),
         "feedback",
     ),
-    # Models in parts.
+    # These faults change models in parts.
     Fault(
         "rows of a micro-batch have the targets of others",
         "model_parallel.stages.microbatches:MicroBatches.targets",

@@ -1,9 +1,9 @@
-"""Ranks that train an experiment while some are killed; run as a script under mpiexec.
+"""A script for ranks under mpiexec: they train an experiment while some are killed.
 
     sample_survival.py SCHEDULE COMPRESSOR FOLDER [last]
 
-A rank writes its process in the folder, and at the end what it has come to. With `last`, the first
-one dies over the last thing that it does.
+A rank writes its process id into the folder, and its result at the end. With `last`, rank 0 dies
+during its last action.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ ROWS, STEPS, EPOCHS = 600, 25, 30
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
-    """Rows that are told from each other."""
+    """Return rows that all differ, with labels."""
     x = np.random.default_rng(1).standard_normal((ROWS, 12)).astype(np.float32)
     return x, (x[:, 0] > 0).astype(np.int32)
 
 
 def experiment(schedule: str, compressor: str | None, **more: Any) -> Experiment:
-    """Some hundred steps, in float64 where nothing is compressed."""
+    """Return an experiment of some hundred steps, in float64 without a compressor."""
     strategy = AllReduce(schedule=schedule, compressor=compressor, bucket_bytes=4096)
     return Experiment(
         model="mlp", model_options={"widths": [64, 32]}, dataset=data(), validation=data(),
@@ -46,14 +46,14 @@ def experiment(schedule: str, compressor: str | None, **more: Any) -> Experiment
 
 
 class Last(keras.callbacks.Callback):
-    """Keeps the weights of the end."""
+    """A callback that keeps the weights at the end of training."""
 
     def __init__(self, into: list[Any]) -> None:
         super().__init__()
         self._into = into
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Replace those of an earlier end."""
+        """Replace the weights of an earlier end."""
         self._into[:] = self.model.get_weights()
 
 

@@ -1,4 +1,4 @@
-"""Arrays are kept by their key, whole, and the oldest go when there is no more room."""
+"""Test that arrays are cached by key and complete, and that the least recently used go first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_what_is_put_is_taken_in_its_order_shape_and_dtype(tmp_path: Path) -> No
 
 
 def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
-    big = [np.zeros(1000)]  # 8,000 bytes and a head
+    big = [np.zeros(1000)]  # 8,000 bytes and a header
     cache = ArrayCache(tmp_path, 20_000)
     for age, key in ((100, "one"), (50, "two")):
         cache.store(key, big)

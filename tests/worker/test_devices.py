@@ -1,4 +1,4 @@
-"""Fresh processes with logical devices: rules, plans carried out, products and copies."""
+"""Test fresh processes with logical devices: rules, executed plans, products and copies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Answers = tuple[PlacementMeasurements, list[PlacementPlan], list[PlanMeasurement
 
 
 def asked_at_once(communicator: Communicator, asked: DeviceRequest) -> Answers:
-    """What `examine`, `carry_out` and `speeds_of` ask three processes, asked of one."""
+    """Return the answers of one process to `examine`, `carry_out` and `speeds_of`."""
     child = Child(PROCESS, "devices", (asked, True), communicator, asked.threads)
     with closing(child):
         child.answer()
@@ -31,7 +31,7 @@ def asked_at_once(communicator: Communicator, asked: DeviceRequest) -> Answers:
         machine = DeviceGroup(asked.names, found.latency, found.bandwidth, dispatch=found.dispatch)
         plans = compare_policies(found.tasks, machine, [0])
         measured = child.ask("carry_out", plans, 2)
-        # The same way as to a GPU, between two devices of the processor.
+        # Copies between two CPU devices take the same code as copies to a GPU.
         return found, plans, measured, child.ask("speeds", ("CPU:0", "CPU:1"))
 
 
@@ -55,9 +55,9 @@ def test_a_process_with_two_devices_tells_and_does_what_it_is_asked(cluster: Clu
         placed = {node.name: node.device for node in each.graph.operations}
         names = plan.machine.devices
         assert all(placed[t] == names[at] for t, at in plan.devices.items() if t in placed)
-        assert each.losses == measured[0].losses  # in all bits
+        assert each.losses == measured[0].losses  # all bits are equal
         assert len(each.seconds) == 2
     table = break_even_table(speeds)
     assert table["n"].tolist() == [8, 32]
-    assert (table[["device_ms", "there_ms"]] > 0).all(axis=None)  # which is longer is luck here
-    assert "Product on CPU:0 and CPU:1 by size" in break_even(speeds).alt  # type: ignore[union-attr]
+    assert (table[["device_ms", "there_ms"]] > 0).all(axis=None)  # which is longer is random
+    assert "Matrix product on CPU:0 and CPU:1 by size" in break_even(speeds).alt  # type: ignore[union-attr]

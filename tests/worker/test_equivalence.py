@@ -1,4 +1,4 @@
-"""The gate passes what equals one process, fails what does not, and says where it cannot tell."""
+"""Test the equivalence check: it passes equal runs, fails others and names what it cannot judge."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def verify(communicator: Any, experiment: Experiment, cache: str) -> dict[str, A
 
 
 def verdict_of(cluster: Cluster, experiment: Experiment) -> dict[str, Any]:
-    """The verdict, which must be the same on all ranks."""
+    """Return the verdict, and check that it is the same on all ranks."""
     cache = str(Path.cwd() / "cache")
     verdicts = cluster.call(verify, experiment, cache, ranks=experiment.workers)
     assert verdicts == [verdicts[0]] * experiment.workers
@@ -40,7 +40,7 @@ def verdict_of(cluster: Cluster, experiment: Experiment) -> dict[str, Any]:
 
 
 class Lonely(Strategy):
-    """Claims exactness and does not exchange a thing."""
+    """A strategy that claims to be exact but exchanges nothing."""
 
     @property
     def exact(self) -> bool:
@@ -52,7 +52,7 @@ class Lonely(Strategy):
 
 
 class Hasty(AllReduce):
-    """Exchanges, but weighs ranks alike however unequal their parts are."""
+    """A strategy that weights all ranks equally, although their parts of a batch are unequal."""
 
     def train(self, session: Any) -> None:
         from labkit.keras import DistributedOptimizer, broadcast
@@ -112,7 +112,7 @@ def test_a_recurrent_model_without_dropout_is_held_to_it(cluster: Cluster, cell:
 
 @pytest.mark.slow
 def test_an_embedding_is_held_to_it_with_an_optimizer_that_squares(cluster: Cluster) -> None:
-    """Words come twice in a batch; states of random numbers are no weights and set no tolerance."""
+    """Test words that repeat in a batch; random states are no weights and set no tolerance."""
 
     def model() -> Any:
         import keras
@@ -144,7 +144,7 @@ def test_weights_that_are_not_a_number_do_not_pass(cluster: Cluster) -> None:
 
         def train(self: Any, session: Any) -> None:
             AllReduce.train(self, session)
-            bias = session.model.layers[-1].bias  # the last variable
+            bias = session.model.layers[-1].bias  # the model's last variable
             bias.assign(keras.ops.full_like(bias, np.nan))
 
         kind = type("Spoilt", (AllReduce,), {"train": train, "__module__": __name__})
@@ -187,7 +187,7 @@ def with_a_step_of_its_own() -> Any:
         ({"model": normalised, "model_options": {}}, "normalises by the batch of each rank"),
         ({"model_options": {"dropout": 0.3}}, "draws random numbers"),
         ({"model": with_a_step_of_its_own, "model_options": {}}, "custom train_step"),
-        ({"workers": 1}, "no second process to be compared with"),
+        ({"workers": 1}, "itself the reference of the check"),
         ({"verify": False}, "verify=False"),
     ],
     ids=["normalisation", "dropout", "train_step", "one worker", "verify=False"],
@@ -258,12 +258,13 @@ def test_one_process_serves_all_strategies_on_the_same_batches(cluster: Cluster)
     for strategy in (AllReduce(), AllReduce("ring"), Layerwise()):
         assert verdict_of(cluster, Experiment(**SMALL, strategy=strategy))["verdict"] == "passed"
         (kept,) = Path("cache/references").iterdir()
-    # Spoilt, so that a use of it is seen.
+    # Change the stored reference, so that its use is detected.
     with np.load(kept) as whole:
         np.savez(kept, *[value + 1e-3 for value in whole.values()])
     again = Experiment(**SMALL, strategy=Layerwise(recompute=True), batch_weights=None)
     assert verdict_of(cluster, again)["verdict"] == "failed"
-    # Another effective learning rate is another process; the same in other words is not.
+    # Another effective learning rate needs another reference, but the same rate in another form
+    # does not.
     for rate in ({"learning_rate": 0.02}, {"learning_rate_scaling": "linear"}):
         assert verdict_of(cluster, Experiment(**SMALL | rate))["verdict"] == "passed"
     assert len(list(Path("cache/references").iterdir())) == 2
@@ -279,7 +280,7 @@ def test_fewer_rows_leave_the_same_remainders(rows: int, batch_size: int, parts:
     assert size <= batch_size
     assert less <= rows
     assert size % parts == batch_size % parts
-    assert less // size == rows // batch_size  # as many whole batches
+    assert less // size == rows // batch_size  # the same number of whole batches
     assert (less % size > 0) == (rows % batch_size > 0)
     assert (less % size) % parts == (rows % batch_size) % parts
     assert size <= max(batch_size if batch_size < 3 * UNIT else 0, 3 * UNIT * parts)
@@ -295,7 +296,7 @@ def test_a_verdict_is_used_again_but_not_for_another_batch_size(cluster: Cluster
     experiment = Experiment(**SMALL)
     verdict_of(cluster, experiment)
     (cached,) = Path("cache/gates").iterdir()
-    # Marked, so that a use of the cache is seen.
+    # Change the cached verdict, so that its use is detected.
     cached.write_text(cached.read_text().replace("20 steps", "21 steps"))
     assert "21 steps" in verdict_of(cluster, experiment)["reason"]
     for irrelevant in ({"name": "other"}, {"epochs": 9}, {"seed": 3}, {"repeats": 2}):

@@ -1,4 +1,4 @@
-"""What TensorFlow ran is read as it was: fused, placed, with bytes and times."""
+"""Test that operations executed by TensorFlow are read as run: fused, placed, timed."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def test_a_loop_has_no_circle_and_its_seconds_add_up() -> None:
 
     graph = step_graph(step, tf.ones((64, 64)), repeats=1)
     (product,) = (operation for operation in graph.operations if operation.op == "MatMul")
-    assert product.seconds < product.stop - product.start  # between runs it waits for the others
+    assert product.seconds < product.stop - product.start  # between runs, it waits for others
     edges = [Edge(flow.source, flow.target) for flow in graph.flows]
-    layers([operation.name for operation in graph.operations], edges)  # which refuses a circle
+    layers([operation.name for operation in graph.operations], edges)  # layers() refuses a cycle
 
 
 def test_a_tensor_goes_once_to_a_device_however_many_read_it_there() -> None:

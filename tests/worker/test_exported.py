@@ -1,4 +1,4 @@
-"""A training as data: weights and batches arrive as they were, and what is not alike is refused."""
+"""Test a training as data: exact weights and batches, and refusals of what is not equivalent."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_weights_and_batches_arrive_as_they_were(
 def test_who_has_numpy_alone_trains_to_the_weights_that_keras_has(
     tmp_path: Path, capacities: tuple[float, ...] | None, level: bool
 ) -> None:
-    """What is exported is all that is needed: two workers' files, gradients by hand, their mean."""
+    """Train two workers from exported files alone, with gradients and their mean in NumPy."""
     fields: dict[str, Any] = {
         "batch_size": 63,
         "epochs": 2,
@@ -78,7 +78,7 @@ def test_who_has_numpy_alone_trains_to_the_weights_that_keras_has(
         source = read(experiment)
         model = build_model(experiment, source)
         sgd = optimizers.SGD(0.1, momentum=0.9, nesterov=True)
-        loss = losses.SparseCategoricalCrossentropy(from_logits=True)  # of the floats of now
+        loss = losses.SparseCategoricalCrossentropy(from_logits=True)  # in the current float type
         given = [(experiment, source, rank, model, sgd, loss, str(tmp_path)) for rank in (0, 1)]
         start, found = replayed([export(*each) for each in given], level)
         model.compile(sgd, loss)
@@ -107,7 +107,7 @@ def compute_in(floats: str) -> None:
 
 
 def replayed(told: list[Exported], level: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Weights at the start and after 20 steps, of dense layers, cross-entropy and momentum."""
+    """Return the weights at the start and after 20 steps of a dense network with momentum."""
     files = [Batches(each) for each in told]
     kinds = [options["activation"] for kind, options in told[0].layers if kind == "Dense"]
     assert kinds == ["relu", "relu", "linear"]
@@ -134,7 +134,7 @@ def replayed(told: list[Exported], level: bool) -> tuple[list[np.ndarray], list[
 def by_hand(
     weights: list[np.ndarray], x: np.ndarray, y: np.ndarray, parts: np.ndarray
 ) -> list[np.ndarray]:
-    """Gradients of the sum of rows' cross-entropies, each times its part."""
+    """Return the gradients of the rows' cross-entropies, weighted by their parts."""
     inputs = [x]
     for matrix, bias in zip(weights[:-2:2], weights[1:-2:2], strict=True):
         inputs.append(np.maximum(inputs[-1] @ matrix + bias, 0))

@@ -1,4 +1,4 @@
-"""The optimizer of a model that comes compiled: all of it trains, or one sentence refuses it."""
+"""Test that a compiled model's optimizer is used as it is, or refused in one sentence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BASE: dict[str, Any] = {
 
 
 def net(exclude: str, taken: int = 0) -> Any:
-    """Gradients are almost nothing: what changes weights is their decay."""
+    """Return a model with clipped gradients, so that weight decay alone changes weights."""
     import keras
     import numpy as np
 

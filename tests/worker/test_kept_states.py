@@ -1,4 +1,4 @@
-"""What ranks keep of a training, and that they or others go on with it as if nothing had been."""
+"""Test that the same or other ranks resume from saved states as if without interruption."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labkit.communicator import Communicator
 from labkit.records.checkpoints import FOLDER, Checkpoint, CheckpointContext
 from labkit.records.run import Run
 
-ROWS, BATCH, EPOCHS = 72, 16, 3  # five steps an epoch, the last one of eight rows
+ROWS, BATCH, EPOCHS = 72, 16, 3  # five steps per epoch, the last of eight rows
 pytestmark = pytest.mark.slow
 
 
@@ -68,7 +68,7 @@ def question(**fields: Any) -> Experiment:
 def trained(
     communicator: Communicator, asked: Experiment, told: CheckpointContext | None, stop: int | None
 ) -> tuple[list[dict[str, float]], list[dict[str, float]], dict[str, np.ndarray], Any]:
-    """Rows, epochs, the model's weights and what is said of checkpoints; stopped after a step."""
+    """Train, with a stop after a step; return rows, epochs, weights and checkpoint messages."""
     import io
     import zipfile
 
@@ -79,7 +79,9 @@ def trained(
 
     asks, usual, recorder.SEND_EVERY = count(1), recorder.SEND_EVERY, -1.0
     try:
-        result = work(communicator, asked, told, stop_asked=lambda: next(asks) == stop)
+        result = work(
+            communicator, asked, told, stop_asked=lambda: stop is not None and next(asks) >= stop
+        )
     finally:
         recorder.SEND_EVERY = usual
     weights: dict[str, np.ndarray] = {}
@@ -107,7 +109,7 @@ def run(
 
 
 def same(found: list[Any], wanted: list[Any]) -> None:
-    """Every rank's losses, the epochs' metrics and all weights are the same bits."""
+    """Check that all ranks' losses, the epochs' metrics and all weights are bitwise equal."""
     for own, other in zip(found, wanted, strict=True):
         for a, b in zip(own[0], other[0], strict=True):
             names = ("epoch", "step", "samples", "loss")
@@ -174,7 +176,7 @@ def test_it_goes_on_bit_for_bit(case: str, cluster: Cluster, tmp_path: Path) -> 
     whole = run(cluster, asked)
     told = CheckpointContext(Checkpoint(every=1000), folder=str(tmp_path / FOLDER))
     broken = run(cluster, asked, told, stop=7)
-    assert len(broken[0][0]) == 8
+    assert len(broken[0][0]) == 9
     same(run(cluster, asked, go_on(asked, tmp_path)), whole)
 
 

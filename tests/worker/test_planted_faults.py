@@ -1,4 +1,4 @@
-"""Faults planted in labkit's own code: the gate finds each, and passes the same run without it."""
+"""Test that the equivalence check detects planted faults and passes the same runs without them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ cloudpickle.register_pickle_by_value(faults)
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What one process does on the same batches serves all experiments."""
+    """Return a cache folder, so that all experiments share references of one process."""
     return str(tmp_path_factory.mktemp("cache"))
 
 
 def missed(cluster: Cluster, cache: str, planted: Iterable[Fault]) -> list[str]:
-    """What should have been found and was not, or not as it should, or where nothing was."""
+    """Return faults that were missed or misreported, and runs without a fault that failed."""
     wrong, chosen = [], list(planted)
     for ranks in (2, 3):
         own = [fault for fault in chosen if experiment(fault.shown_by).workers == ranks]

@@ -1,4 +1,4 @@
-"""Checkpoints of plays, as a stranger may write them: they run nothing."""
+"""Test that forged checkpoints of simulated trainings run no code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUESTION = Experiment(
 
 
 def kept_in(folder: Path, form: bytes, pack: Any = np.savez) -> None:
-    """A checkpoint of one process, as anybody may write it."""
+    """Write a checkpoint of one process, as a stranger could write it."""
     file = io.BytesIO()
     index = {"pieces": [["form", [len(form)], [0], True, "uint8"]], "told": {"tensors": []}}
     words = np.frombuffer(json.dumps(index).encode(), np.uint8)
@@ -62,7 +62,7 @@ def resumed(folder: Path) -> None:
     )
 
 
-# The constructor of this class starts a process.
+# The constructor of this class would start a process.
 SPACE = b"clabkit.hosts.host_namespaces\nHostNamespaces\n((dVname\nVa\nstR."
 STATE = b'{"schema": 1, "root": [0], "nodes": [["list", []]]}'
 
@@ -78,7 +78,7 @@ STATE = b'{"schema": 1, "root": [0], "nodes": [["list", []]]}'
             ),
             "HostNamespaces",
         ),
-        (STATE, "is damaged or forged"),
+        (STATE, "is damaged or was changed"),
     ],
 )
 def test_a_forged_checkpoint_runs_nothing_and_is_refused_in_one_line(
@@ -95,11 +95,11 @@ def test_a_forged_checkpoint_runs_nothing_and_is_refused_in_one_line(
 
 def test_a_damaged_or_compressed_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     kept_in(tmp_path, STATE, np.savez_compressed)
-    with pytest.raises(LabkitError, match=r"rank0\.npz is damaged or forged .*compressed"):
+    with pytest.raises(LabkitError, match=r"rank0\.npz is damaged or was changed .*compressed"):
         resumed(tmp_path)
     for content in (b"", b"PK\3\4", b"\x93NUMPY", pickle.dumps([1])):
         (tmp_path / "rank0.npz").write_bytes(content)
-        with pytest.raises(LabkitError, match=r"rank0\.npz is damaged or forged"):
+        with pytest.raises(LabkitError, match=r"rank0\.npz is damaged or was changed"):
             resumed(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Training that is broken off in its midst and goes on where it stood."""
+"""Test that interrupted training resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ STEPS, EPOCHS = 4, 3
 
 
 class Broken(Exception):
-    """Training was broken off."""
+    """The test has interrupted training."""
 
 
 class BreakOff(Progress):
-    """Breaks off training after a step, once."""
+    """Progress that interrupts training once, after a number of steps."""
 
     def __init__(self, steps: int | None, after: int) -> None:
         super().__init__(steps)
@@ -58,7 +58,7 @@ def own_model() -> keras.Model:
 
 
 def trained(question: Experiment, after: int = 0) -> tuple[list[Any], list[dict[str, float]]]:
-    """Weights and the epochs' metrics, with a break after so many steps, or none."""
+    """Return weights and epoch metrics, with one interruption after so many steps, or none."""
     communicator = single_rank()
     session = TrainingSession(question, communicator, read(question, communicator))
     recorder = Recorder(communicator, lambda kind, records: None, lambda: False)
@@ -76,7 +76,7 @@ def trained(question: Experiment, after: int = 0) -> tuple[list[Any], list[dict[
 
 
 def loop(session: TrainingSession) -> None:
-    """Steps of a strategy's own, here Keras's."""
+    """Train with a custom loop over Keras's own steps."""
 
     def step(x: Any, y: Any, weight: Any) -> float:
         return float(session.model.train_on_batch(x, y, return_dict=True)["loss"])
@@ -94,7 +94,8 @@ def test_it_goes_on_as_if_nothing_had_been(strategy: Strategy, steps: int | None
         batch_size=8, steps_per_epoch=steps, epochs=EPOCHS, verify=False,
     )  # fmt: skip
     weights, epochs = trained(question)
-    # Where only the end of the data ends an epoch, Keras counts an update more when it comes there.
+    # Without a fixed number of steps per epoch, Keras counts one more update at the end of the
+    # data.
     for after in (1, 2 * STEPS - 1, *([] if steps is None else [STEPS, EPOCHS * STEPS])):
         found, told = trained(question, after)
         assert all(np.array_equal(a, b) for a, b in zip(weights, found, strict=True)), after

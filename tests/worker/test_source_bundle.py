@@ -1,4 +1,4 @@
-"""What is imported from beside a notebook is found on hosts that do not see it."""
+"""Test that modules beside a notebook are found on hosts that do not see its folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 from labkit.worker import source_bundle
 
-# Enters twice, as two calls do, and says where it is and what it imports from beside the caller.
+# This script enters the folder twice, as two calls do, and prints its folder and what it imports
+# from beside the caller.
 RANK = """\
 import os, sys
 from labkit.worker import source_bundle

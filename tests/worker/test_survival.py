@@ -1,4 +1,4 @@
-"""Training goes on when ranks are killed, as if they had never been: the same steps, exactly."""
+"""Test that training goes on with the same steps, exactly, when ranks are killed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ RANKS, HANG = 3, 240.0  # seconds
 def killed(
     folder: Path, schedule: str, compressor: str, victims: dict[int, int], last: bool = False
 ) -> dict[str, Any]:
-    """What the first rank that lives tells at the end.
+    """Return what the first surviving rank reports at the end.
 
     Args:
-        folder: for what ranks tell.
-        schedule, compressor: of the exchange.
-        victims: ranks, with the step from which on each is killed.
-        last: rank 0 dies over the last thing that it does.
+        folder: Folder for the reports of ranks.
+        schedule, compressor: Schedule and compressor of the exchange.
+        victims: Ranks to kill, each with the step from which on it is killed.
+        last: Whether rank 0 dies during its last action.
     """
     words = [sys.executable, str(SCRIPT), schedule, compressor, str(folder)]
     words += ["last"] if last else []
@@ -80,7 +80,7 @@ def test_it_is_the_training_of_ranks_that_nobody_has_killed(
     begins = [stretch["step"] for stretch in found["membership_history"]]
     assert begins == [0, *(fault["step"] for fault in found["faults"])]
     assert len(found["epochs"]) == EPOCHS
-    if not compressor:  # in float64 sums of other ranks differ in the last places
+    if not compressor:  # in float64, sums over other ranks differ in the last digits
         assert found["evaluation"]["loss"] == pytest.approx(0.0052200118733289, rel=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""A traced step is the same step again, operation by operation, wherever a plan has it."""
+"""Test that a traced step computes the same, operation by operation, under every placement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labkit.common.errors import InvalidInput
 from labkit.simulate.placement import SIGNAL, DeviceGroup, all_on_one
 from labkit.worker.devices import DeviceRequest
 from labkit.worker.devices.towers import TowerStep, towers
-from labkit.worker.devices.traced import Traced, trace
+from labkit.worker.devices.traced_step import Traced, trace
 
 ASKED = DeviceRequest(widths=(8, 4), depth=2, features=6, classes=3, batch=5)
 LONE = DeviceGroup(("CPU:0",))
@@ -22,7 +22,7 @@ def made() -> Iterator[tuple[TowerStep, Traced]]:
 
     step = towers(ASKED)
     traced = trace(step)
-    # As on the process with devices: what is placed is what runs.
+    # As in the process with devices, TensorFlow must run the operations as placed.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     yield step, traced
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
@@ -36,7 +36,7 @@ def test_tasks_are_what_computes_bound_where_the_batch_and_the_loss_are(
     assert not any(task.kind in ("Const", "_Retval") for task in graph.tasks)
     assert [(on[name].bytes, on[name].device) for name in "xy"] == [(5 * 6 * 4, 0), (5 * 4, 0)]
     writers = [task for task in graph.tasks if task.kind == "AssignSubVariableOp"]
-    assert len(writers) == 2 * (2 * 2 + 1)  # a kernel and a bias of each layer and of the head
+    assert len(writers) == 2 * (2 * 2 + 1)  # a kernel and a bias for each layer and for the head
     for writer in writers:
         kinds = {task.kind for task in graph.tasks if task.group == writer.group}
         assert {"ReadVariableOp", "AssignSubVariableOp"} <= kinds
@@ -49,7 +49,7 @@ def test_a_placed_step_gives_the_same_losses_as_the_step_itself(
     step, traced = made
     placed = traced.placed(all_on_one(traced.tasks(), LONE))
     told = [float(placed(*step.batch)) for _ in range(4)]
-    fresh = towers(ASKED)  # with the weights of the beginning
+    fresh = towers(ASKED)  # this step starts from the initial weights
     assert told == pytest.approx([float(fresh.run(*fresh.batch)) for _ in range(4)], rel=1e-6)
     assert told == sorted(told, reverse=True)
 
@@ -68,7 +68,7 @@ def test_times_are_measured_operation_by_operation(made: tuple[TowerStep, Traced
         if operation.name == name
     ]
     known = [start for start in starts if start == start]
-    assert known == sorted(known)  # in the order of the plan
+    assert known == sorted(known)  # the plan has the same order
 
 
 @pytest.mark.parametrize(("field", "value"), [("devices", 1), ("widths", (0,)), ("batch", 0)])

@@ -1,4 +1,4 @@
-"""Odd files in the cache of the equivalence check end no run: they are none, with one line."""
+"""Test that odd files in the cache of verdicts end no run: they are ignored with one line."""
 
 from __future__ import annotations
 

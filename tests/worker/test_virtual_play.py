@@ -1,4 +1,4 @@
-"""Real models on the virtual clock, kept in their midst: what is taken up is the whole run."""
+"""Test real models on the virtual clock: a run resumed midway equals the whole run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from labkit.worker.virtual_play import SimulatedTraining
 
 
 def restless() -> keras.Model:
-    """Draws numbers, keeps statistics, and its optimizer has two slots and a schedule."""
+    """Return a model with dropout, moving statistics, optimizer slots and a rate schedule."""
     layers: list[Any] = [
         keras.Input((5,)),
         keras.layers.Dense(6),

@@ -1,4 +1,4 @@
-"""Experiments through a cluster: every family of model and data, callables, feeds, records."""
+"""Test experiments on a cluster: all families of models and data, callables, feeds and records."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def test_a_callable_without_a_model_is_refused_with_what_it_gave(cluster: Cluste
 
 @pytest.fixture(scope="module")
 def recorded(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """One run that the tests of this section read."""
+    """Yield one run, which several tests read."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("recorded"))
         yield cluster.run(
@@ -276,7 +276,7 @@ def test_the_history_has_a_row_a_step_and_rank(recorded: Run) -> None:
     pairs = [(step, rank) for step in range(8) for rank in range(2)]
     assert list(zip(history["step"], history["rank"], strict=True)) == pairs
     assert history["epoch"].tolist() == [0] * 8 + [1] * 8
-    # batches of 32, 32, 32, 24, a quarter of each on rank 0
+    # Rank 0 has a quarter of each batch of 32, 32, 32 and 24 rows.
     assert history[history["rank"] == 0]["samples"].tolist() == [8, 8, 8, 6] * 2
     assert history[history["rank"] == 1]["samples"].tolist() == [24, 24, 24, 18] * 2
     parts = history[["compute_seconds", "communicate_seconds", "wait_seconds"]]
@@ -287,9 +287,9 @@ def test_the_history_has_a_row_a_step_and_rank(recorded: Run) -> None:
 def test_the_history_counts_what_the_ranks_exchange(recorded: Run) -> None:
     parameters = sum(w.size for w in weights(recorded))
     history = recorded.history
-    payload = history[history["step"] > 0]["payload_bytes"]  # in the first, ranks also agree
+    payload = history[history["step"] > 0]["payload_bytes"]  # step 0 also agrees on a schedule
     assert (payload >= 4 * parameters).all()
-    assert (payload < 4 * parameters + 64).all()  # the gradients, and the weight of the rank
+    assert (payload < 4 * parameters + 64).all()  # gradients and the rank's weight in the mean
     assert recorded.metrics["payload_bytes_per_step"] == pytest.approx(payload.mean())
 
 
@@ -321,7 +321,7 @@ def test_the_metrics_have_the_agreed_keys(recorded: Run) -> None:
         metrics["epochs"][0]
     )
     seconds = [epoch["seconds"] for epoch in metrics["epochs"]]
-    own = recorded.history.query("rank == 0")["seconds"].sum()  # others may have begun earlier
+    own = recorded.history.query("rank == 0")["seconds"].sum()  # other ranks may have begun earlier
     assert 0 < seconds[0] < seconds[1] == pytest.approx(own)
     assert own <= metrics["train_seconds"] * (1 + 1e-9)
 
@@ -350,9 +350,9 @@ def test_the_saved_model_predicts_what_the_metrics_say(recorded: Run) -> None:
 # --- how it trains -------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # the gate holds three ranks against one in test_arrays_and_a_named_model
+@pytest.mark.slow  # test_arrays_and_a_named_model already compares three ranks with one
 def test_more_ranks_see_the_same_global_batches(cluster: Cluster) -> None:
-    """The curves of one and of three ranks lie on each other."""
+    """Test that training on one rank and on three ranks ends with the same weights."""
     experiment = Experiment(**SHORT | {"precision": "float64", "epochs": 2})
     one = weights(cluster.run(experiment.replace(workers=1), show=False))
     three = weights(cluster.run(experiment.replace(workers=3), show=False))
@@ -452,7 +452,7 @@ def test_a_callback_stops_one_worker_at_once(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 def test_repeats_are_seeds_with_medians_and_spread(cluster: Cluster) -> None:
-    """The same seed gives the same bits, and another seed does not."""
+    """Test that the same seed gives the same bits, and another seed different ones."""
     run = cluster.run(Experiment(**SHORT | {"repeats": 3, "seed": 5}), show=False)
     again = cluster.run(Experiment(**SHORT | {"seed": 6}), show=False)
     bits = [[w.tobytes() for w in weights(each)] for each in (*run.seeds, again)]
@@ -488,7 +488,7 @@ def test_precisions(cluster: Cluster, precision: str) -> None:
 
 @pytest.mark.slow
 def test_a_run_leaves_nothing_behind_for_the_next(cluster: Cluster) -> None:
-    """Policy, float type and graph are those of the experiment, whatever ran before."""
+    """Test that dtype policy, float type and graph are the experiment's, whatever ran before."""
     plain = Experiment(**SHORT)
     first = cluster.run(plain, show=False)
     cluster.run(plain.replace(precision="float64", optimizer="adam", seed=9), show=False)
@@ -511,7 +511,7 @@ def test_a_run_leaves_nothing_behind_for_the_next(cluster: Cluster) -> None:
 def test_what_a_run_has_traced_goes_when_the_run_is_over(
     cluster: Cluster, given: dict[str, Any]
 ) -> None:
-    """TensorFlow keeps custom gradients for good, and the graph, the model, its slots with each."""
+    """Test for leaks: TensorFlow keeps custom gradients, and with each its graph and model."""
 
     def graphs(communicator: Any) -> int:
         import gc
@@ -539,7 +539,7 @@ def test_a_rank_whose_batches_are_empty_reports_no_loss(cluster: Cluster) -> Non
 
 @pytest.mark.slow
 def test_held_out_batches_smaller_than_the_ranks_count_right(cluster: Cluster) -> None:
-    """1,025 rows are a batch of 1,024 and one of 1: no rank may turn it into NaN."""
+    """Test held-out batches of 1,024 rows and of 1 row, which no rank may turn into NaN."""
     options = {"rows": 64, "test_rows": 1025}
     experiment = Experiment(
         model="linear", dataset="synthetic", dataset_options=options, batch_size=32, verify=False
@@ -592,6 +592,6 @@ def test_what_engines_prepare_changes_no_draw_no_setting_and_no_run(cluster: Clu
     before = cluster.run(experiment, show=False)
     assert cluster.call(prepared, ranks=2) == [(True, True)] * 2
     after = cluster.run(experiment, show=False)
-    for column in ("loss", "samples"):  # a first run also measures the ways to sum, by messages
+    for column in ("loss", "samples"):  # a first run also times allreduce algorithms by messages
         assert list(after.history[column]) == list(before.history[column])
     assert after.metrics["test_loss"] == before.metrics["test_loss"]

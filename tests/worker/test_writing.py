@@ -1,4 +1,4 @@
-"""A checkpoint is whole when all ranks have written; who waits for that stops where it is over."""
+"""Test that a checkpoint is complete when all ranks have written, and that waiting ranks stop."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import pytest
 from labkit.communicator import Communicator
 from labkit.records import stream
 from labkit.records.checkpoints import Checkpoint, CheckpointContext, complete_checkpoints
-from labkit.records.pieces import TensorBox
+from labkit.records.tensor_boxes import TensorBox
 from labkit.worker.writing import CheckpointWriter, StateCopy
 
 OWNER, OTHER = {"pid": 1}, {"pid": 2}
-PATIENCE = 60.0  # seconds for what takes less than one
+PATIENCE = 60.0  # seconds to wait for what takes less than one
 
 
 def writing(run: Path, rank: int) -> CheckpointWriter:
-    """That of one of two ranks."""
+    """Return the checkpoint writer of one of two ranks."""
     board = SimpleNamespace(check=lambda: None)
     ranks = cast(Communicator, SimpleNamespace(rank=rank, size=2, board=board))
     return CheckpointWriter(
@@ -63,7 +63,8 @@ def test_whoever_takes_up_the_run_is_not_waited_for(run: Path) -> None:
     first, last = (writing(run, rank) for rank in range(2))
     last.begin(copied(7))
     assert ends(last)
-    # Another process goes back to an earlier checkpoint: this half is gone, and nobody writes it.
+    # Another process resumes from an earlier checkpoint, so no process completes this half-written
+    # one.
     shutil.rmtree(run / stream.FOLDER)
     shutil.rmtree(run / "checkpoints")
     stream.make_stream(run / stream.FOLDER, OTHER)

@@ -1,4 +1,4 @@
-"""A calibration: from experiments to measurements and a stored Calibration.
+"""Functions that measure the costs of experiments, and store these costs as a Calibration.
 
 The measurements include whole training steps of each strategy on emulated networks.
 """
@@ -42,13 +42,13 @@ from labkit.forecast import (
 )
 from labkit.forecast.calibration_store import earlier, merged, place, this_machine
 from labkit.network import Network
-from labkit.records.measure import WARM_UP
 from labkit.records.pace import with_end_times
 from labkit.records.run import Run
+from labkit.records.run_metrics import WARM_UP
 from labkit.strategies import AllReduce
 
 KIB, MIB = 2**10, 2**20
-# No preset has these rates, so no forecast for a preset concerns a network that was measured.
+# No preset has these rates, so a forecast for a preset is never a forecast for a measured network.
 FAST = Network(name="700Mb", latency=70e-6, bandwidth=700e6 / 8)
 SLOW = Network(name="50Mb", latency=200e-6, bandwidth=50e6 / 8)
 WHOLE = 0.25  # duration of a training run as a share of `Effort.seconds`
@@ -103,14 +103,17 @@ def calibrate(
 ) -> Calibration:
     """Measure the costs on this machine from which forecasts are computed, and store the costs.
 
+    The costs are times of training steps, messages, collectives and compressors, and memory. A
+    calibration takes some minutes; `Experiment.forecast` uses it.
+
     Args:
         experiments: Experiments whose model, data set, precision and optimizer are measured. For an
             experiment with at most `workers` ranks, whole steps of its strategy are also measured.
         workers: Maximum number of concurrent ranks; each number from 1 to this maximum is measured.
         batches: Batch sizes per rank, in samples, at which steps are measured.
         threads: Numbers of threads per rank to measure; each number starts separate engines.
-        compressors: Compressors to time in addition to the strategies' compressors; None: all
-            compressors without required fields.
+        compressors: Compressors to time in addition to the strategies' compressors: objects, names
+            or mappings of fields; None: all compressors that have defaults for all fields.
         quick: Whether to measure fewer repeats and sizes, which takes less time but is less exact.
         keep: Whether to merge the result into the stored calibration. labkit stores one calibration
             for each machine and each set of package versions.
@@ -119,7 +122,8 @@ def calibrate(
         progress: Function that is called with each line of progress.
 
     Returns:
-        The calibration, merged with earlier measurements unless keep is False.
+        The calibration; merged with earlier measurements, unless keep is False and no file is
+        given.
 
     Raises:
         InvalidInput: A value is impossible.
@@ -136,7 +140,7 @@ def calibrate(
         with Cluster(workers=workers, threads=count) as cluster:
             bench = Bench(cluster, count, workers, QUICK if quick else FULL, progress)
             calibrations.append(bench.models(experiments, batches))
-            if number == 0:  # messages and codecs always use one thread
+            if number == 0:  # messages and compressors are measured with one thread only
                 calibrations += [bench.messages(calibrations[-1].models), bench.codecs(chosen)]
             calibrations.append(bench.ways(experiments, batches, reduce(merged, calibrations)))
     made = reduce(merged, calibrations)
@@ -149,13 +153,13 @@ def calibrate(
 
 @dataclass(frozen=True)
 class Bench:
-    """The measurements of all parts of a calibration, on running ranks.
+    """Measures all parts of a calibration on ranks that are already running.
 
     Attributes:
         cluster: Cluster whose ranks have `threads` threads.
         threads: Number of threads per rank.
         workers: Maximum number of ranks that compute concurrently.
-        effort: Amount of measurements.
+        effort: Number of repeats and sizes to measure.
         progress: Callback that receives progress lines.
     """
 
@@ -166,7 +170,7 @@ class Bench:
     progress: Callable[[str], None]
 
     def models(self, experiments: Sequence[Experiment], batches: Sequence[int]) -> Calibration:
-        """Measure steps of all models, and layers and memory at the largest batch size."""
+        """Measure each model's steps and, at the largest batch size, its layers and memory."""
         different = {digest(model_of(each)): each for each in experiments}
         single_rank = [_alone(each, self.threads) for each in different.values()]
         for each in single_rank:
@@ -191,7 +195,7 @@ class Bench:
         return self._made(models=costs)
 
     def messages(self, models: Sequence[ModelCost]) -> Calibration:
-        """Measure allreduces by level (memory, host, link) and overheads, on 2, 3, … ranks."""
+        """Measure allreduces by level (memory, host, link), and overheads, with 2, 3, … ranks."""
         gradients = [[w for layer in each.layers for w in layer.weights] for each in models]
         arguments = [SMALL_SHAPES, *gradients], self.effort.repeats
         sums: list[CollectiveCost] = []
@@ -292,8 +296,8 @@ def experiments_to_run(
         batches: Batch sizes of the runs on one rank.
         networks: Networks to emulate.
         workers: Number of available ranks.
-        trained: Function of an experiment that returns the experiment's fields that define model
-            and optimizer.
+        trained: Function that takes an experiment, and returns its fields that define the model and
+            the optimizer.
     """
     alone = [
         Experiment(strategy=AllReduce(), batch_size=rows, **trained(each))
@@ -340,7 +344,10 @@ def measured_ways(
     found: dict[int, list[float]] = {number: [] for number in range(len(longer))}
     with temporary_runs():
         for turn in range(runs):
-            progress(f"whole steps of {len(longer)} experiments, run {turn + 1} of {runs}")
+            progress(
+                f"timing complete training steps of {len(longer)} experiments, run "
+                f"{turn + 1} of {runs}"
+            )
             for number in list(found)[:: -1 if turn % 2 else 1]:
                 try:
                     seconds = step_seconds(cluster.run(longer[number], show=False))
@@ -376,7 +383,8 @@ def step_seconds(run: Run) -> float:
     )
     if len(ended) < 2:
         raise InvalidInput(
-            f"{run.name} has fewer than two stretches of {stretch} steps; train for more steps"
+            f"{run.name} has fewer than two blocks of {stretch} steps after the warm-up; train "
+            "for more steps"
         )
     return float(np.median(np.diff(ended))) / stretch
 

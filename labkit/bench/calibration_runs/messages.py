@@ -1,4 +1,4 @@
-"""Calibration of allreduces by level (memory, host, link), of overheads and of compressors."""
+"""Measurements of allreduces (in memory, in a host, on a link), overheads and compressors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Shapes: TypeAlias = Sequence[tuple[int, ...]]  # shapes of a model's weights
 def collectives(
     cluster: Cluster, ranks: int, sizes: list[int], repeats: int
 ) -> list[CollectiveCost]:
-    """Time allreduces in shared memory, by messages within the host, and on an emulated link."""
+    """Measure allreduces in shared memory, by messages within a host, and on an emulated link."""
     found = []
     for network, algorithms in ((None, [*LEVELS]), (LINK, ["ring", "butterfly"])):
         arguments = algorithms, sizes, repeats
@@ -53,7 +53,7 @@ def collectives(
 
 
 def emulated(costs: list[CollectiveCost]) -> list[Overhead]:
-    """Return by how much each round of the ring on an emulated network exceeds its simulation."""
+    """Return the excess time of each ring round over its simulation, on an emulated network."""
     found = []
     for cost in costs:
         if cost.network is None or cost.algorithm != "ring":
@@ -73,7 +73,7 @@ def emulated(costs: list[CollectiveCost]) -> list[Overhead]:
 def overheads(
     communicator: Communicator, gradients: Sequence[Shapes], repeats: int
 ) -> list[Overhead]:
-    """Time barriers, gradient buckets and messages of parameter servers (runs on ranks)."""
+    """Measure barriers, gradient buckets and parameter servers' messages (runs on ranks)."""
     found = [
         ("meeting", 0, _meetings(communicator, repeats)),
         *_buckets(communicator, gradients, repeats),
@@ -91,7 +91,7 @@ def _meetings(communicator: Communicator, repeats: int) -> list[float]:
     for _ in range(repeats):
         start = clock.now()
         for _ in range(MEETINGS):
-            communicator.barrier("a barrier that is timed")
+            communicator.barrier("a barrier that the calibration times")
         found.append((clock.now() - start) / MEETINGS)
     return found
 
@@ -99,7 +99,7 @@ def _meetings(communicator: Communicator, repeats: int) -> list[float]:
 def _buckets(
     communicator: Communicator, gradients: Sequence[Shapes], repeats: int
 ) -> Iterator[tuple[str, int, list[float]]]:
-    """Time what the exchange of gradients adds to an empty step, without the time of allreduces."""
+    """Measure what gradient exchange adds to an empty step, without the time of allreduces."""
     import tensorflow as tf
 
     from labkit.exchange import Exchange
@@ -117,8 +117,8 @@ def _buckets(
         return lambda: [each.numpy() for each in traced()]
 
     several = ((SMALL // 4,),) * PARCELS
-    # With eager=True, buckets have a separate thread even without a free core, so the measurement
-    # includes the thread's cost.
+    # With eager=True, a separate thread exchanges the buckets even without a free core, so the
+    # measurement includes the thread's cost.
     one = Exchange(communicator, "shared_memory", "overlap", LARGE, eager=True)
     apart = Exchange(communicator, "shared_memory", "overlap", SMALL, eager=True)
     exchanges = {"local": None, "one": one, "apart": apart}
@@ -154,7 +154,7 @@ def _positive(seconds: np.ndarray) -> list[float]:
 
 
 def _messages(communicator: Communicator, repeats: int) -> Iterator[tuple[str, int, list[float]]]:
-    """Time messages between two ranks as half of a round trip."""
+    """Measure the time of a message between two ranks as half of a round trip."""
     mailbox = communicator.mailbox()
     for nbytes in (SMALL, LARGE):
         values = np.ones(nbytes // 4, np.float32)
@@ -183,11 +183,11 @@ def codecs(
     sizes: Sequence[int],
     repeats: int,
 ) -> list[CodecCost]:
-    """Time a compressor's encode and decode, or its reduction, at each size (runs on ranks)."""
+    """Measure the time to encode and decode, or to reduce, at each size (runs on ranks)."""
     described = [each.to_json() for each in compressors]
     found = []
     for nbytes in sizes:
-        communicator.barrier("the next size of a calibration")
+        communicator.barrier("the barrier before the next buffer size of a calibration")
         rows = in_this_process(described, nbytes // 4, repeats)
         for compressor in compressors:
             own = {row["what"]: row for row in rows if row["case"] == named(compressor)}

@@ -36,8 +36,8 @@ class ModelSeen:
     """The measurement of one model at one batch size.
 
     Attributes:
-        steps: Median step seconds of each round of measurement, by number of concurrent ranks and
-            by kind of step.
+        steps: For each number of concurrent ranks and each kind of step, the median step seconds of
+            each round of measurement.
         read: Seconds to read a batch.
         layers: Costs of the layers of the model.
         memory: Bytes of stored activations per row of the batch.
@@ -54,7 +54,7 @@ class ModelSeen:
 def look(
     communicator: Communicator, experiment: Experiment, rows: int, seconds: float, is_full: bool
 ) -> ModelSeen:
-    """Time a model's steps; with `is_full`, also measure layers and memory (runs on ranks)."""
+    """Measure a model's steps; with `is_full`, also its layers and memory (runs on ranks)."""
     from labkit.bench.calibration_runs.steps import measured
 
     with _new_keras(communicator):
@@ -64,7 +64,7 @@ def look(
             model = found.session.model
             seen.layers = layers(model, rows, communicator.clock)
             seen.memory, seen.slots = _memory(found.session, rows), _slots(model)
-        communicator.barrier("the end of a model's calibration")
+        communicator.barrier("the barrier at the end of a model's calibration")
         return seen
 
 
@@ -92,7 +92,7 @@ def _new_keras(communicator: Communicator) -> Iterator[None]:
 
 
 def layers(model: keras.Model, rows: int, clock: Clock) -> tuple[LayerCost, ...]:
-    """Return each block's cost: its shares of the model's forward time and backward time.
+    """Return the cost of each block of layers: its shares of the model's forward and backward time.
 
     A model that cannot be split counts as one block. The overhead of a function call, measured on a
     block without layers, is subtracted from the time of each block.
@@ -129,7 +129,7 @@ def layers(model: keras.Model, rows: int, clock: Clock) -> tuple[LayerCost, ...]
 
 
 def _call(clock: Clock) -> tuple[float, float]:
-    """Return the overhead of a call: the seconds of both passes of a block without layers."""
+    """Return the overhead of a call: the seconds for both passes of a block without layers."""
     import keras
 
     from labkit.model_parallel.stages import block_passes
@@ -181,8 +181,8 @@ def replica_overhead(
 ) -> Overhead:
     """Return the time that hooks and callbacks add to a replica's step with a small model.
 
-    This overhead is the time of joint steps minus the time of independent steps, minus the times of
-    the gradient bucket and its allreduce.
+    This overhead is what remains of the time of joint steps after subtracting the times of
+    independent steps, of the gradient bucket and of its allreduce.
 
     Args:
         cluster: Cluster of the ranks.
@@ -213,11 +213,12 @@ def replica_overhead(
 def cost(
     rows: int, threads: int, ranks_at_once: int, seconds: Mapping[str, Sequence[float]]
 ) -> StepCost:
-    """Return the cost of each part of a step: the difference of two consecutive kinds of steps.
+    """Return the cost of each part of a step, as the difference between two kinds of steps.
 
-    Each kind of step does the work of the previous kind and one further part of the training step.
-    The medians of all parts add up to the median time of the whole training step. The spread of a
-    part's cost is the spread of the time differences over the rounds of measurement.
+    Each kind of step does the same work as the previous kind, and one further part of the training
+    step. The medians of all parts add up to the median time of the whole training step. The spread
+    of a part's cost is how much the difference of the two step times varies over the rounds of
+    measurement.
     """
     names = ("forward", "backward", "update", "other")
     before, floor, found = np.zeros(len(seconds["fit"])), 0.0, {}

@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from labkit.worker.feed import Feed
 
 WARM = 5  # number of warm-up steps of `fit`; the first step traces the graph
-TURN = 0.2  # maximum seconds of one kind of step in a round
+TURN = 0.2  # maximum seconds spent on one kind of step in a round
 # Numbers of steps per kind in a round; the largest that fits into TURN is used.
 LENGTHS = (10, 5, 2, 1)
 LEAST, MOST = 3, 50  # minimum and maximum number of rounds
-BATCHES, AHEAD = 20, 2  # number of batches read, and how many of them precede the timing
+BATCHES, AHEAD = 20, 2  # number of batches read; number of first batches that are not timed
 
 
 class StepTimes(NamedTuple):
     """The measurement of a model at one batch size.
 
     Attributes:
-        steps: Median step seconds of the slowest rank in each round, by number of concurrent ranks
-            and by kind of step.
+        steps: For each number of concurrent ranks and each kind of step, the median step seconds of
+            the slowest rank in each round.
         read: Seconds to read a batch without concurrent work.
         session: The training session, for further measurements of its model.
     """
@@ -50,7 +50,7 @@ def measured(
     kinds: Sequence[str],
     exchanges: bool = False,
 ) -> StepTimes:
-    """Time the steps of independent ranks, with 1, 2, … ranks that compute concurrently.
+    """Measure the step times of independent ranks, while 1, 2, … ranks compute concurrently.
 
     Each rank trains alone, as `AllReduce` with one worker does. Besides the steps of `fit`, the
     forward pass, the gradients and the updates of the same model are timed. Each step starts after
@@ -94,8 +94,8 @@ def measured(
 class Supply:
     """A pause before each step of `fit`, in which the input pipeline prefetches batches.
 
-    The pause keeps waits for input out of the step time, because these waits depend on the other
-    work of the step.
+    The pause ensures that the step time includes no wait for input; such a wait depends on the
+    other work of the step.
 
     Args:
         clock: Clock that measures the pause.
@@ -146,8 +146,8 @@ class Turns(keras.callbacks.Callback):
         )
         if rows != expected:
             raise InvalidInput(
-                f"a batch has {rows} rows instead of {expected}; calibrate smaller batches, or use "
-                "more rows"
+                f"a batch of a rank has {rows} rows instead of {expected}; calibrate smaller "
+                "batches, or use a data set of more rows"
             )
         self._parts = (
             {} if len(self._kinds) == 1 else parts(model, self._session.optimizer(), batch)
@@ -188,7 +188,7 @@ class Turns(keras.callbacks.Callback):
         """Return the seconds of one step of a kind; a step of `fit` finds a prefetched batch."""
         if kind == "fit":
             self._supply.wait()
-        circle.barrier("the next step of a calibration")
+        circle.barrier("the barrier before the next timed step of a calibration")
         if kind == "fit":
             yield
             return self._recorder.rows[-1]["seconds"]
@@ -204,7 +204,7 @@ class Turns(keras.callbacks.Callback):
 def parts(
     model: keras.Model, optimizer: keras.optimizers.Optimizer, batch: Any
 ) -> dict[str, Callable[[], object]]:
-    """Return a compiled function of one batch for each kind of step except those of `fit`."""
+    """For each kind of step except those of `fit`, return a compiled function of one batch."""
     x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
     variables = model.trainable_variables
     optimizer.build(variables)

@@ -33,7 +33,7 @@ class JaxPeer:
         self._here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def measure(self, case: ModelCase, repeats: int) -> Agreed:
-        """Time local steps, steps with exchange and allreduces; compare ranks' final weights."""
+        """Measure local steps, steps with exchange and allreduces; compare final weights."""
         jax, meeting = self._jax, self._meeting
         alone = Steps(jax, case, meeting.rank, self._here, self._here)
         together = Steps(jax, case, meeting.rank, self._everywhere, self._divided)

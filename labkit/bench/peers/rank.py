@@ -48,7 +48,7 @@ class Task(TypedDict):
 
 
 class Times(TypedDict):
-    """Median seconds per repeat, by kind of step: of the step, and in excess of a local step."""
+    """For each kind of step: median seconds per repeat, and median seconds added to local steps."""
 
     seconds: dict[str, list[float]]
     added: dict[str, list[float]]
@@ -113,7 +113,7 @@ class Meeting:
 
 
 def measure(meeting: Meeting, steps: dict[str, Step], repeats: int) -> Times:
-    """Time all kinds of steps; return step times and added times, one median per repeat."""
+    """Measure all kinds of steps; return step times and added times, one median per repeat."""
     taken = time_interleaved(steps, meeting.barrier, meeting.gather, repeats)
     return {"seconds": taken.seconds, "added": taken.added}
 

@@ -37,7 +37,7 @@ class TensorFlowPeer(ABC):
         """Return a step of the model with exchange, and a function that sums over processes."""
 
     def measure(self, case: ModelCase, repeats: int) -> Agreed:
-        """Time local steps, steps with exchange and allreduces; compare ranks' final weights."""
+        """Measure local steps, steps with exchange and allreduces; compare final weights."""
         import tensorflow as tf
 
         rank = self._meeting.rank
@@ -66,8 +66,9 @@ class HorovodPeer(TensorFlowPeer):
         hvd.init()
         if (hvd.rank(), hvd.size()) != (meeting.rank, meeting.size):
             raise RuntimeError(
-                f"Horovod reports rank {hvd.rank()} of {hvd.size()}, but mpirun {meeting.rank} of "
-                f"{meeting.size}; Horovod was built for another MPI than the first mpirun on PATH"
+                f"Horovod reports rank {hvd.rank()} of {hvd.size()}, but mpirun reports rank "
+                f"{meeting.rank} of {meeting.size}; Horovod was built for a different MPI than "
+                "the first mpirun on PATH"
             )
         self._hvd = hvd
         self.version = f"Horovod {horovod.__version__}, TensorFlow {tf.__version__}"
@@ -79,7 +80,7 @@ class HorovodPeer(TensorFlowPeer):
         hvd = self._hvd
 
         def mean(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-            # This function averages gradients in the same way as Horovod's DistributedGradientTape.
+            # This function averages gradients as Horovod's DistributedGradientTape does.
             return [
                 hvd.allreduce(gradient, op=hvd.Average, name=f"{case.name}.{number}")
                 for number, gradient in enumerate(gradients)

@@ -33,7 +33,7 @@ class TorchPeer:
         self.version = f"PyTorch {torch.__version__}"
 
     def measure(self, case: ModelCase, repeats: int) -> Agreed:
-        """Time local steps, steps with exchange and allreduces; compare ranks' final weights."""
+        """Measure local steps, steps with exchange and allreduces; compare final weights."""
         import torch
 
         from labkit.frameworks.torch import full_tensor

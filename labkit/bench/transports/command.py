@@ -20,16 +20,23 @@ AGAINST = (GRPC, "two_sided")
 
 @click.command("transport")
 @click.option(
-    "--bytes", "sizes", default=None, callback=sizes, help="Array sizes, separated by commas."
+    "--bytes",
+    "sizes",
+    default=None,
+    callback=sizes,
+    help="Sizes of the transferred array in bytes, separated by commas.",
 )
 @click.option(
-    "--repeats", default=5, show_default=True, help="Rounds over all transports and sizes."
+    "--repeats",
+    default=5,
+    show_default=True,
+    help="Number of times that each transport is timed with each size.",
 )
 @click.option(
     "--transports",
     default=None,
     callback=names,
-    help="Transports, separated by commas.  [default: all]",
+    help="Transports to time, separated by commas.  [default: all]",
 )
 @click.option(
     "--namespaces/--no-namespaces",
@@ -38,10 +45,15 @@ AGAINST = (GRPC, "two_sided")
     help="Also measure a real link between two network namespaces (Linux, root, iproute2).",
 )
 @click.option(
-    "--rate", default="1Gb", show_default=True, help="Rate of the link between namespaces, bits/s."
+    "--rate",
+    default="1Gb",
+    show_default=True,
+    help="Rate of the link between the network namespaces, in bits/s.",
 )
 @click.option(
-    "--train", is_flag=True, help="Also time training steps, and the time to 90 % accuracy."
+    "--train",
+    is_flag=True,
+    help="Also time training steps with each transport, and training to 90 % accuracy.",
 )
 @AS_JSON
 def command(
@@ -53,7 +65,7 @@ def command(
     train: bool,
     file: Path | None,
 ) -> None:
-    """Time the transfer of an array by gRPC, by two-sided and by one-sided messages."""
+    """Measure the transfer of an array by gRPC, by two-sided and by one-sided messages."""
     wanted = measuring.plan(transports, namespaces=namespaces, rate=rate)
     for sentence in wanted.left_out:
         say(f"left out: {sentence}", err=True)
@@ -83,7 +95,7 @@ def command(
 
 
 def seconds(rows: Sequence[Row], transport: str, place: str, nbytes: int) -> float | None:
-    """Return the median seconds of a transport in a place at an array size; None if not timed."""
+    """Return a transport's median seconds in a place at an array size; None if not measured."""
     for row in rows:
         wanted = (row.get("transport"), row.get("place"), row["bytes"], row["what"])
         if wanted == (transport, place, nbytes, "exchange"):

@@ -42,8 +42,8 @@ class Plan(NamedTuple):
     """The transports to measure, and the places where their two processes run.
 
     Attributes:
-        ways: Transports with a place (such as shared memory, or TCP on loopback), in order of
-            measurement.
+        ways: Pairs of a transport and a place (such as shared memory, or TCP on loopback), in order
+            of measurement.
         left_out: Sentences that state which transports are omitted and why.
         rate: Rate of the link between network namespaces in bits/s, such as "1Gb".
     """
@@ -83,16 +83,19 @@ def plan(
             ways = [way for way in ways if way not in lost]
             left_out.append(f"{', '.join(way.transport for way in lost)} by {place}: {reason}")
     if not ways:
-        raise InvalidInput(f"no transport remains: {'; '.join(left_out)}; choose others")
+        raise InvalidInput(
+            f"this machine can time none of the chosen transports: {'; '.join(left_out)}; "
+            "choose other transports"
+        )
     return Plan(ways, left_out, rate)
 
 
 def measure(wanted: Plan, sizes: Sequence[int] = SIZES, repeats: int = 5) -> list[Row]:
-    """Time the transfer of arrays between two processes, alternating between transports.
+    """Measure the transfer of arrays between two processes, alternating between transports.
 
     One process sends an array of random bytes to the other process, which sends the array back
-    without a copy. The time of a transfer is half of the round-trip time, as the median over the
-    round trips that fit into 0.3 s. TensorFlow's tasks send an array back and forth 32 times in one
+    without a copy. The time of a transfer is half of the round-trip time: the median over the round
+    trips that fit into 0.3 s. TensorFlow's tasks send an array back and forth 32 times in one
     traced call (2 times for arrays above 1 MiB).
 
     Args:
@@ -112,7 +115,10 @@ def measure(wanted: Plan, sizes: Sequence[int] = SIZES, repeats: int = 5) -> lis
         LabkitError: A process ended early.
     """
     if min(sizes, default=0) < 1 or repeats < 1:
-        raise InvalidInput(f"bytes={list(sizes)}, repeats={repeats}: give 1 or more")
+        raise InvalidInput(
+            f"bytes={list(sizes)}, repeats={repeats}: give sizes of at least 1 byte, and at "
+            "least 1 repeat"
+        )
     results: dict[tuple[int, Way], list[Mapping[str, Any]]] = {}
     with processes(wanted) as asking:
         for _ in range(repeats):
@@ -182,8 +188,8 @@ def processes(wanted: Plan) -> Iterator[Asking]:
 
         def ask(way: Way, question: Question) -> Any:
             processes = each[_key(way)]
-            # Task 0 of TensorFlow reads the CPU time of task 1, and needs the process id of task 1
-            # to read it.
+            # Task 0 of TensorFlow reads the CPU time of task 1, and therefore needs the process id
+            # of task 1.
             other = {"other": int(processes.ready[1])} if way.transport == GRPC else {}
             processes.ask({**question, **other})
             return json.loads(processes.answer())

@@ -26,11 +26,11 @@ from labkit.frameworks.tcp_counters import connections, open_socket, socket_inod
 if TYPE_CHECKING:
     import tensorflow as tf
 
-WARM, LEAST, MOST = 3, 3, 200  # numbers of warm-up, of least and of most round trips
+WARM, LEAST, MOST = 3, 3, 200  # number of warm-up round trips; minimum and maximum number
 BUDGET = 0.3  # seconds of round trips per transport and array size
 LIMIT = 3600.0  # timeout in seconds; long, because other transports are measured in between
 THERE, BACK = (0, 1), (1, 0)
-SMALL_COUNT, LARGE_COUNT = 32, 2  # number of round trips per call: small, large arrays
+SMALL_COUNT, LARGE_COUNT = 32, 2  # number of round trips per call, for small and large arrays
 SMALL = 1 << 20  # maximum size of a small array in bytes
 
 
@@ -61,7 +61,7 @@ def exchanges(seconds: float) -> int:
 
 
 def timed(calls: int, call: Callable[[], object]) -> list[float]:
-    """Return the seconds of each of `calls` calls of a function."""
+    """Call a function `calls` times, and return the seconds of each call."""
     seconds = []
     for _ in range(calls):
         start = time.perf_counter()
@@ -71,7 +71,7 @@ def timed(calls: int, call: Callable[[], object]) -> list[float]:
 
 
 def sent_by_tcp() -> int:
-    """Return how many bytes are acknowledged on this process's open TCP connections."""
+    """Return how many sent bytes are acknowledged on this process's open TCP connections."""
     inodes = set(socket_inodes(os.getpid()))
     return sum(end.sent for end in connections(open_socket()) if end.inode in inodes)
 
@@ -114,7 +114,7 @@ class TransportPair:
         self._carrier.close()
 
     def _letter(self) -> NDArray[np.uint8]:
-        self._patience.name_call("an array of a benchmark", collective=False)
+        self._patience.name_call("the receive of an array of a benchmark", collective=False)
         self._patience.start_wait()
         polls = 0
         while True:
@@ -125,7 +125,7 @@ class TransportPair:
 
 
 def time_between_ranks(communicator: Communicator, transport: str, nbytes: int) -> ExchangeCost:
-    """Time round trips of an array for as long as the time budget allows (collective)."""
+    """Measure round trips of an array within the time budget (collective)."""
     values, right = array(nbytes, seed=nbytes), True
     pair = TransportPair(communicator, transport, nbytes)
     seconds: list[float] = []
@@ -138,7 +138,7 @@ def time_between_ranks(communicator: Communicator, transport: str, nbytes: int) 
             pair.answer()
         calls = 0
     pair.rest()
-    calls = communicator.broadcast_object(calls, label="the number of exchanges")
+    calls = communicator.broadcast_object(calls, label="the number of timed exchanges")
     processor, tcp = time.process_time(), sent_by_tcp()
     if communicator.rank == 0:
         seconds = timed(calls, lambda: pair.exchange(values))
@@ -210,7 +210,7 @@ def traced(count: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
 
 
 def time_between_tasks(nbytes: int, other: int) -> ExchangeCost:
-    """Time round trips of an array between two tasks for as long as the time budget allows.
+    """Measure round trips of an array between two tasks within the time budget.
 
     Args:
         nbytes: Size of the array in bytes.
@@ -256,7 +256,7 @@ def start_server(number: int, addresses: list[str]) -> object:
 
 
 def serve_task(number: int, addresses: list[str]) -> None:
-    """Answer each line of stdin with a line; task 1 reports its process id and answers null."""
+    """Print this process's id, then answer each line of stdin; task 1 always answers null."""
     server = start_server(number, addresses) if number else None
     print(os.getpid(), flush=True)
     sys.stdin.readline()

@@ -1,4 +1,4 @@
-"""Start of the two processes of a transport benchmark, in each of the benchmark's places."""
+"""The start of the two processes of a transport benchmark, in each supported place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from labkit.frameworks.tf_config import LOOPBACK_ADDRESS, PORT, free_ports
 
 HOSTS = ("labkit-a", "labkit-b")  # names of two emulated hosts on this machine
 _PROCESS = "labkit.bench.transports.process"
-# This variable excludes the components of Open MPI that read another process's memory.
+# This variable excludes those components of Open MPI that read the memory of another process.
 _UNATTACHED = {"OMPI_MCA_smsc": "^cma,knem,xpmem"}
 # Open MPI's daemons do not use loopback addresses, so their network namespace gets an additional
 # network device.
@@ -65,7 +65,8 @@ def ranks(place: str, namespaces: tuple[str, str] | None = None) -> Iterator[Lin
         agent.write_text(_agent(dict(zip(HOSTS, namespaces, strict=True)) if namespaces else {}))
         agent.chmod(0o700)
         variables["PRTE_MCA_plm_ssh_agent"] = str(agent)
-        del variables["OMPI_MCA_btl"], variables["OMPI_MCA_osc"]  # set again below, for the place
+        # Both are set again below, as the place requires.
+        del variables["OMPI_MCA_btl"], variables["OMPI_MCA_osc"]
         options = (_TCP | {"btl_tcp_if_include": device}).items()
         command = [*launcher.mpiexec(2), "--prtemca", "plm", "ssh"]
         command += ["--host", ",".join(f"{host}:1" for host in HOSTS)]
@@ -102,13 +103,14 @@ def hosts_wanted() -> str:
     for name, package in (("unshare", "util-linux"), ("ip", "iproute2")):
         if shutil.which(name) is None:
             return (
-                f"two hosts on one machine need {name} of package {package}, which is not on PATH"
+                f"the emulation of two hosts requires {name} of the package {package}, which is "
+                "not on PATH"
             )
     done = subprocess.run([*_alone(), "true"], capture_output=True, text=True)
     if done.returncode == 0:
         return ""
     reason = done.stderr.strip() or f"exit code {done.returncode}"
-    return f"two hosts on one machine need a UTS namespace, which unshare refuses: {reason}"
+    return f"the emulation of two hosts requires a UTS namespace, which unshare refuses: {reason}"
 
 
 def _alone_with_a_device() -> list[str]:
@@ -124,7 +126,7 @@ def _alone() -> list[str]:
 
 
 def _agent(namespaces: Mapping[str, str]) -> str:
-    """Return a shell script that replaces ssh for Open MPI: options, host name, command."""
+    """Return a script that replaces ssh for Open MPI; arguments: options, host name, command."""
     enters = "\n".join(
         f'{host}) set -- nsenter --net=/run/netns/{shlex.quote(namespace)} "$@" ;;'
         for host, namespace in namespaces.items()

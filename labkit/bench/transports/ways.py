@@ -23,25 +23,25 @@ GRPC = "grpc"
 
 # TCP copies an array twice: into the sender's kernel and out of the receiver's kernel. On loopback,
 # sender and receiver have the same kernel, which makes no further copy.
-_TCP = ("from the sender into its kernel", "from the kernel to the reader")
+_TCP = ("from the sender's memory into its kernel", "from the kernel into the receiver's memory")
 # With Open MPI's active messages, the receiver's MPI library makes an additional copy of each
 # fragment.
-_FRAGMENTS = (*_TCP, "from the fragment that was received into the window")
+_FRAGMENTS = (*_TCP, "from the received fragment into the MPI window")
 # The lists of copies follow from the implementations. gRPC sends large tensors without a copy, and
 # the receiver copies the tensors out of gRPC's slices
 # (tensorflow/core/distributed_runtime/rpc/grpc_tensor_coding.cc and tensor_coding.cc).
-_GRPC = (*_TCP, "from gRPC's slices into a tensor")
-_STAGED = "by the sender, into memory that may be read"
-_PUT = ("the put itself, which on RDMA hardware no processor does",)
-_READ = (_STAGED, "the read itself, which on RDMA hardware no processor does")
-_FETCHED = (_STAGED, *_TCP, "from the fragment that was received to where it is wanted")
+_GRPC = (*_TCP, "from gRPC's received slices into a tensor")
+_STAGED = "by the sender, into memory that the receiver may read"
+_PUT = ("the put itself, which RDMA hardware does without the processor",)
+_READ = (_STAGED, "the read itself, which RDMA hardware does without the processor")
+_FETCHED = (_STAGED, *_TCP, "from the received fragment into the destination array")
 _COPIES = {
     (GRPC, LOOPBACK): _GRPC,
     (GRPC, APART): _GRPC,
-    ("two_sided", SHARED): ("by the reader's library, out of the sender's memory",),
+    ("two_sided", SHARED): ("by the receiver's MPI library, out of the sender's memory",),
     ("two_sided", UNATTACHED): (
-        "from the sender into shared fragments",
-        "from the fragments to the reader",
+        "from the sender's memory into fragments of shared memory",
+        "from fragments of shared memory into the receiver's memory",
     ),
     ("two_sided", LOOPBACK): _TCP,
     ("two_sided", APART): _TCP,
@@ -115,12 +115,15 @@ class Protocol(NamedTuple):
 
 
 PROTOCOLS = {
-    "grpc": Protocol(1, 3, "values, in the kernel's TCP", tcp=True),
+    "grpc": Protocol(1, 3, "the values, over the kernel's TCP", tcp=True),
     "two_sided": Protocol(
-        3, 2, "request to send, its answer, values; copied into and out of a ring buffer"
+        3,
+        2,
+        "request to send, clear to send, the values; these are copied into and out of a "
+        "ring buffer",
     ),
-    "one_sided": Protocol(1, 0, "values followed by a flag"),
-    "one_sided_dynamic": Protocol(3, 0, "metadata, request to read, values"),
+    "one_sided": Protocol(1, 0, "the values, followed by a flag that marks their arrival"),
+    "one_sided_dynamic": Protocol(3, 0, "metadata, request to read, the values"),
 }
 
 
@@ -141,8 +144,8 @@ def predict(
         copy: Rate at which a CPU core copies memory, in bytes/s.
 
     Source: J. Xue et al.: Fast distributed deep learning over RDMA, EuroSys 2019. The authors
-        report speeds of training, not times of transfers. They reach up to 25 times the speed of
-        TensorFlow's gRPC, and up to 169 % more than the speed of an RPC made for RDMA.
+        report speeds of training, not times of transfers. The authors reach up to 25 times the
+        speed of TensorFlow's gRPC, and up to 169 % more than the speed of an RPC made for RDMA.
     """
     link = Network.parse(network)
     assert link is not None  # tells the type checker that `network` is not None

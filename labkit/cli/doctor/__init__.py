@@ -64,7 +64,9 @@ def checks_of(launcher: str, hosts_text: str) -> list[Check]:
             "hosts" but `hosts_text` names hosts.
     """
     if (launcher == "hosts") != bool(hosts_text):
-        raise InvalidInput("--launcher hosts and --hosts a:2,b:2 go together")
+        raise InvalidInput(
+            "--launcher hosts and --hosts must be given together: --launcher hosts --hosts a:2,b:2"
+        )
     if launcher == "slurm":
         return [ranks.mpiexec, slurm.controller, slurm.nodes, slurm.offers, slurm.worlds]
     if launcher == "hosts":

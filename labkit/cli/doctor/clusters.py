@@ -1,4 +1,4 @@
-"""Checks of running clusters, of the processes that use them, and of leftovers of ended ones."""
+"""Checks of running clusters, of processes that use them, and of leftovers of ended clusters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def clusters() -> Iterator[Diagnosis]:
             count += 1
             yield finding
     if not count:
-        yield Diagnosis("ok", "clusters: none is running, none is left over")
+        yield Diagnosis(
+            "ok", "clusters: no cluster is running, and none has left processes or files"
+        )
 
 
 def _cluster_findings(folder: Path, up: bool, engines: list[int]) -> Iterator[Diagnosis]:
@@ -37,20 +39,29 @@ def _cluster_findings(folder: Path, up: bool, engines: list[int]) -> Iterator[Di
     holders = list(_holders(folder))
     for pid in filter(_is_stopped, engines):
         yield Diagnosis(
-            "note", f"{name}: process {pid} is stopped by a signal", f"kill -CONT {pid}"
+            "note",
+            f"{name}: process {pid} of the cluster is stopped by a signal",
+            f"kill -CONT {pid}",
         )
     if up and holders:
         yield Diagnosis(
-            "ok", f"{name}: running, held by {', '.join(holders)}; ends with its last holder"
+            "ok",
+            f"{name}: running, in use by {', '.join(holders)}; the cluster ends when no "
+            "process uses it",
         )
     elif up:
-        what = f"{name}: running without a holder; it ends by itself within seconds"
+        what = f"{name}: running, but no process uses it; the cluster ends by itself within seconds"
         yield Diagnosis("note", what, f"kill {shlex.quote(str(record.get('pid', '')))}")
     elif engines:
-        what = f"{name}: {len(engines)} processes still run after their keeper ended"
+        what = (
+            f"{name}: {len(engines)} processes still run, although the cluster's parent "
+            "process has ended"
+        )
         yield Diagnosis("note", what, f"kill -9 {' '.join(map(str, engines))}")
     elif record["state"] != "ended":
-        what = f"{name}: its keeper was killed; none of its processes runs"
+        what = (
+            f"{name}: the cluster's parent process was killed; no process of the cluster is running"
+        )
         yield Diagnosis("note", what, f"rm -r {shlex.quote(str(folder))}")
 
 
@@ -66,7 +77,7 @@ def _holders(folder: Path) -> Iterator[str]:
         if not rest:
             yield "a sweep"
         elif pid == WARM:
-            yield "labkit prestart, for the next cluster"
+            yield "labkit prestart (for the next cluster)"
         elif psutil.pid_exists(int(pid)):
             yield f"process {pid}"
 
@@ -78,12 +89,12 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _engines() -> dict[Path, list[int]]:
-    """Return the pids of this user's engines and controllers, by their keeper's lock file."""
+    """Return the pids of this user's engines and controllers, by their cluster's lock file."""
     pids: dict[Path, list[int]] = {}
     for process in psutil.process_iter():
         try:
             # The search reads the commands and environments of all processes, because no file lists
-            # an engine whose cluster keeper is dead.
+            # an engine after the death of its cluster's supervising process.
             if "labkit.cluster.engine" in process.cmdline():
                 keeper = Path(process.environ()["LABKIT_KEEPER"])
                 pids.setdefault(keeper, []).append(process.pid)

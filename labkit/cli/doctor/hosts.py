@@ -17,7 +17,7 @@ from labkit.hosts.scripts import AGENT_VARIABLE
 
 
 def hosts(listed: Sequence[Host]) -> Iterator[Diagnosis]:
-    """Check each host, then start one MPI world that fills the slots of all hosts."""
+    """Check each host, then start one MPI world with as many ranks as the hosts list."""
     agent = connection.agent()
     results = probe([host.name for host in listed], agent)
     for host, wrong in results:
@@ -25,7 +25,10 @@ def hosts(listed: Sequence[Host]) -> Iterator[Diagnosis]:
             command_line = shlex.join([*agent, host, sys.executable, "--version"])
             yield Diagnosis("broken", f"hosts: {wrong}", command_line)
         else:
-            yield Diagnosis("ok", f"hosts: {host} has the same Python, labkit and MPI")
+            yield Diagnosis(
+                "ok",
+                f"hosts: {host} has the same versions of Python, labkit and MPI as this machine",
+            )
     if any(result.trouble for result in results):
         return
     count = sum(host.slots for host in listed)
@@ -49,5 +52,5 @@ def hosts(listed: Sequence[Host]) -> Iterator[Diagnosis]:
         return
     names = sorted({rank["host"] for rank in rank_reports(done)})
     yield Diagnosis(
-        "ok", f"world: {plural(count, 'rank')} formed one MPI world on {', '.join(names)}"
+        "ok", f"world: {plural(count, 'rank')} formed one MPI_COMM_WORLD on {', '.join(names)}"
     )

@@ -38,13 +38,15 @@ def widgets() -> Iterator[Diagnosis]:
     absent = [name for name in EXTENSIONS if not any((path / name).is_dir() for path in folders)]
     if absent:
         packages = " ".join(EXTENSIONS[name] for name in absent)
-        what = f"widgets: JupyterLab does not have {', '.join(absent)}; live figures stay empty"
+        what = (
+            f"widgets: JupyterLab lacks the extensions {', '.join(absent)}; live figures stay empty"
+        )
         fix = f"{python()} -m pip install --force-reinstall --no-deps {packages}"
         yield Diagnosis("note", what, fix)
         return
     disabled = sorted(_disabled() & EXTENSIONS.keys())
     if disabled:
-        what = f"widgets: disabled in JupyterLab: {', '.join(disabled)}"
+        what = f"widgets: these extensions are disabled in JupyterLab: {', '.join(disabled)}"
         yield Diagnosis("note", what, f"jupyter labextension enable {' '.join(disabled)}")
     else:
         yield Diagnosis("ok", f"widgets: anywidget {version('anywidget')}; live figures work")
@@ -77,9 +79,11 @@ def kernel() -> Iterator[Diagnosis]:
     command = KernelSpecManager().get_kernel_spec("python3").argv[0]
     ours = {"python", "python3", f"python3.{sys.version_info.minor}", sys.executable}
     if command in ours or Path(command).absolute() == Path(sys.executable).absolute():
-        yield Diagnosis("ok", "kernel: JupyterLab's python3 is this interpreter")
+        yield Diagnosis("ok", "kernel: JupyterLab's kernel python3 runs this Python interpreter")
     else:
         fix = f"{python()} -m ipykernel install --sys-prefix"
         yield Diagnosis(
-            "note", f"kernel: JupyterLab's python3 is {command}, not this interpreter", fix
+            "note",
+            f"kernel: JupyterLab's kernel python3 runs {command}, not this Python interpreter",
+            fix,
         )

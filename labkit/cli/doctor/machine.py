@@ -25,7 +25,10 @@ def cores() -> Iterator[Diagnosis]:
     usable = usable_cores()
     total = psutil.cpu_count() or usable
     suffix = f" of {total}" if total > usable else ""
-    text = f"cores: {usable}{suffix}; more ranks x threads share cores, and runs print a warning"
+    text = (
+        f"cores: {usable}{suffix}; if ranks x threads exceed this number, ranks share cores "
+        "and runs print a warning"
+    )
     yield Diagnosis("ok", text)
 
 
@@ -34,10 +37,11 @@ def root() -> Iterator[Diagnosis]:
     if os.name == "posix" and os.geteuid() == 0:
         allow = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
         yield Diagnosis(
-            "ok", f"root: labkit allows its own ranks; for other mpiexec commands: {allow}"
+            "ok",
+            f"root: labkit lets its own ranks run as root; for other mpiexec commands: {allow}",
         )
     else:
-        yield Diagnosis("ok", "root: an ordinary user; no setting is needed")
+        yield Diagnosis("ok", "root: you are an ordinary user; Open MPI needs no setting")
 
 
 def loopback() -> Iterator[Diagnosis]:
@@ -55,16 +59,20 @@ def data() -> Iterator[Diagnosis]:
     folder = os.environ.get("LABKIT_DATA")
     if folder and not Path(folder).is_dir():
         yield Diagnosis(
-            "broken", f"data: LABKIT_DATA={folder} is not a folder", "unset LABKIT_DATA"
+            "broken", f"data: LABKIT_DATA={folder} is not an existing folder", "unset LABKIT_DATA"
         )
         return
     absent = [name for name in datasets.DATASETS if datasets.available(name) is not None]
     here = ", ".join(name for name in datasets.DATASETS if name not in absent)
-    yield Diagnosis("ok", f"data: available in {folder or 'data/'} or built in: {here}")
+    yield Diagnosis(
+        "ok", f"data: data sets that are built in or stored in {folder or 'data/'}: {here}"
+    )
     if absent:
-        what = f"data: not available: {', '.join(absent)}; downloaded on first use"
+        what = f"data: data sets that are downloaded on first use: {', '.join(absent)}"
         yield Diagnosis(
-            "note", what, "without a network: see data/README.md, or export LABKIT_DATA=…"
+            "note",
+            what,
+            "on a machine without internet access: see data/README.md, or export LABKIT_DATA=…",
         )
 
 
@@ -73,7 +81,9 @@ def memory() -> Iterator[Diagnosis]:
     import psutil
 
     free = psutil.virtual_memory().available
-    yield _room("memory", free, MEMORY, "ps -Ao pid,rss,args | sort -rnk2 | head  # and end some")
+    yield _room(
+        "memory", free, MEMORY, "ps -Ao pid,rss,args | sort -rnk2 | head  # and end large processes"
+    )
     if SHARED_MEMORY.is_dir():
         free = shutil.disk_usage(SHARED_MEMORY).free
         fix = f"mount -o remount,size=2G {SHARED_MEMORY}  # docker run --shm-size=2g"
@@ -104,11 +114,13 @@ def disk() -> Iterator[Diagnosis]:
         if not os.access(existing, os.W_OK):
             fix = f"chmod u+w {shlex.quote(str(existing))}  # or work in another folder"
             yield Diagnosis(
-                "broken", f"disk: nothing can be written to {existing}, for {what}", fix
+                "broken",
+                f"disk: you have no permission to write to {existing}, which is needed for {what}",
+                fix,
             )
     for names in systems.values():
         free = shutil.disk_usage(places[names[0]]).free
-        fix = f"du -sh {shlex.quote(str(places[names[0]].resolve()))}/*  # and free some"
+        fix = f"du -sh {shlex.quote(str(places[names[0]].resolve()))}/*  # and delete large files"
         yield _room(f"disk, {', '.join(names)}", free, DISK, fix)
 
 
@@ -117,4 +129,4 @@ def _room(what: str, free: float, least: float, fix: str) -> Diagnosis:
     text = f"{what}: {gib:.1f} GiB free"
     if gib >= least:
         return Diagnosis("ok", text)
-    return Diagnosis("note", f"{text}; a run of two ranks needs {least:g}", fix)
+    return Diagnosis("note", f"{text}; a run of two ranks needs {least:g} GiB", fix)

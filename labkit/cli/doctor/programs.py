@@ -45,7 +45,7 @@ def keras() -> Iterator[Diagnosis]:
     findings = [
         Diagnosis("note", f"keras: {what}", advice) for what, advice in keras_settings.notes()
     ]
-    yield from findings or [Diagnosis("ok", "keras: its settings equal those of runs")]
+    yield from findings or [Diagnosis("ok", "keras: your Keras settings equal those of runs")]
 
 
 def devices() -> list[str]:
@@ -65,14 +65,14 @@ def gpus(count: int, names: list[str]) -> Diagnosis:
         names: Names of the GPUs that the driver lists.
     """
     if count < len(names):
-        what = f"gpus: TensorFlow finds {count} of {len(names)} ({names[0]})"
+        what = f"gpus: TensorFlow finds {count} of the driver's {len(names)} GPUs ({names[0]})"
         if "CUDA_VISIBLE_DEVICES" in os.environ:
             hidden = f"; CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']} hides the others"
             return Diagnosis("note", what + hidden, "unset CUDA_VISIBLE_DEVICES")
         cuda = f"{python()} -m pip install 'tensorflow[and-cuda]=={version('tensorflow')}'"
         return Diagnosis("note", what, cuda)
     if not count:
-        return Diagnosis("ok", "gpus: none; ranks compute on cores")
+        return Diagnosis("ok", "gpus: none found; ranks compute on CPU cores")
     shares = ", ".join(f"rank {rank} takes GPU {rank % count}" for rank in range(count + 1))
     return Diagnosis("ok", f"gpus: {count}; on a host {shares}, …")
 
@@ -82,7 +82,7 @@ def chromium() -> Iterator[Diagnosis]:
     command = next(filter(None, map(shutil.which, BROWSERS)), None)
     mac = sys.platform == "darwin"
     if command is None:
-        what = "chromium: none; only browser tests need it"
+        what = "chromium: not found; only browser tests need Chromium"
         fix = "brew install --cask chromium" if mac else "apt-get install chromium"
         yield Diagnosis("note", what, fix)
         return
@@ -99,7 +99,7 @@ def slurm() -> Iterator[Diagnosis]:
     """Report the nodes of the Slurm cluster, if there is a Slurm cluster."""
     command = shutil.which("sinfo")
     if command is None:
-        yield Diagnosis("ok", "slurm: none; ranks start on this machine")
+        yield Diagnosis("ok", "slurm: not installed; ranks start on this machine")
         return
     done = output([command, "--noheader", "--format=%P %D %t"])
     if done.returncode != 0 or not done.stdout.strip():

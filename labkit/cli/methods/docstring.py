@@ -27,7 +27,7 @@ class Docstring:
 
     @property
     def source_function(self) -> str | None:
-        """The function whose docstring names the source: `tree` for "Source: as `tree`."."""
+        """Name of the function whose docstring has the source: `tree` for "Source: as `tree`."."""
         found = _ELSEWHERE.match(self.source)
         return found[1] if found else None
 

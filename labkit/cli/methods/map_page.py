@@ -14,7 +14,7 @@ from labkit.figures.taxonomy import COLUMNS, MethodInCell, Row, empty, grid
 
 TITLE = "Map of labkit's methods"
 MENUS = ("compression", "scheduling")  # axes of the taxonomy that have a menu on the page
-# For one cell of the grid, this type maps each method's name to all positions of the method.
+# For one cell of the grid, this type maps the name of each method to all its entries in the cell.
 _Here = Mapping[str, Sequence[MethodInCell]]
 
 

@@ -58,7 +58,7 @@ class Method:
         parameters: The method's parameters, with defaults and descriptions.
         source: The publication: authors, title and year, with the arXiv number if one exists.
         differs: How the method differs from the method in the publication.
-        papers: Papers that the method's class names; if it names none, the paper in `source`.
+        papers: Papers that the class of the method cites; if it cites none, the paper in `source`.
         axes: The method's values on each axis of the taxonomy, by axis name in
             `labkit.strategies.AXES`.
     """
@@ -109,7 +109,7 @@ class Family:
             else f"{self.template.format(name)}({known})"
         )
         own, *others = _documents(member)
-        # If several methods share a source, a base class of theirs may name it.
+        # If several methods share a source, a common base class may state this source.
         origin = next(
             (d for d in (own, *others) if d.source and not d.source_function), Docstring("")
         )
@@ -134,7 +134,7 @@ def families() -> list[Family]:
             replicas,
         ),
         Family(
-            "Models cut across ranks: model parallel training",
+            "Models split across ranks: model parallel training",
             "Each rank trains a part of the model.",
             strategies,
             "lk.{}",
@@ -155,8 +155,8 @@ def families() -> list[Family]:
             ALLREDUCE,
         ),
         Family(
-            "Schedules of the exchange",
-            "When are gradients exchanged?",
+            "Schedules of the gradient exchange",
+            "When are gradients exchanged within a training step?",
             "labkit.exchange.SCHEDULES",
             'lk.AllReduce(schedule="{}")',
             {name: schedule.explanation for name, schedule in SCHEDULES.items()},
@@ -179,7 +179,7 @@ def families() -> list[Family]:
 
 
 def _documents(member: Member) -> Iterator[Docstring]:
-    """Yield a method's docstring, then those of the function that it refers to, or of its bases."""
+    """Yield a method's docstring, then those of the function it refers to or of its bases."""
     # An exchange schedule is given as its explanation, which is a string.
     document = parse(member if isinstance(member, str) else member.__doc__)
     yield document

@@ -26,9 +26,10 @@ def taxonomy(every: Sequence[Placed], place: str) -> Iterator[str]:
         "",
         "## Map of the strategies",
         "",
-        "Rows are architecture and parallelism; columns are synchronization. Each entry gives the "
-        "strategy, its paper and the notebook that uses it most. A strategy is listed in every "
-        "cell that its fields allow. For an interactive page, run `labkit methods --map map.html`.",
+        "In this table, rows are architecture and parallelism, and columns are synchronization. "
+        "Each entry names a strategy, its paper and the notebook that uses it most. A strategy "
+        "is listed in every cell that its fields allow. For an interactive page, run `labkit "
+        "methods --map map.html`.",
         "",
     ]
     yield from _by_architecture(standings, known, place)
@@ -36,11 +37,16 @@ def taxonomy(every: Sequence[Placed], place: str) -> Iterator[str]:
     yield from (f"- {line}" for line in empty(standings))
     yield from [
         "",
-        "Rows are synchronization and compression; columns are scheduling of the messages:",
+        "In this table, rows are synchronization and compression, and columns are scheduling of "
+        "the messages:",
         "",
     ]
     yield from _by_compression(standings)
-    yield from ["", "Values of each axis, with the methods that have them:", ""]
+    yield from [
+        "",
+        "Values of each axis of the taxonomy, with the methods that have each value:",
+        "",
+    ]
     for axis, places in axes():
         for name, description, members in places:
             yield f"- {axis}, **{name}**: {description} ({', '.join(members) or 'none'})"

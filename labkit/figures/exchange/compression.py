@@ -41,7 +41,7 @@ from labkit.records.run import Run
 from labkit.records.step_costs import step_costs
 from labkit.records.verdict import accuracies, arrivals, judge_runs
 
-_ROOM = 0.7  # lower end of the time axis / least time; leaves room for text
+_ROOM = 0.7  # lower end of the time axis / least time; text needs the gap
 
 
 def bandwidth(
@@ -98,8 +98,8 @@ def bandwidth(
     measured = clock_and_network(entries(run for candidate in candidates for run in candidate.runs))
     title = f"Fastest method by bandwidth · simulation · measured: {measured}"
     remarks = [
-        f"lines: measured compute and codec + simulated links ({seconds_text(latency)} latency), "
-        "no overlap; markers: measured; ✕: the fastest method changes"
+        f"lines: measured compute and codec times + simulated links ({seconds_text(latency)} "
+        "latency), no overlap; markers: measured steps; ✕: the fastest method changes"
     ]
     words = [
         f"fastest: {winners_text(wins)}",
@@ -113,9 +113,12 @@ def simulation_error_text(results: Iterable[MethodCost]) -> str:
     """Return a phrase with the errors of predicted step times relative to measured ones."""
     sizes = [abs(error) for error in bandwidths.prediction_errors(results).values()]
     if not sizes:
-        return "; no run on an emulated network verifies this"
+        return "; no run on an emulated network verifies this prediction"
     error_range = " to ".join(dict.fromkeys(f"{size:.0%}" for size in (min(sizes), max(sizes))))
-    return f"; the error in {plural(len(sizes), 'run')} on emulated networks is {error_range}"
+    return (
+        f"; the prediction error in {plural(len(sizes), 'run')} on emulated networks is "
+        f"{error_range}"
+    )
 
 
 def methods(entries: Sequence[RunEntry]) -> list[MethodCost]:
@@ -125,13 +128,15 @@ def methods(entries: Sequence[RunEntry]) -> list[MethodCost]:
         LabkitError: No run with several ranks has a recorded history.
     """
     # Runs with a single worker are excluded, because they use no network link.
-    usable = [e for e in entries if not e.gate_failed and (e.metrics.get("workers") or 1) > 1]
+    usable = [
+        e for e in entries if not e.equivalence_failed and (e.metrics.get("workers") or 1) > 1
+    ]
     groups = {name: [e.run for e in group] for name, group in group_by_method(usable).items()}
     candidates = bandwidths.methods(groups)
     if not candidates:
         raise LabkitError(
-            "no run to predict from: give a completed run with two or more workers whose "
-            "equivalence gate did not fail"
+            "no given run allows a prediction: give a completed run with two or more workers "
+            "whose equivalence check did not fail"
         )
     return candidates
 
@@ -143,7 +148,8 @@ def group_by_method(entries: Sequence[RunEntry]) -> dict[str, list[RunEntry]]:
         groups.setdefault(json.dumps(method_fields(entry.run), sort_keys=True), []).append(entry)
     firsts = [group[0].run for group in groups.values()]
     called = [method(run) for run in firsts]
-    # A method is labelled by its compressor's name, unless methods also differ in other parameters.
+    # A method is labelled by its compressor's name, unless the methods also differ in other
+    # parameters.
     is_distinct = len(set(called)) == len(called)
     short = (
         names([{"compressor": name} for name in called], called) if is_distinct else labels(firsts)
@@ -163,8 +169,8 @@ def _traces(
     measured = [
         (
             *(8 * link.bandwidth, *steps),
-            f"{candidate.name} on {link}: {seconds_text(steps[0])}, measured; simulation error "
-            f"{abs(errors[run]):.0%}",
+            f"{candidate.name} on {link}: measured step {seconds_text(steps[0])}, simulation "
+            f"error {abs(errors[run]):.0%}",
         )
         for run, link, steps in emulated_runs(candidate)
     ]
@@ -255,7 +261,10 @@ def _pairs(shown: Sequence[RunEntry], baseline: Run | None) -> list[tuple[RunEnt
     usable = [entry for entry in shown if entry.metrics]
     by_path = {entry.run.path: entry for entry in usable}
     if baseline is not None and baseline.path not in by_path:
-        raise LabkitError(f"the baseline {baseline.name} must be among the runs and have results")
+        raise LabkitError(
+            f"the baseline {baseline.name} is not one of the given runs, or has no results: "
+            "give a completed run that is among the runs"
+        )
     pairs = []
     for entry in usable:
         base = baseline or baseline_of(entry.run, [other.run for other in usable])
@@ -268,7 +277,7 @@ def _gain(entry: RunEntry, base: RunEntry) -> Gain | None:
     """Return a run's speed-up; None if networks differ or an equivalence check failed."""
     # If the networks differed, the ratio of times would compare networks instead of methods.
     same = entry.run.experiment.get("network") == base.run.experiment.get("network")
-    if not same or entry.gate_failed or base.gate_failed:
+    if not same or entry.equivalence_failed or base.equivalence_failed:
         return None
     group, other = entry.metrics["step_ms"], base.metrics["step_ms"]
     # The least and the greatest speed-up follow from the p10 and p90 step times of both runs.
@@ -277,7 +286,7 @@ def _gain(entry: RunEntry, base: RunEntry) -> Gain | None:
 
 
 def _group_key(entry: RunEntry, baseline: Run | None) -> str:
-    """Return a key that is equal for comparable runs: the task, or "" with a given baseline."""
+    """Return a key that comparable runs share: the task, or "" if a baseline is given."""
     return "" if baseline else json.dumps(task_fields(entry.run), sort_keys=True)
 
 
@@ -285,7 +294,7 @@ def _networks(shown: Sequence[RunEntry], gains: dict[str, Gain], baseline: Run |
     """Return a text for each network and task that names the run with the shortest step."""
     groups: dict[tuple[str, str], list[RunEntry]] = {}
     for entry in shown:
-        if entry.metrics and not entry.gate_failed:
+        if entry.metrics and not entry.equivalence_failed:
             network = json.dumps(entry.run.experiment.get("network"), sort_keys=True)
             groups.setdefault((network, _group_key(entry, baseline)), []).append(entry)
     texts = []
@@ -317,8 +326,8 @@ def _costs(entry: RunEntry, base: RunEntry, gain: Gain | None) -> list[str]:
             f"{bytes_text(payload)} of payload per step instead of {bytes_text(raw)}, "
             f"compression ratio {raw / payload:.3g}"
         )
-    if entry.gate_failed or base.gate_failed:
-        failed = entry if entry.gate_failed else base
+    if entry.equivalence_failed or base.equivalence_failed:
+        failed = entry if entry.equivalence_failed else base
         return [*details, f"{failed.label}: {refusal(failed)}"]
     costs = step_costs(entry.run)
     if costs is not None:
@@ -327,7 +336,10 @@ def _costs(entry: RunEntry, base: RunEntry, gain: Gain | None) -> list[str]:
         details.append(f"{spent} per step")
     # If there is no speed-up, the summary states the reason for its absence.
     if gain is None:
-        return [*details, "no speed-up, because no run without compression is on this network"]
+        return [
+            *details,
+            "no speed-up is given, because no run without compression used this network",
+        ]
     spread = f"spread {gain.low:.2f} to {gain.high:.2f}"
     return [*details, f"{gain.speed:.2f}x the speed ({spread}): {gain.judged}"]
 
@@ -354,9 +366,9 @@ def _arrival(entry: RunEntry, target: float) -> str:
     if not reached:
         return "not reached"
     details = [f"{median(arrival.step for arrival in reached):.0f} steps"]
-    if not entry.gate_failed:
+    if not entry.equivalence_failed:
         codec = median(arrival.codec_seconds for arrival in reached)
-        within = f" ({seconds_text(codec)} of them codec)" if codec else ""
+        within = f" ({seconds_text(codec)} of them for the codec)" if codec else ""
         details.append(seconds_text(median(arrival.seconds for arrival in reached)) + within)
     details.append(bytes_text(median(arrival.wire_bytes for arrival in reached)))
     many = f" ({len(reached)} of {len(by_seed)} seeds)" if len(by_seed) > 1 else ""
@@ -369,15 +381,18 @@ def _without_gain(pairs: Sequence[tuple[RunEntry, RunEntry]], gains: dict[str, G
         return []
     without = [gain.entry.label for gain in judged if gain.low <= 1]
     if not without:
-        return [f"All {len(judged)} comparisons show a speed-up"]
-    return [f"No speed-up in {len(without)} of {len(judged)} comparisons: {', '.join(without)}"]
+        return [f"All {len(judged)} comparisons with runs without compression show a speed-up"]
+    return [
+        f"No speed-up in {len(without)} of {len(judged)} comparisons with runs without "
+        f"compression: {', '.join(without)}"
+    ]
 
 
 def _bandwidths(shown: Sequence[RunEntry], baseline: Run | None) -> list[str]:
     """Return texts about the predicted fastest method for each bandwidth, and prediction errors."""
     groups: dict[str, list[RunEntry]] = {}
     for entry in shown:
-        if entry.metrics.get("workers", 1) > 1 and not entry.gate_failed:
+        if entry.metrics.get("workers", 1) > 1 and not entry.equivalence_failed:
             groups.setdefault(_group_key(entry, baseline), []).append(entry)
     texts = []
     for group in groups.values():
@@ -386,8 +401,8 @@ def _bandwidths(shown: Sequence[RunEntry], baseline: Run | None) -> list[str]:
             continue
         wins = winners(candidates, LATENCY, RANGE)
         texts.append(
-            f"Simulation from measured compute, codec and bytes, on links of "
-            f"{bits_text(RANGE[0])} to {bits_text(RANGE[1])}: the fastest is {winners_text(wins)}"
-            f"{simulation_error_text(candidates)}"
+            "Simulation from measured compute times, codec times and bytes, on links of "
+            f"{bits_text(RANGE[0])} to {bits_text(RANGE[1])}: the fastest method is "
+            f"{winners_text(wins)}{simulation_error_text(candidates)}"
         )
     return texts

@@ -18,15 +18,15 @@ from labkit.records.run import Run
 from labkit.records.verdict import completed_seeds
 
 MEASURES = {
-    "relative_error": ("Relative error", "of the norm of the gradient"),
+    "relative_error": ("Relative error", "error / norm of the gradient"),
     "cosine": ("Cosine", "to the true mean gradient"),
-    "residual_norm": ("Residual", "norm of the error feedback"),
+    "residual_norm": ("Residual", "norm of the error-feedback residual"),
     "bits_per_parameter": ("Bits per parameter", "bits"),
     "fraction_sent": ("Fraction sent", "share of elements"),
 }
 _LINES = 60  # maximum number of layers in the figure, because more lines cannot be told apart
 _NAMED = 6  # maximum number of layers that a sentence names
-_BANDS = 6  # maximum number of layers with bands, which would overlap
+_BANDS = 6  # maximum number of layers with bands, because more would overlap
 
 
 def compression_stats(run: Run) -> Figure:
@@ -46,9 +46,9 @@ def compression_stats(run: Run) -> Figure:
     where = clock_and_network(entries([run]))
     compressor = compressor_text(method(run), with_feedback=True)
     title = f"Compression statistics · {compressor} · {where}"
-    remarks = ["mean over ranks and seeds; values that are not finite are omitted"]
+    remarks = ["lines: means over ranks and seeds; values that are not finite are omitted"]
     if len(shown) < len(layers):
-        remarks.append(f"{len(shown)} of {len(layers):,} layers, evenly selected")
+        remarks.append(f"{len(shown)} of {len(layers):,} layers are shown, evenly selected")
     words = (
         str(summarize_compression_stats(run)).replace("**", "").replace("\n- ", " ").lstrip("- ")
     )
@@ -67,8 +67,8 @@ def observations(run: Run) -> pd.DataFrame:
     tables = [part.assign(seed=seed) for seed, part in parts.items() if len(part)]
     if not tables:
         raise LabkitError(
-            f"{run.name} has no compression statistics (state: {run.status['state']}); "
-            "a completed run with lk.AllReduce(compressor=…, compression_stats_every=10) has them"
+            f"{run.name} has no compression statistics (state: {run.status['state']}); give a "
+            "completed run with lk.AllReduce(compressor=…, compression_stats_every=10)"
         )
     return pd.concat(tables, ignore_index=True)
 
@@ -89,13 +89,14 @@ def summarize_compression_stats(run: Run) -> Markdown:
     if len(cosine):
         worst, best = cosine.idxmin(), cosine.idxmax()
         texts.append(
-            f"Over all steps, the cosine to the true mean gradient is lowest in **{worst}** "
-            f"({cosine[worst]:.3g}, relative error {layers['relative_error'][worst]:.3g}) and "
-            f"highest in **{best}** ({cosine[best]:.3g})"
+            "Over all steps, the cosine between compressed and true mean gradient is lowest in "
+            f"layer **{worst}** ({cosine[worst]:.3g}, relative error "
+            f"{layers['relative_error'][worst]:.3g}) and highest in **{best}** "
+            f"({cosine[best]:.3g})"
         )
     texts.append(
-        f"Layers use {_range_text(layers['bits_per_parameter'])} bits per parameter and send "
-        f"{_range_text(layers['fraction_sent'])} of their elements"
+        f"Compressed layers use {_range_text(layers['bits_per_parameter'])} bits per parameter "
+        f"and send {_range_text(layers['fraction_sent'])} of their elements"
     )
     texts += _residuals(finite)
     spoiled = observed.loc[~np.isfinite(observed["relative_error"].astype(float)), "layer"]
@@ -104,8 +105,8 @@ def summarize_compression_stats(run: Run) -> Markdown:
         more = f" and {len(unique) - _NAMED:,} more" if len(unique) > _NAMED else ""
         names = f"{', '.join(unique[:_NAMED])}{more}"
         texts.append(
-            f"{len(spoiled)} rows have no finite error, of {names}"
-            ": the gradient is zero or not finite"
+            f"{len(spoiled)} rows of the statistics, of {names}, have no finite error, because "
+            "the gradient is zero or not finite"
         )
     return sentences(map(Finding, texts))
 
@@ -117,7 +118,7 @@ def _range_text(values: pd.Series[float]) -> str:
 
 
 def _residuals(finite: pd.DataFrame) -> list[str]:
-    """Compare the residual norms in the last quarter of the steps with the quarter before."""
+    """Compare residual norms in the last quarter of the steps with those in the third quarter."""
     steps = np.sort(finite["step"].unique())
     norms = finite.groupby("step")["residual_norm"].mean()
     quarter = len(steps) // 4
@@ -130,8 +131,8 @@ def _residuals(finite: pd.DataFrame) -> list[str]:
     # The limit is five percent, because a smaller growth may be due to chance.
     grows = "still grows" if last_quarter > 1.05 * previous_quarter else "has stopped growing"
     return [
-        f"The residual {grows}: its mean norm is {last_quarter:.3g} in the last quarter of the "
-        f"steps, {previous_quarter:.3g} in the quarter before"
+        f"The error-feedback residual {grows}: its mean norm is {last_quarter:.3g} in the last "
+        f"quarter of the steps, {previous_quarter:.3g} in the quarter before"
     ]
 
 

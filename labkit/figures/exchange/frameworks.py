@@ -88,9 +88,10 @@ def _findings(results: FrameworkComparison) -> Iterator[Finding]:
 def _no_speed(row: pd.Series) -> str:
     """Return the reason why a run has no value for its speed."""
     if row["equivalence"] == "failed":
-        return f"the equivalence gate of {row['strategy']} failed, so it has no speed"
+        return f"the equivalence check of {row['strategy']} failed, so its speed is not shown"
     return (
-        f"{row['strategy']} was not verified against one process, so it has no speed: {row['why']}"
+        f"{row['strategy']} was not compared with training in one process, so its speed is not "
+        f"shown: {row['why']}"
     )
 
 

@@ -16,7 +16,7 @@ from labkit.figures.kit.marks import bars, line_with_band, rule
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import sheet
 from labkit.network import Network
-from labkit.records.run import Run, gate_failed
+from labkit.records.run import Run, equivalence_failed
 from labkit.simulate import simulate
 
 # A row is a measurement of `labkit bench transport` or of `labkit.bench.host_allreduce.measure`.
@@ -27,16 +27,16 @@ TIMES = {"median_ms": "ms", "min_ms": "least ms", "p90_ms": "p90 ms"}
 OVER_FASTEST = "times the fastest measured"
 
 BASE = "ring"  # the algorithm with which all others are compared
-GAINS = {"ratio": "ring's time / its own", "ratio_min": "least", "ratio_max": "most"}
+GAINS = {"ratio": "ring's time / the algorithm's time", "ratio_min": "least", "ratio_max": "most"}
 PREDICTED_GAINS = GAINS | {"predicted_ratio": "predicted"}
 TRAFFIC = {
-    "link_bytes": "bytes out of a host",
-    "predicted_link_bytes": "bytes by its schedule",
+    "link_bytes": "bytes that leave a host",
+    "predicted_link_bytes": "predicted bytes that leave a host",
     "wire_bytes": "bytes of all messages",
-    "link_ms": "link alone, ms",
+    "link_ms": "predicted time on the link, ms",
     "median_ms": "ms",
     "predicted_ms": "predicted ms",
-    "other_mapping_ms": "placed the other way, predicted ms",
+    "other_mapping_ms": "predicted ms with the other rank placement",
 }
 
 
@@ -66,13 +66,15 @@ def transport_times(rows: Rows) -> Figure:
         for place, group in table.groupby("place", sort=False)
     ]
     grid = [panels[start : start + 2] for start in range(0, len(panels), 2)]
-    title = f"One exchange by transport · {_clocks(table)} · network {_networks(rows)}"
+    title = (
+        f"Time to transfer an array, by transport · {_clocks(table)} · network {_networks(rows)}"
+    )
     words = [
         f"{place}, {transport}: {seconds_text(group['seconds'].iloc[-1])} for "
         f"{bytes_text(group['bytes'].iloc[-1])}"
         for (place, transport), group in table.groupby(["place", "transport"], sort=False)
     ]
-    remark = "markers: medians; bands: least to 90th percentile of the repeats"
+    remark = "markers: medians; bands: minimum to 90th percentile of the repeats"
     return sheet(grid, looks.values(), title, [remark], words, plot=260)
 
 
@@ -96,7 +98,8 @@ def transport_steps(trained: Rows) -> Figure:
         }
     )
     panel = Panel(
-        title="Training step, one worker and one server\nmedian; whisker: least to 90th percentile",
+        title="Training step, one worker and one server\nmedian; whisker: minimum to 90th "
+        "percentile",
         x="step time, ms",
         y="way",
         traces=bars(table, "ms", "way", looks, by="transport", horizontal=True),
@@ -114,7 +117,10 @@ def transport_table(rows: Rows, nbytes: int) -> pd.DataFrame:
     The table has two message sizes: the least measured size and `nbytes`.
     """
     table = _exchanges(rows)
-    measured = {"processor_ns": "processor ns a byte", "tcp": "by TCP, times the array"}
+    measured = {
+        "processor_ns": "processor time per byte, ns",
+        "tcp": "bytes sent by TCP / bytes of the array",
+    }
     table = table[table["bytes"].isin([nbytes, table["bytes"].min()])]
     table = table.rename(columns=TIMES | measured)
     fastest = table[table["clock"] == "wall"].groupby("bytes")["seconds"].min()
@@ -125,7 +131,7 @@ def transport_table(rows: Rows, nbytes: int) -> pd.DataFrame:
 
 
 def transport_gains(rows: Rows, nbytes: int) -> pd.DataFrame:
-    """Return, per rank placement, the time of two-sided divided by that of one-sided messages.
+    """Return, per rank placement, the time ratio of two-sided to one-sided messages.
 
     `low` and `high` are the limits of this ratio: the least time of one transport is compared with
     the 90th percentile of the other.
@@ -167,7 +173,8 @@ def summarize_transport(rows: Rows, nbytes: int, trained: Rows = ()) -> Markdown
     latency = [_smallest(small, "Latency, ", "seconds")] if len(small) > 1 else []
     gains = [
         _ratio(
-            f"Ratio of two-sided to one-sided time by {row.place}, {bytes_text(nbytes)}", row[2:5]
+            f"Ratio of the two-sided to the one-sided time by {row.place}, {bytes_text(nbytes)}",
+            row[2:5],
         )
         for row in transport_gains(rows, nbytes).itertuples()
     ]
@@ -182,7 +189,7 @@ def _ratio(what: str, values: Sequence[float]) -> Finding:
 
 
 def _smallest(table: pd.DataFrame, head: str, column: str, *ends: str) -> Finding:
-    """Return a finding about the fastest and the slowest of these rows, which have one size."""
+    """Return a finding about the fastest and slowest measurement at one message size."""
     ranked = table.sort_values(column).to_dict("records")
     first, last = ranked[0], ranked[-1]
     slower = f"{last['name']} takes {last[column] / first[column]:.2f} times the fastest"
@@ -211,7 +218,7 @@ def _exchanges(rows: Rows) -> pd.DataFrame:
 
 
 def _networks(rows: Rows) -> str:
-    """Return the networks of the rows; a row without a network used this machine's own."""
+    """Name the networks of the measurements; no network means this machine's own."""
     named = [str(row["network"] or "of this machine") for row in rows]
     return ", ".join(dict.fromkeys(named))
 
@@ -258,7 +265,7 @@ def _arrival(row: Mapping[str, str | float | None]) -> str:
     """Describe the time until the target accuracy is reached."""
     seconds, target = row["seconds_to_target"], float(row["target"] or 0.0)
     if seconds is None:
-        return f"target accuracy {target:.0%} not reached"
+        return f"the target accuracy {target:.0%} was not reached"
     return f"target accuracy {target:.0%} after {float(seconds):.3g} s"
 
 
@@ -274,7 +281,7 @@ def hosts_ways(network: Network) -> pd.DataFrame:
 
 
 def hosts_traffic(rows: Rows, network: Network) -> pd.DataFrame:
-    """Return a row per algorithm for the largest buffer: bytes in all, between hosts, and times.
+    """Return, for the largest buffer, each algorithm's total bytes, bytes between hosts, and times.
 
     Args:
         rows: Measurements of `labkit.bench.host_allreduce.measure`.
@@ -305,12 +312,12 @@ def hosts_speedup(rows: Rows) -> Figure:
         rows: Measurements of `labkit.bench.host_allreduce.measure`.
     """
     table = _table(rows).rename(columns={"ratio_min": "ratio_low", "ratio_max": "ratio_high"})
-    # All algorithms, even the ring, so that colours agree between figures.
+    # Every algorithm, even the ring, gets a line style, so that colours agree between figures.
     looks = lines(table["algorithm"])
     table = table[table["algorithm"] != BASE]
     ends = [table["bytes"].min() / 1.5, table["bytes"].max() * 1.5]
     table["hover"] = [
-        f"{row.algorithm}, {bytes_text(row.bytes)}: ring takes {row.ratio:.2f} times as long"
+        f"{row.algorithm}, {bytes_text(row.bytes)}: the ring takes {row.ratio:.2f} times as long"
         for row in table.itertuples()
     ]
     known = table.dropna(subset="predicted_ratio")
@@ -333,7 +340,7 @@ def hosts_speedup(rows: Rows) -> Figure:
         )
     ]
     title = f"Speed-up over the ring · wall clock and simulation · network {rows[0]['network']}"
-    remark = "markers: medians of the ratios of repeats; bands: least to greatest"
+    remark = "markers: medians of the ratios of repeats; bands: minimum to maximum"
     shown = [looks[name] for name in table["algorithm"].unique()]
     return sheet([panels], shown, title, [remark], list(table["hover"]), plot=250)
 
@@ -347,7 +354,7 @@ def hosts_training(runs: Iterable[Run], network: Network) -> pd.DataFrame:
     records = []
     for run in runs:
         name, metrics = run.experiment["strategy"]["algorithm"], run.metrics
-        step = {} if gate_failed(run) else metrics["step_ms"]
+        step = {} if equivalence_failed(run) else metrics["step_ms"]
         nbytes = metrics["payload_bytes_per_step"]
         seconds = simulate(name, run.experiment["workers"], nbytes, network).seconds
         times = [step.get(key) for key in ("median", "p10", "p90")]
@@ -399,7 +406,7 @@ def _gains(table: pd.DataFrame) -> Iterator[Finding]:
     for row in group.itertuples():
         what = f"Speed-up of **{row.algorithm}** over {BASE}, {bytes_text(row.bytes)}"
         if not row.correct:
-            yield Finding(what, details=("no time, because its sums were wrong",))
+            yield Finding(what, details=("no time is shown, because the sums were wrong",))
             continue
         if not np.isnan(row.predicted_ratio):
             what += f", predicted {row.predicted_ratio:.2f}"
@@ -412,7 +419,7 @@ def _step_gains(trained: pd.DataFrame) -> Iterator[Finding]:
         what = f"Training step, speed-up of **{row['algorithm']}** over {BASE}"
         values = [row[name] for name in GAINS.values()]
         if np.isnan(values[0]):
-            yield Finding(what, details=("no time, because the equivalence gate failed",))
+            yield Finding(what, details=("no time is shown, because the equivalence check failed",))
         else:
             yield _ratio(what, values)
 
@@ -427,7 +434,7 @@ def _levels(traffic: pd.DataFrame, network: Network) -> Iterator[Finding]:
     [ring] = traffic[traffic["algorithm"] == BASE].to_dict("records")
     names = [TRAFFIC[name] for name in ("link_ms", "predicted_ms", "other_mapping_ms")]
     alone, total, other = (seconds_text(ring[name] / 1e3) for name in names)
-    details = f"predicted time {total}, of which its bytes use the link for {alone}"
+    details = f"predicted time {total}, of which the link transfers bytes for {alone}"
     yield Finding(f"**{BASE}**, {bytes_text(ring['bytes'])}", details=(details,))
     details = f"predicted {other} instead of {total}"
     yield Finding(f"With the other placement of ranks, {BASE} takes", details=(details,))

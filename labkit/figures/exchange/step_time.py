@@ -67,13 +67,13 @@ def timeline(runs: Iterable[Run] | Run, steps: Iterable[int] | None = None) -> F
     """
     shown = entries(runs)
     wanted = None if steps is None else sorted(set(steps))
-    drawn = {e.key: _activities(e, wanted) for e in shown if not e.gate_failed}
+    drawn = {e.key: _activities(e, wanted) for e in shown if not e.equivalence_failed}
     # All runs have the same time scale, so that a shorter step looks shorter.
     ends = [rows[rows["kind"] == "step"]["stop"].max() for rows in drawn.values()]
     ranks = max((rows["rank"].nunique() for rows in drawn.values()), default=1)
     panels, words = [], []
     for entry in shown:
-        if entry.gate_failed:
+        if entry.equivalence_failed:
             panels.append(GanttPanel(entry.label, note=refusal(entry)))
             words.append(f"{entry.label}: {refusal(entry)}")
         else:
@@ -144,16 +144,17 @@ def _wait_text(entry: RunEntry, rows: pd.DataFrame) -> str:
     communication = sum(step_overlap.communication for step_overlap in step_overlaps) / divisor
     exposed = sum(step_overlap.exposed for step_overlap in step_overlaps) / divisor
     return (
-        f"communication takes {communication:.3g} ms per step, and training waits {exposed:.3g} ms"
+        f"communication takes {communication:.3g} ms per step, and training waits for it "
+        f"{exposed:.3g} ms"
     )
 
 
-# Fields in which compared runs may differ.
+# Compared runs may differ in these fields.
 _FREE = ("name", "strategy.schedule", "strategy.bucket_bytes")
 
 
 def overlap(runs: Iterable[Run] | Run) -> pd.DataFrame:
-    r"""Return how much communication time overlap hides, and how much it could hide at most.
+    r"""Return how much communication time is hidden by overlap, and how much could be at most.
 
     The table has one row per run, with medians over its training steps after the first 10.
     `step_ms` is the step time of the slowest rank. `communication_ms`, \(C\) in formulas, is the
@@ -169,7 +170,7 @@ def overlap(runs: Iterable[Run] | Run) -> pd.DataFrame:
     """
     shown = entries(runs)
     all_runs = [entry.run for entry in shown]
-    rows = {e.label: NO_SPEED if e.gate_failed else hidden_parts(e.run) for e in shown}
+    rows = {e.label: NO_SPEED if e.equivalence_failed else hidden_parts(e.run) for e in shown}
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("run")
     baselines = [_baseline(run, all_runs) for run in all_runs]
     steps = dict(zip(all_runs, table["step_ms"], strict=True))
@@ -186,7 +187,8 @@ def summarize_exchange(runs: Iterable[Run] | Run) -> Markdown:
     table = overlap([entry.run for entry in shown])
     findings = [
         Finding(
-            f"**{entry.label}**", details=(refusal(entry),) if entry.gate_failed else _words(row)
+            f"**{entry.label}**",
+            details=(refusal(entry),) if entry.equivalence_failed else _words(row),
         )
         for entry, row in zip(shown, table.to_dict("records"), strict=True)
     ]
@@ -195,8 +197,8 @@ def summarize_exchange(runs: Iterable[Run] | Run) -> Markdown:
         best, worst = timed.idxmin(), timed.idxmax()
         findings.append(
             Finding(
-                f"The shortest step here is that of **{best}** ({timed[best]:.3g} ms), the longest "
-                f"that of **{worst}** ({timed[worst]:.3g} ms)"
+                f"The shortest step of these runs is that of **{best}** ({timed[best]:.3g} ms), "
+                f"the longest step is that of **{worst}** ({timed[worst]:.3g} ms)"
             )
         )
     return sentences(findings)
@@ -225,20 +227,23 @@ def _words(row: dict[str, float]) -> tuple[str, ...]:
     buckets = "its bucket takes" if row["buckets"] == 1 else f"its {row['buckets']} buckets take"
     details = [
         f"a step takes {row['step_ms']:.3g} ms; {buckets} {row['communication_ms']:.3g} ms, and "
-        f"training waits {row['exposed_ms']:.3g} ms per step"
+        f"training waits {row['exposed_ms']:.3g} ms per step for communication"
     ]
-    # The test is true for NaN, which means that no communication could be hidden.
+    # The test is true for NaN, which means that overlap could hide no communication.
     if row["reached"] != row["reached"]:
         details.append(
-            "no communication could be hidden, because training waits before the first bucket is "
-            "ready"
+            "no communication could be hidden, because training begins to wait before the first "
+            "bucket is ready"
         )
     elif row["hidden_ms"] <= 0:
-        details.append(f"{row['ideal_ms']:.3g} ms of communication could be hidden, and none is")
+        details.append(
+            f"{row['ideal_ms']:.3g} ms of communication could be hidden behind computation, "
+            "but none is"
+        )
     else:
         details.append(
-            f"{row['hidden_ms']:.3g} ms of communication are hidden, of at most "
-            f"{row['ideal_ms']:.3g} ms ({row['reached']:.0%})"
+            f"{row['hidden_ms']:.3g} ms of communication are hidden behind computation; at most "
+            f"{row['ideal_ms']:.3g} ms could be hidden ({row['reached']:.0%} reached)"
         )
     if (gain := row["against_sequential_ms"]) == gain:
         share = f", {gain / row['ideal_ms']:.0%} of the ideal saving" if row["reached"] > 0 else ""
@@ -265,10 +270,11 @@ def step_parts(runs: Iterable[Run] | Run) -> Figure:
         LabkitError: There are no runs.
     """
     shown = entries(runs)
-    drawn = [(e, costs) for e in shown if not e.gate_failed and (costs := step_costs(e.run))]
+    drawn = [(e, costs) for e in shown if not e.equivalence_failed and (costs := step_costs(e.run))]
     names = [_label_lines(entry.label, len(drawn)) for entry, _ in drawn]
     panel = Panel(
-        title="Parts of a step\nmedian over steps, mean over ranks; ◆ measured step, p10 to p90",
+        title="Parts of a step's time\nmedian over steps, mean over ranks; ◆ measured step, "
+        "p10 to p90",
         x="run",
         y="time per step, ms",
         traces=_traces(drawn),
@@ -331,8 +337,8 @@ def _label_lines(label: str, bars: int) -> list[str]:
     """Break a label into lines; long words are broken after brackets and underscores."""
     # Each line has room for at least nine letters, because shorter lines would break every word.
     width = max(9, _LETTERS // bars)
-    # A blank is inserted at each possible break of a word; the last statement removes the unused
-    # blanks.
+    # A blank is inserted at each possible break of a word; the last statement of the function
+    # removes unused blanks.
     words = [w if len(w) <= width else re.sub(r"(?<=[(_])", " ", w) for w in label.split()]
     label_lines = textwrap.wrap(" ".join(words), width, max_lines=_LINES, placeholder=" …")
     return [re.sub(r"(?<=[(_]) ", "", line) for line in label_lines]

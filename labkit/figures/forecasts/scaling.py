@@ -50,7 +50,8 @@ def scaling_table(
         single_worker_runs = [run for run, _ in runs if run.metrics["workers"] == 1]
         if not single_worker_runs:
             raise InvalidInput(
-                f"{name}: no run has one worker; the efficiency needs one as a reference"
+                f"{name}: no run has one worker, but the efficiency needs such a run as its "
+                "reference: add a run with workers=1"
             )
         base = float(np.median([run.metrics["samples_per_second"] for run in single_worker_runs]))
         rows += [_measured(name, run, own_forecast, base) for run, own_forecast in runs]
@@ -111,7 +112,8 @@ def forecast_scaling(
     ]
     kind = "weak scaling: same local batch" if weak else "strong scaling: same global batch"
     panel = Panel(
-        title=f"Efficiency, {kind}\nlines: forecasts; markers: runs, open if ranks shared cores",
+        title=f"Efficiency, {kind}\nlines: forecasts; markers: measured runs (open if ranks "
+        "shared cores)",
         x="workers",
         y="efficiency",
         traces=traces,
@@ -128,7 +130,7 @@ def forecast_scaling(
 def summarize_scaling(
     foreseen: Foreseen, measured: Measured | None = None, weak: bool = True
 ) -> Markdown:
-    """Summarize where efficiency falls below 50 %, its last value, and the forecast errors."""
+    """Summarize where efficiency falls below 50 %, the last efficiency, and the forecast errors."""
     return sentences(_scaling_findings(scaling_table(foreseen, measured, weak)))
 
 
@@ -144,8 +146,8 @@ def _scaling_findings(table: pd.DataFrame) -> list[Finding]:
         details = [f"efficiency at {last['workers']:,} workers {last['efficiency']:.0%}"]
         runs = rows[(rows["kind"] == "measured") & (rows["workers"] > 1)]
         if len(runs):
-            error = f"median error of their forecasts {runs['error'].abs().median():.0%}"
-            details.append(f"{plural(len(runs), 'run')} of several ranks here, {error}")
+            error = f"median error of the forecasts {runs['error'].abs().median():.0%}"
+            details.append(f"{plural(len(runs), 'run')} with several ranks, {error}")
         head = f"**{name}** keeps an efficiency of at least one half up to"
         findings.append(Finding(head, details=(most, *details)))
     return findings
@@ -177,7 +179,7 @@ def forecast_diagonal(rows: Compared, calibration: str = "") -> Figure:
     looks = lines(table["group"])
     ends = [float(table[["least", "low"]].min().min()), float(table[["most", "high"]].max().max())]
     panel = Panel(
-        title="Time of a global batch\ndashed: predicted = measured",
+        title="Time of a step (global batch)\ndashed: predicted = measured",
         x="measured",
         y="predicted",
         traces=[
@@ -219,10 +221,10 @@ def _error_findings(table: pd.DataFrame) -> list[Finding]:
     findings = []
     for group, rows in table.groupby("group", sort=False):
         error = rows["error"].abs()
-        ninth = f"nine of ten errors within {error.quantile(0.9):.1%}"
+        ninth = f"90 % of the errors are at most {error.quantile(0.9):.1%}"
         findings.append(
             Finding(
-                f"**{group}**, median error of {len(rows)} settings",
+                f"**{group}**, median forecast error of {len(rows)} settings",
                 value=float(error.median()),
                 text="{:.1%}".format,
                 details=(ninth,),

@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from labkit.figures.kit.frames import Animation
     from labkit.strategies import Strategy
 
-GAIN = 0.05  # least fraction of the reference strategy's time whose saving counts as a gain
+GAIN = 0.05  # least saving that counts as a gain / time of the reference
 APART = "not distinguishable"
 UNSURE = "#BBBBBB"  # colour of map cells in which no strategy is clearly the fastest
 BANDS = (
-    "Times are medians over seeds; bands reach from the seed with the fewest steps to that with "
-    "the most. A way is fastest if its slowest seed is faster than the fastest seed of all others"
+    "Times are medians over seeds; bands reach from the seed with the fewest steps to the seed "
+    "with the most steps. A strategy is fastest if its slowest seed is faster than the fastest "
+    "seed of every other strategy"
 )
 CELL, AXIS = 34, 56  # heights in pixels of a map row, and of the axis above the map
 
@@ -49,7 +50,10 @@ def winners_table(places: Iterable[MapPoint], usual: str) -> pd.DataFrame:
     rows = []
     for place in places:
         if usual not in place.seconds:
-            raise InvalidInput(f"usual={usual!r} is not on this map{listed(usual, place.seconds)}")
+            raise InvalidInput(
+                f"the reference strategy usual={usual!r} is not on this "
+                f"map{listed(usual, place.seconds)}"
+            )
         winner, gain = _winner(place, usual)
         times = ", ".join(_time(place, name) for name in place.seconds)
         where = f"{place.workers:,} workers, {bits_text(place.bandwidth)}"
@@ -62,7 +66,7 @@ def winners_table(places: Iterable[MapPoint], usual: str) -> pd.DataFrame:
 
 
 def winners_map(places: Sequence[MapPoint], usual: str, of: str, subtitle: str = "") -> Animation:
-    """Draw a map of the fastest strategies, and of the fraction of time that each saves.
+    """Draw a map of the fastest strategy per setting, and of the fraction of time that it saves.
 
     On the map, bandwidth increases to the right and the number of workers upwards; a slider selects
     the latency. A strategy counts as faster if it saves at least 5 % of the reference strategy's
@@ -120,7 +124,7 @@ def winners_map(places: Sequence[MapPoint], usual: str, of: str, subtitle: str =
 
 
 def summarize_winners(places: Sequence[MapPoint], usual: str) -> Markdown:
-    """Summarize how often which strategy is faster than the reference, and its gain."""
+    """Summarize, per strategy, how often it is faster than the reference, and its gain."""
     return sentences(winners_findings(places, usual))
 
 
@@ -128,12 +132,15 @@ def winners_findings(places: Sequence[MapPoint], usual: str) -> list[Finding]:
     """Return findings: where a strategy is faster than the reference, and its largest gain."""
     table, banded = winners_table(places, usual), places[0].bands is not None
     gains = table[~table["winner"].isin([usual, APART])]
-    head = f"way other than **{usual}** saves at least {GAIN:.0%} of the time in"
-    head = f"To the target, with any seed, a {head}" if banded else f"A {head}"
+    head = f"strategy other than **{usual}** saves at least {GAIN:.0%} of the time in"
+    head = f"To reach the target, with any seed, a {head}" if banded else f"A {head}"
     findings = [Finding(head, details=(f"{len(gains)} of {len(table)} places",))]
     if banded:
         unsure = int((table["winner"] == APART).sum())
-        head = f"To the target, ways are {APART}, because bands overlap or little is saved, in"
+        head = (
+            f"To reach the target, strategies are {APART}, because their bands overlap or the "
+            "saving is small, in"
+        )
         findings.append(Finding(head, details=(f"{unsure} of {len(table)} places",)))
     for name, group in gains.groupby("winner", sort=False):
         top = group.loc[group["gain"].idxmax()]
@@ -162,7 +169,11 @@ def _time(place: MapPoint, name: str) -> str:
     if place.bands is None:
         return details
     low, high = place.bands[name]
-    band = f"{seconds_text(low)} to {seconds_text(high)}" if high < np.inf else "one seed, no band"
+    band = (
+        f"{seconds_text(low)} to {seconds_text(high)}"
+        if high < np.inf
+        else "only one seed, so no band"
+    )
     return f"{details} ({band})"
 
 
@@ -262,7 +273,7 @@ def summarize_study(
     servers: Mapping[int, int],
     inputs: Inputs,
 ) -> Markdown:
-    """Summarize efficient numbers of workers and servers, and costs of a slow rank and of input.
+    """Summarize efficient worker and server counts, and the costs of a slow rank and of input.
 
     Args:
         study: Scaling study for machines that are like the measured machine.
@@ -281,20 +292,22 @@ def summarize_study(
             Finding(f"**{name}** keeps an efficiency of {efficiency:.0%}", details=(details,))
         )
     for workers, count in servers.items():
-        details = f"{plural(count, 'server')} within 5 % of the fastest of the sweep"
+        details = f"{plural(count, 'server')} within 5 % of the fastest time in the sweep"
         findings.append(
             Finding(f"{plural(workers, 'worker')} with parameter servers", details=(details,))
         )
     first, way = next(iter(strategies.items()))
     for workers in (2, 16):
         cost = study.slow_rank(slow, workers, way)
-        head = f"Longer step if one of {workers} ranks computes {slow:g} times as long"
+        head = (
+            f"Increase of the step time if one of {workers} ranks computes {slow:g} times as long"
+        )
         findings.append(Finding(head, first, cost, text="{:.0%}".format))
     findings += _input_cost(inputs)
     forecast = study.at(max(2, study.experiment.workers), strategy=way)
     for what, value in (("Price", forecast.cost), ("Energy, J", forecast.energy)):
         if value is not None:
-            head = f"{what} to the target with {plural(forecast.workers, 'worker')}"
+            head = f"{what} to reach the target with {plural(forecast.workers, 'worker')}"
             findings.append(Finding(head, first, value, text=number_text))
     return sentences(findings)
 
@@ -343,8 +356,8 @@ def _compression_gain(
     if pairs:
         gains = sum(gain >= GAIN for gain in pairs)
         yield Finding(
-            f"From {bits_text(FAST)} on, settings with compression that save at least {GAIN:.0%} "
-            f"of the time of **{usual}**",
+            f"Settings with compression on links of at least {bits_text(FAST)} that save at "
+            f"least {GAIN:.0%} of the time of **{usual}**",
             details=(f"{gains} of {len(pairs)}",),
         )
 

@@ -49,14 +49,14 @@ def input_timeline(trace: InputTrace, steps: int = SHOWN) -> Figure:
         InvalidInput: The number of steps is below one.
     """
     if steps < 1:
-        raise InvalidInput(f"steps={short(steps)}: draw at least 1")
+        raise InvalidInput(f"steps={short(steps)} cannot be drawn: give a number of at least 1")
     table, costs = trace.to_dataframe(), input_costs(trace)
     drawn = {way: _median_repeat(table[table["way"] == way], steps) for way in trace.ways}
     end = max(float(rows[rows["kind"] != "made"]["stop"].max()) for rows in drawn.values())
     panels, words = [], []
     for way, rows in drawn.items():
         group = costs.loc[way]
-        details = f"training is idle {group['idle_share']:.0%} of the time of all steps"
+        details = f"training is idle in {group['idle_share']:.0%} of the time of all steps"
         panels.append(_input_lanes(f"{way}\n{details}", rows, end))
         words.append(f"{way}: {details}, {group['idle_ms']:.3g} ms per step (median)")
     title = "Input of a training step, 1 process · wall clock · network not used"
@@ -130,7 +130,8 @@ def input_overhead(trace: InputTrace) -> Figure:
     steps = [f"measured step {value:.3g} ms" for value in rows["step_ms"]]
     zero = rule([-0.6, len(rows) - 0.4], [0, 0], "dot")
     parts = Panel(
-        title=f"Parts of a step\nmedian of {repeats} repeats; ◆ measured step, least to greatest",
+        title=f"Parts of a step's time\nmedian of {repeats} repeats; ◆ measured step, minimum "
+        "to maximum",
         x="input",
         y="time per step, ms",
         traces=[
@@ -146,7 +147,7 @@ def input_overhead(trace: InputTrace) -> Figure:
         y_axis={"rangemode": "tozero"},
     )
     over = Panel(
-        title="I/O overhead\n(real − synthetic) / synthetic, in pairs of the same repeat",
+        title="I/O overhead\n(real − synthetic step) / synthetic step, in pairs of the same repeat",
         x="input",
         y="overhead",
         traces=[zero, _overheads(rows[rows["way"] != SYNTHETIC])],
@@ -176,7 +177,7 @@ def summarize_input(trace: InputTrace) -> Markdown:
     findings = [
         Finding(
             f"**{SYNTHETIC}**",
-            details=(f"a step takes {base['step_ms']:.3g} ms with its batch in memory",),
+            details=(f"a step takes {base['step_ms']:.3g} ms when its batch is already in memory",),
         )
     ]
     findings += [_finding(way, row, repeats) for way, row in real.iterrows()]
@@ -192,11 +193,11 @@ def _finding(way: str, row: pd.Series, repeats: int) -> Finding:
     return Finding(
         f"**{way}**",
         details=(
-            f"a step takes {row['step_ms']:.3g} ms, and training is idle {row['idle_share']:.0%} "
-            "of the time",
+            f"a step takes {row['step_ms']:.3g} ms, and training is idle in "
+            f"{row['idle_share']:.0%} of this time",
             f"I/O overhead {number}",
         ),
-        verdict="within noise, because the repeats are on both sides of 0"
+        verdict="within noise, because the overhead of the repeats is above and below 0"
         if row["overhead_low"] <= 0 <= row["overhead_high"]
         else "",
     )
@@ -205,18 +206,21 @@ def _finding(way: str, row: pd.Series, repeats: int) -> Finding:
 def _cache_cost(trace: InputTrace) -> str:
     """Return a sentence about the time that the first pass takes to fill an input's cache."""
     return (
-        f"The first pass, which fills the cache, took {trace.filled:.3g} s; the cache file has "
-        f"{bytes_text(trace.nbytes)}"
+        f"The first pass over the data, which fills the cache, took {trace.filled:.3g} s; the "
+        f"cache file has {bytes_text(trace.nbytes)}"
     )
 
 
 def _answer(way: str, row: pd.Series) -> str:
     """Return a sentence about the kind of input with the least overhead."""
     if row["overhead_low"] <= 0:
-        return f"**{way}** is nearest to tensors in memory, and the difference is within noise"
+        return (
+            f"**{way}** is the input whose step time is nearest to that of tensors in "
+            "memory; the difference is within noise"
+        )
     return (
-        f"**{way}** is nearest to tensors in memory; its overhead is {row['overhead']:.0%} of a "
-        "synthetic step"
+        f"**{way}** is the input whose step time is nearest to that of tensors in memory; its "
+        f"overhead is {row['overhead']:.0%} of a step with synthetic input"
     )
 
 
@@ -233,8 +237,8 @@ def _overheads(rows: pd.DataFrame) -> Trace:
 def thread_sweep(sweep: ThreadSweep) -> Figure:
     """Draw step time over intra-op threads: one panel per batch size, one line per inter-op count.
 
-    Lines show medians over repeats, and bands show ranges over repeats. A cross marks the number of
-    threads from which on every repeat is slower than the shortest step; see
+    Lines show medians over repeats, and bands show ranges over repeats. A cross marks the smallest
+    number of threads at which, and above which, every repeat is slower than the shortest step; see
     `labkit.records.thread_counts.more_is_less`.
     """
     costs, slowdowns = thread_costs(sweep), more_is_less(sweep)
@@ -247,13 +251,16 @@ def thread_sweep(sweep: ThreadSweep) -> Figure:
         for batch in costs["batch"].unique()
     ]
     title = "Threads of a training step, 1 process · wall clock · network not used"
-    remark = f"{plural(sweep.cores, 'core')}; crosses: more threads are slower from here on"
+    remark = (
+        f"{plural(sweep.cores, 'core')}; crosses: from this number of threads on, more "
+        "threads are slower"
+    )
     words = [_thread_finding(row) for row in slowdowns.to_dict("records")]
     return sheet([[panel] for panel in panels], looks.values(), title, [remark], words)
 
 
 def summarize_thread(sweep: ThreadSweep) -> Markdown:
-    """Summarize, per batch size, the best number of threads, and the number that slows steps."""
+    """Summarize, per batch size, the best thread count, and the count that makes steps slower."""
     findings = [Finding(_thread_finding(row)) for row in more_is_less(sweep).to_dict("records")]
     return sentences(findings)
 
@@ -263,7 +270,9 @@ def _threads_panel(
 ) -> Panel:
     batch = costs["batch"].iloc[0]
     best = costs.loc[costs["step_ms"].idxmin()]
-    details = f"shortest: {best['step_ms']:.3g} ms at {best['intra']} intra-op and {best['inter']}"
+    details = (
+        f"shortest step: {best['step_ms']:.3g} ms with {best['intra']} intra-op and {best['inter']}"
+    )
     return Panel(
         title=f"{plural(int(batch), 'sample')} per step\n{details} inter-op threads",
         x="intra-op threads",
@@ -278,7 +287,7 @@ def _threads_panel(
 
 
 def _crosses(costs: pd.DataFrame, slowdowns: pd.DataFrame) -> list[Trace]:
-    """Return crosses, per kind of threads, at counts for which steps are longer in every repeat."""
+    """Return crosses, by kind of thread, at counts whose steps are longer in every repeat."""
     traces = []
     for row in slowdowns.dropna(subset="less_from").to_dict("records"):
         pair = {row["threads"]: row["less_from"], _other(row["threads"]): row["other"]}
@@ -300,7 +309,7 @@ def _thread_finding(row: dict[str, float | str]) -> str:
         f"has {plural(int(row['best']), f'{kind}-op thread')} ({row['best_ms']:.3g} ms)"
     )
     if row["best"] == row["most"]:
-        return f"{head}, the largest number of the sweep"
+        return f"{head}, the largest number of threads in the sweep"
     if row["less_from"] != row["less_from"]:
         return f"{head}; more threads, up to {row['most']}, are not clearly slower"
     return (

@@ -17,9 +17,9 @@ from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import sheet
 
 MOST = 60  # maximum number of nodes in a figure; `collapsed` reduces larger graphs
-SWEEPS = 12  # number of passes that reorder all layers by the positions of neighbours
+SWEEPS = 12  # number of passes over all layers that reorder their nodes
 LAYER = 42  # vertical distance between two layers, in pixels
-BEND = 0.35  # width of an edge in each layer that it crosses / width of a node
+BEND = 0.35  # width of an edge in a crossed layer, relative to a node's width
 LOOSE = 2.0  # maximum factor by which a sparse layer is widened, for texts
 COPY = "#D55E00"
 # If the figure has more copies between devices than NAMED, only the hover texts show their bytes.
@@ -95,8 +95,8 @@ def layered(
     # The axis range includes the bends of edges, because bends may lie outside all nodes.
     ends = [place.across for place in chain(places.values(), *paths.values())]
     panel = Panel(
-        title=f"{plural(len(nodes), 'node')}, {plural(len(copies), 'edge')} between devices\n"
-        "the dependencies of a node are above it",
+        title=f"{plural(len(nodes), 'node')}, {plural(len(copies), 'edge')} between "
+        "devices\neach node is drawn below the nodes that it depends on",
         x="",
         y="",
         traces=drawn,
@@ -153,17 +153,20 @@ def layers(names: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
 def _validate_graph(nodes: Sequence[DrawnNode], edges: Sequence[Edge]) -> None:
     names = {node.name for node in nodes}
     if not nodes:
-        raise InvalidInput("no node to draw: give at least one")
+        raise InvalidInput("the graph has no nodes: give at least one node")
     if len(names) < len(nodes):
         raise InvalidInput("two nodes have the same name: give each node a unique name")
     if len(nodes) > MOST:
         raise InvalidInput(
-            f"{len(nodes)} nodes are too many for one figure; allowed: {MOST}; reduce them "
-            "with labkit.figures.collapsed"
+            f"{len(nodes)} nodes are too many for one figure; allowed are at most {MOST}: merge "
+            "nodes with labkit.figures.collapsed"
         )
     for edge in edges:
         if unknown := {edge.source, edge.target} - names:
-            raise InvalidInput(f"an edge refers to {sorted(unknown)[0]!r}, which is not a node")
+            raise InvalidInput(
+                f"an edge refers to {sorted(unknown)[0]!r}, which is not a node of the "
+                "graph: add the node, or remove the edge"
+            )
 
 
 # The path of an edge contains the names of its two nodes, and between them a name for its bend in
@@ -183,7 +186,7 @@ def _edge_paths(edges: Sequence[Edge], depths: Mapping[str, int]) -> dict[Edge, 
 def _places(
     nodes: Sequence[DrawnNode], depths: Mapping[str, int], paths: Mapping[Edge, Path]
 ) -> dict[str, DrawnPosition]:
-    """Order each layer by its neighbours' mean positions, alternately above and below, many times.
+    """Order nodes by the mean position of neighbours, alternately above and below, in many passes.
 
     Source: Sugiyama, Tagawa and Toda 1981, *Methods for visual understanding of hierarchical system
     structures*. Difference: the result is the order after the last pass, not the order with the
@@ -260,7 +263,10 @@ def _edge(edge: Edge, path: Sequence[DrawnPosition], copied: bool, copies: int) 
 
 
 def _hover_text(edge: Edge, size: str) -> str:
-    return f"{safe_text(edge.source)}<br>to {safe_text(edge.target)}: {size}<extra>copy</extra>"
+    return (
+        f"{safe_text(edge.source)}<br>to {safe_text(edge.target)}: {size}<extra>copy between "
+        "devices</extra>"
+    )
 
 
 def _nodes(

@@ -21,8 +21,9 @@ from labkit.simulate.placement import DeviceGroup, PlacementPlan
 
 BAND = "band: range of the repeats"
 NONE = (
-    "TensorFlow lists no GPU here, so products and copies on a GPU are not measured; on a machine "
-    "with a GPU, this cell draws them and the size from which the round trip is faster."
+    "TensorFlow finds no GPU on this machine, so matrix products and copies on a GPU are not "
+    "measured. On a machine with a GPU, this cell draws them, and the size from which a product "
+    "on the GPU with its copies is faster."
 )
 
 
@@ -75,14 +76,14 @@ def break_even(rows: Sequence[Row]) -> Figure | Markdown:
     drawn = line_with_band(table, "n", "ms", looks, by="line", marks=True)
     threads = plural(int(table["threads"].iloc[0]), "thread")
     panel = Panel(
-        title=f"n × n products and copies, float32, {threads} of the CPU\n{BAND}",
+        title=f"n × n matrix products and copies, float32, {threads} of the CPU\n{BAND}",
         x="n",
         y="time, ms",
         traces=drawn,
         x_axis={"type": "log", "tickvals": way["n"].tolist()},
         y_axis={"type": "log"},
     )
-    title = f"Product on {host} and {device} by size · wall clock · network not emulated"
+    title = f"Matrix product on {host} and {device} by size · wall clock · network not emulated"
     return sheet([[panel]], looks.values(), title, [], [_verdict(way, host, device)], plot=320)
 
 
@@ -98,13 +99,14 @@ def _verdict(way: pd.DataFrame, host: str, device: str) -> str:
     pays = way["pays"].tolist()
     if not pays[-1]:
         most = way["n"].iloc[-1]
-        there = f"a product on {device} with its copies"
-        return f"Up to n = {most}, {there} is not faster than a product on {host}"
+        there = f"a matrix product on {device} with its copies"
+        return f"Up to n = {most}, {there} is not faster than a matrix product on {host}"
     since = len(pays) - next((at for at, each in enumerate(pays[::-1]) if not each), len(pays))
     row = way.iloc[since]
     return (
-        f"From n = {row['n']:.0f} on, a product on {device} with its copies takes less time "
-        f"({row['there_ms']:.3g} ms) than on {host} ({row['host_ms']:.3g} ms), in all repeats"
+        f"From n = {row['n']:.0f} on, a matrix product on {device} with its copies takes less "
+        f"time ({row['there_ms']:.3g} ms) than on {host} ({row['host_ms']:.3g} ms), in all "
+        "repeats"
     )
 
 
@@ -195,8 +197,11 @@ def makespans(
     count = len(next(iter(plans[table["link"].iloc[0]])).machine.devices)
     clocks = "simulation and wall clock" if len(measured) else "simulation"
     title = f"Step time by placement, {count} devices · {clocks} · network by panel"
-    legend = [*looks.values(), LineStyle("lower bound for all plans", INK, "dash", "line-ew")]
-    remarks = ["whiskers: random plans of all seeds (predicted), p10 to p90 (measured)"]
+    legend = [*looks.values(), LineStyle("lower bound for all placements", INK, "dash", "line-ew")]
+    remarks = [
+        "whiskers: range of the random placements of all seeds (predicted), p10 to p90 of "
+        "the steps (measured)"
+    ]
     return sheet(rows, legend, title, remarks, [_in_words(row) for row in _rows(table)], plot=230)
 
 
@@ -225,8 +230,8 @@ def placement_gantt(plans: Sequence[PlacementPlan]) -> Figure:
         panels.append(GanttPanel(title, names, frame, ("task",), [_copy_lines(plan)]))
         words.append(title.replace("\n", "; "))
     end = 1e3 * max(plan.makespan for plan in plans)
-    title = "Plans of a step · simulation · network in each title"
-    return lanes(panels, PARTS, title, "empty: the device waits", words, LANE, end, [COPY])
+    title = "Planned placements of a step's operations · simulation · network in each title"
+    return lanes(panels, PARTS, title, "gaps: the device waits", words, LANE, end, [COPY])
 
 
 def part_of(name: str) -> str:
@@ -292,7 +297,7 @@ def summarize_placement(
     plans: Mapping[str, Sequence[PlacementPlan]],
     measured: Sequence[PlanMeasurement],
 ) -> Markdown:
-    """Compare predicted and measured placements, and state whether all compute the same step.
+    """Compare predicted and measured placements, and state whether all steps have equal losses.
 
     Args:
         results: Measurements of the machine, from which the plans were made.
@@ -331,17 +336,17 @@ def _scopes(results: PlacementMeasurements) -> Iterator[Finding]:
         name for name, device in tower_devices.items() if operations[name].device != device
     ]
     yield Finding(
-        f"Device scopes around the towers: {len(misplaced)} of {len(tower_devices)} gradient "
-        "operations ran on a different device than their tower"
-        f"{', because the tape has no scope' * bool(misplaced)}"
+        f"With device scopes around the towers, {len(misplaced)} of {len(tower_devices)} "
+        "gradient operations ran on a different device than their "
+        f"tower{', because the gradient tape is outside the device scopes' * bool(misplaced)}"
     )
     named = {name: device for name, device in results.log.items() if name in operations}
     wrong = sorted(name for name, device in named.items() if operations[name].device != device)
     agreement = f"all but {', '.join(wrong[:3])}" if wrong else "each"
     yield Finding(
         f"TensorFlow's placement log of this step names {len(named)} of the {len(operations)} "
-        f"operations that ran, and {agreement} ran on the logged device; the others were created "
-        "after placement, by the optimizer or at device boundaries"
+        f"operations that ran, and {agreement} ran on the logged device; operations that the log "
+        "does not name were created after placement, by the optimizer or at device boundaries"
     )
 
 
@@ -350,15 +355,15 @@ def _kernels(results: PlacementMeasurements) -> Iterator[Finding]:
     for kind in ("float32", "int32"):
         have = [device for device, known in types.items() if kind in known]
         lack = [device for device in types if device not in have]
-        without = f", and none for {' and '.join(lack)}" if lack else ""
+        without = f", but none for {' and '.join(lack)}" if lack else ""
         yield Finding(
-            f"MatMul of {kind}: the registry has a kernel for {' and '.join(have) or 'no device'}"
-            f"{without}"
+            f"MatMul of {kind}: TensorFlow's registry has a kernel for "
+            f"{' and '.join(have) or 'no device'}{without}"
         )
 
 
 def _rules(results: PlacementMeasurements) -> Iterator[Finding]:
-    """Yield a finding per question; list soft and strict placement separately if they differ."""
+    """Yield a finding per placement question; separate soft and strict placement if they differ."""
     answers_by_question: dict[str, dict[str, list[str]]] = {}
     for row in results.rules:
         refused = row["ran_on"] == "nowhere"
@@ -381,8 +386,12 @@ def _predicted(link: str, rows: Sequence[Mapping[str, Any]], rules: Sequence[str
     best = next((row for row in rows if row["rule"] == LIST), None)
     if best is not None:
         copies = round(best["copies"])
-        texts.insert(0, f"**{_prediction_text(best)}** with {copies} copied tensors or signals")
-        texts[0] += f" of {bytes_text(best['copied_bytes'])} in all" if copies else ""
+        texts.insert(
+            0,
+            f"**{_prediction_text(best)}** with {copies} copies of tensors or control signals "
+            "between devices",
+        )
+        texts[0] += f", {bytes_text(best['copied_bytes'])} in all" if copies else ""
     bound = rows[0]["bound_ms"]
     return Finding(f"Predicted, {link}", details=(*texts, f"lower bound {bound:.3g} ms"))
 
@@ -396,11 +405,12 @@ def _copies_finding(plans: Sequence[PlacementPlan], measured: Sequence[PlanMeasu
     differing = [timing.name for timing in measured if timing.copies != planned[timing.name]]
     if differing:
         return Finding(
-            f"The number of TensorFlow's copies differs from the plan for {', '.join(differing)}"
+            "The number of copies that TensorFlow made differs from the planned number for "
+            f"{', '.join(differing)}"
         )
     return Finding(
-        "The number of tensors and signals that TensorFlow sent equals that of each plan, "
-        f"{min(planned.values())} to {max(planned.values())} per step"
+        "The number of tensors and control signals that TensorFlow sent between devices equals "
+        f"the number in each plan, {min(planned.values())} to {max(planned.values())} per step"
     )
 
 
@@ -409,25 +419,29 @@ def _same_losses(measured: Sequence[PlanMeasurement]) -> Finding:
     differing = [timing.name for timing in measured if list(timing.losses) != list(first.losses)]
     if not differing:
         return Finding(
-            f"Same step: the first {len(first.losses)} losses are bitwise equal for all placements"
+            f"All placements train the same step: the first {len(first.losses)} losses are "
+            "bitwise equal"
         )
     return Finding(
-        f"Different steps: the losses of {', '.join(differing)} differ from {first.name}"
+        f"The placements do not train the same step: the losses of {', '.join(differing)} differ "
+        f"from those of {first.name}"
     )
 
 
 def _measured(group: Mapping[str, Mapping[str, Any]]) -> Finding:
     details = [
         f"{name} {row['measured_ms']:.3g} ms (spread {row['measured_low_ms']:.3g} ms to "
-        f"{row['measured_high_ms']:.3g} ms), {row['measured_ms'] / row['predicted_ms']:.2f} of the "
-        "prediction"
+        f"{row['measured_high_ms']:.3g} ms), {row['measured_ms'] / row['predicted_ms']:.2f} "
+        "times the predicted time"
         for name, row in group.items()
     ]
-    return Finding("Measured on logical devices, which share the cores", details=(*details,))
+    return Finding(
+        "Step times measured on logical devices, which share the cores", details=(*details,)
+    )
 
 
 def _slower_links(table: pd.DataFrame) -> list[str]:
-    """Name the links for which list scheduling is predicted to be slower than one device."""
+    """Name the links on which list-scheduled plans are predicted to be slower than one device."""
     by = table.pivot_table(index="link", columns="rule", values="predicted_ms", sort=False)
     if not {LIST, ONE} <= {*by.columns}:
         return []
@@ -438,18 +452,28 @@ def _answer(group: Mapping[str, Mapping[str, Any]], slower_links: Sequence[str])
     best = group[LIST]
     beaten = [name for name, row in group.items() if row["predicted_ms"] > best["predicted_ms"]]
     against = f"a shorter step than {' and '.join(beaten)}" if beaten else "no shorter step"
-    head = f"The cost model of {len(group)} rules predicts {against} for **{LIST}**"
+    head = (
+        f"The cost model, which compares {len(group)} placement rules, predicts {against} "
+        f"for **{LIST}**"
+    )
     exception = (
         (f"but a longer step than {ONE} with {' and '.join(slower_links)}",) if slower_links else ()
     )
     if ONE not in group or best["measured_ms"] != best["measured_ms"]:
         return Finding(head, details=exception)
     if best["measured_high_ms"] < group[ONE]["measured_low_ms"]:
-        comparison = "measured steps are shorter than all on one, beyond their spread"
+        comparison = (
+            "measured steps are shorter than with all operations on one device, beyond the spread"
+        )
     elif best["measured_low_ms"] > group[ONE]["measured_high_ms"]:
-        comparison = "measured steps are longer than all on one, beyond their spread"
+        comparison = (
+            "measured steps are longer than with all operations on one device, beyond the spread"
+        )
     else:
-        comparison = "measured steps and those of all on one do not differ beyond their spread"
+        comparison = (
+            "measured steps and steps with all operations on one device do not differ beyond "
+            "the spread"
+        )
     return Finding(head, details=(*exception, f"on the cores of this machine, {comparison}"))
 
 

@@ -29,7 +29,7 @@ class OperationStyle(NamedTuple):
     symbol: str
 
 
-WAITING = OperationStyle("waiting (number of unfinished dependencies)", "#56B4E9", "circle-open")
+WAITING = OperationStyle("waiting (number: unfinished dependencies)", "#56B4E9", "circle-open")
 QUEUED = OperationStyle("in the ready queue", "#E69F00", "square")
 RUNNING = OperationStyle("running", "#D55E00", "diamond")
 DONE = OperationStyle("finished", "#009E73", "circle")
@@ -184,8 +184,8 @@ def ready_animation(graph: StepGraph) -> Figure:
     nodes, edges = nodes_of(graph)
     if len(nodes) > MOST:
         raise InvalidInput(
-            f"{len(nodes)} operations are too many for one figure; allowed: {MOST}; trace "
-            "a model with fewer layers"
+            f"{len(nodes)} operations are too many for one figure; allowed are at most {MOST}: "
+            "trace a model with fewer layers"
         )
     queue = ready_queue(graph)
     moments = queue.moments()
@@ -201,7 +201,7 @@ def ready_animation(graph: StepGraph) -> Figure:
         frame(nodes, places, moment, caption, length)
         for moment, caption, length in zip(moments, captions, lengths, strict=True)
     ]
-    title = f"Ready queue of one step · {CLOCK}"
+    title = f"Ready queue of operations in one training step · {CLOCK}"
     return animation(
         fixed=fixed_traces(nodes, places, [1e3 * moment.time for moment in moments], lengths),
         states=states,
@@ -247,16 +247,19 @@ def summarize_queue(graph: StepGraph) -> Markdown:
     rule = f"{len(early)} of {len(waits)} operations started before all their dependencies ended"
     findings = [
         Finding(
-            rule, verdict="" if early else "each started after its count of dependencies was zero"
+            rule,
+            verdict=""
+            if early
+            else "each operation started after its count of unfinished dependencies was zero",
         ),
         Finding(
             f"At most {max(len(moment.queued) for moment in moments)} operations were in the "
-            f"queue at a time, and at most {busy} were running"
+            f"ready queue at the same time, and at most {busy} were running"
         ),
         Finding(
-            f"**{longest.operation.name}** waited longest in the queue, "
-            f"{1e3 * longest.wait:.3g} ms: "
-            f"ready at {1e3 * longest.ready:.4g} ms, started at {1e3 * longest.start:.4g} ms"
+            f"**{longest.operation.name}** waited longest in the ready queue, "
+            f"{1e3 * longest.wait:.3g} ms: ready at {1e3 * longest.ready:.4g} ms, started at "
+            f"{1e3 * longest.start:.4g} ms"
         ),
     ]
     return sentences(findings)
@@ -275,8 +278,8 @@ def _started(moments: Sequence[Moment]) -> list[list[str]]:
 
 def _caption(moment: Moment, started: Sequence[str], count: int) -> str:
     state = (
-        f"{1e3 * moment.time:.3f} ms: in the queue {len(moment.queued)}, running "
-        f"{len(moment.running)}, finished {len(moment.done)} of {count}"
+        f"{1e3 * moment.time:.3f} ms: {len(moment.queued)} in the queue, {len(moment.running)} "
+        f"running, {len(moment.done)} of {count} finished"
     )
     more = f" and {len(started) - NAMED} more" if len(started) > NAMED else ""
     return state + (f"<br>started:  {', '.join(started[:NAMED])}{more}" if started else "")
@@ -286,10 +289,10 @@ def _in_words(title: str, queue: ReadyQueue, lengths: Sequence[int]) -> str:
     waits = [operation.wait for operation in queue.waited]
     details = [
         f"Animated. {title}",
-        f"{plural(len(waits), 'operation')} with times",
+        f"{plural(len(waits), 'operation')} with measured times",
         f"at most {max(lengths)} operations are in the queue",
         f"the longest wait in the queue is {seconds_text(max(waits[0], 0.0))}",
-        f"a frame joins events within {seconds_text(RESOLUTION)}",
+        f"events within {seconds_text(RESOLUTION)} of each other are shown in one frame",
     ]
     return ". ".join(details) + "."
 

@@ -99,8 +99,8 @@ def _timing(operation: Operation) -> str:
     if math.isnan(operation.start):
         return "no computation"
     return (
-        f"starts {seconds_text(operation.start)} after the step, "
-        f"takes {seconds_text(operation.seconds)}"
+        f"starts {seconds_text(operation.start)} after the start of the step, takes "
+        f"{seconds_text(operation.seconds)}"
     )
 
 
@@ -181,7 +181,11 @@ def step_picture(
     flows = [flow for flow in graph.flows if flow.source in names and flow.target in names]
     few, edges = collapsed(nodes, _edges(flows), most)
     merged = len(shown) - len(few)
-    remark = f"{merged} operations are merged with a neighbour on their device" if merged else ""
+    remark = (
+        f"{merged} operations are merged with a neighbouring operation on the same device"
+        if merged
+        else ""
+    )
     return layered(few, edges, f"{title} · wall clock · network not emulated", remark)
 
 
@@ -202,10 +206,14 @@ def _short(op: str) -> str:
 
 
 def _log_text(name: str, log: Mapping[str, str] | None) -> str:
-    """Return hover text with an operation's logged device; late operations are not in the log."""
+    """Return hover text with an operation's logged device, or with the words "not in the log"."""
     if log is None:
         return ""
-    return f", placed on {log[name]} according to the log" if name in log else ", not in the log"
+    return (
+        f", placed on {log[name]} according to TensorFlow's placement log"
+        if name in log
+        else ", not in TensorFlow's placement log"
+    )
 
 
 def _duration(seconds: float) -> str:
@@ -257,13 +265,20 @@ def summarize_transfers(graph: StepGraph) -> Markdown:
     """Summarize the transfers between devices (send and receive): number, bytes and times."""
     table = transfers_table(graph)
     if table.empty:
-        return sentences([Finding("No edge crosses devices, so there is no send and no receive")])
+        return sentences(
+            [
+                Finding(
+                    "No edge of the graph connects two devices, so TensorFlow sends and receives "
+                    "nothing"
+                )
+            ]
+        )
     large = table.loc[table["bytes"].idxmax()]
     ends = int((table["bytes"] == 0).sum())
     findings = [
         Finding(
-            f"{plural(len(table), 'pair')} of send and receive, one per edge between devices; "
-            "the name of the tensor matches them"
+            f"{plural(len(table), 'pair')} of send and receive operations, one for each edge "
+            "between devices; the tensor's name matches a send with its receive"
         ),
         Finding(
             f"The largest tensor is **{large['tensor']}**, {bytes_text(large['bytes'])} from "
@@ -271,17 +286,21 @@ def summarize_transfers(graph: StepGraph) -> Markdown:
         ),
     ]
     if ends:
-        details = "carries nothing" if ends == 1 else "carry nothing"
+        details = "carries no data" if ends == 1 else "carry no data"
         findings.append(
-            Finding(f"{ends} of {len(table)} {details}: a control dependency crosses devices")
+            Finding(
+                f"{ends} of {len(table)} {details}, because only a control dependency "
+                "connects the devices"
+            )
         )
     timed = table.dropna(subset="between_ms")
     if len(timed):
         longest = timed.loc[timed["between_ms"].idxmax()]
         findings.append(
             Finding(
-                f"**{longest['tensor']}** has the longest time from its source to its first "
-                f"reader, {longest['between_ms']:.3g} ms of copying and queueing"
+                f"**{longest['tensor']}** has the longest time from the operation that produces "
+                f"it to the first that reads it, {longest['between_ms']:.3g} ms of copying and "
+                "queueing"
             )
         )
     return sentences(findings)
@@ -328,8 +347,10 @@ def control_timeline(graphs: Mapping[str, StepGraph]) -> Figure:
         mark = _mark(group["last_gradient_ms"])
         panels.append(GanttPanel(f"{what}\n{details}", LANES, rows, ("details",), [mark]))
         words.append(f"{what}: {details}")
-    title = f"Control dependencies in one step · {CLOCK}"
-    return lanes(panels, KINDS, title, "line: the last gradient is complete", words, LANE, end)
+    title = f"Control dependencies in one training step · {CLOCK}"
+    return lanes(
+        panels, KINDS, title, "vertical line: the last gradient is complete", words, LANE, end
+    )
 
 
 def control_order(graphs: Mapping[str, StepGraph]) -> pd.DataFrame:
@@ -364,11 +385,14 @@ def summarize_control(graphs: Mapping[str, StepGraph]) -> Markdown:
 def _verdict(row: pd.Series) -> str:
     """State whether updates may start before the last gradient, and whether any update did."""
     if not row["gated"]:
-        return "early updates are allowed, because not every update waits for every gradient"
+        return (
+            "updates before the last gradient are allowed, because not every update waits "
+            "for every gradient"
+        )
     return (
-        f"early updates are not allowed, but {row['early']:.0f} occurred"
+        f"updates before the last gradient are not allowed, but {row['early']:.0f} occurred"
         if row["early"]
-        else "early updates are not allowed, and none occurred"
+        else "updates before the last gradient are not allowed, and none occurred"
     )
 
 
@@ -381,7 +405,7 @@ def _parts(graph: StepGraph) -> dict[str, list[Operation]]:
     }
     updates = {name for name, operation in timed.items() if operation.op == UPDATE}
     if not updates:
-        raise InvalidInput("this step updates no variable: give a training step")
+        raise InvalidInput("the given step updates no variable: give the graph of a training step")
     # An operation counts as a gradient if it is timed and an update reads its result.
     gradient_names = {
         f.source for f in graph.flows if f.target in updates and not f.control

@@ -1,4 +1,4 @@
-"""Positions of values on an axis: numbers in proportion, words in slots of equal width."""
+"""Positions of values on an axis: to scale for many numbers, else at equal distances."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ TITLES = {
     "train_seconds": "training time, s",
     "samples_per_second": "samples/s",
     "step_ms.median": "step time, ms",
-    "payload_bytes_per_step": "payload bytes per step",
+    "payload_bytes_per_step": "bytes of payload per step",
 }
 # The limits are needed, because Plotly would extend an axis with few accuracies down to -50 %.
 SHARES = {"tickformat": ".1%", "autorangeoptions": {"clipmin": -0.02, "clipmax": 1.02}}
 # Two numbers for accuracies: the range within which values count as equal, and the margin of the
 # axis around equal values.
 _ALIKE, _AROUND = 0.001, 0.05
-_SLOTS = 8  # maximum number of distinct numbers that are placed in slots
+_SLOTS = 8  # maximum number of distinct numbers placed at equal distances
 _ONE = 0.01  # relative difference below which the ends of a scale count as equal
-_WIDE = 30.0  # greatest / least value from which a scale is logarithmic
+_WIDE = 30.0  # ratio greatest / least value from which a scale is logarithmic
 _LETTERS = 18  # maximum length of a tick text in letters
 
 
@@ -43,7 +43,7 @@ class AxisScale:
 
 
 def shares(values: Iterable[float]) -> Trace:
-    """Return an axis for accuracies; if all are equal, with a margin on both sides."""
+    """Return an axis for accuracies, with a margin on both sides if all accuracies are equal."""
     numbers = [value for value in values if value == value]
     if not numbers or max(numbers) - min(numbers) > _ALIKE:
         return dict(SHARES)
@@ -67,8 +67,8 @@ def scale(values: Sequence[Value], measured: bool) -> AxisScale:
 
     Args:
         values: The value of each run; None if a run has no value, or its value must not be shown.
-        measured: Whether the values are results of runs; results are placed in proportion, never in
-            slots.
+        measured: Whether the values are results of runs; results are placed to scale, never at
+            equal distances.
     """
     known = [value for value in values if value is not None]
     numeric = all(is_number(value) for value in known)

@@ -31,8 +31,8 @@ class Figure(go.Figure):
 
     Plotly's default renderer writes only Plotly's MIME type, which is lost in a conversion to HTML.
     Plotly's HTML renderers are not used, because they load MathJax from a server. Because the
-    output contains both, JupyterLab and labkit's report draw the figure, and other programs show
-    the text.
+    output contains both Plotly's MIME type and the text, JupyterLab and labkit's report draw the
+    figure, and other programs show the text.
     """
 
     _ipython_display_: Callable[[], None] | None = None  # if set, overrides `_repr_mimebundle_`
@@ -69,7 +69,7 @@ def html_page(figure: go.Figure) -> str:
     return page.replace("<head>", '<head><meta name="generator" content="labkit">', 1)
 
 
-# These are widths in pixels: that of a notebook cell, and that of a narrow report page.
+# These are the widths in pixels of a notebook cell and of a narrow report page.
 WIDTH, NARROW = 920, 760
 ABOVE = 48  # height in pixels of the title above the axes of a panel
 HEAD, REMARK, LEFT, RIGHT, GAP = 40, 30, 62, 16, 84
@@ -299,11 +299,12 @@ def base_layout(title: str, remark: str, alt: str) -> Trace:
 def join_points(traces: Sequence[Trace]) -> list[Trace]:
     """Join single-point traces into one trace, which a browser draws a hundred times faster.
 
-    The `meta` of a trace contains the keys of its runs, for the run picker and for linked
-    selection: `run` is the key if the trace has only one run. In `meta`, `runs` contains the keys
-        of all runs that a line or band represents. In `meta`, `points` contains the keys of the
-        runs for each point. Use this function only for figures without a legend, because a legend
-        click cannot hide joined points.
+    The `meta` of a trace contains the keys of its runs, which the run picker and linked selection
+    use.
+    In `meta`, `run` is the key if the trace has only one run. In `meta`, `runs` contains the keys
+    of all runs that a line or band represents. In `meta`, `points` contains the keys of the runs
+    for each point. Use this function only for figures without a legend, because a legend click
+    cannot hide joined points.
     """
     others: list[Trace] = []
     single_points: dict[tuple[str | None, ...], list[Trace]] = {}

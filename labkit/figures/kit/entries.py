@@ -19,7 +19,7 @@ from labkit.common.privacy import scrub
 from labkit.records.analysis.columns import Value, differences
 from labkit.records.analysis.settings import Seeds, group_seeds
 from labkit.records.compressors import compressor_expression
-from labkit.records.run import Run, gate_failed
+from labkit.records.run import Run, equivalence_failed
 
 LONGEST = 60  # maximum letters of a label, without the number of a duplicate
 _MOST_PARAMETERS = 60  # maximum number of parameters from which labels are built
@@ -172,11 +172,11 @@ SYMBOLS = ("circle", "square", "diamond", "cross")
 
 INK = "#7a7a7a"  # colour of text and lines, legible on white and on black pages
 
-MANY = 24  # maximum number of runs in a legend; beyond, there is a run picker
+MANY = 24  # maximum runs in a legend; larger figures get a run picker
 OVERSUBSCRIBED = "* more threads (ranks \N{MULTIPLICATION SIGN} threads per rank) than cores"
 NO_RUNS = (
     "no runs to compare: run a notebook first (labkit run notebooks/tour.ipynb), then give the "
-    "folder in which its runs lie (usually runs/)"
+    "folder that contains its runs (usually runs/)"
 )
 
 
@@ -203,9 +203,9 @@ class RunEntry:
         return self.run.members if isinstance(self.run, Seeds) else (self.run,)
 
     @property
-    def gate_failed(self) -> bool:
+    def equivalence_failed(self) -> bool:
         """Whether the run failed its equivalence check, in which case figures omit its speed."""
-        return gate_failed(self.run)
+        return equivalence_failed(self.run)
 
     @property
     def style(self) -> Style:
@@ -276,7 +276,7 @@ def completed_entries(runs: Iterable[Run] | Run) -> list[RunEntry]:
     shown = entries(runs)
     missing = [entry.label for entry in shown if not entry.metrics]
     if missing:
-        raise LabkitError(f"no results of {', '.join(missing)}: give completed runs")
+        raise LabkitError(f"{', '.join(missing)} has no results: give completed runs")
     return shown
 
 

@@ -21,10 +21,10 @@ class Finding:
         head: Start of the sentence, before the colon; `**` marks bold names.
         subject: The run or other thing that the value describes; empty if the head names it.
         value: Number in the unit that `text` expects; None if the finding has no number.
-        band: Least and greatest value over seeds or steps; None: there is no range.
+        band: Least and greatest value over seeds or training steps; None: there is no range.
         seeds: Number of seeds over which the value is a mean; 0 if the band is not over seeds.
         text: Function that formats the number and the ends of the band.
-        unit: Unit after the number.
+        unit: Unit of measurement, written after the number.
         details: Further texts after the number, in order.
         verdict: The conclusion, which ends the sentence.
     """

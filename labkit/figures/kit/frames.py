@@ -13,7 +13,7 @@ from labkit.figures.kit.canvas import CLEAR, GRID, HEAD, Figure, base_layout
 from labkit.figures.kit.entries import INK
 from labkit.figures.kit.panels import Trace
 
-Points = NDArray[np.float64]  # shape (points, 2): x and y
+Points = NDArray[np.float64]  # an array (points, 2) with the x and y of each point
 
 ACTIVE = "#0072B2"
 MILLISECONDS = 1400  # milliseconds for which the animation shows each frame
@@ -84,7 +84,7 @@ def animation(
 
 
 def words(points: ArrayLike, texts: Sequence[str], letters: int, **changes: object) -> Trace:
-    """Return a trace of texts at points (points, 2); unlike notes, frames can change a trace."""
+    """Return a trace of texts at points (points, 2); frames can change a trace, but not notes."""
     # Single precision halves the size of the figure, because each frame repeats all points.
     x, y = np.array(points, np.float32).reshape(-1, 2).T.round(3)
     look = {"mode": "text", "textfont": {"size": letters, "color": INK}, "showlegend": False}

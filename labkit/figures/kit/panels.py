@@ -25,8 +25,8 @@ class Panel:
             axis of any panel.
         always_note: Whether the note is also shown in a panel that has traces.
         x_axis, y_axis: Further Plotly settings of the axes.
-        link: A key; if the user zooms the x axis of one panel, those of panels with the same key
-            follow.
+        link: A key: if the user zooms the x axis of one panel, the x axes of all panels with the
+            same key follow.
         over: Alternative x axes by name; the `meta` of a trace contains its positions on these
             axes.
     """

@@ -45,7 +45,7 @@ class Sheet:
     def alt(self) -> str:
         """The alternative text: title, remarks, and at most `MANY` of the texts in `words`."""
         more = len(self.words) - MANY
-        rest = (f"and {more} more; see the table",) if more > 0 else ()
+        rest = (f"and {more} more texts, which the table contains",) if more > 0 else ()
         parts = (self.title, *self.remarks, *self.words[:MANY], *rest)
         return ". ".join(part for part in parts if part) + "."
 

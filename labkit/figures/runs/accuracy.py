@@ -57,5 +57,5 @@ def is_better(ours: pd.DataFrame, theirs: pd.DataFrame) -> bool:
 
 
 def is_near(ours: pd.DataFrame, theirs: pd.DataFrame) -> bool:
-    """Return whether the best seed of each row of `ours` reaches the worst seed of `theirs`."""
+    """Return whether each row of `ours` has a seed at least as good as the worst of `theirs`."""
     return bool((ours["accuracy_high"] >= theirs["accuracy_low"].min()).all())

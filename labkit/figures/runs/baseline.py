@@ -35,8 +35,9 @@ def summarize_seed(candidate: Run, baseline: Run) -> Markdown:
     r"""Summarize in how many seeds the candidate's loss is lower, and how likely chance causes
     this.
 
-    The one-sided sign test gives the probability that chance alone causes k or more successes in n
-    seeds: \(p = 2^{-n} \sum_{i \ge k} \binom{n}{i}\).
+    The one-sided sign test gives the probability p that chance alone causes k or more successes in
+    n seeds.
+    The formula is \(p = 2^{-n} \sum_{i \ge k} \binom{n}{i}\).
 
     Raises:
         LabkitError: No seed is completed in both runs.
@@ -47,12 +48,15 @@ def summarize_seed(candidate: Run, baseline: Run) -> Markdown:
     seeds = len(table)
     lines = [
         f"{method(candidate)} ends with a lower {what} than {method(baseline)} in "
-        f"**{int(table[f'lower_{name}'].sum())} of {seeds} seeds**: mean {table[name].mean():.4g} "
-        f"against {table[f'baseline_{name}'].mean():.4g}; chance alone would give this many or "
-        f"more in {_chance(int(table[f'lower_{name}'].sum()), seeds):.0%} of such trials."
+        f"**{int(table[f'lower_{name}'].sum())} of {seeds} seeds**: mean "
+        f"{table[name].mean():.4g} against {table[f'baseline_{name}'].mean():.4g}; if both were "
+        "equally good, this many seeds or more would be lower by chance in "
+        f"{_chance(int(table[f'lower_{name}'].sum()), seeds):.0%} of such comparisons."
         for name, what in _LOSSES.items()
     ]
-    head = f"On {fields['dataset']}, after {steps} steps on {fields['workers']} workers:"
+    head = (
+        f"On the data set {fields['dataset']}, after {steps} steps on {fields['workers']} workers:"
+    )
     return Markdown("\n".join([head, "", *(f"- {line}" for line in lines)]))
 
 
@@ -71,7 +75,7 @@ def precision_table(runs: Iterable[Run] | Run, baseline: Run) -> pd.DataFrame:
 
     Args:
         runs: Runs to compare; the baseline may be among them.
-        baseline: Run with whose accuracy all others are compared.
+        baseline: Run with which the accuracy of all other runs is compared.
 
     Raises:
         LabkitError: There are no runs, or a run has no results.
@@ -97,9 +101,10 @@ def summarize_memory(runs: Iterable[Run] | Run, baseline: Run) -> Markdown:
     in_order = sorted(shown, key=lambda entry: str(entry.run.status.get("started")))
     peaks = ", ".join(bytes_text(entry.metrics["memory_bytes"]["peak"]) for entry in in_order)
     lines.append(
-        f"Peak memory of a rank's process, in the order of the runs: {peaks}. The same "
-        "processes executed all runs and keep the memory of earlier runs and of TensorFlow "
-        "itself. Each peak is an upper bound and does not compare precisions."
+        f"Peak memory of a rank's process, in the order of the runs: {peaks}. The same processes "
+        "executed all runs, so a peak includes the memory of earlier runs and of TensorFlow "
+        "itself. Each peak is an upper bound, so these numbers do not compare the memory of "
+        "precisions."
     )
     return Markdown("\n".join(f"- {line}" for line in lines))
 
@@ -111,7 +116,7 @@ def summarize_loss_scale(rows: Iterable[Mapping[str, float]]) -> Markdown:
         rows: Records of loss scales and updates by step and rank, as in the function `loss_scales`.
     """
     table = loss_scales(rows)
-    # Number of updates in each step (0: skipped).
+    # `made` contains the number of updates in each step; 0 means that the step was skipped.
     made = table["updates"].diff().fillna(table["updates"])
     skipped = [
         f"step {step} by "
@@ -139,4 +144,4 @@ def _memory(group: dict[str, float], base: dict[str, float]) -> str:
         and abs(group[kind] - base[kind])
         > _SAME * sum(base[category] for category in PERSISTENT_MEMORY)
     ]
-    return f"keeps {', '.join(more)}" if more else "keeps as many bytes as the baseline"
+    return f"keeps {', '.join(more)}" if more else "keeps as many bytes in memory as the baseline"

@@ -17,7 +17,7 @@ from labkit.figures.kit.findings import Finding, Markdown, published, sentences
 from labkit.figures.kit.marks import cells, fade_to, line_over_band
 from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import overload, sheet
-from labkit.records.analysis.losses import loss_curve
+from labkit.records.analysis.loss_curves import loss_curve
 from labkit.records.run import Run
 from labkit.records.verdict import completed_seeds
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _CLOSE = 1e-6  # relative gap at which a run counts as having reached the optimum
 _NEVER = math.inf
 _DRAWN = 60  # maximum number of drawn blocks, because cells need at least a pixel
-_HALF = 0.5  # fraction of random selection's rounds that a sentence mentions
+_HALF = 0.5  # a sentence compares rounds (priority / random) with this ratio
 
 
 def optimality_gap(runs: Iterable[Run], optimum: float) -> Figure:
@@ -58,7 +58,7 @@ def optimality_gap(runs: Iterable[Run], optimum: float) -> Figure:
 
 
 def dependencies(couplings: NDArray[np.float64], dependency: float) -> Figure:
-    """Draw the coupling of each pair of coordinate blocks that never change in the same round.
+    """Draw which pairs of coordinate blocks never change in one round, coloured by their coupling.
 
     Args:
         couplings: Couplings from 0 to 1, shape (blocks, blocks), from
@@ -72,7 +72,8 @@ def dependencies(couplings: NDArray[np.float64], dependency: float) -> Figure:
     drawn = np.where(dependent, couplings, 0.0)[few, few]
     hover = "%{y} and %{x}: %{z:.2f}"
     panel = Panel(
-        title="Blocks that never change in the same round\ncolour: their coupling, 0 (clear) to 1",
+        title="Pairs of blocks that never change in the same round\ncolour: coupling of the "
+        "pair, 0 (transparent) to 1",
         x="block",
         y="block",
         traces=[cells(drawn, colors=fade_to("213,94,0", 0.8), most=1.0, hover=hover)],
@@ -81,7 +82,7 @@ def dependencies(couplings: NDArray[np.float64], dependency: float) -> Figure:
     pairs, count = int(dependent.sum()) // 2, len(couplings)
     of = f"{plural(pairs, 'pair')} of {count * (count - 1) // 2}"
     word = f"{of} with a coupling of {dependency:g} or more"
-    remarks = [f"the first {_DRAWN} of {count} blocks"] if count > _DRAWN else []
+    remarks = [f"the figure shows the first {_DRAWN} of {count} blocks"] if count > _DRAWN else []
     return sheet([[panel]], [], "Dependencies between blocks", remarks, [word], plot=420)
 
 
@@ -103,12 +104,13 @@ def _rounds_findings(
         reached = [count for count in counts if count is not None]
         if len(reached) == len(counts):
             band = (min(reached), max(reached))
-            unit = " rounds to a gap of a millionth"
+            unit = " rounds to a relative gap of 1e-6"
             yield Finding("", way, median(reached), band, len(counts), unit=unit, details=details)
         else:
             gap = float(_gaps(run, optimum)["gap"].iloc[-1])
             never = (
-                f"{plural(len(counts), 'seed')}, {len(reached)} of them with a gap of a millionth"
+                f"{plural(len(counts), 'seed')}, {len(reached)} of them reached a relative gap "
+                "of 1e-6"
             )
             last = f"relative gap {gap:.2g} after all rounds"
             yield Finding("", way, details=(never, last, *details))
@@ -123,10 +125,12 @@ def _priority_claim(needed: dict[str, list[int | None]]) -> Iterator[Finding]:
     if not priority or not by_chance or min(*priority, *by_chance) == _NEVER:
         return
     holds, share = max(priority) < min(by_chance), median(priority) / median(by_chance)
-    half = "no more than half" if share <= _HALF else "more than half"
+    half = "at most half" if share <= _HALF else "more than half"
     factor = f"{share:.2f} of the rounds of random selection in the median, {half}"
-    unknown = "some seeds of random selection did not get there, so the factor is unknown"
-    claim = "Selection by priority needs fewer rounds than random selection, with all seeds"
+    unknown = "some seeds of random selection did not reach this gap, so the factor is unknown"
+    claim = (
+        "With all seeds, selection of blocks by priority needs fewer rounds than random selection"
+    )
     yield published(
         claim, "Lee 2014", holds, unknown if _NEVER in {*priority, *by_chance} else factor
     )
@@ -139,7 +143,7 @@ def _selection(run: Run) -> str:
 
 
 def _rounds_until(run: Run, optimum: float) -> list[int | None]:
-    """Return, for each seed, the rounds until it is close to the optimum; None if it never is."""
+    """Return, for each seed, the rounds until its run is close to the optimum; None if never."""
     results: list[int | None] = []
     for seed_run in completed_seeds(run):
         close = _gaps(seed_run, optimum)["gap"].to_numpy() <= _CLOSE

@@ -152,8 +152,8 @@ def show(figure: Figure) -> None:
         from IPython.display import display
     except ImportError:
         get_ipython = None
-    # A check for the package is not enough, because IPython may be installed although no notebook
-    # is running.
+    # Checking whether IPython is installed is not enough, because it may be installed although no
+    # notebook is running.
     if get_ipython is not None and get_ipython() is not None:
         display(figure)
     else:
@@ -187,12 +187,17 @@ def _remarks(shown: Sequence[RunEntry]) -> list[str]:
     more = [f"{len(empty) - 2} more without results"] if len(empty) > 2 else []
     single = [entry for entry in shown if entry.metrics and _is_one_step(entry)]
     traced = (
-        [f"{plural(len(single), 'run')} of one step: the speed is that of TensorFlow's tracing"]
+        [
+            f"{plural(len(single), 'run')} of only one step, whose time includes "
+            "TensorFlow's tracing of the step"
+        ]
         if single
         else []
     )
     drawn = len(select_curves(shown))
-    thinned = [f"curves of {drawn} of {len(shown)} runs"] if drawn < len(shown) else []
+    thinned = (
+        [f"the panels show curves of {drawn} of {len(shown)} runs"] if drawn < len(shown) else []
+    )
     return [*overload(shown), *thinned, *traced, *lines, *more]
 
 

@@ -32,14 +32,14 @@ def shard_labels(experiment: Experiment) -> Figure:
     by_worker = [np.bincount(labels[plan.own_rows(worker)]) for worker in range(experiment.workers)]
     rows = [
         {"label": str(label), "worker": f"worker {worker}", "share": count / counts.sum()}
-        | {"hover": f"worker {worker}: {count} of {counts.sum()} samples are labelled {label}"}
+        | {"hover": f"worker {worker}: {count} of {counts.sum()} samples have the label {label}"}
         for worker, counts in enumerate(by_worker)
         for label, count in enumerate(counts)
         if count
     ]
     looks = lines(map(str, np.unique(labels)))
     panel = Panel(
-        title=f"Labels of the samples of each worker\nshards={experiment.data_partition}",
+        title=f"Labels of the samples of each worker\ndata_partition={experiment.data_partition}",
         x="",
         y="share of the worker's samples",
         traces=bars(pd.DataFrame(rows), "worker", "share", looks, by="label"),
@@ -47,8 +47,8 @@ def shard_labels(experiment: Experiment) -> Figure:
         y_axis={"tickformat": ".0%"},
     )
     words = [
-        f"worker {worker}: {np.count_nonzero(counts)} labels, {counts.max() / counts.sum():.0%} of "
-        f"its samples are labelled {counts.argmax()}"
+        f"worker {worker}: {np.count_nonzero(counts)} labels, {counts.max() / counts.sum():.0%} "
+        f"of the worker's samples have the label {counts.argmax()}"
         for worker, counts in enumerate(by_worker)
     ]
     figure = sheet([[panel]], looks.values(), "Labels by worker", [], words, plot=240)
@@ -64,7 +64,7 @@ def _labels(experiment: Experiment) -> np.ndarray:
         y = experiment.dataset[1]
     if not isinstance(y, np.ndarray) or y.ndim != 1 or y.dtype.kind not in "iu":
         raise InvalidInput(
-            "the data have no label (one integer per sample) to draw; give a data set of "
+            "the data have no class labels (one integer per sample) to draw; give a data set of "
             "classes, or arrays (x, y) with integer labels y"
         )
     return y

@@ -60,7 +60,7 @@ def fault_comparison(pairs: Pairs, script: str = "") -> Figure:
     table = compare_faults(pairs).sort_values("kept", ascending=False, kind="stable")
     looks = lines(table["name"])
     table["hover"] = [
-        f"{row.name}: {row.kept:.0%} of goodput kept, {row.lost:,} samples lost"
+        f"{row.name}: {row.kept:.0%} of the fault-free goodput, {row.lost:,} samples lost"
         if row.finished
         else f"{row.name}: did not finish"
         for row in table.set_index("name", drop=False).itertuples(index=False)
@@ -75,7 +75,7 @@ def fault_comparison(pairs: Pairs, script: str = "") -> Figure:
                 *bars(group, column, "name", looks, by="name", horizontal=True),
                 *([rule([1, 1], [-0.5, len(table) - 0.5], "dash")] if column == "kept" else []),
             ],
-            note="" if len(group) else "no run has finished",
+            note="" if len(group) else "no run with faults has finished",
             x_axis={"rangemode": "tozero"},
             y_axis=lanes_axis(list(table["name"])),
         )
@@ -137,7 +137,8 @@ def _losses(finished: pd.DataFrame) -> Iterator[Finding]:
     whole: Sequence[str] = list(finished[finished["lost"] == 0]["name"])
     if len(finished):
         yield Finding(
-            "Finished without losing a sample", details=(f"{len(whole)} of {len(finished)}",)
+            "Runs with faults that finished without losing a sample",
+            details=(f"{len(whole)} of {len(finished)}",),
         )
     for row in finished[finished["lost"] > 0].to_dict("records"):
         yield Finding("Samples lost", row["name"], row["lost"], text="{:,.0f}".format)
@@ -146,4 +147,4 @@ def _losses(finished: pd.DataFrame) -> Iterator[Finding]:
     )
     for row in fell.sort_values("fell").to_dict("records")[-1:]:
         details = f"{row['accuracy']:.2%}, without faults {row['calm_accuracy']:.2%}"
-        yield Finding("Largest loss of accuracy", row["name"], details=(details,))
+        yield Finding("Largest loss of accuracy by faults", row["name"], details=(details,))

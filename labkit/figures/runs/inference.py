@@ -40,7 +40,7 @@ def serving(served: ServingMeasurements) -> Figure:
     star = " *" if served.oversubscribed else ""
     ranks = f"{plural(served.workers, 'rank')} × {plural(served.threads, 'thread')}{star}"
     title = f"Parallel inference · {ranks} · wall clock"
-    remarks = [f"{plural(served.under_way, 'batch')} in flight per stream"]
+    remarks = [f"{plural(served.under_way, 'batch')} in flight per request stream"]
     remarks += [OVERSUBSCRIBED] if served.oversubscribed else []
     return sheet(rows, looks.values(), title, remarks, [*_words(latency, rate)], plot=220)
 
@@ -48,7 +48,11 @@ def serving(served: ServingMeasurements) -> Figure:
 def _panel(table: pd.DataFrame, column: str, network: str, looks: Looks) -> Panel:
     is_latency = column == LATENCY
     group = table[table["network"] == network].sort_values("batch_size", kind="stable")
-    kind = "latency; band: p10 to p90" if is_latency else "throughput; band: all streams"
+    kind = (
+        "latency; band: p10 to p90 of the batches"
+        if is_latency
+        else "throughput; band: range over request streams"
+    )
     details = [
         f"{row['way']}, batches of {row['batch_size']}: {_text(column, row[column])}"
         for row in group.to_dict("records")
@@ -100,9 +104,9 @@ def summarize_serving(served: ServingMeasurements) -> Markdown:
         _differences(served),
     ]
     if served.oversubscribed:
-        processes = f"{served.workers} ranks of {plural(served.threads, 'thread')}"
+        processes = f"{served.workers} ranks with {plural(served.threads, 'thread')} each"
         findings.append(
-            Finding(f"{processes} exceed the cores of the host, which makes all times longer")
+            Finding(f"{processes} need more cores than the host has, which makes all times longer")
         )
     return sentences([*findings, _best_by_network(networks, lowest_latencies, highest_throughputs)])
 
@@ -117,7 +121,7 @@ def _lowest_latency(latency: pd.DataFrame, network: str) -> Finding:
     first, *others = group.sort_values(LATENCY, kind="stable").to_dict("records")
     is_ahead = all(first[f"{LATENCY}_high"] < other[f"{LATENCY}_low"] for other in others)
     return Finding(
-        f"Lowest latency with batches of {size}, {network}",
+        f"Lowest latency with batches of {size} rows, {network}",
         first["way"],
         first[LATENCY],
         (first[f"{LATENCY}_low"], first[f"{LATENCY}_high"]),
@@ -148,7 +152,7 @@ def _next_text(row: dict[str, float], column: str) -> str:
 
 
 def _verdict(is_ahead: bool) -> str:
-    return "better than all others beyond the spread" if is_ahead else _MEET
+    return "better than all other strategies beyond the spread" if is_ahead else _MEET
 
 
 def _winner(results: Finding) -> str:
@@ -164,14 +168,17 @@ def _slices(latency: pd.DataFrame, network: str) -> Finding:
     )
     pays = [n for n in ours.index if ours[f"{LATENCY}_high"][n] < alone[f"{LATENCY}_low"][n]]
     least = ours["of_one_process"].idxmin()
-    best = f"at best {ours['of_one_process'][least]:.2f} of one process's latency (with batches of"
+    best = (
+        f"lowest latency relative to one process: {ours['of_one_process'][least]:.2f} (with "
+        "batches of"
+    )
     return Finding(
         f"Slices, {network}",
         details=(f"{best} {least})",),
         verdict=(
-            f"slicing reduces latency with batches of {', '.join(map(str, pays))}"
+            f"slicing the model reduces latency with batches of {', '.join(map(str, pays))}"
             if pays
-            else "slicing reduces latency for no batch size beyond the spread"
+            else "slicing the model reduces latency for no batch size beyond the spread"
         ),
     )
 
@@ -179,15 +186,19 @@ def _slices(latency: pd.DataFrame, network: str) -> Finding:
 def _weights(served: ServingMeasurements) -> Finding:
     table = served.memory()
     parts = [f"{way} {bytes_text(most)}" for way, most in table["most_weights_bytes"].items()]
-    return Finding("Weights on the rank with the most weights", details=(", ".join(parts),))
+    return Finding("Bytes of weights on the rank that stores most", details=(", ".join(parts),))
 
 
 def _differences(served: ServingMeasurements) -> Finding:
     largest = max(served.differences.values())
     details = (
-        f"the largest difference is {largest:.1e}; rounding explains up to {served.allowed:.1e}"
+        f"the largest difference of a prediction is {largest:.1e}; rounding explains up to "
+        f"{served.allowed:.1e}"
     )
-    return Finding("All ways give the same predictions as one process", details=(details,))
+    return Finding(
+        "All strategies return the same predictions as one process, except for rounding",
+        details=(details,),
+    )
 
 
 def _best_by_network(
@@ -224,8 +235,8 @@ def deployment(table: pd.DataFrame) -> Figure:
     shown = _lines(rows)
     panels = _panels(table[table["bytes"].notna()], shown)
     refused = [name for name, row in _rows(table).items() if row["bytes"] != row["bytes"]]
-    remark = f"not possible with this model: {', '.join(refused)}" if refused else ""
-    title = f"Compression for deployment, {len(rows) - 1} methods · wall clock · 1 process"
+    remark = f"methods that cannot compress this model: {', '.join(refused)}" if refused else ""
+    title = f"Compression of a trained model, {len(rows) - 1} methods · wall clock · 1 process"
     words = "; ".join(
         f"{name}: test accuracy {row['accuracy']:.1%}, {bytes_text(row['bytes'])}, "
         f"{row['time_ratio']:.3g} times the original's inference time"
@@ -249,7 +260,7 @@ def summarize_deployment(table: pd.DataFrame) -> Markdown:
             parts = (row["what"], _accuracy(row), _bytes(row), _time(row))
             findings.append(f"**{name}**: {'; '.join(parts)}")
         elif name != ORIGINAL:
-            findings.append(f"**{name}**: not possible with this model. {row['what']}")
+            findings.append(f"**{name}**: this method cannot compress the model. {row['what']}")
     return sentences(map(Finding, [*findings, *_conclusions(others)]))
 
 
@@ -259,7 +270,7 @@ def _accuracy(row: Row) -> str:
         return f"{details}, correct on the same samples as the original"
     details = f"{details}, {row['lost']:.0f} correct answers lost and {row['gained']:.0f} gained"
     if row["chance"] >= LEVEL:
-        return f"{details}, which chance may explain (p = {row['chance']:.2g})"
+        return f"{details}, a difference that chance may explain (p = {row['chance']:.2g})"
     return f"{details}, {'better' if row['gained'] > row['lost'] else 'worse'} beyond chance"
 
 
@@ -269,7 +280,10 @@ def _bytes(row: Row) -> str:
         return text
     # The size after gzip is also stated, because gzip reduces the size without any compression
     # method.
-    return f"{text}; gzip of its .keras file: {bytes_text(row['keras_gzip_bytes'])}"
+    return (
+        f"{text}; for comparison, its .keras file compressed by gzip: "
+        f"{bytes_text(row['keras_gzip_bytes'])}"
+    )
 
 
 def _time(row: Row) -> str:
@@ -286,23 +300,28 @@ def _conclusions(others: dict[str, Row]) -> list[str]:
     lines = []
     if trained := [name for name, row in others.items() if row["extra_epochs"]]:
         lines.append(
-            f"Trained longer than the original: {', '.join(trained)}. The longer training may "
-            "explain a gain in accuracy"
+            f"Methods that trained longer than the original: {', '.join(trained)}. Their longer "
+            "training may explain a gain in accuracy"
         )
     faster = [name for name, row in others.items() if _faster(row)]
-    lines.append(f"Faster than the original beyond the spread: {', '.join(faster) or 'none'}")
+    lines.append(
+        "Methods with faster inference than the original, beyond the spread: "
+        f"{', '.join(faster) or 'none'}"
+    )
     lossless = {
         name: row for name, row in others.items() if _without_loss(row) and row["smaller"] > WORTH
     }
     if not lossless:
-        return [*lines, "Every smaller file has lost accuracy beyond chance"]
+        return [
+            *lines,
+            "Every method with a smaller file has lost more accuracy than chance explains",
+        ]
     best = min(lossless, key=lambda name: lossless[name]["bytes"])
     return [
         *lines,
-        "Smallest file without a significant loss of accuracy: "
-        f"**{best}** ({lossless[best]['lost']:.0f} answers lost, "
-        f"{lossless[best]['gained']:.0f} gained), "
-        f"{lossless[best]['smaller']:.3g}x smaller than the original",
+        f"Method with the smallest file that has no significant loss of accuracy: **{best}** "
+        f"({lossless[best]['lost']:.0f} correct answers lost, {lossless[best]['gained']:.0f} "
+        f"gained), {lossless[best]['smaller']:.3g}x smaller than the original",
     ]
 
 
@@ -354,7 +373,7 @@ def _panels(table: pd.DataFrame, shown: dict[str, LineStyle]) -> list[Panel]:
     batch, right = rows["batch_size"].iloc[0], ("test accuracy", dict(SHARES))
     return [
         Panel(
-            title="File size\nof the file that is loaded",
+            title="File size\nsize of the file that is loaded for inference",
             x="bytes on disk",
             y=right[0],
             traces=points_with_bars(rows, "bytes", "accuracy", shown, size=11),
@@ -363,7 +382,7 @@ def _panels(table: pd.DataFrame, shown: dict[str, LineStyle]) -> list[Panel]:
         ),
         Panel(
             title="Inference time\nwhisker: range of the repeats",
-            x=f"time of a batch of {batch:.0f}, relative to the original",
+            x=f"time of a batch of {batch:.0f} samples, relative to the original",
             y=right[0],
             traces=points_with_bars(rows, "time_ratio", "accuracy", shown, size=11),
             x_axis={"rangemode": "tozero"},
@@ -375,6 +394,6 @@ def _panels(table: pd.DataFrame, shown: dict[str, LineStyle]) -> list[Panel]:
 def _hover(row: Row) -> str:
     return (
         f"test accuracy {row['accuracy']:.2%}<br>{bytes_text(row['bytes'])}, "
-        f"{row['smaller']:.3g}x smaller"
-        f"<br>{row['inference_ms']:.3g} ms, {row['time_ratio']:.2f}x the original's"
+        f"{row['smaller']:.3g}x smaller<br>{row['inference_ms']:.3g} ms, "
+        f"{row['time_ratio']:.2f}x the time of the original"
     )

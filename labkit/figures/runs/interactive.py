@@ -223,10 +223,10 @@ def _layout(label: str, clock: str) -> Trace:
     wide, third = ([0.0, 0.46], [0.54, 1.0]), ([0.0, 0.27], [0.37, 0.64], [0.76, 1.0])
     upper, lower = [0.58, 1.0], [0.0, 0.38]
     panels = [
-        ("step", "loss of the rank's batch", wide[0], upper),
-        ("step", "metrics after an epoch", wide[1], upper),
-        ("step", "samples/s of the rank", third[0], lower),
-        ("step", "MiB sent by the rank", third[1], lower),
+        ("step", "loss of the batch of a rank", wide[0], upper),
+        ("step", "metrics after each epoch", wide[1], upper),
+        ("step", "samples/s of a rank", third[0], lower),
+        ("step", "MiB sent by a rank", third[1], lower),
         ("% of step time, last 50 steps", "", third[2], lower),
     ]
     for number, (x, y, across, up) in enumerate(panels, 1):
@@ -249,8 +249,8 @@ class LinkedFigures:
     def __init__(self, *figures: Figure) -> None:
         if not figures:
             raise InvalidInput(
-                "linked_selection() without figures: give for example lk.compare(runs), "
-                "figures.pareto(runs)"
+                "linked_selection() was called without figures: give figures, such as "
+                "lk.compare(runs), figures.pareto(runs)"
             )
         self.figures = figures
         self.labels = {key: label for figure in figures for key, label in _runs(figure)}

@@ -20,12 +20,12 @@ from labkit.records.verdict import completed_seeds
 
 _RATES = {"none": "fixed rate", "sqrt": "square root", "linear": "linear"}
 _LINEAR, _WARM = "linear", "linear, warm-up"
-_APART = 0.12  # shift between two rules' crosses, in doublings of workers
+_APART = 0.12  # offset between crosses of two rules, in doublings of workers
 _MEASURES = {"samples": "samples", "seconds": "seconds of training"}
 
 
 def large_batch(runs: Iterable[Run], target: float) -> Figure:
-    """Draw samples and seconds to a target accuracy over workers, one line per learning-rate rule.
+    """Draw samples and seconds until a target accuracy over workers, a line per learning-rate rule.
 
     The bands show the range over seeds. A cross marks a run in which some seeds missed the target
     accuracy; it shows the samples or seconds of the whole training.
@@ -47,12 +47,15 @@ def large_batch(runs: Iterable[Run], target: float) -> Figure:
         )
         for row in table.itertuples()
     ]
-    title = f"Cost to reach {target:.0%} accuracy, by workers · {clock_and_network(shown)}"
+    title = (
+        f"Samples and time to reach {target:.0%} accuracy, by number of workers · "
+        f"{clock_and_network(shown)}"
+    )
     return sheet([panels], looks.values(), title, overload(shown), words, plot=300)
 
 
 def large_batch_table(runs: Sequence[Run], target: float) -> pd.DataFrame:
-    """Return a row per learning-rate rule and number of workers: seeds, and cost of the target.
+    """Return a row per learning-rate rule and number of workers: seeds, and cost to the target.
 
     `reached` is the number of seeds that reached the target accuracy. `samples` and `seconds` are
     the cost until the target is reached: means over the seeds that reached it, with ranges.
@@ -119,7 +122,7 @@ def _order(run: Run) -> tuple[bool, str, int, bool]:
 
 
 def _with_one_worker(table: pd.DataFrame, rules: list[str]) -> pd.DataFrame:
-    """Sort the rows by rule; copy the row of one worker to rules of its optimizer that lack one."""
+    """Sort the rows by rule; copy a one-worker row to each rule of its optimizer that lacks one."""
     single_worker = table[table["workers"] == 1].drop_duplicates("optimizer").set_index("optimizer")
     more = [
         single_worker.loc[[optimizer]].reset_index().assign(rule=rule)
@@ -152,7 +155,7 @@ def _panel(table: pd.DataFrame, measure: str, looks: dict[str, LineStyle], targe
         traces.append(points(group, "at", f"all_{measure}", replace(look, symbol="x")))
     title = f"{_MEASURES[measure].capitalize()} to {target:.0%}"
     return Panel(
-        title=f"{title}\nmean over seeds; band: range over seeds; ✕: some seeds missed it",
+        title=f"{title}\nmean over seeds; band: range over seeds; ✕: some seeds missed the target",
         x="workers (the batch per worker is constant)",
         y="samples" if measure == "samples" else "s",
         traces=traces,
@@ -179,13 +182,20 @@ def _linear_rule(table: pd.DataFrame) -> Iterator[Finding]:
         holds = workers
     more = group[group.index > holds]
     then = f"; with {_samples_text(more.iloc[0], more.index[0])}" if len(more) else ""
-    scope = f"this holds up to {holds} workers" if holds > 1 else f"with {_samples_text(one, 1)}"
-    claim = "With the linear rule, more workers need no more samples than one, within the seeds"
+    scope = (
+        f"the claim holds up to {holds} workers" if holds > 1 else f"with {_samples_text(one, 1)}"
+    )
+    claim = (
+        "With the linear scaling rule, more workers need no more samples than one worker, "
+        "within the range of the seeds"
+    )
     yield published(claim, "Goyal 2017", holds > 1, scope + then)
     if len(more):
         fails = bool((more["reached"] < more["seeds"]).any())
         last = f"with {_samples_text(group.iloc[-1], group.index[-1])}"
-        yield published("The linear rule fails with many workers", "Goyal 2017", fails, last)
+        yield published(
+            "The linear scaling rule fails with many workers", "Goyal 2017", fails, last
+        )
 
 
 def _rule_comparisons(table: pd.DataFrame, reach: dict[str, int]) -> Iterator[Finding]:
@@ -198,14 +208,17 @@ def _rule_comparisons(table: pd.DataFrame, reach: dict[str, int]) -> Iterator[Fi
         if ours not in reach or theirs not in reach or reach[theirs] == table["workers"].max():
             continue
         claim = f"{ours} reaches the target with more workers than {theirs}"
-        counts = f"up to {reach[ours] or 'no'} workers, against {reach[theirs] or 'no'}"
+        counts = (
+            f"it reaches the target with up to {reach[ours] or 'no'} workers, against "
+            f"{reach[theirs] or 'no'} with {theirs}"
+        )
         yield published(claim, source, reach[ours] > max(reach[theirs], 1), counts)
 
 
 def _fastest(table: pd.DataFrame, target: float) -> Iterator[Finding]:
     complete = table[(table["reached"] == table["seeds"]) & table["seconds"].notna()]
     if complete.empty:
-        yield Finding(f"No rule reached {target:.0%} in all seeds")
+        yield Finding(f"No learning-rate rule reached {target:.0%} accuracy with all seeds")
         return
     best = complete.loc[complete["seconds"].idxmin()]
     one = complete[complete["workers"] == 1]
@@ -213,8 +226,8 @@ def _fastest(table: pd.DataFrame, target: float) -> Iterator[Finding]:
     if len(one) and best["workers"] > 1:
         single_worker = one.loc[one["seconds"].idxmin()]
         details = (
-            f"the fastest single worker, {single_worker['rule']}, "
-            f"takes {seconds_text(single_worker['seconds'])}"
+            f"the fastest rule with one worker, {single_worker['rule']}, takes "
+            f"{seconds_text(single_worker['seconds'])}"
         )
     yield Finding(
         f"Fastest to {target:.0%} accuracy",

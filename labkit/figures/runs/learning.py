@@ -14,31 +14,31 @@ from labkit.figures.kit.entries import MANY, RunEntry
 from labkit.figures.kit.marks import line_over_band
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.runs import speed
-from labkit.records.analysis.losses import epoch_results, loss_curve
+from labkit.records.analysis.loss_curves import epoch_results, loss_curve
 from labkit.records.run import logged_names, logged_results
 
 if TYPE_CHECKING:
     import pandas as pd
 
-POINTS = 300  # maximum points of a curve; with many runs, a half or a quarter of it
+POINTS = 300  # maximum points of a curve; a half or a quarter with many runs
 CURVES = 240  # maximum number of runs with curves; only these runs' histories are read
 MOST = 9000  # maximum number of points in a panel, to limit drawing time
 OWN = 6  # maximum number of user-defined metrics with a panel
-# One table per run, by the keys of the legend entries.
+# `Tables` maps the key of each legend entry to the table of its run.
 Tables: TypeAlias = "Mapping[str, pd.DataFrame]"
-FEW = 8  # maximum number of runs with unsmoothed lines, which hide each other
+FEW = 8  # maximum runs with unsmoothed lines; more would hide each other
 _MOST_GROUPS = 3  # maximum number of groups of coinciding curves that a remark lists
 SAME = 1e-4  # curves coincide if they differ by less than this fraction of the loss
 
 AXES = {
     "step": "step",
     "seconds": "seconds since the first step",
-    "bytes": "bytes since the first step, all ranks",
+    "bytes": "bytes sent by all ranks since the first step",
 }
 
 
 def learning_panels(entries: Sequence[RunEntry]) -> tuple[list[list[Panel]], list[str], str]:
-    """Return panels of loss, test results and user-defined metrics; remarks; alternative text.
+    """Return panels (loss, test results, user-defined metrics), remarks, and alternative text.
 
     The panels are arranged in rows of two. Buttons switch the x axis of all panels between steps,
     seconds and bytes.
@@ -51,7 +51,10 @@ def learning_panels(entries: Sequence[RunEntry]) -> tuple[list[list[Panel]], lis
     epochs = {e.key: epoch_results(e.run, curves[e.key]) for e in entries}
     words = "; ".join(f"{e.label}: {_in_words(e, curves[e.key])}" for e in entries)
     if len(entries) < len(whole):
-        words = f"curves of {len(entries)} of {len(whole)} runs, evenly selected; {words}"
+        words = (
+            f"the figure shows curves of {len(entries)} of {len(whole)} runs, evenly "
+            f"selected; {words}"
+        )
     # If the task has no classes, the panel shows the test loss instead of the test accuracy.
     judged = "val_accuracy" if any("val_accuracy" in t for t in epochs.values()) else "val_loss"
     what = "Test accuracy" if judged == "val_accuracy" else "Test loss"
@@ -67,7 +70,11 @@ def learning_panels(entries: Sequence[RunEntry]) -> tuple[list[list[Panel]], lis
         _panel(entries, _rows_with(epochs, name, points), name, name, axes) for name in names[:OWN]
     ]
     remarks = [*_no_bytes_reason(entries, losses), *_coinciding_curves(entries, curves)]
-    remarks += [f"curves of {OWN} of {len(names)} user-defined metrics"] if names[OWN:] else []
+    remarks += (
+        [f"the figure shows curves of {OWN} of {len(names)} user-defined metrics"]
+        if names[OWN:]
+        else []
+    )
     return [panels[row : row + 2] for row in range(0, len(panels), 2)], remarks, words
 
 
@@ -111,7 +118,7 @@ def thin_rows(table: pd.DataFrame, points: int = POINTS) -> pd.DataFrame:
 
 
 def _axes(losses: Tables) -> dict[str, Trace]:
-    """Return the x axes for steps, seconds and bytes; without sent bytes, none for bytes."""
+    """Return the x axes for steps and seconds, and for bytes if any bytes were sent."""
     sent = [most for curve in losses.values() if len(curve) and (most := curve["bytes"].max()) > 0]
     axes: dict[str, Trace] = {over: {"title": {"text": title}} for over, title in AXES.items()}
     if not sent:
@@ -151,7 +158,7 @@ def _panel(
         x=AXES["step"],
         y="loss, mean over ranks" if is_loss else what if what == y else what.lower(),
         traces=traces,
-        note=f"no curve over seconds: {refused}" if refused else "" if traces else empty,
+        note=f"no curves over seconds are shown: {refused}" if refused else "" if traces else empty,
         always_note=bool(refused),
         y_axis=look or {},
         link="step",
@@ -164,7 +171,9 @@ def _over_all(
 ) -> dict[str, list[float | None]]:
     """Return a run's positions on the other x axes; a run with a failed check has no seconds."""
     over = [
-        name for name in axes if name != "step" and not (name == "seconds" and entry.gate_failed)
+        name
+        for name in axes
+        if name != "step" and not (name == "seconds" and entry.equivalence_failed)
     ]
     return {name: _rounded(results[name]) for name in over if results[name].max() > 0}
 
@@ -180,10 +189,10 @@ def _no_bytes_reason(shown: Sequence[RunEntry], losses: Tables) -> list[str]:
     if not several or any(curve["bytes"].max() > 0 for curve in losses.values()):
         return []
     algorithms = {(entry.metrics.get("exchange") or {}).get("algorithm") for entry in several}
-    why = "nothing was sent after the first step"
+    why = "ranks sent no bytes after the first step"
     if "shared_memory" in algorithms:
-        why = "the exchange uses shared memory, which no network link carries"
-    return [f"no axis of bytes: {why}"]
+        why = "ranks exchange gradients through shared memory, so no bytes are sent over a network"
+    return [f"the figure has no axis of bytes: {why}"]
 
 
 def _coinciding_curves(shown: Sequence[RunEntry], curves: dict[str, pd.DataFrame]) -> list[str]:
@@ -209,7 +218,9 @@ def _coinciding_curves(shown: Sequence[RunEntry], curves: dict[str, pd.DataFrame
         if len(group) > 1
     ]
     more = len(details) - _MOST_GROUPS
-    return details[:_MOST_GROUPS] + ([f"{more} more groups of curves coincide"] if more > 0 else [])
+    return details[:_MOST_GROUPS] + (
+        [f"{more} more groups of runs have coinciding curves"] if more > 0 else []
+    )
 
 
 def _more_text(count: int) -> str:
@@ -228,9 +239,9 @@ def _in_words(entry: RunEntry, curve: pd.DataFrame) -> str:
     parts = []
     if len(curve):
         ends = " → ".join(f"{curve['smooth'].iloc[place]:.3g}" for place in (0, -1))
-        # NaN if the user has logged the curve as a list of losses.
+        # The seconds are NaN if the user has logged the curve as a list of losses.
         seconds = curve["seconds"].iloc[-1]
-        time = "" if entry.gate_failed or np.isnan(seconds) else f" and {seconds:.3g} s"
+        time = "" if entry.equivalence_failed or np.isnan(seconds) else f" and {seconds:.3g} s"
         sent = curve["bytes"].iloc[-1]
         spent = f", {bytes_text(sent)}" if sent > 0 else ""
         parts.append(f"loss {ends} in {plural(len(curve), 'step')}{time}{spent}")

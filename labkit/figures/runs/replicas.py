@@ -27,7 +27,7 @@ from labkit.figures.runs.accuracy import (
     list_accuracies,
 )
 from labkit.records.analysis.ensemble import ensemble_accuracy
-from labkit.records.analysis.losses import epoch_results, loss_curve
+from labkit.records.analysis.loss_curves import epoch_results, loss_curve
 from labkit.records.compressors import compressor_expression, compressor_of
 from labkit.records.run import Run
 from labkit.records.verdict import arrivals
@@ -35,8 +35,8 @@ from labkit.strategies import Gossip
 
 EACH_STEP, MEAN, ELASTIC = "every step", "averaging", "elastic averaging"
 DELAYED, IMMEDIATE = "asynchronous, delayed Nesterov", "asynchronous, immediate Nesterov"
-NEARLY = 0.98  # fraction of the final accuracy with delayed momentum, as a target
-SHORT = range(8, 33)  # periods in steps that, according to the paper, cost no accuracy
+NEARLY = 0.98  # target accuracy / final accuracy with delayed momentum
+SHORT = range(8, 33)  # synchronization periods (steps) without loss in the paper
 
 DISTANCE = "consensus_distance"
 TOLERANCE = 1.02  # ratio of two consensus distances below which they count as equal
@@ -128,7 +128,8 @@ def _codec(compressor: Mapping[str, JSON] | None) -> str:
 def _periods(table: pd.DataFrame) -> Iterator[Finding]:
     for row in table.itertuples():
         spent = (
-            f"{bytes_text(row.wire_bytes)} on the wire per step, {seconds_text(row.seconds)} in all"
+            f"{bytes_text(row.wire_bytes)} on the wire per step, "
+            f"{seconds_text(row.seconds)} of training"
         )
         never = f"training has {row.steps:.0f} steps, so replicas synchronized once, at the end"
         details = (spent, never) if row.period > row.steps else (spent,)
@@ -147,12 +148,17 @@ def _averaging(table: pd.DataFrame) -> Iterator[Finding]:
         means[means["period"] > max(SHORT)],
     )
     if len(every_step) and len(short_periods):
-        claim = "Periods of 8 to 32 steps cost no accuracy, within the seeds"
+        claim = (
+            "Synchronization periods of 8 to 32 steps cost no accuracy, within the spread of the "
+            "seeds"
+        )
         yield _claim(
             claim, "Lin 2020", is_near(short_periods, every_step), short_periods, every_step
         )
     if len(every_step) and len(long_periods):
-        claim = "Periods longer than 32 steps cost accuracy, beyond the seeds"
+        claim = (
+            "Synchronization periods above 32 steps cost accuracy, beyond the spread of the seeds"
+        )
         yield _claim(
             claim, "Lin 2020", is_better(every_step, long_periods), long_periods, every_step
         )
@@ -164,7 +170,7 @@ def _elastic(table: pd.DataFrame) -> Iterator[Finding]:
     """Judge whether elastic averaging stays accurate at long synchronization periods."""
     elastic = table[table["rule"] == ELASTIC].sort_values("period")
     if elastic["period"].nunique() > 1:
-        claim = "Elastic averaging tolerates long periods, within the seeds"
+        claim = "Elastic averaging tolerates long periods, within the spread of the seeds"
         yield _claim(claim, "Zhang 2015", is_near(elastic[-1:], elastic[:1]), elastic)
     means = table[table["rule"] == MEAN]
     yield from _at_longest_period("elastic averaging is", "Zhang 2015", elastic, means)
@@ -177,7 +183,10 @@ def _at_longest_period(
     longest = max({*ours["period"]} & {*theirs["period"]}, default=None)
     ours, theirs = ours[ours["period"] == longest], theirs[theirs["period"] == longest]
     if len(ours) and not ours["period"].isin(SHORT).any():
-        claim = f"At the longest period, {rule} better than averaging, beyond the seeds"
+        claim = (
+            f"At the longest synchronization period, {rule} more accurate than averaging, beyond "
+            "the spread of the seeds"
+        )
         yield _claim(claim, source, is_better(ours, theirs), ours, theirs)
 
 
@@ -188,12 +197,15 @@ def _compressed_gradients(table: pd.DataFrame) -> Iterator[Finding]:
         rule = ours["rule"].iloc[0].removesuffix(f", {codec}")
         full = table[(table["rule"] == rule) & (table["period"] == period)]
         if len(full):
-            claim = f"Outer gradients {codec} are as accurate as full precision, within the seeds"
+            claim = (
+                f"With outer gradients {codec}, the accuracy is that of full precision, within "
+                "the spread of the seeds"
+            )
             yield _claim(claim, "Douillard 2025", is_near(ours, full), ours, full)
 
 
 def _delayed_momentum(table: pd.DataFrame) -> Iterator[Finding]:
-    """Compare how many steps runs with and without delayed momentum need, for each period."""
+    """For each period, compare the steps needed with and without delayed momentum."""
     delayed, immediate = (
         table[table["rule"] == rule].set_index("period") for rule in (DELAYED, IMMEDIATE)
     )
@@ -210,13 +222,18 @@ def _delayed_momentum(table: pd.DataFrame) -> Iterator[Finding]:
         if not ours:
             continue
         missed = len(theirs) < immediate["seeds"][period]
-        without = "not by all seeds without" if missed else f"{mean(theirs):.0f} without"
+        without = (
+            "without it, some seeds do not reach that accuracy"
+            if missed
+            else f"after {mean(theirs):.0f} steps without it"
+        )
         yield published(
             f"With period {period}, asynchronous workers need more steps without delayed "
-            "Nesterov, beyond the seeds",
+            "Nesterov, beyond the spread of the seeds",
             "Liu 2024",
             missed or min(theirs) > max(ours),
-            f"nearly the final accuracy is reached after {mean(ours):.0f} steps with it, {without}",
+            f"nearly the final accuracy of delayed Nesterov is reached after {mean(ours):.0f} "
+            f"steps with it; {without}",
         )
 
 
@@ -303,16 +320,17 @@ def summarize_slow_worker(runs: Sequence[Run]) -> Markdown:
     allreduce = table[table["way"] == COMPLETE]["epoch_seconds"]
     if len(asynchronous) and len(allreduce):
         factor = float(allreduce.min() / asynchronous.max())
-        claim = "An epoch of asynchronous gossip is at least 4 times as fast"
+        claim = "An epoch of asynchronous gossip is at least 4 times as fast as with an allreduce"
         holds = factor >= PUBLISHED_SPEED
-        findings.append(published(claim, "Lian 2018", holds, f"{factor:.2g} times"))
+        findings.append(published(claim, "Lian 2018", holds, f"{factor:.2g} times as fast"))
     return sentences(findings)
 
 
 def _topologies(table: pd.DataFrame) -> Iterator[Finding]:
     for row in table.itertuples():
         spent = (
-            f"{seconds_text(row.seconds)} in all, {bytes_text(row.wire_bytes)} on the wire per step"
+            f"{seconds_text(row.seconds)} of training, "
+            f"{bytes_text(row.wire_bytes)} on the wire per step"
         )
         distance = "all workers have the same weights"
         if not math.isnan(row.gap):
@@ -327,15 +345,28 @@ def _gossip_claims(table: pd.DataFrame) -> Iterator[Finding]:
     all_workers = table[table["gap"].isna()]
     if len(graphs) and len(all_workers):
         accuracies = "; ".join(f"{row.way} {row.accuracy:.1%}" for row in table.itertuples())
-        claim = "Gossip between neighbours is as accurate as all workers, within the seeds"
+        claim = (
+            "Gossip between neighbours is as accurate as averaging over all workers, within the "
+            "spread of the seeds"
+        )
         yield published(claim, "Lian 2017", is_near(graphs, all_workers), accuracies)
         sooner = bool(graphs["seconds"].max() < all_workers["seconds"].min())
         times = "; ".join(f"{row.way} {seconds_text(row.seconds)}" for row in table.itertuples())
-        yield published("Gossip takes less time on this network", "Lian 2017", sooner, times)
+        yield published(
+            "Gossip trains faster than averaging over all workers on this network",
+            "Lian 2017",
+            sooner,
+            times,
+        )
     if len(graphs) > 1:
         near = all(b <= a * TOLERANCE for a, b in pairwise(graphs["distance"]))
         pairs = "; ".join(f"{r.way} {r.gap:.3g}, {r.distance:.3g}" for r in graphs.itertuples())
-        yield published("A larger spectral gap keeps replicas closer", "Assran 2019", near, pairs)
+        yield published(
+            "A larger spectral gap of the topology keeps replicas closer to their mean",
+            "Assran 2019",
+            near,
+            pairs,
+        )
 
 
 def codistillation_table(
@@ -377,10 +408,14 @@ def summarize_codistillation(table: pd.DataFrame) -> Markdown:
 def _way_findings(table: pd.DataFrame) -> Iterator[Finding]:
     for row in table.drop(index=SINGLE).itertuples():
         spent = (
-            f"{bytes_text(row.wire_bytes)} on the wire per step, {seconds_text(row.seconds)} in all"
+            f"{bytes_text(row.wire_bytes)} on the wire per step, "
+            f"{seconds_text(row.seconds)} of training"
         )
         single = PERCENT(table["accuracy"][SINGLE])
-        models = f"its models alone have {single}; all its models predict each sample"
+        models = (
+            f"a single model of the ensemble has {single}; the ensemble averages the predictions "
+            "of all its models"
+        )
         yield accuracy_finding(row, "", str(row.Index), models if row.Index == ENSEMBLE else spent)
 
 
@@ -389,16 +424,22 @@ def _codistillation_claims(table: pd.DataFrame) -> Iterator[Finding]:
     codistilled = table.drop(index=[ONE, ENSEMBLE, SINGLE])
     ours = ", ".join(f"{row.Index} {PERCENT(row.accuracy)}" for row in codistilled.itertuples())
     yield published(
-        "Codistilled models are better than one model with as many gradients, beyond the seeds",
+        "Codistilled models are more accurate than one model trained on as many gradients, "
+        "beyond the spread of the seeds",
         "Anil 2018",
         is_better(codistilled, one),
         f"{ours}; one model {PERCENT(one['accuracy'].iloc[0])}",
     )
     worse = bool(together["accuracy_high"].iloc[0] < codistilled["accuracy_low"].min())
-    verdict = "better" if is_better(together, codistilled) else "no different beyond the seeds"
+    verdict = (
+        "better"
+        if is_better(together, codistilled)
+        else "no different beyond the spread of the seeds"
+    )
     verdict = "worse" if worse else verdict
     yield Finding(
-        f"An ensemble with as many gradients, compared with a codistilled model: **{verdict}**"
+        "Accuracy of an ensemble trained on as many gradients, compared with that of codistilled "
+        f"models: **{verdict}**"
     )
 
 

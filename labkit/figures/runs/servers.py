@@ -17,14 +17,14 @@ from labkit.figures.kit.panels import Panel
 from labkit.figures.kit.sheet import overload, sheet
 from labkit.figures.runs.speed import refusals
 from labkit.records.analysis.columns import seed_range
-from labkit.records.run import Run, gate_failed
+from labkit.records.run import Run, equivalence_failed
 
-# Growth has stopped if twice the workers give less than this multiple of the throughput.
+# The throughput counts as saturated if twice as many workers give less than this multiple of it.
 _CLIFF = 1.5
 
 
 def server_scaling(runs: Iterable[Run] | Run) -> Figure:
-    """Draw samples per second over workers: a line per server configuration, a band of seeds.
+    """Draw samples per second over workers: a line per server configuration, bands over seeds.
 
     Runs with a slow worker are excluded, because their speed is not comparable with that of other
     runs.
@@ -62,7 +62,7 @@ def server_scaling(runs: Iterable[Run] | Run) -> Figure:
 
 
 def server_prediction(predicted: Sequence[Run], measured: Sequence[Run]) -> pd.DataFrame:
-    """Return a row per pair of a simulated and a measured run: step times in ms, and ratio.
+    """Return a table row per simulated run and its measured run: step times (ms) and ratio.
 
     Runs that failed the equivalence check have no step time.
     """
@@ -84,7 +84,9 @@ def summarize_server(runs: Iterable[Run] | Run) -> Markdown:
     2016): a backup worker shortens the step if one worker is slow. The last sentence of the summary
     names the configuration with the highest throughput.
     """
-    passed = [run for run in ([runs] if isinstance(runs, Run) else runs) if not gate_failed(run)]
+    passed = [
+        run for run in ([runs] if isinstance(runs, Run) else runs) if not equivalence_failed(run)
+    ]
     fast = [run for run in passed if not run.experiment.get("stragglers")]
     runs_by_way = {
         way: {run.experiment["workers"]: run for run in fast if _way(run) == way}
@@ -108,9 +110,9 @@ def _cliffs(runs_by_way: dict[str, dict[int, Run]]) -> Iterator[Finding]:
             continue
         counts = sorted(group)
         ends = [b for a, b in pairwise(counts) if _gain(group, a, b) < _CLIFF]
-        cliff = f"no cliff up to {counts[-1]} workers"
+        cliff = f"throughput grows with each doubling of the workers up to {counts[-1]}"
         if ends:
-            cliff = f"doubling the workers gains less than {_CLIFF:g} × from {ends[0]} workers on"
+            cliff = f"doubling the workers to {ends[0]} gains less than {_CLIFF:g} × the throughput"
         yield _speed(group[counts[-1]], f"On {counts[-1]} workers", way, cliff)
 
 
@@ -124,10 +126,10 @@ def _more_servers(runs_by_way: dict[str, dict[int, Run]]) -> Iterator[Finding]:
     most = both[-1]
     one, more = (_rate(runs_by_way[way][most]) for way in (fewer_servers, more_servers))
     rates = (
-        f"{more_servers} serve {more:,.0f} samples/s, {fewer_servers} {one:,.0f}: "
+        f"{more_servers} serve {more:,.0f} samples/s, {fewer_servers} serve {one:,.0f}: "
         f"{more / one:.2f} ×"
     )
-    yield published("More servers move the cliff", f"{most} workers", more > one, rates)
+    yield published("More servers give a higher throughput", f"{most} workers", more > one, rates)
 
 
 def _colocated_servers(runs_by_way: dict[str, dict[int, Run]]) -> Iterator[Finding]:
@@ -140,7 +142,7 @@ def _colocated_servers(runs_by_way: dict[str, dict[int, Run]]) -> Iterator[Findi
         ratios = [_rate(group[n]) / _rate(separate[n]) for n in both]
         shares = ", ".join(f"{ratio:.2f} on {n}" for n, ratio in zip(both, ratios, strict=True))
         details = f"throughput relative to separate servers: {way} have {shares} workers"
-        claim = "Co-located servers collapse first"
+        claim = "Co-located servers have a lower throughput than separate servers"
         yield published(claim, "Bugliarello", min(ratios) < 1, details)
 
 
@@ -160,7 +162,7 @@ def _backup_workers(slow: Sequence[Run]) -> Iterator[Finding]:
             f"**A backup worker shortens the step** (Chen 2016), {run.experiment['workers']} "
             f"workers of which one is slow: {reproduced_text(ratio < 1)}",
             details=(
-                f"with {number} backup a step takes {_step(run):.3g} ms, without "
+                f"with backup_workers={number} a step takes {_step(run):.3g} ms, without "
                 f"{_step(base):.3g} ms: {ratio:.2f} ×",
                 f"effective samples/s {_rate(run):,.0f} against {_rate(base):,.0f}",
             ),
@@ -188,7 +190,7 @@ def _table(shown: Sequence[RunEntry]) -> pd.DataFrame:
     """Return a table row per run: label (`way`), workers, and samples/s with range over seeds."""
     rows = []
     for entry in shown:
-        if not entry.gate_failed and entry.metrics.get("samples_per_second"):
+        if not entry.equivalence_failed and entry.metrics.get("samples_per_second"):
             rate = _rate(entry.run)
             low, high = seed_range(entry.run, "samples_per_second") or (rate, rate)
             rows.append((_way(entry.run), entry.run.experiment["workers"], rate, low, high))
@@ -219,7 +221,7 @@ def _speed(run: Run, head: str, subject: str, details: str) -> Finding:
 
 
 def _gain(group: dict[int, Run], few: int, many: int) -> float:
-    """Return the mean throughput ratio per doubling of workers, between two worker counts."""
+    """Return the mean throughput factor per doubling of workers, from `few` to `many` workers."""
     return float((_rate(group[many]) / _rate(group[few])) ** (1 / math.log2(many / few)))
 
 
@@ -228,4 +230,4 @@ def _rate(run: Run) -> float:
 
 
 def _step(run: Run) -> float:
-    return float("nan") if gate_failed(run) else float(run.metrics["step_ms"]["median"])
+    return float("nan") if equivalence_failed(run) else float(run.metrics["step_ms"]["median"])

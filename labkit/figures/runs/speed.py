@@ -13,7 +13,7 @@ from labkit.records.analysis.scaling import scalings, seed_bands
 if TYPE_CHECKING:
     import pandas as pd
 
-NO_BASELINE = "no baseline: no run has workers=1 and otherwise equal parameters"
+NO_BASELINE = "no baseline: no run with workers=1 has the same other parameters"
 _NAMED = 2  # greatest number of failed equivalence checks that a panel names
 _KINDS = {
     "strong": "● strong scaling: same global batch",
@@ -23,7 +23,7 @@ _KINDS = {
 
 def refusals(entries: Sequence[RunEntry]) -> str:
     """Return a line for each run that has no speed, because its equivalence check failed."""
-    failed = [entry for entry in entries if entry.gate_failed]
+    failed = [entry for entry in entries if entry.equivalence_failed]
     lines = [f"{entry.label}: {refusal(entry)}" for entry in failed[:_NAMED]]
     return "\n".join(lines + ([f"and {len(failed) - _NAMED} more"] if failed[_NAMED:] else []))
 
@@ -32,7 +32,7 @@ def refusal(entry: RunEntry) -> str:
     """Return the text shown instead of the speed of a run that failed its equivalence check."""
     difference = (entry.metrics.get("equivalence") or {}).get("max_abs_difference")
     size = "" if difference is None else f" (max |Δ| {difference:.2g})"
-    return f"no speed figure: equivalence gate failed{size}"
+    return f"no speed is shown, because the equivalence check failed{size}"
 
 
 def scalings_by_key(entries: Sequence[RunEntry]) -> pd.DataFrame:
@@ -41,17 +41,17 @@ def scalings_by_key(entries: Sequence[RunEntry]) -> pd.DataFrame:
 
 
 def throughput_panel(entries: Sequence[RunEntry]) -> Panel:
-    """Return a panel: a throughput bar per run, a whisker from slow (p90) to fast (p10) steps."""
+    """Return a panel: a throughput bar per run, with a whisker from slow (p90) to fast (p10)."""
     import pandas as pd
 
     rows = [
         {"run": entry.key, "place": place} | _speeds(entry)
         for place, entry in enumerate(entries)
-        if entry.metrics.get("samples_per_second") is not None and not entry.gate_failed
+        if entry.metrics.get("samples_per_second") is not None and not entry.equivalence_failed
     ]
     looks = {entry.key: entry for entry in entries}
     return Panel(
-        title="Throughput\nwhisker: p10 to p90 of step time",
+        title="Throughput\nwhisker: from the p10 to the p90 of the step time",
         x="",
         y="samples/s",
         traces=bars(pd.DataFrame(rows), "place", "speed", looks) if rows else [],
@@ -98,7 +98,7 @@ def throughput_in_words(entries: Sequence[RunEntry]) -> str:
     parts = []
     for entry in entries:
         speed = entry.metrics.get("samples_per_second")
-        if entry.gate_failed:
+        if entry.equivalence_failed:
             parts.append(f"{entry.label}: {refusal(entry)}")
         elif speed is not None:
             parts.append(f"{entry.label}: {speed:,.0f} samples/s")
@@ -106,7 +106,7 @@ def throughput_in_words(entries: Sequence[RunEntry]) -> str:
 
 
 def speedup_in_words(entries: Sequence[RunEntry]) -> str:
-    """List speed-up and efficiency of every run; return "" without a one-worker run."""
+    """List the speed-up and efficiency of every run; return "" if no run has only one worker."""
     labels = {entry.key: entry.label for entry in entries}
     return "; ".join(
         f"{labels[point.run]}: speed-up {point.speedup:.2f} on {point.workers} workers "
@@ -149,7 +149,7 @@ def _scaling_traces(table: pd.DataFrame, shown: Sequence[RunEntry], y: str) -> l
     lines = {
         line: LineStyle(
             label=f"{group['kind'].iloc[0]} scaling",
-            # A line through several runs has the colour of the first of them.
+            # A line through several runs has the colour of the first run.
             color=looks[group["runs"].iloc[0][0]].color,
             dash="solid" if group["kind"].iloc[0] == "strong" else "dot",
             symbol="circle",

@@ -31,13 +31,13 @@ OLD = 10  # staleness, in updates, from which gradients count as old
 
 
 def staleness_cost(runs: Iterable[Run]) -> Figure:
-    """Draw test accuracy over mean staleness: a line per staleness correction, a band of seeds."""
+    """Draw test accuracy over mean staleness: a line per staleness correction, bands over seeds."""
     shown = entries(runs)
     table = stale_table([entry.run for entry in shown])
     looks = lines(table["staleness_correction"])
     panel = Panel(
         title="Accuracy by staleness\nmean over seeds; band: range over seeds",
-        x="mean staleness (updates since the weights of the gradient)",
+        x="mean staleness (updates since the weights were fetched)",
         y="test accuracy",
         traces=line_with_band(
             table, "staleness", "accuracy", looks, by="staleness_correction", marks=True
@@ -68,7 +68,9 @@ def summarize_staleness_cost(runs: Sequence[Run], classes: int = 10) -> Markdown
     table, guess = stale_table(runs), 1 / classes
     synchronous = table[table["staleness_correction"] == SYNCHRONOUS]
     if synchronous.empty:
-        return sentences([Finding("Not judged: there is no synchronous run as a reference")])
+        return sentences(
+            [Finding("The claims are not judged: there is no synchronous run as a reference")]
+        )
     ages = [
         accuracy_finding(row, "", row.way, f"mean staleness {row.staleness:.3g} updates")
         for row in table.itertuples()
@@ -77,7 +79,8 @@ def summarize_staleness_cost(runs: Sequence[Run], classes: int = 10) -> Markdown
     if best["accuracy_low"] < CHANCE * guess:
         where = "" if best["accuracy"] < CHANCE * guess else " for some seeds"
         unjudged = Finding(
-            f"Not judged: synchronous training itself stays near chance{where}",
+            "The claims are not judged: synchronous training itself is hardly better than a random "
+            f"guess{where}",
             details=(f"try a learning rate below {runs[0].experiment['learning_rate']:g}",),
         )
         return sentences([*ages, unjudged])
@@ -88,14 +91,17 @@ def _correction_claims(table: pd.DataFrame, best: pd.Series, guess: float) -> It
     old = table[table["staleness"] >= OLD]
     plain = old[old["staleness_correction"] == PLAIN]
     if not plain.empty:
-        claim = "Old gradients at the uncorrected rate stay near chance"
+        claim = (
+            "With stale gradients at the uncorrected learning rate, accuracy stays near a random "
+            "guess"
+        )
         holds = bool((plain["accuracy"] < CHANCE * guess).all())
         chance = f"a random guess has {guess:.0%}"
         yield published(claim, "Zhang 2016", holds, list_accuracies(plain), chance)
     corrected = old[old["staleness_correction"] == correction_text("per_gradient")]
     if not corrected.empty:
         yield published(
-            "At α₀/τ, old gradients reach the accuracy of synchronous training",
+            "At the learning rate α₀/τ (τ: staleness), stale gradients reach synchronous accuracy",
             "Zhang 2016",
             bool((corrected["accuracy_high"] >= best["accuracy_low"]).all()),
             list_accuracies(corrected),
@@ -105,7 +111,7 @@ def _correction_claims(table: pd.DataFrame, best: pd.Series, guess: float) -> It
 
 
 def stale_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return a table row per run: label (`way`), correction, mean staleness, accuracy columns."""
+    """Return a table row per run: label (`way`), staleness correction, mean staleness, accuracy."""
     return accuracy_table(runs, _correction).sort_values("staleness", kind="stable")
 
 
@@ -122,12 +128,12 @@ def _correction(run: Run) -> dict[str, Any]:
 
 
 def time_to_target(runs: Sequence[Run], target: float) -> pd.DataFrame:
-    """Return a table row per run: label (`way`), slow worker, and cost to reach the target.
+    """Return a table row per run: label (`way`), slow worker, and cost to reach the accuracy.
 
     Args:
         runs: Runs with any training strategies.
-        target: Target accuracy on the validation data; the table states seconds, samples and MiB
-            until a run reaches it.
+        target: Target accuracy on the validation data; the table contains the seconds, samples and
+            MiB until a run reaches this accuracy.
     """
     table = to_target({str(number): run for number, run in enumerate(runs)}, target)
     table.insert(0, "way", [way_of(run) for run in runs])
@@ -138,12 +144,12 @@ def time_to_target(runs: Sequence[Run], target: float) -> pd.DataFrame:
 
 
 def summarize_time_to_target(runs: Sequence[Run], target: float) -> Markdown:
-    """Name the strategy that reaches the target first, with equal workers and with a slow one.
+    """Name the strategy that first reaches the target accuracy, with and without a slow worker.
 
     Published claim (Ho 2013): with one slow worker, stale synchronous training is between
     synchronous and asynchronous training in time to a given loss. The summary confirms the claim of
     Ho (2013) if the mean time of stale synchronous training is between the other two mean times.
-    The summary states whether ranges over seeds overlap.
+    The summary states whether the ranges of these times over seeds overlap.
     """
     table = time_to_target(runs, target).reset_index()
     findings: list[Finding] = []
@@ -156,29 +162,35 @@ def summarize_time_to_target(runs: Sequence[Run], target: float) -> Markdown:
             findings.append(Finding(where, row.way, row.seconds, band, row.seeds, seconds_text))
         if missing := [row.way for row in group.itertuples() if row.reached < row.seeds]:
             ways = ", ".join(dict.fromkeys(missing))
-            findings.append(Finding(f"{where}, some seeds did not reach {target:.0%}: {ways}"))
+            findings.append(
+                Finding(f"{where}, some seeds did not reach the accuracy {target:.0%}: {ways}")
+            )
         if slow:
             findings += _stale_synchronous(group)
         if len(complete):
             first.append(f"{where.lower()} **{complete['way'].iloc[0]}**")
     if first:
-        findings.append(Finding("First at the target, by means over seeds", details=tuple(first)))
+        findings.append(
+            Finding(
+                "First to reach the target accuracy, by mean time over seeds", details=tuple(first)
+            )
+        )
     return sentences(findings)
 
 
 def _stale_synchronous(group: pd.DataFrame) -> Iterator[Finding]:
-    """Judge whether stale synchronous training is between synchronous and asynchronous in time."""
+    """Judge whether stale synchronous training takes a time between those of sync and async."""
     rows = {row.way: row for row in group.itertuples()}
     bound = [way for way in rows if way.startswith("stale synchronous")]
     if not bound or not {SYNCHRONOUS, ASYNCHRONOUS} <= set(rows):
         return
     ordered = [rows[way] for way in (SYNCHRONOUS, *bound, ASYNCHRONOUS)]
     claim = (
-        "Stale synchronous servers are between synchronous and asynchronous servers in "
-        "time to the target"
+        "Stale synchronous training takes less time to the target accuracy than synchronous, "
+        "and more than asynchronous training"
     )
     if missing := [row.way for row in ordered if row.reached < row.seeds]:
-        reason = f"not judged, because {', '.join(missing)} did not reach the target"
+        reason = f"not judged, because {', '.join(missing)} did not reach the target accuracy"
         yield Finding(f"**{claim}** (Ho 2013)", details=(reason,))
         return
     slowest, *between, quickest = ordered
@@ -193,13 +205,14 @@ def _stale_synchronous(group: pd.DataFrame) -> Iterator[Finding]:
 
 
 def softsync_published(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return a row per softsync run: staleness and test error, with the published values.
+    """Return a table row per softsync run: staleness and test error, with published values.
 
-    The column `staleness` is the mean staleness in updates; the paper states n for n-softsync.
-    The column `later than 2n` is the share of gradients with a staleness above 2n, where n is the
-    parameter of n-softsync. The column `error` is the mean test error over seeds; `of seeds` is its
-    range. The column `of` names the published experiment; `source` names its paper, with a mark
-    that `labkit.simulate.published` explains.
+    The column `staleness` is the mean staleness in updates; for n-softsync, the paper states a mean
+    staleness of n. The column `later than 2n` is the share of gradients with a staleness above 2n,
+    where n is the parameter of n-softsync. The column `error` is the mean test error over seeds;
+    the column `of seeds` is the range of this error. The column `of` names the published
+    experiment; the column `source` names its paper and has a mark that `labkit.simulate.published`
+    explains.
     """
     table = stale_table(runs).set_index("way")
     rows = {}
@@ -230,7 +243,7 @@ def softsync_published(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def summarize_batch(runs: Sequence[Run]) -> Markdown:
-    """Summarize whether smaller batches compensate staleness, at rates α₀ / mean staleness.
+    """Summarize whether smaller batches compensate for staleness, at rates α₀ / mean staleness.
 
     Published claim (Gupta 2015, arXiv 1509.04210): at learning rates α₀ / staleness, the mini-batch
     size of a learner determines the accuracy. With more learners, gradients are staler, so the
@@ -253,13 +266,12 @@ def summarize_batch(runs: Sequence[Run]) -> Markdown:
         # batches at the least staleness.
         findings.append(
             published(
-                "Smaller batches compensate staleness",
+                "Smaller batches compensate for staleness",
                 "Gupta 2015",
                 is_better(corrected, plain),
-                f"batch {small} with staleness {old} "
-                f"{cells.accuracy[small, old]:.1%}, batch {large} with staleness {young} "
-                f"{cells.accuracy[large, young]:.1%}; batch {small} with staleness {young} "
-                f"{cells.accuracy[small, young]:.1%}",
+                f"{cells.accuracy[small, old]:.1%} with batch {small} and staleness {old}, "
+                f"{cells.accuracy[large, young]:.1%} with batch {large} and staleness {young}; "
+                f"{cells.accuracy[small, young]:.1%} with batch {small} and staleness {young}",
             )
         )
     return sentences(findings)
@@ -276,15 +288,22 @@ def summarize_rate(runs: Sequence[Run]) -> Markdown:
     findings, equal_rates = [], []
     for rate, group in table.groupby("rate"):
         young, old = group[:1], group[-1:]
-        # A learning rate with a single run has only one row, which is both the first and the last.
+        # A learning rate with a single run has only one table row, which is both the first and the
+        # last.
         ends = group.iloc[[0, -1] if len(group) > 1 else [0]]
         for row in ends.itertuples():
-            what = f"At rate {rate:g}, staleness {row.n}"
+            what = f"At learning rate {rate:g}, staleness {row.n}"
             findings.append(accuracy_finding(row, what))
         equal_rates += [f"{rate:g}"] if len(group) > 1 and not is_better(young, old) else []
-    where = f"at rate {', '.join(equal_rates)}" if equal_rates else "at none of these rates"
+    where = (
+        f"at learning rate {', '.join(equal_rates)}"
+        if equal_rates
+        else "at none of these learning rates"
+    )
     claim = Finding(
-        "**Old gradients are as accurate as young ones, within the seeds**", details=(where,)
+        "**Training with stale gradients is as accurate as with fresh ones, within the spread of "
+        "the seeds**",
+        details=(where,),
     )
     return sentences([*findings, claim])
 
@@ -292,11 +311,11 @@ def summarize_rate(runs: Sequence[Run]) -> Markdown:
 def summarize_downpour(runs: Sequence[Run]) -> Markdown:
     """Summarize whether Downpour SGD tolerates rarer exchanges with Adagrad than with plain SGD.
 
-    The summary judges each optimizer at the learning rate that is best for its most frequent
-    exchanges. The summary also names the best learning rate for the rarest exchanges. Published
-    claim (Dean 2012): Downpour SGD with Adagrad is the fastest method with 200 replicas, and is
-    stable. The summary confirms the claim of Dean (2012) if the ranges of accuracy over seeds do
-    not overlap.
+    The summary judges each optimizer at the learning rate with its best result when workers
+    exchange most often. The summary also names the best learning rate when workers exchange least
+    often. Published claim (Dean 2012): Downpour SGD with Adagrad is the fastest method with 200
+    replicas, and is stable. The summary confirms the claim of Dean (2012) if the ranges of accuracy
+    over seeds do not overlap.
 
     Args:
         runs: Downpour runs with both optimizers, several learning rates, and several exchange
@@ -306,7 +325,11 @@ def summarize_downpour(runs: Sequence[Run]) -> Markdown:
     table = table.sort_values(["optimizer", "fetch_every", "rate"])
     findings = [
         accuracy_finding(
-            row, f"{row.optimizer} at rate {row.rate:g}, every {row.fetch_every} batches"
+            row,
+            (
+                f"{row.optimizer} at learning rate {row.rate:g}, exchange every "
+                f"{row.fetch_every} batches"
+            ),
         )
         for row in table.itertuples()
     ]
@@ -322,17 +345,17 @@ def _adagrad_claim(table: pd.DataFrame) -> Iterator[Finding]:
         rate, best = cells[often].idxmax(), cells[rarely].idxmax()
         rare[optimizer] = by_rate.loc[[(rarely, rate)]]
         texts.append(
-            f"{optimizer} at rate {rate:g}: {cells[often, rate]:.1%} every {often} and "
-            f"{cells[rarely, rate]:.1%} every {rarely} batches; at rate {best:g} every {rarely}: "
-            f"{cells[rarely, best]:.1%}"
+            f"{optimizer} at learning rate {rate:g}: accuracy {cells[often, rate]:.1%} with an "
+            f"exchange every {often} batches, {cells[rarely, rate]:.1%} every {rarely} batches; "
+            f"at learning rate {best:g}: {cells[rarely, best]:.1%} every {rarely} batches"
         )
     if often < rarely and {"adagrad", "sgd"} <= set(rare):
-        claim = "Adagrad tolerates staleness that plain SGD does not tolerate"
+        claim = "Adagrad is more accurate than plain SGD with rare exchanges"
         yield published(claim, "Dean 2012", is_better(rare["adagrad"], rare["sgd"]), *texts)
 
 
 def _settings_table(runs: Sequence[Run], **columns: str) -> pd.DataFrame:
-    """Return the accuracy table, with columns for fields of the strategy and the experiment."""
+    """Return the accuracy table with extra columns for settings of the strategy and experiment."""
     return accuracy_table(
         runs,
         lambda run: (

@@ -28,12 +28,13 @@ from labkit.records.run import Run
 LANE = 30  # height of the lane of a worker or server in pixels
 MOST = 60  # greatest number of gradients to draw; more arrows are indistinguishable
 SHADES = 5  # number of colours; the last colour includes all higher staleness
-# The colours from fresh (light) to stale (dark) are from cividis, distinct with any colour vision.
+# The colours, from light (fresh) to dark (stale), are from the colour map cividis, so that people
+# with any colour vision can distinguish them.
 COLORS = ("#E0B33C", "#A59C74", "#7C7B78", "#4C5A8C", "#00306F")
 DROPPED = "#D55E00"
 CLOCKS = {"wall": "on ranks", "virtual": "on the virtual clock"}
-ACROSS = 3  # number of panels in a row
-MOST_AGES = 0.95  # share of gradients within the axis; outliers of late starters are cut off
+ACROSS = 3  # number of panels side by side
+MOST_AGES = 0.95  # share of gradients that the axis covers, without outliers of late starters
 PLAIN = "at α₀"  # label of softsync without a staleness correction
 
 
@@ -48,7 +49,7 @@ def update_log(run: Run, first: int = 0, last: int | None = None) -> Figure:
     Args:
         run: Run with parameter servers and one seed.
         first, last: Numbers of the first and last gradient to draw, in order of application;
-            default: from gradient 0, as many as are legible.
+            default: from gradient 0, as many gradients as are legible.
 
     Raises:
         LabkitError: The run has no update log.
@@ -70,7 +71,7 @@ def update_log(run: Run, first: int = 0, last: int | None = None) -> Figure:
     room = 0.02 * (most - least)
     panel = Panel(
         title=f"Gradients {first} to {last} of {len(events)}\n↓ from push to application; "
-        "• delivered",
+        "• delivered to the server",
         x="time, ms",
         y="",
         traces=[
@@ -97,7 +98,7 @@ def staleness(runs: Iterable[Run] | Run) -> Figure:
     ages = {entry.key: staleness_of(entry.run) for entry in shown}
     panel = Panel(
         title="Staleness of applied gradients",
-        x="staleness (updates since the weights of the gradient)",
+        x="staleness (updates since the weights were fetched)",
         y="share of gradients",
         traces=_histogram(ages, {entry.key: entry for entry in shown}, 0.8 / len(shown)),
         y_axis={"tickformat": ".0%", "rangemode": "tozero"},
@@ -115,13 +116,13 @@ def _histogram(ages: Mapping[str, pd.Series[float]], looks: Looks, width: float)
     for place, (name, values) in enumerate(ages.items()):
         share = values.value_counts(normalize=True).sort_index()
         at = share.index.to_numpy(float) + width * (place - (len(ages) - 1) / 2)
-        hover = [f"{part:.1%} of gradients are {age:g} updates old" for age, part in share.items()]
+        hover = [f"{part:.1%} of gradients have staleness {age:g}" for age, part in share.items()]
         tables.append(pd.DataFrame({"run": name, "at": at, "share": share, "hover": hover}))
     return [bar | {"width": width} for bar in bars(pd.concat(tables), "at", "share", looks)]
 
 
 def summarize_staleness(runs: Iterable[Run] | Run | dict[str, Run]) -> Markdown:
-    """Summarize staleness and result of each run; compare with theory for equally fast workers.
+    """Summarize each run's staleness and result, compared with theory for equally fast workers.
 
     Args:
         runs: Runs, or a dictionary of runs by name.
@@ -139,8 +140,8 @@ def _finding(entry: RunEntry, name: str) -> Finding:
     result = (
         f"test accuracy {accuracy:.1%}" if has_accuracy else f"test loss {metrics['test_loss']:.4g}"
     )
-    spent = "unknown time, because its equivalence gate failed"
-    if not entry.gate_failed:
+    spent = "unknown time, because the equivalence check failed"
+    if not entry.equivalence_failed:
         spent = f"{seconds_text(metrics['train_seconds'])} of the {metrics['clock']} clock"
     return Finding(
         f"**{name}**",
@@ -155,7 +156,7 @@ def _finding(entry: RunEntry, name: str) -> Finding:
 def _events(run: Run) -> pd.DataFrame:
     events = run.update_log
     if events.empty:
-        where = "; each of its seeds has one" if run.seeds else ""
+        where = "; give one of its seeds, each of which has an update log" if run.seeds else ""
         raise LabkitError(
             f"{run.name} has no update log (state: {run.status['state']}); completed runs with "
             f"ParameterServer have one{where}"
@@ -170,20 +171,20 @@ def staleness_of(run: Run) -> pd.Series[float]:
 
 
 def _color_indices(events: pd.DataFrame) -> pd.Series[int]:
-    """Return each gradient's colour index: its staleness, up to `SHADES` - 1; -1 if dropped."""
+    """Return each gradient's colour index: staleness, up to `SHADES` - 1; -1 if it was dropped."""
     shades = events["staleness"].clip(upper=SHADES - 1).astype(int)
     return shades.where(events["update"] >= 0, -1)
 
 
 def _color_line(kind: int) -> LineStyle:
     if kind < 0:
-        return LineStyle("dropped because too late", DROPPED, "dot", "x")
+        return LineStyle("dropped, because it arrived too late", DROPPED, "dot", "x")
     name = "or more " * (kind == SHADES - 1)
     return LineStyle(f"staleness {kind} {name}".strip(), COLORS[kind], "solid", "triangle-down")
 
 
 def _arrows(group: pd.DataFrame, names: dict[int, str], kind: int) -> Trace:
-    """Return all arrows of one colour as one trace, from sending via delivery to application."""
+    """Return one trace with all arrows of a colour, from sending via delivery to application."""
     look, gap = _color_line(kind), [None] * len(group)
     workers = [f"worker {worker}" for worker in group["worker"]]
     servers = [names[server] for server in group["server"]]
@@ -275,8 +276,8 @@ def _clock_panel(way: str, ages: dict[str, pd.Series[float]], looks: Looks) -> P
 def _clock_findings(runs: Sequence[Run]) -> Iterator[Finding]:
     for way, ages in _ages_by_way(runs).items():
         details = (
-            f"{clock} staleness {age.mean():.3g} updates on average, 19 of 20 gradients at most "
-            f"{age.quantile(MOST_AGES, interpolation='higher'):g}"
+            f"{clock}: staleness {age.mean():.3g} updates on average, at most "
+            f"{age.quantile(MOST_AGES, interpolation='higher'):g} for 19 of 20 gradients"
             for clock, age in ages.items()
         )
         yield Finding(f"**{way}**", details=tuple(details))
@@ -286,7 +287,7 @@ def correction_text(remedy: str | None) -> str:
     """Return the label of a staleness correction in figures, such as `at α₀/τ`."""
     texts = {
         "per_gradient": "at α₀/τ",
-        "mean": "at α₀ over the mean staleness",
+        "mean": "at α₀ / mean staleness",
         "momentum": "reduced momentum",
         "delay_compensated": "delay-compensated",
     }

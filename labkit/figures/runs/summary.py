@@ -36,7 +36,7 @@ def summarize(runs: Iterable[Run] | Run) -> Markdown:
         Finding(f"**{entry.label}**", details=tuple(_run_details(entry))) for entry in shown
     ]
     findings += _speedup_findings(shown)
-    findings += [Finding(speed.refusal(entry)) for entry in shown if entry.gate_failed]
+    findings += [Finding(speed.refusal(entry)) for entry in shown if entry.equivalence_failed]
     return sentences(findings)
 
 
@@ -51,10 +51,11 @@ def _run_details(entry: RunEntry) -> list[str]:
         details.append(f"test loss {metrics['test_loss']:.4g}")
     group = islice(logged_results(entry.run).items(), _MOST_METRICS)
     details += [f"{name} {value:.4g}" for name, value in group]
-    details.append(f"equivalence gate {verdict(entry.run)}")
+    details.append(f"equivalence check {verdict(entry.run)}")
     history = entry.run.history
     parts = ("compute_seconds", "communicate_seconds", "wait_seconds")
-    # The first step is excluded, because TensorFlow traces and compiles the model in this step.
+    # The first training step is excluded, because TensorFlow traces and compiles the model in this
+    # step.
     steady = history[history["step"] > 0]
     total = steady["seconds"].sum()
     # The parts of the step time are stated for several workers only, because a single worker
@@ -62,7 +63,7 @@ def _run_details(entry: RunEntry) -> list[str]:
     if metrics.get("workers", 1) > 1 and total > 0:
         shares = " / ".join(f"{max(steady[part].sum(), 0) / total:.0%}" for part in parts)
         details.append(
-            f"shares of computing / exchange / waiting for ranks in its step time: {shares}"
+            f"shares of the step time for computation / exchange / waiting for ranks: {shares}"
         )
     return details
 
@@ -86,10 +87,10 @@ def _speedup_findings(shown: Sequence[RunEntry]) -> list[Finding]:
 
 
 def speed_verdict(low: float, high: float, below_text: str) -> str:
-    """Return the conclusion for a speed ratio whose range is above 1, below 1, or includes 1."""
+    """Return the conclusion about a speed ratio: its range is above 1, below 1, or includes 1."""
     if low > 1:
         return "it pays"
-    return below_text if high < 1 else "no difference beyond the spread of the steps"
+    return below_text if high < 1 else "no difference beyond the spread of the step times"
 
 
 _CHANCE = (
@@ -104,12 +105,12 @@ _NAMED = 6  # greatest number of runs that a sentence names
 def summarize_comparison(runs: Iterable[Run] | Run) -> Markdown:
     """Summarize differing parameters, equivalence checks, and the best runs.
 
-    Runs that differ only in the seed count as one setting. The summary names the best settings in
-    accuracy, speed and bytes, for each task, number of samples and clock separately. The summary
-    lists the parameters in which the best and the next setting differ. A statistical test over
-    seeds (`verdict.judge`) decides whether a lead in accuracy is significant. A lead in speed is
-    significant if the ranges of speed over seeds do not overlap. A sentence about an insignificant
-    lead first states that the lead is insignificant.
+    Runs that differ only in their random seed are treated as one setting. The summary names the
+    settings with the best accuracy, speed and bytes, separately for each task, number of samples
+    and clock. The summary lists the parameters in which the best and the next setting differ. A
+    statistical test over seeds (`verdict.judge`) decides whether a lead in accuracy is significant.
+    A lead in speed is significant if the ranges of speed over seeds do not overlap. A sentence
+    about an insignificant lead first states that the lead is insignificant.
 
     Raises:
         LabkitError: There are no runs.
@@ -141,13 +142,13 @@ def summarize_comparison(runs: Iterable[Run] | Run) -> Markdown:
         if head not in compared
     ]
     if alone:
-        head = "Not compared, because no other run has the same task, length and clock"
+        head = "Not compared, because no other run has the same model, data set, length and clock"
         findings.append(Finding(head, details=(_join_labels(alone),)))
     return sentences([*findings, *_largest_speedup(shown)])
 
 
 def _accuracy(entry: RunEntry) -> Finding | None:
-    """Return the finding on the mean test accuracy over seeds; None without an accuracy."""
+    """Return the finding on mean test accuracy over seeds; None if the run has no accuracy."""
     return _over_seeds(entry, "test accuracy", accuracies(entry.run).values(), "{:.2%}".format)
 
 
@@ -167,9 +168,9 @@ def _over_seeds(
 
 
 def _speed(entry: RunEntry) -> Finding | None:
-    """Return the finding on samples/s (median and range over seeds); None if the check failed."""
+    """Return the finding on samples/s over seeds, or None if the equivalence check failed."""
     value = entry.metrics.get("samples_per_second")
-    if not value or entry.gate_failed:
+    if not value or entry.equivalence_failed:
         return None
     seeds = int(entry.metrics.get("repeats") or 1)
     ends = seed_range(entry.run, "samples_per_second") or (value, value)
@@ -210,7 +211,11 @@ def _what_differs(shown: Sequence[RunEntry]) -> Finding:
     states = Counter(str(run.status["state"]) for entry in shown for run in entry.members)
     ended = ", ".join(f"{count} {state}" for state, count in states.most_common())
     differ = f"that differ in {', '.join(names)}" if names else "with the same parameters"
-    kinds = f"; {len(shown)} settings apart from the seed" if len(shown) < states.total() else ""
+    kinds = (
+        f"; {len(shown)} settings that differ in more than the seed"
+        if len(shown) < states.total()
+        else ""
+    )
     return Finding(f"{plural(states.total(), 'run')} {differ} ({ended}{kinds})")
 
 
@@ -218,9 +223,9 @@ def _gate_counts(shown: Sequence[RunEntry]) -> Finding:
     gates = [(entry.metrics.get("equivalence") or {}).get("verdict", "not run") for entry in shown]
     counts = Counter(gates)
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
-    failed = [entry.label for entry in shown if entry.gate_failed]
+    failed = [entry.label for entry in shown if entry.equivalence_failed]
     none = f"no speed is shown for {_join_labels(failed)}" if failed else ""
-    return Finding("Equivalence gate", details=(words, none))
+    return Finding("Equivalence check", details=(words, none))
 
 
 _Place = tuple[Finding, RunEntry]
@@ -229,7 +234,7 @@ _Place = tuple[Finding, RunEntry]
 def _ranked(
     shown: Sequence[RunEntry], measure: Callable[[RunEntry], Finding | None], sign: int
 ) -> list[_Place]:
-    """Return the runs that have the value, sorted: descending for sign 1, ascending for -1."""
+    """Return the runs that have a measured value, in descending (sign 1) or ascending order."""
     known = [(finding, entry) for entry in shown if (finding := measure(entry)) is not None]
     return sorted(known, key=lambda place: -sign * (place[0].value or 0.0))
 
@@ -245,7 +250,7 @@ def _lead(
     differing = [n for n in parameters([best[1].run, others[0][1].run]) if n not in _CHANCE]
     details = [f"next {others[0][0].subject}, {others[0][0].number}", more]
     if len(differing) > 1:
-        details.append(f"the two differ in {' and '.join(differing)}")
+        details.append(f"these two runs differ in {' and '.join(differing)}")
     head = f"{most} {best[0].head}" if verdict else f"{_NO_DIFFERENCE} {best[0].head}"
     if not verdict and min(best[0].seeds, others[0][0].seeds) < 2:
         head = f"{_ONE_SEED} {best[0].head}"
@@ -287,18 +292,20 @@ def _lowest_text(ranked: Sequence[_Place]) -> str:
 
 def _judge_by_seeds(first: _Place, second: _Place) -> str:
     ours, theirs = (list(accuracies(entry.run).values()) for _, entry in (first, second))
-    # `judge` tests for a loss of accuracy, so the second run is its candidate and the first run its
-    # reference.
+    # `judge` tests whether a candidate is less accurate than a reference; here, the second run is
+    # the candidate and the first run the reference.
     lost = min(len(ours), len(theirs)) > 1 and judge(theirs, ours).kind == "loss"
-    return "more than the seeds explain" if lost else ""
+    return "the difference exceeds the spread of the seeds" if lost else ""
 
 
 def _all_seeds_better(comparative: str, first: _Place, second: _Place) -> str:
-    """Return the conclusion that all seeds of the first run are better, or "" if not."""
+    """Return the conclusion that every seed of the first run is better, or "" if it is false."""
     (high, _), (low, _) = (second, first) if comparative == "lower" else (first, second)
     if not high.band or not low.band or min(high.seeds, low.seeds) < 2:
         return ""
-    return f"each of its seeds is {comparative}" * (high.band[0] > low.band[1])
+    return f"every seed is {comparative} than every seed of the next run" * (
+        high.band[0] > low.band[1]
+    )
 
 
 def _fastest(shown: Sequence[RunEntry]) -> Finding:
@@ -328,9 +335,9 @@ def _undominated_runs(shown: Sequence[RunEntry]) -> list[Finding]:
     if len(shown) < 2 or best.empty:
         return []
     if len(best) == len(spent):
-        what = "No run is better than another in accuracy, bytes and seconds on its network"
+        what = "No run is better than another on the same network in accuracy, bytes and seconds"
         return [Finding(what)]
-    what = "No run is better than these in accuracy, bytes and seconds on their network"
+    what = "Not surpassed in accuracy, bytes and seconds by another run on the same network"
     return [Finding(what, details=(_join_labels(list(best["run"])),))]
 
 
@@ -348,9 +355,9 @@ def _largest_speedup(shown: Sequence[RunEntry]) -> list[Finding]:
     over = "seeds" if seeds > 1 else "steps"
     head = "Largest speed-up over one worker"
     if low <= 1:
-        head = f"No speed-up over one worker beyond the spread of the {over}; the largest"
+        head = f"No speed-up over one worker exceeds the spread of the {over}; the largest"
     details = [f"{most['kind']} scaling, efficiency {most['efficiency'] / 100:.0%}"]
-    details += ["one seed; the spread is over its steps"] if seeds < 2 else []
+    details += ["the spread is over the steps of its single seed"] if seeds < 2 else []
     text = "{:.2f}".format
     finding = Finding(head, most["run"], most["speedup"], (low, high), text=text)
     return [replace(finding, seeds=seeds if seeds > 1 else 0, details=tuple(details))]

@@ -1,1 +1,1 @@
-"""Figures of collective and pipeline schedules: traces, counts, costs, predictions."""
+"""Figures of collective and pipeline schedules: traces, message counts, costs, predictions."""

@@ -25,7 +25,7 @@ from labkit.simulate.fastest import Costs, costs
 ALGORITHMS = tuple(name for name, algorithm in ALLREDUCE.items() if algorithm.layout is None)
 NETWORKS = ("100Gb-infiniband", "10GbE", "1GbE", "wan")
 RANGE = (64, 2**26)  # least and greatest buffer size in bytes
-IN_A_ROW = 2  # number of panels in a row of the figure
+IN_A_ROW = 2  # number of panels side by side in the figure
 
 
 def cost_curves(
@@ -35,7 +35,7 @@ def cost_curves(
     nbytes: tuple[float, float] = RANGE,
     gamma: float = 0.0,
 ) -> Figure:
-    """Draw simulated time over buffer size per network, and where the fastest algorithm changes.
+    """Draw simulated time over buffer size per network; mark where the fastest algorithm changes.
 
     Markers are simulated times. Thin lines are closed-form costs (`labkit.simulate.closed_form`),
     which assume a single switch.
@@ -69,7 +69,9 @@ def cost_curves(
     rows = [panels[start : start + IN_A_ROW] for start in range(0, len(panels), IN_A_ROW)]
     title = f"Allreduce on {size} ranks · simulation"
     added = f", addition {seconds_text(gamma * 2**20)} per MiB" if gamma else ""
-    remark = f"markers: simulator; thin lines: closed form{added}; ✕: the fastest algorithm changes"
+    remark = (
+        f"markers: simulator; thin lines: closed form{added}; ✕: another algorithm becomes fastest"
+    )
     words = [
         f"{costs_of_network.network}: {_fastest_by_size(costs_of_network)}"
         for costs_of_network in curves
@@ -90,7 +92,7 @@ def summarize_cost(
         last = dict(zip(algorithms, costs_of_network.seconds[:, -1].tolist(), strict=True))
         best, worst = min(last, key=last.__getitem__), max(last, key=last.__getitem__)
         largest = (
-            f"At {bytes_text(nbytes[1])} {worst} takes {last[worst] / last[best]:.2f} times as "
+            f"At {bytes_text(nbytes[1])}, {worst} takes {last[worst] / last[best]:.2f} times as "
             f"long as {best}"
         )
         details = (f"{_fastest_by_size(costs_of_network)}. {largest}",)
@@ -144,11 +146,11 @@ def _fastest_by_size(costs_of_network: Costs) -> str:
 def counts_table(
     algorithms: Iterable[str] = tuple(ALLREDUCE), sizes: Iterable[int] = (2, 4, 8)
 ) -> pd.DataFrame:
-    """Return a row per algorithm and number of ranks: messages by schedule and by formula.
+    """Return a table row per algorithm and rank count: messages by schedule and by formula.
 
-    The columns `volume` and `busiest_rank` are the bytes that all ranks together and the busiest
-    rank send. Both are multiples of the buffer size n. The column `equal` states whether schedule
-    and formula give the same counts for every rank.
+    The columns `volume` and `busiest_rank` are the bytes sent by all ranks together and by the
+    busiest rank. Both columns are multiples of the buffer size n. The column `equal` states whether
+    schedule and formula give the same counts for every rank.
 
     Args:
         algorithms: Names of allreduce algorithms in `labkit.schedules`.
@@ -184,10 +186,10 @@ def _row(name: str, size: int) -> dict[str, str | int | float | bool]:
 def summarize_counts(table: pd.DataFrame) -> Markdown:
     """Summarize whether schedules agree with formulas, and which algorithms load a rank most."""
     wrong = table[~table["equal"]]
-    findings = [f"{len(table) - len(wrong)} of {len(table)} rows equal the formula for every rank"]
+    findings = [f"{len(table) - len(wrong)} of {len(table)} rows equal the formula on every rank"]
     findings += [
-        f"**{row.algorithm}** on {row.ranks} ranks differs: {row.messages} messages counted, "
-        f"{row.messages_formula} by the formula"
+        f"**{row.algorithm}** on {row.ranks} ranks differs: its schedule has {row.messages} "
+        f"messages, the formula gives {row.messages_formula}"
         for row in wrong.itertuples()
     ]
     largest = table[table["ranks"] == table["ranks"].max()]
@@ -196,7 +198,7 @@ def summarize_counts(table: pd.DataFrame) -> Markdown:
     light = ", ".join(largest[largest["busiest_rank"] == least]["algorithm"])
     findings.append(
         f"On {largest['ranks'].iloc[0]} ranks, the busiest rank sends {least:.3g} n with {light}, "
-        f"and {most:.3g} n with {heavy}"
+        f"and {most:.3g} n with {heavy}, where n is the buffer size"
     )
     return sentences(map(Finding, findings))
 
@@ -204,7 +206,7 @@ def summarize_counts(table: pd.DataFrame) -> Markdown:
 BINS = 120  # number of time intervals of the heat map
 # Greatest number of links in a panel; if there are more, only the busiest are drawn.
 MOST_LINKS = 40
-LINE = 13  # height of the row of a link in pixels
+LINE = 13  # height in pixels of a link's row in the heat map
 
 
 def link_utilisation(
@@ -272,12 +274,12 @@ def summarize_link(
     network: str | Network = "1GbE",
     gamma: float = 0.0,
 ) -> Markdown:
-    """Name the busiest links and time of each algorithm; arguments as for `link_utilisation`."""
+    """Name each algorithm's busiest links and time; arguments as for `link_utilisation`."""
     by_name = simulations(algorithms, size, nbytes, network, gamma)
     least = min(simulation.seconds for simulation in by_name.values())
     findings = []
     for name, simulation in by_name.items():
-        slower = "the fastest of these"
+        slower = "the fastest of these algorithms"
         # Simulated times of equally fast algorithms may differ by rounding, so the comparison has a
         # tolerance.
         if simulation.seconds > least * 1.001:

@@ -34,20 +34,21 @@ ITEMSIZE = {"float64": 8, "mixed_float16": 2, "float16": 2, "mixed_bfloat16": 2,
 def grid_traffic(layers: Sequence[GridLayer], grid: Grid, run: Run | None = None) -> Figure:
     """Draw the tile of each machine in each layer, and the values that machines exchange.
 
-    The left panel shows each position of a layer's input; it is darker if more other machines read
-    the position. Lines connect machines that exchange values; thicker lines represent more values.
-    The right panel shows how many values per sample each machine sends to each other machine. The
-    backward pass sends the gradients of the exchanged values in the opposite direction.
+    The left panel shows the positions of a layer's input; a position is darker if more machines
+    other than its owner read it. Lines connect machines that exchange values; thicker lines
+    represent more values. The right panel shows how many values per sample each machine sends to
+    each other machine. The backward pass sends the gradients of the exchanged values in the
+    opposite direction.
 
     Args:
         layers: Layers from the input to the loss, such as `experiment.grid_layers`.
         grid: Numbers of rows and columns of the grid of machines.
-        run: Run with these layers and this grid; its measured bytes are shown. Default: predictions
-            only.
+        run: Run with these layers and this grid, whose measured bytes the figure shows. By default,
+            the figure shows only predicted traffic.
 
     Raises:
-        InvalidInput: The grid is larger than the smallest layer, or the run does not use this
-            strategy.
+        InvalidInput: The grid is larger than the smallest layer, or the run has no byte counts of
+            these layers.
     """
     machines = grid[0] * grid[1]
     validate_grid(grid, machines, layers)
@@ -65,24 +66,25 @@ def grid_traffic(layers: Sequence[GridLayer], grid: Grid, run: Run | None = None
         )
         words.append(f"{details.replace(chr(10), ', ')}: {_messages(crossings, number)}")
     # Every machine has the complete input samples, so the first layer needs no messages.
-    remark = "the first layer needs no messages, because all machines hold the input"
+    remark = "the first layer needs no messages, because every machine has the whole input"
     figure = sheet(rows, [], title, [remark], words, plot=TILES)
     figure.update_layout(margin={"l": 40})
     return figure
 
 
 def _measured(run: Run, layers: Sequence[GridLayer], machines: int) -> list[tuple[float, float]]:
-    """Return measured bytes per sample before each layer: (forward, backward), for one replica."""
+    """Return one replica's measured bytes per sample before each layer, as (forward, backward)."""
     table = run.layers
     if table.empty or (table["rank"] == 0).sum() != len(layers) - 1:
         raise InvalidInput(
-            f"{run.name} has no byte counts of these {len(layers) - 1} layers: give a run of "
-            "SpatialParallel, and the layers of its model"
+            f"{run.name} has no byte counts of these {len(layers) - 1} layers; give a run of "
+            "SpatialParallel and the layers of its model"
         )
     table = table[table["rank"] < machines]
     samples = run.history[run.history["rank"] == 0]["samples"].mean()
-    # Names of layers may repeat, so the position of a row identifies a layer.
-    places = table.groupby("rank").cumcount()  # the rows of a rank are in the order of the layers
+    # Layer names may repeat, so a row's position in the table identifies its layer.
+    # Each rank's table rows are in the order of the layers.
+    places = table.groupby("rank").cumcount()
     sums = table.groupby(places)[["forward_bytes", "backward_bytes"]].sum() / samples
     return [(0.0, 0.0), *sums.itertuples(index=False, name=None)]
 
@@ -246,13 +248,13 @@ def layer_traffic(run: Run) -> Figure:
         x="KiB per step",
         y="",
         traces=bars(_bars(sending, names), "sent", "layer", drawn, by="way", horizontal=True),
-        note=f"Replicated on every rank, nothing sent: {', '.join(silent)}" if silent else "",
+        note=f"Replicated on every rank, so nothing is sent: {', '.join(silent)}" if silent else "",
         always_note=bool(silent),
         x_axis={"rangemode": "tozero"},
         y_axis=lanes_axis(names) | {"automargin": True},
     )
     title = f"Bytes per layer and step · {clock_and_network([entry])}"
-    remark = f"a rank holds at most {bytes_text(rank_bytes)} of {bytes_text(whole)} of weights"
+    remark = f"a rank stores at most {bytes_text(rank_bytes)} of the {bytes_text(whole)} of weights"
     words = [
         f"{name}: {bytes_text(forward)} forward, {bytes_text(backward)} backward"
         for name, forward, backward in zip(
@@ -267,14 +269,15 @@ def layer_traffic(run: Run) -> Figure:
 
 
 def _by_layer(run: Run) -> tuple[pd.DataFrame, list[str]]:
-    """Return a row per layer that sends (maximum over ranks), and the names of all other layers."""
+    """Return a table row per sending layer (maximum over ranks), and names of all other layers."""
     table = run.layers
     if table.empty:
-        where = "; each of its seeds has them" if run.seeds else ""
+        where = "; give one of its seeds, each of which has them" if run.seeds else ""
         raise LabkitError(
-            f"{run.name} has no layers in slices (state: {run.status['state']}); a completed run "
-            "with strategy=lk.TensorParallel(), lk.SpatialParallel(), or stages of slices "
-            f"(lk.Pipeline, lk.Layerwise, lk.DelayedGradients with slices) has{where}"
+            f"{run.name} has no layers divided among ranks (state: {run.status['state']}); give a "
+            "completed run with strategy=lk.TensorParallel(), lk.SpatialParallel(), or "
+            "lk.Pipeline, lk.Layerwise or lk.DelayedGradients with "
+            f"tensor_parallel_size above 1{where}"
         )
     columns = [f"{way}{kind}_bytes" for way in WAYS for kind in ("", "_wire")]
     # The busiest rank determines when a layer is complete, so the table contains the maximum over
@@ -285,7 +288,7 @@ def _by_layer(run: Run) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _weights(run: Run) -> tuple[int, int]:
-    """Return the bytes of weights: the maximum over ranks, and the whole model's."""
+    """Return the bytes of weights: those of the rank with most, and those of the whole network."""
     by_rank = run.layers.groupby("rank")["weights_bytes"].sum()
     # Every rank lists every layer, so duplicates are dropped before the sum.
     whole = run.layers.drop_duplicates("layer")["whole_weights_bytes"]
@@ -293,7 +296,7 @@ def _weights(run: Run) -> tuple[int, int]:
 
 
 def _bars(sending: pd.DataFrame, names: list[str]) -> pd.DataFrame:
-    """Return a row per layer and direction (forward or backward): payload in KiB per step."""
+    """Return a table row per layer and direction (forward, backward): payload in KiB per step."""
     parts = []
     for way in WAYS:
         payload, wire = sending[f"{way}_bytes"], sending[f"{way}_wire_bytes"]

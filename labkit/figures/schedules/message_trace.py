@@ -37,7 +37,7 @@ LEGEND = legend(
         ("message that is added", ADDS, "solid"),
         ("message that replaces", REPLACES, "dash"),
         ("value of a rank", THERE, "square"),
-        ("received in this round", NEW, "square"),
+        ("value received in this round", NEW, "square"),
         ("complete sum", COMPLETE, "square"),
     ]
 )
@@ -45,15 +45,15 @@ CAPTION, CELL, LOWEST = (
     62,
     38,
     280,
-)  # heights in pixels: the caption, the row of a rank, and the minimum of all rows
+)  # heights in pixels: caption, row of a rank, minimum of all rows together
 CIRCLE, BOXES = [0.0, 0.35], [0.41, 1.0]  # x domains of the circle of ranks and of the chunk boxes
-LABELLED = 20  # greatest number of arrows for which the chunk names have room
+LABELLED = 20  # greatest number of arrows that have room for chunk names
 EDGE = 0.08  # gap between a chunk's strip and the chunk's border, in chunk widths
 ON_BOXES = {"xaxis": "x2", "yaxis": "y2"}
 
 
 def frame(holdings: Holdings, number: int, texts: list[list[str]], caption: str) -> list[Trace]:
-    """Return the frame after `number` rounds; `texts` contains chunk contents by [rank][chunk]."""
+    """Return the animation frame after `number` rounds; `texts[rank][chunk]` labels the chunks."""
     sent = holdings.rounds[number - 1] if number else Round([], [], reduce=[])
     return [
         _arrows(sent.take(sent.reduce), holdings.names, "adds", ADDS, "solid"),
@@ -72,7 +72,7 @@ def rank_circle(names: Sequence[str]) -> Trace:
 
 
 def frame_layout(names: Sequence[str], chunks: int) -> Trace:
-    """Return axes for the circle of ranks, the buffers and the caption, and buffer outlines."""
+    """Return a layout: axes for the circle of ranks, buffers and caption, and buffer outlines."""
     size = len(names)
     high = max(CELL * size, LOWEST)
     inner = CAPTION + high
@@ -130,7 +130,7 @@ def _curve(start: Points, stop: Points) -> Points:
 
 
 def _arrows(sent: Round, names: Sequence[str], verb: str, color: str, dash: str) -> Trace:
-    """Return the arrows of all given messages, which either add to a chunk or replace it."""
+    """Return arrows for all messages that add to a chunk, or for all that replace a chunk."""
     place = _place(len(names))
     paths = [_curve(place[source], place[destination]) for source, destination, *_ in sent.rows()]
     hover = [
@@ -157,7 +157,7 @@ def _labels(sent: Round, size: int, chunks: int) -> Trace:
 
 
 def _strip_edges(chunks: int, size: int) -> Points:
-    """Return the x edges of all strips: per chunk, a segment for each rank, with gaps."""
+    """Return the x coordinates of strip segments: one segment per chunk and rank, with gaps."""
     width = (1 - 2 * EDGE) / size
     start = np.arange(chunks)[:, None] + EDGE + width * np.arange(size)  # shape (chunks, size)
     return np.stack([start, start + 0.86 * width], axis=2).ravel()
@@ -171,7 +171,8 @@ def _strips(holdings: Holdings, number: int) -> Trace:
     kind = np.where((held == 1).all(axis=2, keepdims=True), 4, kind)
     # New values keep their own colour even in complete sums, so that new values are always visible.
     kind = np.where(holdings.new(number) > 0, 3, kind)
-    # Every other row and column is empty, because Plotly's heat maps have gaps of a single size.
+    # Every other row and column of the heat map is a gap; Plotly's own gaps would all have a single
+    # size.
     picture: Integers = np.zeros((2 * nodes - 1, 2 * chunks * size - 1), np.int64)
     picture[::2, ::2] = kind.reshape(nodes, chunks * size)
     return cells(
@@ -219,8 +220,8 @@ def message_trace(
     """Animate a collective with one frame per round: messages, and the chunks on each rank.
 
     Rank 2 starts with the values a2, b2, … in its chunks a, b, …. A chunk with a0+a2 contains the
-    sum of the values of ranks 0 and 2, and Σa is the sum over all ranks. The buttons play and pause
-    and a slider select the round.
+    sum of the values of ranks 0 and 2, and Σa is the sum over all ranks. A play button, a pause
+    button and a slider select the round.
 
     Args:
         algorithm: Name of a collective in `labkit.schedules`, or a function that returns the rounds
@@ -237,7 +238,7 @@ def message_trace(
     if not 2 <= size <= MOST_RANKS:
         raise InvalidInput(
             f"size={size}: a message trace draws 2 to {MOST_RANKS} ranks; for more ranks use "
-            f"counts_table and link_utilisation"
+            f"counts_table or link_utilisation"
         )
     world = Network.parse(network)
     schedule = _schedule(algorithm, world)
@@ -299,8 +300,8 @@ def _texts(holdings: Holdings, values: np.ndarray | None) -> list[list[list[str]
         ]
     if values.shape != (size, chunks):
         raise InvalidInput(
-            f"values of shape {values.shape}: this schedule divides the buffers of {size} ranks "
-            f"into {chunks} chunks; give shape {(size, chunks)}"
+            f"values have shape {values.shape}, but this schedule divides each buffer of {size} "
+            f"ranks into {chunks} chunks; give values of shape {(size, chunks)}"
         )
     states = [values, *(after for _, after in execute(holdings.rounds, values))]
     return [[[f"{number:.4g}" for number in row] for row in state] for state in states]
@@ -309,7 +310,7 @@ def _texts(holdings: Holdings, values: np.ndarray | None) -> list[list[list[str]
 def _captions(holdings: Holdings, times: list[tuple[float, float]] | None) -> list[str]:
     """Return a caption for the start and each round: number and size of messages, and times."""
     count = len(holdings.rounds)
-    lines = ["start: every rank has its own values"]
+    lines = ["start: every rank has only its own values"]
     for number, messages in enumerate(holdings.rounds, 1):
         plural = "message" if len(messages) == 1 else "messages"
         line = f"round {number} of {count}: {len(messages)} {plural} of "

@@ -18,13 +18,13 @@ from labkit.figures.runs.speed import refusal
 from labkit.records.run import Run
 from labkit.records.staged_steps import measured_pipeline
 from labkit.schedules.pipeline import ScheduleTable
+from labkit.schedules.pipeline.schedule_table import LETTERS
 from labkit.schedules.pipeline.stage_memory import Tick, ticks
-from labkit.schedules.pipeline.table import LETTERS
 from labkit.simulate.pipeline import PipelineSimulation
 
 LANE = 28  # height of the lane of a rank in pixels
 STAGE, MICROBATCH = "%{customdata[0]}", "%{customdata[1]}"
-# The colours are from Okabe and Ito (2008), whose palette is distinct with any colour vision.
+# The colours are from Okabe and Ito (2008); people with any colour vision can distinguish them.
 ACTIONS = {
     action: BarKind(name, color, f"{name} of micro-batch {MICROBATCH} at stage {STAGE}")
     for action, name, color in (
@@ -62,7 +62,7 @@ def pipeline_gantt(pipelines: Drawn | Iterable[Drawn], step: int | None = None) 
         [pipelines] if isinstance(pipelines, PipelineSimulation | Run) else list(pipelines)
     )
     if not all_pipelines:
-        raise InvalidInput("no pipeline to draw: give results of simulate_pipeline, or runs")
+        raise InvalidInput("no pipeline was given; give results of simulate_pipeline, or runs")
     panels = [_panel(pipeline, step) for pipeline in all_pipelines]
     shown = [each for each, _ in panels if each is not None]
     title = f"Pipeline · {_clocks(shown)} · network {_networks(shown)}"
@@ -71,7 +71,7 @@ def pipeline_gantt(pipelines: Drawn | Iterable[Drawn], step: int | None = None) 
         [panel for _, panel in panels],
         ACTIONS,
         title,
-        "number: micro-batch; empty: the rank waits",
+        "number in a bar: micro-batch; no bar: the rank waits",
         list(texts),
         LANE,
         1e3 * max((pipeline.seconds for pipeline in shown), default=1e-3),
@@ -80,10 +80,10 @@ def pipeline_gantt(pipelines: Drawn | Iterable[Drawn], step: int | None = None) 
 
 
 def _panel(pipeline: Drawn, step: int | None) -> tuple[PipelineSimulation | None, GanttPanel]:
-    """Return a pipeline and its panel; if a run failed its equivalence check, without bars."""
+    """Return a pipeline and its panel, without bars if the run failed its equivalence check."""
     if isinstance(pipeline, Run):
         (entry,) = entries([pipeline])
-        if entry.gate_failed:
+        if entry.equivalence_failed:
             return None, GanttPanel(pipeline.name, note=refusal(entry))
         pipeline = measured_pipeline(pipeline, step)
     title = f"{_pipeline_text(pipeline)}\n{_bubble_text(pipeline)}"
@@ -98,7 +98,7 @@ def _lane(pipeline: PipelineSimulation, rank: int) -> str:
 
 
 def _bars(pipeline: PipelineSimulation) -> pd.DataFrame:
-    """Return a row per computation: lane of its rank, times in ms, and text of its bar."""
+    """Return a table row per computation: its rank's lane, times in ms, and the text of its bar."""
     table = pipeline.table.take(pipeline.table.computes)
     start, stop = (
         1e3 * column[pipeline.table.computes] for column in (pipeline.start, pipeline.stop)
@@ -141,20 +141,21 @@ def _pipeline_text(pipeline: PipelineSimulation) -> str:
     if table.chunks > 1:
         stages += f" on {table.ranks} ranks"
     what = "time step" if table.recurrent else "micro-batch"
-    # An endless schedule, such as delayed gradients, is drawn for some micro-batches only, so the
-    # text counts the drawn ones.
+    # An endless schedule, such as that of delayed gradients, is drawn for some micro-batches only,
+    # so the text counts only these micro-batches.
     many = len(set(table.microbatch[table.action == "forward"].tolist()))
     plural = "" if many == 1 else "s" if table.recurrent else "es"
     return f"{clock}{table.name}, {stages}, {many} {what}{plural}: {seconds_text(pipeline.seconds)}"
 
 
 def _bubble_text(pipeline: PipelineSimulation) -> str:
-    """Describe the bubble: `bubble 27 % of the time, from 20 % to 30 % by rank`."""
+    """Describe the bubble: `bubble 27 % of the time, between 20 % and 30 % on single ranks`."""
     shares = pipeline.utilisation()
     words = f"bubble {pipeline.bubble_share:.1%} of the time"
     if np.ptp(shares) < 0.005:
         return f"{words}, the same on all ranks"
-    return f"{words}, from {1 - shares.max():.0%} to {1 - shares.min():.0%} by rank"
+    least, most = 1 - shares.max(), 1 - shares.min()
+    return f"{words}, between {least:.0%} and {most:.0%} on single ranks"
 
 
 def _clocks(shown: list[PipelineSimulation]) -> str:
@@ -165,7 +166,7 @@ def _clocks(shown: list[PipelineSimulation]) -> str:
 def _networks(shown: list[PipelineSimulation]) -> str:
     names = list(dict.fromkeys(_network(pipeline) for pipeline in shown)) or ["not emulated"]
     if set(names) == {"not emulated", FREE}:  # a measured run is drawn beside its prediction
-        return "not emulated (simulation: messages take no time)"
+        return "not emulated (in the simulation, messages take no time)"
     return names[0] if len(names) == 1 else f"{', '.join(names)} (by schedule)"
 
 
@@ -178,10 +179,10 @@ def _network(pipeline: PipelineSimulation) -> str:
 MOST_STAGES = 8
 MOST_TICKS = 200
 VERBS = {
-    "forward": "forward of",
-    "backward": "backward of",
-    "backward_input": "backward (input part) of",
-    "backward_weight": "backward (weight part) of",
+    "forward": "forward pass of",
+    "backward": "backward pass of",
+    "backward_input": "backward pass (gradients of inputs) of",
+    "backward_weight": "backward pass (gradients of weights) of",
 }
 FORTH, BACK = "#0072B2", "#D55E00"
 HEIGHT = 250  # height of the animation in pixels
@@ -206,8 +207,8 @@ def pipeline_steps(table: ScheduleTable) -> Figure:
     count = int(table.tick.max(initial=-1)) + 1
     if table.stages > MOST_STAGES or count > MOST_TICKS:
         raise InvalidInput(
-            f"{table.stages} stages and {count} ticks: an animation shows at most {MOST_STAGES} "
-            f"stages and {MOST_TICKS} ticks; give fewer, or use pipeline_gantt"
+            f"the schedule has {table.stages} stages and {count} ticks, but an animation shows at "
+            f"most {MOST_STAGES} stages and {MOST_TICKS} ticks; give fewer, or use pipeline_gantt"
         )
     steps = ticks(table)
     what = "time slice" if table.recurrent else "micro-batch"
@@ -297,7 +298,7 @@ def _boxes(step: Tick, action: str) -> Trace:
 
 
 def _activations_text(held: tuple[int, ...]) -> str:
-    """List stored activations as `x1 x2 x3`; of many, name only the first and the last."""
+    """List stored activations as `x1 x2 x3`; if there are many, name only the first and last."""
     if len(held) > 4:
         return f"x{held[0]} … x{held[-1]} ({len(held)})"
     return " ".join(f"x{number}" for number in held) or "nothing"

@@ -32,7 +32,8 @@ def predicted_and_measured(
     """Simulate measured collectives; return a table with errors, and a figure.
 
     The error of a prediction is predicted time / measured time - 1. Algorithms without a schedule
-    ("mpi") are measured, but not predicted. A measurement with wrong sums has no time in the table.
+    ("mpi") are measured, but not predicted. The table has no time for a measurement whose allreduce
+    returned wrong sums.
 
     Args:
         rows: Measurements, the result of `labkit.bench.collectives.measure`.
@@ -71,13 +72,15 @@ def _figure(
     groups = [(looks[name], group) for name, group in table.groupby("algorithm", sort=False)]
     shown = table[["measured_ms", "min_ms", "p90_ms", "predicted_ms"]].to_numpy() / 1e3
     if table["measured_ms"].isna().all():
-        raise InvalidInput("all rows have wrong results, so there are no times to draw")
+        raise InvalidInput(
+            "all rows have wrong sums, so their times are not drawn; give rows with correct sums"
+        )
     # The margin gives the axis a nonzero width even for a single size.
     sizes_shown = [table["bytes"].min() / 1.5, table["bytes"].max() * 1.5]
     sizes = bytes_axis(*sizes_shown)
     panels = [
         Panel(
-            "Time\nmarkers: measured, whisker: least to p90; lines: predicted",
+            "Time\nmarkers: measured (median); whiskers: minimum to p90; lines: predicted",
             "buffer size",
             "time of the allreduce",
             [curve(*line, looks[name], 1.5) for (name, _), line in curves.items()]
@@ -87,7 +90,7 @@ def _figure(
             link="bytes",
         ),
         Panel(
-            "Error of the prediction\npredicted / measured − 1; whisker: relative to least and p90",
+            "Error of the prediction\npredicted / measured − 1; whiskers: minimum to p90",
             "buffer size",
             "error, %",
             [rule(sizes_shown, [0, 0], "dash"), *(_errors(line, group) for line, group in groups)],
@@ -103,14 +106,14 @@ def _figure(
     # counted.
     wrong = int((~table["correct"]).sum())
     if wrong:
-        remark += f"; {wrong} rows with wrong results are omitted"
+        remark += f"; {wrong} rows with wrong sums are omitted"
     bullets = summarize_prediction(table).replace("- ", "").replace("**", "").split("\n")
     words = [bullet.strip(". ") for bullet in bullets]
     return sheet([panels], looks.values(), title, [remark], words, plot=250)
 
 
 def _measured(look: LineStyle, group: pd.DataFrame) -> Trace:
-    """Return markers of measured times in seconds; whiskers span the least and the p90 time."""
+    """Return markers of measured times in seconds; whiskers reach from the least to p90 times."""
     times = group[["measured_ms", "min_ms", "p90_ms"]] / 1e3
     times.columns = ["time", "time_low", "time_high"]
     details = [
@@ -122,7 +125,7 @@ def _measured(look: LineStyle, group: pd.DataFrame) -> Trace:
 
 
 def _errors(look: LineStyle, group: pd.DataFrame) -> Trace:
-    """Return markers of prediction errors in percent; whiskers span errors at least and p90."""
+    """Return markers of prediction errors in percent; whiskers: errors at least and p90 time."""
     errors = group[["bytes"]].assign(
         error=100 * group["error"],
         error_low=100 * (group["predicted_ms"] / group["p90_ms"] - 1),
@@ -134,7 +137,7 @@ def _errors(look: LineStyle, group: pd.DataFrame) -> Trace:
 
 
 def summarize_prediction(table: pd.DataFrame) -> Markdown:
-    """Summarize the prediction error of each algorithm; compare the slowest with all others."""
+    """Summarize each algorithm's prediction error; compare the slowest one with all others."""
     groups = table.groupby("algorithm", sort=False)
     findings = [Finding(f"**{name}**", details=(_error_text(group),)) for name, group in groups]
     return sentences([*findings, *map(Finding, _slowest_texts(table))])
@@ -143,10 +146,10 @@ def summarize_prediction(table: pd.DataFrame) -> Markdown:
 def _error_text(group: pd.DataFrame) -> str:
     wrong = int((~group["correct"]).sum())
     if wrong:
-        return f"no times, because {wrong} of {len(group)} rows have wrong results"
+        return f"no times, because {wrong} of {len(group)} rows have wrong sums"
     known = group.dropna(subset="error")
     if known.empty:
-        return "not predicted, because labkit has no schedule for it"
+        return "not predicted, because labkit has no schedule of this algorithm"
     worst = known.loc[known["error"].abs().idxmax()]
     inside = (
         (known["min_ms"] <= known["predicted_ms"]) & (known["predicted_ms"] <= known["p90_ms"])
@@ -162,7 +165,7 @@ def _error_text(group: pd.DataFrame) -> str:
 def _slowest_texts(table: pd.DataFrame) -> list[str]:
     """Compare the slowest algorithm with all other algorithms at the largest buffer size."""
     largest = table[table["bytes"] == table["bytes"].max()].set_index("algorithm")
-    # Algorithms with wrong sums have no time.
+    # Algorithms that returned wrong sums have no time.
     timed = largest.dropna(subset="measured_ms").sort_values("measured_ms")
     lines = []
     for name, row in timed[:-1].iterrows():
@@ -171,6 +174,7 @@ def _slowest_texts(table: pd.DataFrame) -> list[str]:
         model = slowest["predicted_ms"] / row["predicted_ms"]
         beside = f", predicted {model:.2f}" if model == model else ""
         lines.append(
-            f"At {size} {slowest.name} takes {ratio:.2f} times as long as {name} (measured{beside})"
+            f"At {size}, {slowest.name} takes {ratio:.2f} times as long as {name} "
+            f"(measured{beside})"
         )
     return lines

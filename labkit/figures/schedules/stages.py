@@ -32,7 +32,7 @@ __all__ = ["measured_pipeline", "pipeline_table", "predicted_pipeline", "rank_ta
 
 
 def rank_table(runs: Iterable[Run] | Run) -> pd.DataFrame:
-    r"""Return a row per run and rank: time and traffic of a step, and memory by category.
+    r"""Return a table row per run and rank: time and traffic of a step, and memory by category.
 
     The column `stages` lists the pipeline stages on the rank. The column `utilisation` is the share
     of step time in which the rank computes, over steady steps. The column `step_ms` is the median
@@ -43,8 +43,8 @@ def rank_table(runs: Iterable[Run] | Run) -> pd.DataFrame:
     memory has three columns: `…_bytes` (measured peak), `…_predicted` (from shapes and schedule),
     and `…_error` = measured / predicted - 1. The columns `bytes` and `bytes_predicted` are sums
     over the categories of memory, although the peaks of the categories may occur at different
-    times. Values without a measurement are missing. A run that failed its equivalence check has no
-    times.
+    times. A value that was not measured is a missing value in the table. The table has no times for
+    a run that failed its equivalence check.
 
     Raises:
         LabkitError: There are no runs, or a run has no results.
@@ -58,21 +58,22 @@ def rank_table(runs: Iterable[Run] | Run) -> pd.DataFrame:
 
 
 def pipeline_table(runs: Iterable[Run] | Run, baseline: Run | None = None) -> pd.DataFrame:
-    r"""Return a row per pipeline-parallel run: measured and theoretical bubble and speed-up.
+    r"""Return a table row per pipeline run: measured and theoretical bubble and speed-up.
 
     The column `bubble_measured` is the idle share of all ranks' time from the first to the last
-    action of a step. The measured bubble is the median over steady steps; `_low` and `_high` are
-    the 10th and the 90th percentile. The column `bubble_simulated` comes from a simulation with the
-    measured seconds of each stage and the network of the run. The column `bubble_formula` assumes
-    equal stages and free messages (`Table.bubble_share`). The columns `schedule_ms` and
-    `simulated_ms` are the measured and simulated times from the first to the last action of a step.
-    The column `speedup` is the baseline's step time over the run's step time. Its `_low` and
-    `_high` use the 90th and the 10th percentile of the step time. The column `bound` is the
-    greatest possible speed-up: p (1 - bubble_formula) for p stages. For GPipe with m micro-batches,
-    the bound is m p/(m + p - 1). For delayed gradients on K stages, the bound is \(3/(1 + 2/K)\),
-    if a backward pass takes as long as two forward passes. For stages with `tensor_parallel_size`
-    slices, the bound of the speed-up is multiplied by the number of slices. The column `ranks`
-    counts only the ranks of one slice.
+    action of a step. The measured bubble is the median over steady steps; the columns with `_low`
+    and `_high` contain the 10th and the 90th percentile. The column `bubble_simulated` comes from a
+    simulation with the measured seconds of each stage and the network of the run. The column
+    `bubble_formula` assumes equal stages and free messages (`Table.bubble_share`). The columns
+    `schedule_ms` and `simulated_ms` are the measured and simulated times from the first to the last
+    action of a step. The column `speedup` is the baseline's step time over the run's step time. The
+    columns with `_low` and `_high` of the speed-up use the 90th and the 10th percentile of the step
+    time. The column `bound` is the greatest possible speed-up: p (1 - bubble_formula) for p stages.
+    For GPipe with m micro-batches, the bound is m p/(m + p - 1). For delayed gradients on K stages,
+    the bound is \(3/(1 + 2/K)\), if a backward pass takes as long as two forward passes. For stages
+    with `tensor_parallel_size` slices, the bound of the speed-up is multiplied by the number of
+    slices. If stages are divided into slices, the column `ranks` counts only the ranks of one
+    slice.
 
     Args:
         runs: Runs; the table omits runs that are not pipeline-parallel.
@@ -92,7 +93,8 @@ def pipeline_table(runs: Iterable[Run] | Run, baseline: Run | None = None) -> pd
     ]
     if not chosen:
         raise LabkitError(
-            "no runs of lk.Pipeline, lk.Layerwise or lk.DelayedGradients: give at least one"
+            "no run of lk.Pipeline, lk.Layerwise or lk.DelayedGradients was given; give at least "
+            "one"
         )
     rows = [pipeline_row(entry.run, base) for entry in chosen]
     return pd.DataFrame(rows, index=pd.Index([entry.label for entry in chosen], name="run"))
@@ -101,7 +103,7 @@ def pipeline_table(runs: Iterable[Run] | Run, baseline: Run | None = None) -> pd
 Row = dict[str, float]
 
 GAIN = 1.05  # a smaller gain is noise, because step times vary by some percent
-NEAR = 0.9  # a speed-up above this share of the theoretical bound counts as the bound
+NEAR = 0.9  # a speed-up above this share of the bound counts as reaching it
 
 
 def summarize_pipeline(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Markdown:
@@ -123,7 +125,7 @@ def summarize_pipeline(runs: Iterable[Run] | Run, baseline: Run | None = None) -
 
 
 def summarize_cut(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Markdown:
-    """Compare divisions of a model over ranks: memory, idle time, traffic and step time.
+    """Compare ways to divide a model among ranks: memory, idle time, traffic and step time.
 
     Args:
         runs: Runs of one model with different strategies.
@@ -135,7 +137,7 @@ def summarize_cut(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Mar
     all_runs = [runs] if isinstance(runs, Run) else list(runs)
     table = rank_table(all_runs)
     # Data-parallel runs do not measure activations, so the predicted bytes replace the measured
-    # ones. The summary states that these bytes are predicted.
+    # ones. The summary states that the bytes of data-parallel runs are predicted.
     table["counted"] = table["bytes"].notna()
     table["bytes"] = table["bytes"].fillna(table["bytes_predicted"])
     by_run = table.groupby(level="run", sort=False).agg(
@@ -148,7 +150,8 @@ def summarize_cut(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Mar
         step_ms=("step_ms", "max"),
     )
     base = baseline or next((run for run in all_runs if run.experiment["workers"] == 1), None)
-    # The table keeps the order of the runs, so the baseline's position identifies its row.
+    # The table keeps the order of the runs, so the baseline's position in the list of runs
+    # identifies the baseline's table row.
     places = [number for number, run in enumerate(all_runs) if base and run.path == base.path]
     group = by_run.iloc[places[0]].to_dict() if places else None
     findings = [
@@ -168,9 +171,9 @@ def _bubbles(row: Row) -> Iterable[str]:
             f"measured bubble {row['bubble_measured']:.0%} of a step "
             f"({row['bubble_low']:.0%} to {row['bubble_high']:.0%})"
         )
-    yield f"simulated bubble with the times of these stages {row['bubble_simulated']:.0%}"
+    yield f"bubble simulated with the measured times of these stages: {row['bubble_simulated']:.0%}"
     if _known(row["bubble_formula"]):
-        yield f"bubble by the formula for equal stages {row['bubble_formula']:.0%}"
+        yield f"bubble by the formula for equal stages: {row['bubble_formula']:.0%}"
     if _known(row["speedup"]) and _known(row["bound"]):
         yield f"speed-up {row['speedup']:.2f}, at most {row['bound']:.2f} by theory"
 
@@ -237,8 +240,8 @@ def pipeline_speedup(runs: Iterable[Run] | Run, baseline: Run | None = None) -> 
     r"""Draw speed-up over the number of micro-batches: a point per run, and a dashed ideal curve.
 
     The ideal speed-up is \(\frac{m p}{m + p - 1}\) for m micro-batches in p equal stages with free
-    messages. It is an upper bound for GPipe and 1F1B. Arguments and exceptions are the same as for
-    `pipeline_table`.
+    messages. This ideal speed-up is an upper bound for the schedules GPipe and 1F1B. Arguments and
+    exceptions are the same as for `pipeline_table`.
     """
     all_runs = [runs] if isinstance(runs, Run) else list(runs)
     table = pipeline_table(all_runs, baseline)
@@ -264,7 +267,7 @@ def pipeline_speedup(runs: Iterable[Run] | Run, baseline: Run | None = None) -> 
     )
     legend = [*looks.values(), LineStyle("ideal, m p/(m + p - 1)", INK, "dash", "line-ew")]
     words = [_in_words(row) for row in table.itertuples()]
-    remarks = ["whiskers: slow and fast steps (p90, p10)"]
+    remarks = ["whiskers: speed-up of slow and fast steps (p90 and p10 of the step time)"]
     return sheet([[panel]], legend, title, remarks, words, plot=300)
 
 

@@ -15,7 +15,7 @@ from labkit.common.privacy import scrub
 from labkit.jobs import parameters
 from labkit.jobs.form.field import Field
 from labkit.jobs.notebook import JobResult, NotebookJob, start
-from labkit.records.notebook import read_notebook
+from labkit.records.executed_notebook import read_notebook
 
 if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON

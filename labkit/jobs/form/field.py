@@ -83,7 +83,7 @@ def _input(parameter: NotebookParameter) -> ipywidgets.DOMWidget:
         "style": {"description_width": "12em"},
     }
     if isinstance(default, Unknown):
-        return ipywidgets.Text(placeholder="the notebook computes it", **look)
+        return ipywidgets.Text(placeholder="computed by the notebook", **look)
     kind = parameter.type.core_schema
     if kind["type"] == "literal" and default in kind["expected"]:
         return ipywidgets.Dropdown(options=kind["expected"], value=default, **look)
@@ -108,7 +108,7 @@ def _names(field: str) -> list[str]:
     """Return the known names for an Experiment field whose values are names, such as `model`."""
     from labkit.datasets import DATASETS
     from labkit.models import MODELS
-    from labkit.network.model import PRESETS
+    from labkit.network.network import PRESETS
     from labkit.strategies import STRATEGIES
     from labkit.strategies.validation import OPTIMIZERS
 

@@ -1,4 +1,4 @@
-"""Sweeps in Slurm: each notebook run of a sweep is an element of one Slurm job array."""
+"""Sweeps in Slurm: each notebook run of a sweep is one task of a Slurm job array."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from labkit.jobs.interrupts import Interrupts
 from labkit.jobs.job import LOG
 from labkit.jobs.listing import elapsed
 from labkit.jobs.sweep import manifest
-from labkit.jobs.sweep.plan import SweepMember, SweepPlan
 from labkit.jobs.sweep.progress_screen import SweepScreen
+from labkit.jobs.sweep.sweep_plan import SweepMember, SweepPlan
 from labkit.records import registry, store
 
 LOOK_EVERY = 1.0  # seconds between two reads of the records of the sweep's notebook runs
 HELD_REASON = "JobHeldUser"  # Slurm's reason why a job is pending if its user holds it
 OF_SLURM = ("slurmstepd", "srun:")  # prefixes of lines that Slurm adds to a job's output
-NOT_OURS = "has ended, and no registry entry says who submitted it; the member runs again"
-# Folder for the output of array elements; hidden, so that searches skip it.
+NOT_OURS = "has ended, and no registry entry says who submitted it; its notebook runs again"
+# Folder for the output of array tasks; hidden, so that searches skip it.
 OUTPUT_FOLDER = ".slurm"
 
 
@@ -52,19 +52,21 @@ class Array:
     ) -> None:
         self.plan, self.folder, self.jobs, self.options = plan, folder, jobs, options
         self.screen, self.queue = screen, Queue(login())
-        # Running and queued notebook runs of the sweep, by element number.
+        # Running and queued notebook runs of the sweep, by array task number.
         self._elements: dict[str, SweepMember] = {}
         self._unconfirmed: set[str] = set()
         self._most_running = 1
         self._cancelled = False
         self._interrupts = Interrupts(
-            lambda: screen.say("interrupted: Slurm ends the members (Ctrl-C again: do not wait)")
+            lambda: screen.say(
+                "interrupted: Slurm ends the notebook runs (Ctrl-C again: do not wait)"
+            )
         )
 
     def run(self, members: Sequence[SweepMember]) -> bool:
         """Execute notebook runs of a sweep, and return whether there was no interruption.
 
-        Array elements that an earlier command left in Slurm's queue are monitored first.
+        Array tasks that an earlier command left in Slurm's queue are monitored first.
         """
         with self._interrupts:
             self._find(members)
@@ -80,10 +82,10 @@ class Array:
         return not self._interrupts.count
 
     def _find(self, members: Sequence[SweepMember]) -> None:
-        """Find notebook runs in the queue from an earlier command; record which have ended.
+        """Find notebook runs that an earlier command queued, and record those that have ended.
 
         Raises:
-            LabkitError: A record names an unfinished element that this user did not submit.
+            LabkitError: A record names an unfinished array task that this user did not submit.
         """
         named = {member.folder: member for member in members}
         unended = open_elements(self.folder / folder for folder in named)
@@ -96,15 +98,15 @@ class Array:
         check_ended(strange, jobs)
         for number, path in strange.items():
             self.screen.say(f"{path.name}: element {number} {NOT_OURS}")
-        # Elements still on hold are cancelled: the command that submitted them was killed before it
-        # released them.
+        # Array tasks still on hold are cancelled: the command that submitted them was killed before
+        # it released them.
         if held_elements := [
             number for number, job in jobs.items() if job.is_pending and job.reason == HELD_REASON
         ]:
             self.queue.cancel(jobs=",".join(held_elements))
             self.screen.say(
-                f"{plural(len(held_elements), 'element')} cancelled: held since an interrupted "
-                "submission"
+                f"{plural(len(held_elements), 'element')} cancelled, left on hold by an "
+                "interrupted submission"
             )
         for number, member in earlier.items():
             job = jobs.get(number)
@@ -116,12 +118,14 @@ class Array:
             else:
                 self._elements[number] = member
         if self._elements:
-            self.screen.say(f"{plural(len(self._elements), 'member')} already in Slurm's queue")
+            self.screen.say(
+                f"{plural(len(self._elements), 'notebook run')} already in Slurm's queue"
+            )
 
     def _submit(self, members: Sequence[SweepMember]) -> None:
-        """Submit a job array on hold, write a record for each element, and release the array."""
+        """Submit a job array on hold, write a record for each task, and release the array."""
         manifest.save_notebook(self.folder, self.plan)
-        # The list is written before an element can start, because each element finds its notebook
+        # The list is written before an array task can start, because each task finds its notebook
         # run in this list.
         manifest.update(self.folder, elements=[member.folder for member in members])
         make_folder(self.folder / OUTPUT_FOLDER, self.folder)
@@ -133,7 +137,7 @@ class Array:
             f"--array=0-{len(members) - 1}{limit}",
             f"--job-name={self.folder.name}",
             f"--output={str(self.folder.resolve() / OUTPUT_FOLDER).replace('%', '%%')}/%A_%a.log",
-            "--no-requeue",  # a second attempt of an element would overwrite the first
+            "--no-requeue",  # a second attempt of an array task would overwrite the first
             *(shlex.split(self.options) or self._resource_options(members)),
             "--hold",
         )
@@ -147,7 +151,9 @@ class Array:
         except BaseException:
             self.queue.cancel(jobs=number)
             raise
-        self.screen.say(f"job array {number} of {len(members)} members is in Slurm's queue")
+        self.screen.say(
+            f"job array {number} of {plural(len(members), 'notebook run')} is in Slurm's queue"
+        )
 
     def _resource_options(self, members: Sequence[SweepMember]) -> list[str]:
         workers = max(member.workers for member in members)
@@ -155,7 +161,7 @@ class Array:
         return [f"--ntasks={workers}", f"--cpus-per-task={threads}"]
 
     def _follow(self) -> None:
-        """Monitor all Slurm elements until they have ended, or until the user interrupts twice."""
+        """Monitor all array tasks until they have ended, or until the user interrupts twice."""
         asked_at, last_message = -ASK_EVERY, ""
         while self._elements and self._interrupts.count < 2:
             if self._interrupts.count and not self._cancelled:
@@ -190,13 +196,13 @@ class Array:
         try:
             return numbered(self.queue.jobs(jobs=arrays(self._elements)))
         except LabkitError as error:
-            self.screen.say(f"{error}; the members continue, and Slurm is queried again")
+            self.screen.say(f"{error}; the notebook runs continue, and Slurm is queried again")
             return None
 
     def _has_ended(self, number: str, job: SlurmJob | None, status: store.Record) -> bool:
-        """Return whether a Slurm element has ended and its record is visible on this node.
+        """Return whether an array task has ended and its record is visible on this node.
 
-        On a network file system, a record may be visible only some seconds later. If an element
+        On a network file system, a record may be visible only some seconds later. If an array task
         seems to have ended without a record, Slurm is therefore queried once more about it.
         """
         if job is not None and not job.has_ended:
@@ -221,7 +227,7 @@ class Array:
         self.screen.ended(member, status["state"], cause, seconds, remaining_text)
 
     def _save_output(self, source: Path, target: Path) -> None:
-        """Save the output of an element without Slurm's own lines, which contain node names."""
+        """Save the output of an array task without Slurm's own lines, which contain node names."""
         text = read_file(source, root=self.folder) if source.exists() else b""
         lines = text.decode(errors="replace").splitlines()
         if own_lines := [line for line in lines if not line.startswith(OF_SLURM)]:
@@ -230,11 +236,11 @@ class Array:
         source.unlink(missing_ok=True)
 
     def _cancel(self) -> None:
-        """Cancel the remaining Slurm elements; Slurm grants each of them time to clean up."""
+        """Cancel the remaining array tasks; Slurm grants each of them time to clean up."""
         self._cancelled = True
         self.queue.cancel(jobs=",".join(self._elements))
 
 
 def arrays(elements: Iterable[str]) -> str:
-    """Return the distinct array numbers of Slurm elements, separated by commas."""
+    """Return the distinct job array numbers of Slurm array tasks, separated by commas."""
     return ",".join(sorted({number.partition("_")[0] for number in elements}))

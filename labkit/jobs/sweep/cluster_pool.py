@@ -12,7 +12,7 @@ Shape = tuple[int, int]
 
 
 class ClusterPool:
-    """The leases of a sweep's clusters: one `Hold` per slot and shape (workers, threads).
+    """Leases of a sweep's clusters: one `Hold` per run slot and cluster shape (workers, threads).
 
     `Cluster(workers=…)` in a notebook run finds the lease of the run's slot in an environment
     variable. Simultaneous notebook runs have different slots and thus use different clusters; later
@@ -24,7 +24,7 @@ class ClusterPool:
         self._holds: dict[tuple[int, Shape], Hold] = {}
 
     def environment(self, place: int, shape: Shape) -> dict[str, str]:
-        """Return the environment variable that names the lease of a slot and a shape."""
+        """Return the environment variable that names the lease of a run slot and cluster shape."""
         if (place, shape) not in self._holds:
             self._holds[place, shape] = Hold()
         return {HOLD: str(self._holds[place, shape].path)}

@@ -1,4 +1,4 @@
-"""One notebook run of a sweep, as an element of a Slurm job array.
+"""One notebook run of a sweep, as a task of a Slurm job array.
 
 python -m labkit.jobs.sweep.element FOLDER MODULES
 """
@@ -15,16 +15,16 @@ from labkit.jobs import job
 from labkit.jobs.sweep import manifest
 from labkit.records import store
 
-NOT_MINE = 2  # exit code of an element that no record of a notebook run names
+NOT_MINE = 2  # exit code of an array task that no record of a notebook run names
 
 
 def main(folder: Path, array: str, place: int, modules: str = "") -> int:
-    """Execute a sweep's notebook run, an element of a Slurm array; return the exit code.
+    """Execute a sweep's notebook run as a task of a Slurm job array; return the exit code.
 
     Args:
         folder: Folder of the sweep.
         array: Number of the Slurm job array.
-        place: Index of the notebook run's element in the job array.
+        place: Index of the notebook run's task in the job array.
         modules: Folder of the original notebook, from which the executed copy can import modules.
     """
     number = f"{array}_{place}"
@@ -32,9 +32,12 @@ def main(folder: Path, array: str, place: int, modules: str = "") -> int:
         record = store.read_json(folder / manifest.FILE)
         path = folder / Path(str(record["elements"][place])).name
         if store.read_json(path / "status.json").get("element") != number:
-            raise LabkitError("another attempt has replaced it")
+            raise LabkitError("a later attempt has replaced this element")
     except (LabkitError, LookupError) as error:
-        print(f"labkit: element {number} has no member in {folder}: {error}", file=sys.stderr)
+        print(
+            f"labkit: Slurm element {number} has no notebook run in {folder}: {error}",
+            file=sys.stderr,
+        )
         return NOT_MINE
     clusters = {"LABKIT_LAUNCHER": "slurm"}  # ranks start on the nodes of this Slurm allocation
     job_environment = {
@@ -44,7 +47,7 @@ def main(folder: Path, array: str, place: int, modules: str = "") -> int:
     }
     os.environ |= clusters | job_environment
     # A job ends when its standard input is closed. This pipe stays open, because Slurm itself ends
-    # array elements.
+    # array tasks.
     reading, _ = os.pipe()
     os.dup2(reading, 0)
     sys.stdin = os.fdopen(0)

@@ -63,10 +63,12 @@ def from_text(name: str, text: str) -> Axis:
         axis = _call(name, item)
         if isinstance(axis, Draw):
             if len(items) > 1:
-                raise InvalidInput(f"{name}={text} mixes {item} with other values; give it alone")
+                raise InvalidInput(
+                    f"{name}={text} mixes {item} with other values; give {item} alone"
+                )
             return axis
         if not item:
-            raise InvalidInput(f"{name}={text} has an empty item; write '' for the empty text")
+            raise InvalidInput(f"{name}={text} has an empty item; write '' for an empty text")
         values += axis if axis is not None else [_unquoted(item)]
     return tuple(values)
 
@@ -79,7 +81,7 @@ def from_yaml(name: str, value: JSON) -> Axis:
     """
     if isinstance(value, list):
         if not value:
-            raise InvalidInput(f"{name} has an empty list: give it a value, or remove it")
+            raise InvalidInput(f"the list of {name} is empty; give it a value, or remove {name}")
         return tuple(value)
     axis = _call(name, value) if isinstance(value, str) else None
     return (value,) if axis is None else axis
@@ -96,14 +98,14 @@ def all_combinations(axes: Mapping[str, Axis]) -> list[Combination]:
     for name, axis in axes.items():
         if isinstance(axis, Draw):
             raise InvalidInput(
-                f"{name} is drawn from a distribution: say how many draws with --random N"
+                f"{name} is drawn from a distribution; give the number of draws with --random N"
             )
         lists[name] = axis
     count = math.prod(map(len, lists.values()))
     if count > LARGEST:
         raise InvalidInput(
             f"{count:,} combinations exceed the maximum of a sweep ({LARGEST:,}); "
-            "remove values, or try some of them with --random N"
+            "remove values, or draw some combinations with --random N"
         )
     return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
 
@@ -120,7 +122,7 @@ def random_combinations(axes: Mapping[str, Axis], count: int, seed: int) -> list
     grid_size = math.prod(len(axis) for axis in axes.values() if not isinstance(axis, Draw))
     if count > grid_size and not has_draws:
         raise InvalidInput(
-            f"--random {count} asks for more than the {grid_size:,} combinations that there are"
+            f"--random {count} exceeds the {grid_size:,} combinations of the values; give fewer"
         )
     generator = random.Random(seed)
     if not has_draws and grid_size <= LARGEST:
@@ -138,8 +140,8 @@ def random_combinations(axes: Mapping[str, Axis], count: int, seed: int) -> list
         if len(combinations) == count:
             return list(combinations.values())
     raise InvalidInput(
-        f"--random {count}: the distributions give {len(combinations)} different combinations; "
-        "ask for fewer, or widen them"
+        f"--random {count}: the distributions give only {len(combinations)} different "
+        "combinations; give a smaller number, or wider distributions"
     )
 
 
@@ -171,10 +173,10 @@ def _range(name: str, text: str, arguments: list[JSON]) -> tuple[int, ...]:
             "range(1,5) is 1, 2, 3, 4"
         )
     if whole[2:] == [0]:
-        raise InvalidInput(f"{name}={text}: the step must not be 0")
+        raise InvalidInput(f"{name}={text}: the step of a range must not be 0")
     numbers = range(*whole)
     if not numbers:
-        raise InvalidInput(f"{name}={text} is empty: range(1,5) is 1, 2, 3, 4")
+        raise InvalidInput(f"{name}={text} has no values; range(1,5), for example, is 1, 2, 3, 4")
     # The length is computed, because len() fails for ranges whose length exceeds a machine word.
     if abs(numbers[-1] - numbers[0]) // abs(numbers.step) >= LARGEST:
         raise InvalidInput(f"{name}={text} has more than {LARGEST:,} values")
@@ -188,7 +190,8 @@ def _split(name: str, text: str) -> list[str]:
         if quote:
             quote = "" if letter == quote else quote
         elif letter in "'\"" and (len(expected) > 1 or not text[start:place].strip()):
-            # Only at the start of an item, as an apostrophe inside a word is no quote.
+            # A quote begins only at the start of an item, because an apostrophe inside a word is
+            # not a quote.
             quote = letter
         elif letter in _CLOSING:
             expected.append(_CLOSING[letter])

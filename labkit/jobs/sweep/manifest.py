@@ -19,7 +19,7 @@ from labkit.records import store
 
 if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON
-    from labkit.jobs.sweep.plan import SweepMember, SweepPlan
+    from labkit.jobs.sweep.sweep_plan import SweepMember, SweepPlan
 
 FILE = "sweep.json"
 # Copy of the notebook, which all notebook runs of the last attempt execute.
@@ -113,7 +113,7 @@ def owned(folder: Path) -> Iterator[None]:
                 )
             if time.monotonic() - begin > PATIENCE:
                 raise LabkitError(
-                    f"{folder.name}: a member of the killed sweep is still running; "
+                    f"{folder.name}: a notebook run of the killed sweep is still running; "
                     "`labkit stop` ends it"
                 )
             time.sleep(0.1)

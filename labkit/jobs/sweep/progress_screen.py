@@ -10,7 +10,7 @@ from typing import TextIO
 
 from labkit.common.terminal import plain
 from labkit.common.units import duration_text
-from labkit.jobs.sweep.plan import SweepMember
+from labkit.jobs.sweep.sweep_plan import SweepMember
 
 LINE_EVERY = 0.5  # seconds between two updates of the live line
 

@@ -14,8 +14,8 @@ from labkit.jobs.job import GRACE, forked, prepare
 from labkit.jobs.notebook import NotebookJob
 from labkit.jobs.sweep import manifest
 from labkit.jobs.sweep.cluster_pool import ClusterPool
-from labkit.jobs.sweep.plan import SweepMember, SweepPlan
 from labkit.jobs.sweep.progress_screen import SweepScreen
+from labkit.jobs.sweep.sweep_plan import SweepMember, SweepPlan
 from labkit.jobs.sweep.trials import Trials
 
 LOOK_EVERY = 0.02  # seconds between two checks of the notebook runs
@@ -24,7 +24,7 @@ OVERTIME = GRACE + 10.0  # a process is killed if it exceeds its time limit by t
 
 @dataclass
 class Running:
-    """A notebook run in progress; `place` is its slot, which no other run uses at that time."""
+    """A notebook run in progress; `place` is its run slot, which no other run uses at that time."""
 
     member: SweepMember
     place: int
@@ -65,7 +65,9 @@ class Scheduler:
         self._running: list[Running] = []
         self._most = 1  # maximum number of notebook runs that were in progress at the same time
         self._interrupts = Interrupts(
-            lambda: screen.say("interrupted: running members may clean up (Ctrl-C again: kill)")
+            lambda: screen.say(
+                "interrupted: running notebooks may clean up (Ctrl-C again: kill them)"
+            )
         )
         self._trials: Trials | None = None
         self._clusters = ClusterPool()
@@ -101,7 +103,7 @@ class Scheduler:
         return self._trials.left if self._trials else 0
 
     def _next_fits(self, waiting: list[SweepMember]) -> bool:
-        """Return whether the next notebook run may start; a search creates it here."""
+        """Return whether the next notebook run may start; a search creates the run in this call."""
         if not waiting and self._trials and self._trials.left and self._has_room():
             waiting.append(self._trials.ask())
         return bool(waiting) and self._fits(waiting[0])
@@ -125,7 +127,8 @@ class Scheduler:
     def _start(self, member: SweepMember) -> None:
         folder = manifest.queue(self.folder, self.plan, member)
         used_slots = {running.place for running in self._running}
-        # The lowest free slot is used, because it is the most likely to have a running cluster.
+        # The lowest free slot is used, because this slot is the most likely to have a running
+        # cluster.
         slot = min(set(range(len(used_slots) + 1)) - used_slots)
         environment = self._clusters.environment(slot, member.shape)
         environment |= {imports.VARIABLE: imports.notebook_folders(self.plan.notebook)}
@@ -145,7 +148,7 @@ class Scheduler:
                 # killed.
                 running.job.kill(f"{self._interrupts.why} twice, then killed")
             elif self.limit is not None and running.spent > self.limit + OVERTIME:
-                running.job.kill(f"past the limit of {self.limit:g} s, then killed")
+                running.job.kill(f"stopped at the time limit of {self.limit:g} s, then killed")
             elif self._trials:
                 self._trials.watch(running.member)
         seconds = self._spent()

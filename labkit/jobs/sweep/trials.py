@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from labkit.common.canonical_json import JSON, is_number
 from labkit.jobs.sweep import manifest
 from labkit.jobs.sweep.grid import Axis, Draw
-from labkit.jobs.sweep.plan import SweepMember, SweepPlan, next_member
 from labkit.jobs.sweep.search import Search
+from labkit.jobs.sweep.sweep_plan import SweepMember, SweepPlan, next_member
 from labkit.records import store
 from labkit.records.analysis.search_results import STUDY, storage
 from labkit.records.run import Run, flatten, load_runs
@@ -115,7 +115,7 @@ class Trials:
                 self._study.tell(number, value)
                 return None
             self._study.tell(number, state=optuna.trial.TrialState.FAIL)
-            return f"{member.folder}: no run has a number {self.search.metric}"
+            return f"{member.folder}: no run has a numeric result {self.search.metric}"
         elif state == "failed":
             self._study.tell(number, state=optuna.trial.TrialState.FAIL)
         return None

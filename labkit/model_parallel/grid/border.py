@@ -12,7 +12,7 @@ Place = tuple[slice, ...]
 
 
 class Border:
-    """Index ranges that map the layer outputs that a machine owns to the values that it reads.
+    """Index ranges that relate the values that a machine owns to the values that its layer reads.
 
     Args:
         machine: Number of this machine in the grid.
@@ -52,14 +52,14 @@ class Border:
         return result
 
     def back(self, gradient: Batch) -> Batch:
-        """Return the gradients of owned values from this machine's own reads; zeros elsewhere."""
+        """Return gradients of the owned values that this machine itself reads; zeros elsewhere."""
         result = np.zeros((len(gradient), *self.owned_shape), gradient.dtype)
         result[self._local_source] = gradient[self._local_target]
         return result
 
 
 def _places(machines: npt.NDArray[np.int64], boxes: Boxes, frame: Boxes) -> list[tuple[int, Place]]:
-    """Return (machine, index of the machine's values in the array that covers `frame`) pairs."""
+    """Return pairs: a machine, and the index of its values in the array that covers `frame`."""
     return [(int(m), _place(box, frame)) for m, box in zip(machines, boxes, strict=True)]
 
 

@@ -43,7 +43,7 @@ class GridMachine:
             (`Border`).
 
     Raises:
-        InvalidInput: If a layer of the model cannot be divided.
+        InvalidInput: A layer of the model cannot be divided.
     """
 
     def __init__(self, model: keras.Model, grid: Grid, number: int) -> None:
@@ -89,7 +89,7 @@ class GridMachine:
         return [pair for pair in self.pairs_of(number) if pair.local.trainable]
 
     def owned_pairs(self) -> list[WeightShard]:
-        """Return the trainable weight pairs that this machine owns (machine 0: shared kernels)."""
+        """Return trainable weight pairs that this machine owns; machine 0 owns shared kernels."""
         numbers = range(len(self.pieces))
         owned = [n for n in numbers if self.number == 0 or not self.shares(n)]
         return [pair for number in owned for pair in self.trained_pairs(number)]
@@ -130,5 +130,5 @@ def planes_of(pieces: list[LayerPiece]) -> list[GridLayer]:
 
 
 def shaped(x: tf.Tensor, rows: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
-    """Reshape x to a tensor of `rows` rows, each of this shape, and set the static shape."""
+    """Reshape x to `rows` samples, each of the given shape, and set the static shape."""
     return tf.ensure_shape(tf.reshape(x, (rows, *shape)), (None, *shape))

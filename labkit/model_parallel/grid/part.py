@@ -1,4 +1,4 @@
-"""One machine's part of a model on a grid: its weights, its loss and its byte counters."""
+"""One machine's part of a neural network on a grid of machines, with its loss and byte counters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labkit.schedules.grid import Grid
 class GridPart(Share):
     """The part of a model that machine `communicator.rank` trains, with the whole model's weights.
 
-    The outputs of the whole model are computed on machine 0.
+    Machine 0 computes the outputs of the whole model.
 
     Args:
         model, communicator, grid, algorithm: Same arguments as those of `Tiles`.
@@ -40,7 +40,7 @@ class GridPart(Share):
             pair.copy_from_whole()
 
     def predict(self, x: tf.Tensor) -> tf.Tensor:
-        """Return the whole model's outputs for x on machine 0; no rows on other machines."""
+        """Return the whole model's outputs for x on machine 0, and an empty tensor elsewhere."""
         return self.model(x)
 
     def objective(
@@ -60,21 +60,22 @@ class GridPart(Share):
         outputs = self.model(x)
         if self.first:
             return losses(y, outputs, weight)
-        return tf.reduce_sum(outputs)  # no rows, so 0; its gradient comes from machine 0
+        # An empty tensor sums to 0; its gradient comes from machine 0.
+        return tf.reduce_sum(outputs)
 
     def meters(self) -> list[Meter]:
-        """Return the byte counters of halo exchanges and of gradient sums."""
+        """Return the byte counters of this machine's messages, both halos and gradient sums."""
         return [*self.model.halos, *self.model.links]
 
     def pairs(self) -> Iterator[WeightShard]:
-        """Yield all weights of this machine, each paired with its weight of the whole model."""
+        """Yield each weight of this machine together with the whole model's weight."""
         return self.model.pairs()
 
     def describe(self, steps: int = 1) -> list[LayerRow]:
-        """Return one row per layer: the bytes of this machine's weights and of its messages.
+        """Return one row per layer, with the bytes of this machine's weights and messages.
 
-        Message bytes are means per step, listed separately for forward values, backward gradients,
-        and gradient sums of shared kernels.
+        Message bytes are means per training step, listed separately for forward values, backward
+        gradients, and gradient sums of shared kernels.
 
         Args:
             steps: Number of training steps since the start, by which the byte counters are divided.

@@ -14,7 +14,7 @@ from labkit.schedules.grid import GridLayer, Shape, window
 
 ALLOWED = (
     "LocallyConnected2D, Conv2D, MaxPooling2D and AveragePooling2D without padding, Flatten, Dense "
-    "after it, and elementwise activations; no regularizers, no constraints"
+    "after Flatten, and elementwise activations; no regularizers, no constraints"
 )
 _POOLING = (keras.layers.MaxPooling2D, keras.layers.AveragePooling2D)
 _ACTIVATIONS = (
@@ -47,7 +47,9 @@ def cut(model: keras.Model) -> list[LayerPiece]:
     """
     shape = tuple(model.inputs[0].shape[1:]) if getattr(model, "inputs", None) else (None,)
     if None in shape:
-        raise InvalidInput("the model does not define its input's size; begin it with keras.Input")
+        raise InvalidInput(
+            "the model does not define the size of its input; begin the model with keras.Input"
+        )
     size: Shape = (shape[0], shape[1], shape[2]) if len(shape) == 3 else (1, 1, prod(shape))
     first, *layers = _chain_of_layers(model)
     pieces = [LayerPiece(GridLayer("input", "input", size, trains=False), first, [])]
@@ -73,13 +75,13 @@ def _plane(layer: keras.Layer, before: Shape, flat: bool) -> GridLayer:
             return window(layer.name, before, channels, *sizes, trains)
     why = f": {reason}" if (reason := weight_modification(layer)) else ""
     raise InvalidInput(
-        f"layer {layer.name!r} ({type(layer).__name__}) cannot be cut over a grid of machines"
+        f"layer {layer.name!r} ({type(layer).__name__}) cannot be divided over a grid of machines"
         f"{why}; allowed: {ALLOWED}"
     )
 
 
 def _window_of(layer: keras.Layer) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return a layer's kernel size and strides; None if it has no window or has padding."""
+    """Return a layer's kernel size and strides, or None if it has no window or uses padding."""
     if type(layer) is LocallyConnected2D:
         return layer.kernel_size, layer.strides
     if getattr(layer, "padding", "") != "valid" or layer.data_format != "channels_last":
@@ -90,7 +92,7 @@ def _window_of(layer: keras.Layer) -> tuple[tuple[int, int], tuple[int, int]] | 
 
 
 def _chain_of_layers(model: keras.Model) -> list[keras.Layer]:
-    """Return a model's layers in order; raise an error unless each reads only the previous one."""
+    """Return a model's layers in order; fail if a layer reads anything but the previous one."""
     graph = model._functional if isinstance(model, keras.Sequential) else model
     nodes = nodes_of(graph) if hasattr(graph, "_nodes_by_depth") else []
     operations = [node.operation for node in nodes]
@@ -98,7 +100,7 @@ def _chain_of_layers(model: keras.Model) -> list[keras.Layer]:
     row = nodes and len(graph._nodes_by_depth) == len(nodes)  # whether the model has no branches
     if not row or not distinct or any(len(node.arguments.keras_tensors) > 1 for node in nodes):
         raise InvalidInput(
-            "a grid of machines needs layers one after another, each called once: give a "
+            "a grid of machines needs a chain of layers, each called once; give a "
             "keras.Sequential that starts with keras.Input, or a functional keras.Model without "
             "branches"
         )
@@ -110,7 +112,7 @@ def _is_elementwise(layer: keras.Layer) -> bool:
 
 
 def _is_divisible(layer: keras.Layer) -> bool:
-    """Return whether a layer has an elementwise activation and weights that may be divided."""
+    """Return whether a layer's activation is elementwise and its weights can be divided."""
     activation = getattr(layer, "activation", None)
     by_element = activation is None or activation.__name__ in ELEMENTWISE
     return by_element and is_plain(layer) and not weight_modification(layer)

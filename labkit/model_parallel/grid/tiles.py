@@ -18,7 +18,7 @@ from labkit.schedules.grid import Grid, validate_grid
 
 
 class Tiles(GridMachine):
-    """The layers that machine `communicator.rank` computes, as a callable with a model's interface.
+    """The layers that machine `communicator.rank` computes, callable like a Keras model.
 
     Gradients of kernels that all machines share are summed over the machines.
 
@@ -36,8 +36,8 @@ class Tiles(GridMachine):
             model.
 
     Raises:
-        InvalidInput: If a layer cannot be divided, or has fewer positions or units than there are
-            machines.
+        InvalidInput: If a layer cannot be divided, or if there are more machines than output
+            positions or units of a layer to divide among them.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Tiles(GridMachine):
         ]
 
     def __call__(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
-        """Return the whole model's outputs on machine 0, and a tensor without rows elsewhere.
+        """Return the whole model's outputs on machine 0, and an empty tensor on other machines.
 
         The argument `training` has no effect, because layers that depend on it cannot be divided.
         """
@@ -82,12 +82,12 @@ class Tiles(GridMachine):
         return x if self._scores is None else shaped(x, rows, self._scores)
 
     def bytes_per_row(self) -> int:
-        r"""Return the predicted bytes of activations per row that the backward pass reads.
+        r"""Return the predicted bytes of activations per batch row that the backward pass reads.
 
-        The number of stored values per row is \(|x| + \sum_l (|r_l| + |h_l|)\), a sum over the
-        layers l. In this sum, x is the input, \(r_l\) the values that the machine reads before
-        layer l, and \(h_l\) the outputs that it owns. A layer with unshared kernels also stores its
-        unfolded input windows.
+        The number of stored values per batch row is \(|x| + \sum_l (|r_l| + |h_l|)\), a sum over
+        the layers l. In this sum, x is the input, \(r_l\) the values that the machine reads before
+        layer l, and \(h_l\) the outputs that it owns. A layer with a separate kernel per position
+        also stores its unfolded input windows.
         """
         values = prod(self.planes[0].shape) * (1 + len(self._input.behind))
         for number, piece in enumerate(self.pieces, 1):
@@ -96,7 +96,7 @@ class Tiles(GridMachine):
         return (values + prod(extent(self.held[-1]))) * int(self.dtype.size)
 
     def _stored_inputs(self, number: int) -> int:
-        """Return the number of input values that a layer stores besides the model's input."""
+        """Return how many input values a layer stores in addition to the model's input."""
         piece, box = self.pieces[number - 1], extent(self.read[number - 1])
         unshared = type(piece.layer) is LocallyConnected2D
         same = number == 1 and (unshared or box == self.planes[0].shape)
@@ -110,7 +110,8 @@ class Tiles(GridMachine):
 def _apply_layer(layer: keras.Layer, x: tf.Tensor, link: Link) -> tf.Tensor:
     if type(layer) is not keras.layers.Conv2D:
         return layer(x)
-    # All machines share the kernel, so the gradient of `spread` sums the gradients of all machines.
+    # All machines use the same kernel, so the gradient of the operation `spread` sums the gradients
+    # of all machines.
     shared = [link.spread(tf.identity(v.value)) for v in layer.trainable_variables]
     y, _ = layer.stateless_call(shared, layer.non_trainable_variables, x)
     return y

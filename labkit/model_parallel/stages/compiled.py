@@ -13,28 +13,28 @@ import tensorflow as tf
 from labkit.model_parallel.stages.traced import Specs, TracedGraph, TracedSegment, operation
 
 Values: TypeAlias = dict[str, tf.Tensor]  # tensors by their names in the graph
-# What a computation returns: its results (a tensor or None each), the tensors whose gradients come
-# from outside, and a scalar objective.
+# A computation returns three things: its results (a tensor or None each), the tensors whose
+# gradients are passed in, and a scalar objective.
 Computed: TypeAlias = tuple[list[tf.Tensor | None], list[tf.Tensor], tf.Tensor]
 Compute: TypeAlias = Callable[..., Computed]
 
 
 class Compiled:
-    """The compiled forward and backward pass of a computation; backward may run in two parts.
+    """Compiled forward and backward passes of a computation; backward may run as two functions.
 
         forward             arguments    ->  results, saved
         backward            saved, seeds ->  dx, dw
         backward_input      saved, seeds ->  dx, rest
         backward_weight     rest         ->  dw
 
-    None of these functions repeats the work of another one. `backward_input` computes all
+    None of these functions repeats a computation of another one. `backward_input` computes all
     intermediate gradients that lead to the inputs, or to at least two weights. `backward_weight`
-    computes the remaining products, which give the weight gradients.
+    computes the weight gradients from the remaining matrix products.
 
     An operation that computes several gradients, such as the backward loop of a recurrent layer,
-    belongs to `backward_input`. Operations with side effects, such as calls to Python or messages,
-    belong to `backward_input`, too. Operations with side effects run once, in trace order, as in
-    the forward pass.
+    belongs to `backward_input`. Operations with side effects, such as calls to Python functions or
+    messages, also belong to `backward_input`. Operations with side effects run once, in trace
+    order, as in the forward pass.
 
     Args:
         compute: Function of the arguments that returns results (a tensor or None each), tensors
@@ -70,8 +70,9 @@ class Compiled:
             self._dx, self._dw = _names(dense(dx, watched)), _names(dense(dw, weights))
 
         self._graph = graph = TracedGraph(trace, specs)
-        # All operations traced before the backward pass belong to the forward pass, even if nothing
-        # reads them. They may update statistics or advance random seeds.
+        # All operations traced before the backward pass belong to the forward pass, even if no
+        # other operation reads their results. Such operations may update statistics or advance
+        # random seeds.
         forward = graph.before(forward_names)
         ends, self._outside = [*self._dx, *self._dw], {*forward, *map(operation, self._seeds)}
         self._backward = graph.before([*ends, *graph.acting], self._outside)
@@ -122,9 +123,9 @@ class Compiled:
     def parts(self) -> tuple[TracedSegment, TracedSegment]:
         """The functions that run `backward_input` and `backward_weight`."""
         graph, outside = self._graph, self._outside
-        # Operations that lead to the gradient of a single weight can wait for `backward_weight`.
-        # Operations that lead to several weight gradients would run twice, so they belong to
-        # `backward_input`.
+        # Operations that contribute to the gradient of only one weight can wait for
+        # `backward_weight`. Operations that contribute to several weight gradients would run twice
+        # in `backward_weight`, so they belong to `backward_input`.
         uses = Counter(op for name in self._dw for op in graph.before([name], outside))
         shared = [op for op, count in uses.items() if count > 1]
         first = graph.before([*self._dx, *shared, *graph.acting], outside)
@@ -137,7 +138,7 @@ class Compiled:
 
 
 def dense(gradients: Sequence[tf.Tensor | None], like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return gradients with respect to the tensors `like` as dense tensors, zeros if missing."""
+    """Return gradients as dense tensors, with zeros shaped as in `like` for missing gradients."""
     return [
         tf.zeros_like(value) if gradient is None else tf.convert_to_tensor(gradient)
         for value, gradient in zip(like, gradients, strict=True)

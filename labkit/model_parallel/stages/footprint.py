@@ -23,10 +23,10 @@ Bytes: TypeAlias = dict[str, int]  # bytes by kind of memory
 
 
 def activations(model: keras.Model) -> int:
-    r"""Return the bytes of activations per row: the input plus the outputs \(y_l\) of all layers l.
+    r"""Return the bytes of activations per batch row: input plus outputs \(y_l\) of all layers l.
 
-    The prediction omits masks, intermediate values of activation functions, and the steps of a
-    recurrence. A layer that only reshapes its input adds no bytes.
+    The prediction of activation bytes omits masks, intermediate values of activation functions, and
+    the steps of a recurrence. A layer that only reshapes its input adds no bytes.
     """
     return bytes_per_row(model.inputs) + _outputs(model)
 
@@ -50,7 +50,8 @@ def optimizer(kind: keras.optimizers.Optimizer, gradients: int) -> int:
         gradients: Bytes of all gradients.
     """
     # The optimizer is built for a variable with one element, so each array in its state is one copy
-    # of the weights. A lookup by optimizer class would need a table of all Keras optimizers.
+    # of the weights. The alternative, a lookup by optimizer class, would need a table of all Keras
+    # optimizers.
     scalar = keras.Variable(np.zeros(1), name="one")
     kind.build([scalar])
     copies = sum(len(v.shape) == 1 for v in kind.variables)
@@ -64,20 +65,21 @@ def of_stages(
     rows: int,
     recompute: bool = False,
 ) -> Bytes:
-    r"""Return the most bytes that a rank stores for its pending backward passes in a schedule.
+    r"""Return the maximum bytes that a rank stores for pending backward passes of a schedule.
 
-    "activations" is \(\max_t \sum_s n_s(t) a_s\), a maximum over the rows t of the schedule and a
-    sum over the rank's stages s. Here \(n_s(t)\) is the number of micro-batches in flight at stage
-    s after row t, and \(a_s\) the activation bytes of one micro-batch. With recomputation, \(a_s\)
-    counts only the stage's input, and the remaining activations of one micro-batch are added to the
-    maximum. "versions" is the bytes of the older weight versions that `stored_versions` counts.
+    "activations" is \(\max_t \sum_s n_s(t) a_s\), a maximum over the time slots t (rows of the
+    schedule) and a sum over the rank's stages s. Here \(n_s(t)\) is the number of micro-batches in
+    flight at stage s after time slot t, and \(a_s\) is the activation bytes of one micro-batch.
+    With recomputation, \(a_s\) counts only the stage's input, and the remaining activations of one
+    micro-batch are added to the maximum. "versions" is the bytes of the older weight versions that
+    `stored_versions` counts.
 
     Args:
         models: Models of all stages of the pipeline, in order.
         table: The pipeline schedule.
         rank: Number of the rank within its replica.
         rows: Number of rows in the largest micro-batch.
-        recompute: Whether backward passes recompute the activations, see `Stage`.
+        recompute: Whether the backward pass recomputes the activations, see `Stage`.
     """
     full = np.array([rows * activations(model) for model in models])
     stored = (
@@ -99,7 +101,7 @@ def of_stages(
 
 
 def of_module(model: keras.Model, modules: int, rank: int, rows: int) -> Bytes:
-    """Return the most bytes of a module whose gradients are `modules - 1 - rank` steps late."""
+    """Return the maximum bytes of a module whose gradients come `modules - 1 - rank` steps late."""
     late = modules - 1 - rank
     return {
         "activations": (late + 1) * rows * activations(model),

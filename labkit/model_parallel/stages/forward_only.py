@@ -43,7 +43,7 @@ class Inference:
         self._posted: deque[Posted] = deque()
 
     def __call__(self, batches: Iterable[Passed]) -> Iterator[tuple[Nest | None, float]]:
-        """Yield the output of each micro-batch, and the loss that layers on this rank add for it.
+        """Yield each micro-batch's output, and the loss that this rank's layers add for it.
 
         Args:
             batches: Inputs (rows, …) of the micro-batches, equal on all ranks, with at least one
@@ -53,8 +53,9 @@ class Inference:
             The outputs (rows, …) on the rank of the last stage, elsewhere None; and the added loss.
         """
         remaining = iter(batches)
-        # A group of as many micro-batches as ranks keeps all ranks busy. When a rank's first stage
-        # finishes the group's last micro-batch, its next stage receives the first one.
+        # A group that has as many micro-batches as there are ranks keeps all ranks busy. When a
+        # rank's first stage finishes the group's last micro-batch, the rank's next stage receives
+        # the group's first micro-batch.
         while group := list(islice(remaining, self._ranks)):
             yield from self._run_group([as_list(x) for x in group])
         while self._posted:

@@ -15,7 +15,7 @@ from labkit.model_parallel.stages.stage import Stage, Targets, as_list, is_numbe
 
 
 class Delayed:
-    """Training of one module per rank: modules run forward in sequence, but backward concurrently.
+    """Training of one module per rank: modules run forward in sequence, but backward in parallel.
 
         K = 3, iteration    0   1     2     3
         module 1            F0  F1    F2B0  F3B1
@@ -42,7 +42,7 @@ class Delayed:
         self._rows: dict[int, int] = {}  # by iteration: number of rows whose gradients are pending
         self._iteration = 0
         self._passing = Passing(links)
-        self._pending_sends: deque[Posted] = deque()  # requests of the sends of each iteration
+        self._pending_sends: deque[Posted] = deque()  # pending send requests of each iteration
         self._own_losses = OwnLosses(links.communicator)
 
     def step(self, batch: Batch, update: Callable[[], None]) -> float | None:
@@ -76,7 +76,7 @@ class Delayed:
         return self._own_losses.added_to(loss) if batch.rows else None
 
     def finish(self) -> None:
-        """Receive the gradients that are still pending at the end, and complete all sends."""
+        """Receive the gradients that are still pending after training, and complete all sends."""
         for reader in range(self.place + 1, self._last + 1):
             # The module `reader` has run the backward pass of these iterations and has sent their
             # gradients.

@@ -12,23 +12,23 @@ Bytes: TypeAlias = dict[int, int]  # bytes by a tensor's memory address
 
 
 class MemoryLedger:
-    """The most bytes of `activations`, `gradients` and `versions` that stages store at one time.
+    """The maximum bytes of `activations`, `gradients` and `versions` that stages store at a time.
 
-    The ledger counts the bytes of real tensors, and counts each memory block once. "activations"
-    are the tensors that a stage saves between a forward pass and its backward pass, or between the
-    two parts of the backward pass. "gradients" are weight gradients that are stored until the
-    update. "versions" are old weights, which a pending backward pass still needs, although the
-    variables have changed since the forward pass. Current weights do not count as activations, even
-    if a backward pass reads them.
+    The ledger counts the bytes of real tensors; tensors that share a memory block are counted once.
+    "activations" are the tensors that a stage saves between a forward pass and its backward pass,
+    or between the two parts of the backward pass. "gradients" are weight gradients that are stored
+    until the update. "versions" are old weights that a pending backward pass still needs, although
+    the variables have changed since its forward pass. Current weights do not count as activations,
+    even if a backward pass reads them.
 
-    The ledger omits messages and the temporary memory of operations. It also omits the tensor lists
-    of TensorFlow loops, in which recurrent layers store their steps. On a GPU, memory addresses are
-    unknown, so weights that a backward pass reads count as activations.
+    The ledger omits messages and the temporary memory of operations. The ledger also omits the
+    tensor lists of TensorFlow loops, in which recurrent layers store their time steps. On a GPU,
+    memory addresses are unknown, so weights that a backward pass reads count as activations.
 
     Args:
-        steps: Number of warm-up steps, whose values are discarded because the pipeline is not yet
-            full. The ledger measures the same number of further steps, and then records nothing.
-            With `steps=0` it records nothing from the start.
+        steps: Number of warm-up training steps, whose values are discarded because the pipeline is
+            not yet full. After the warm-up, the ledger measures the same number of training steps,
+            and then records nothing. With `steps=0`, the ledger never records anything.
     """
 
     def __init__(self, steps: int = 0) -> None:
@@ -43,7 +43,7 @@ class MemoryLedger:
         self._weights: dict[int, Bytes] = {}  # by stage: bytes of the current weights
 
     def step(self) -> None:
-        """Count the start of a training step; the count decides whether the ledger measures."""
+        """Count the start of a training step; the ledger measures only in some training steps."""
         if self._step == self._steps:
             self.most = dict.fromkeys(self.most, 0)
         self.open = self._step < 2 * self._steps
@@ -56,7 +56,7 @@ class MemoryLedger:
         tensors: Iterable[tf.Tensor],
         variables: Iterable[keras.Variable] = (),
     ) -> None:
-        """Record that a stage stores these tensors of a micro-batch, including its weights."""
+        """Record the tensors, including weights, that a stage stores for a micro-batch."""
         if not self.open:
             return
         self._weights[id(stage)] = _bytes(variable.value.value() for variable in variables)
@@ -89,7 +89,7 @@ class MemoryLedger:
 
 
 def _is_memory(value: tf.Tensor) -> bool:
-    """Return whether a value is a tensor with numeric memory of its own; scalars do not count."""
+    """Return whether a value is a numeric tensor, not a scalar, with memory of its own."""
     if not isinstance(value, tf.Tensor) or not hasattr(value, "numpy"):
         return False
     return value.dtype not in (tf.resource, tf.variant, tf.string) and value.shape.rank > 0

@@ -59,7 +59,7 @@ class MicroBatches:
         return self.rows(number) / self._rows
 
     def reaches(self, number: int, stage: int) -> bool:
-        """Return whether a micro-batch has any data that the stage processes."""
+        """Return whether a stage receives any data of a micro-batch."""
         return self.rows(number) > 0
 
     def size(self, number: int, stage: int) -> tuple[int, ...]:
@@ -82,7 +82,7 @@ class MicroBatches:
         return targets, [self.share(n) for n in numbers]
 
     def _steps_of(self, number: int) -> int | None:
-        """Return the number of time steps of a micro-batch; None if it has all steps."""
+        """Return the number of time steps of a micro-batch; None if it has all time steps."""
         return None
 
     def _part(self, value: Nest | None, number: int) -> Nest | None:
@@ -97,13 +97,13 @@ class TimeSegments(MicroBatches):
         batch: A batch with inputs (rows, steps, …). Sample weights have shape (rows, steps) or
             (rows, 1), or (rows,) if the model has one output per sequence.
         count: Number of segments; their lengths differ by at most one step.
-        opened: For the input of each stage, and finally for the model's output, whether it is a
-            sequence. Tensors that are not sequences are sent between stages only for the last
+        opened: For the input of each stage, and then for the model's output, whether the tensor is
+            a sequence. Between stages, tensors that are not sequences are sent only for the last
             segment.
 
     Raises:
-        InvalidInput: If there are fewer steps than segments, if the targets lack a value per step,
-            or if the sample weights have another shape.
+        InvalidInput: If there are fewer time steps than segments, if the targets lack a value per
+            time step, or if the sample weights have another shape.
     """
 
     def __init__(self, batch: Batch, count: int, opened: Sequence[bool]) -> None:
@@ -123,8 +123,8 @@ class TimeSegments(MicroBatches):
             )
         if opened[-1] and weight is not None and len(weight.shape) < 2:
             raise InvalidInput(
-                "sample weights of shape [None] would weight steps, not rows, because the model "
-                "has an output for each step; give shape [None, 1], or one weight per step"
+                "sample weights of shape [None] would weight time steps, not rows, because the "
+                "model has an output for each step; give shape [None, 1], or one weight per step"
             )
 
     def rows(self, number: int) -> int:
@@ -136,7 +136,7 @@ class TimeSegments(MicroBatches):
         return self._length(number) / float(self._steps)
 
     def reaches(self, number: int, stage: int) -> bool:
-        """Return whether a segment has any data that the stage processes."""
+        """Return whether a stage receives any data of a segment."""
         return len(self._x) > 0 and (self._opened[stage] or number == self._last)
 
     def size(self, number: int, stage: int) -> tuple[int, ...]:
@@ -144,7 +144,7 @@ class TimeSegments(MicroBatches):
         return (len(self._x), *([self._length(number)] if self._opened[stage] else []))
 
     def targets(self, number: int) -> tuple[Nest, Nest | None]:
-        """Return the targets of a segment's steps; all targets if the output is not a sequence."""
+        """Return the targets for a segment's time steps; all targets if the output has no steps."""
         y: tf.Tensor = self._y
         weight: tf.Tensor = self._weight
         if self._opened[-1]:
@@ -154,7 +154,7 @@ class TimeSegments(MicroBatches):
         return y, weight
 
     def loss_targets(self, masks: Sequence[Rows | None]) -> tuple[list[LossTargets], list[float]]:
-        """Return targets and weight of each segment with an output, which may be only the last."""
+        """Return the targets and the weight of each segment for which the model has an output."""
         if self._opened[-1]:
             return super().loss_targets(masks)
         return [LossTargets(self._y, self._weight, masks)], [1.0]

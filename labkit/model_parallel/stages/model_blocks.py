@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from labkit.common.canonical_json import JSON
 
-INPUTS = -1  # number of a pseudo stage whose outputs are the model's inputs
+INPUTS = -1  # number of a fictitious stage that outputs the model's inputs
 
 
 class TensorSource(NamedTuple):
@@ -45,7 +45,7 @@ class TensorSource(NamedTuple):
 
 @dataclass(frozen=True)
 class StageModels:
-    """The stages of a model as Keras models that share the layers of the whole model.
+    """The stages of a model as Keras models, which share their layers with the whole model.
 
     Each tensor, including masks, is sent directly from the stage that produces it to all stages
     that read it.
@@ -72,9 +72,9 @@ class Blocks:
                        └─────────┘
 
     A block ends at each point where later layers read only one tensor (and its mask). If `wide` is
-    set, a block ends after each layer. A block cannot end with a tensor of integers, because
-    integers have no gradient. All layer calls that use a variable are in one block, because two
-    ranks would train separate copies of the variable.
+    set, a block ends after each layer. No block ends with an integer tensor, because integers have
+    no gradient. All layer calls that use a variable are in one block, because two ranks would train
+    separate copies of the variable.
 
     Args:
         model: The Keras model, built.
@@ -84,7 +84,8 @@ class Blocks:
     def __init__(self, model: keras.Model, wide: bool = False) -> None:
         self._graph = functional_of(model)
         self._nodes = list(_in_order(self._graph))
-        # `ends` contains, for each block, the number of nodes up to its end, and the block's name.
+        # `ends` contains two values per block: the number of nodes (layer calls) up to its end, and
+        # the block's name.
         ends = (
             self._wide_cuts(self._possible_cuts())
             if wide
@@ -103,7 +104,7 @@ class Blocks:
     def described(
         self, edges: Sequence[int], seconds: Sequence[float] | None = None
     ) -> dict[str, JSON]:
-        """Return a JSON record of a partition, with the bytes per row that each stage sends on."""
+        """Return a JSON record of a partition, with the bytes per row that each stage sends."""
         return {
             "blocks": self.names(),
             "edges": list(edges),
@@ -114,7 +115,7 @@ class Blocks:
         }
 
     def shared(self) -> list[str]:
-        """Return the names of layers whose weights several calls use, all in the same block."""
+        """Return the names of layers that are called several times, all in the same block."""
         calls = Counter(
             (node.operation.name, id(variable))
             for node in self._nodes
@@ -123,12 +124,12 @@ class Blocks:
         return sorted({name for (name, _), count in calls.items() if count > 1})
 
     def part(self, first: int, last: int) -> keras.Model:
-        """Return blocks [first, last) as a separate model that shares their layers."""
+        """Return the blocks from `first` to `last - 1` as a separate model with shared layers."""
         edges = sorted({0, first, last, len(self)})
         return self.split(edges).models[edges.index(first)]
 
     def split(self, edges: Sequence[int]) -> StageModels:
-        """Return the stages; stage k consists of the blocks [edges[k], edges[k + 1])."""
+        """Return the stages as models; stage k consists of blocks edges[k] to edges[k + 1] - 1."""
         sources = {id(x): TensorSource(INPUTS, n) for n, x in enumerate(self._graph.inputs)}
         nodes = [self._nodes[self._edges[a] : self._edges[b]] for a, b in pairwise(edges)]
         last = len(nodes) - 1
@@ -146,14 +147,14 @@ class Blocks:
         return StageModels(self._graph, models, takes)
 
     def _read(self, nodes: Sequence[Node], last: bool) -> dict[int, keras.KerasTensor]:
-        """Return the tensors and masks that the nodes read, and the model's outputs if `last`."""
+        """Return the tensors and masks that the nodes read, with the model's outputs if `last`."""
         tensors = [x for node in nodes for x in node.arguments.keras_tensors]
         tensors += self._graph.outputs if last else []
         tensors += [mask for x in tensors if (mask := mask_of(x)) is not None]
         return {id(x): x for x in tensors}
 
     def _possible_cuts(self) -> list[int]:
-        """Return the numbers of nodes after which a cut separates no two uses of a variable."""
+        """Return the node counts at which a cut does not separate two uses of the same variable."""
         uses: dict[int, list[int]] = {}
         for place, node in enumerate(self._nodes):
             for variable in getattr(node.operation, "variables", []):
@@ -165,13 +166,13 @@ class Blocks:
         ]
 
     def _wide_cuts(self, places: Sequence[int]) -> list[tuple[int, str]]:
-        """Return (node count, layer name) for each cut after a layer, and for the model's end."""
+        """Return (node count, layer name) for a cut after each layer and for the model's end."""
         makers = {place: self._nodes[place - 1].operation for place in places}
         ends = [(n, by.name) for n, by in makers.items() if isinstance(by, keras.layers.Layer)]
         return [*ends[:-1], (len(self._nodes), ends[-1][1])]
 
     def _narrow_cuts(self, places: Sequence[int]) -> list[tuple[int, str]]:
-        """Return (node count, layer name) for each cut that one tensor crosses, and for the end."""
+        """Return (node count, layer name) for each one-tensor cut, and for the model's end."""
         last_use = {id(x): len(self._nodes) + 1 for x in self._graph.outputs}
         for place, node in enumerate(self._nodes):
             for key in self._read([node], last=False):
@@ -185,7 +186,8 @@ class Blocks:
             alive = {key: x for key, x in alive.items() if last_use.get(key, 0) > place}
             masks = {id(mask_of(x)) for x in alive.values()}
             live = [x for key, x in alive.items() if key not in masks]
-            # If later nodes leave the same single tensor alive, no second cut is added for it.
+            # If the next nodes change nothing about the single tensor that later nodes read, no
+            # second cut is added for this tensor.
             if place in places and len(live) == 1 and live[0] is not previous:
                 (previous,) = live
                 if "float" in previous.dtype and previous is not outputs[0]:
@@ -205,14 +207,15 @@ class BlockChain(Blocks):
         if len(graph.inputs) != 1 or len(graph.outputs) != 1:
             raise InvalidInput(
                 f"the model has {len(graph.inputs)} inputs and {len(graph.outputs)} outputs; a "
-                "chain of stages has one of each: give such a model, or use lk.AllReduce, "
-                "lk.TensorParallel, or lk.Pipeline with another schedule than 'wavefront'"
+                "chain of stages needs one input and one output; give such a model, or use "
+                "lk.AllReduce, lk.TensorParallel, or lk.Pipeline with a schedule other than "
+                "'wavefront'"
             )
         super().__init__(model)
 
 
 def split_model(model: keras.Model, edges: Sequence[int]) -> list[keras.Model]:
-    """Return a chain's stages as models; stage k has blocks edges[k] to edges[k + 1] - 1."""
+    """Return the stages of a chain as models; stage k has blocks edges[k] to edges[k + 1] - 1."""
     return BlockChain(model).split(edges).models
 
 
@@ -243,7 +246,7 @@ def _maker(x: keras.KerasTensor) -> Node:
 
 
 def _model(nodes: Sequence[Node], tensors: Sequence[keras.KerasTensor], ends: Nest) -> keras.Model:
-    """Return a model that repeats the layer calls `nodes`, from `tensors` with masks to `ends`."""
+    """Return a model that repeats the layer calls `nodes` with new inputs like `tensors`."""
     # All layers are called again, because `keras.Model(tensors, tensors)` would copy the tensors
     # without their masks.
     replacements = {id(x): keras.Input(batch_shape=x.shape, dtype=x.dtype) for x in tensors}
@@ -264,5 +267,5 @@ def _filled(ends: Nest, replacements: Mapping[int, keras.KerasTensor]) -> Nest:
 
 
 def _unwrap_single(tensors: Sequence[keras.KerasTensor]) -> Nest:
-    """Return a single tensor itself and several tensors as a list, as Keras does."""
+    """Return one tensor without a list, and several tensors as a list, as Keras does."""
     return tensors[0] if len(tensors) == 1 else list(tensors)

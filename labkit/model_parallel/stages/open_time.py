@@ -1,4 +1,4 @@
-"""A recurrent model with a time axis of unknown length, for time segments of any length."""
+"""A recurrent model whose time axis has no fixed length, for time segments of any length."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ EACH_STEP = (
     Layers.Minimum,
     Layers.Concatenate,
 )
-# Embedding and Masking compute their masks with these operations, for each step separately.
+# Embedding and Masking layers compute their masks with these operations, separately for each time
+# step.
 _MASKS = ("NotEqual", "Any")
 ALLOWED = (
     f"allowed are {', '.join(kind.__name__ for kind in RECURRENT)}, and layers that act on each "
-    f"step separately: {', '.join(kind.__name__ for kind in EACH_STEP)}; after one with "
-    "return_sequences=False any layer"
+    f"step separately: {', '.join(kind.__name__ for kind in EACH_STEP)}; after a layer "
+    "with return_sequences=False, any layer is allowed"
 )
 
 
@@ -65,7 +66,8 @@ class StatefulRecurrent(keras.layers.Layer):
 
     def call(self, x: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
         """Return the layer's outputs for a segment, and store the layer's final state in `end`."""
-        # `return_state` is reset to False, because the whole model calls the same layer object.
+        # `return_state` is reset to False afterwards, because the whole model calls the same layer
+        # object.
         self.layer.return_state = True
         try:
             y, *self.end = self.layer(x, initial_state=self.begin, mask=mask)
@@ -73,7 +75,7 @@ class StatefulRecurrent(keras.layers.Layer):
             self.layer.return_state = False
         if mask is None or self.begin is None or self.layer.zero_output_for_mask:
             return y
-        # In all Keras recurrent layers, the first state tensor is the layer's output.
+        # In every recurrent Keras layer, the first state tensor equals the layer's output.
         return self._with_previous_output(y, mask, self.begin[0])
 
     def compute_mask(self, x: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor | None:
@@ -81,10 +83,10 @@ class StatefulRecurrent(keras.layers.Layer):
         return self.layer.compute_mask(x, mask)
 
     def _with_previous_output(self, y: tf.Tensor, mask: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
-        """Replace outputs before the first unmasked step by the previous segment's last output.
+        """Replace outputs before the first unmasked time step by the previous segment's output.
 
-        At a masked step, Keras repeats the previous output, but before the first unmasked step of a
-        call it returns zeros.
+        At a masked time step, Keras repeats the previous output; before the first unmasked time
+        step of a call, it returns zeros.
         """
         if not self.layer.return_sequences:
             return tf.where(tf.reduce_any(mask, axis=1)[:, None], y, before)
@@ -101,17 +103,17 @@ def open_time(model: keras.Model) -> keras.Model:
     """Return a `keras.Model` of the same layers that accepts any number of time steps.
 
     Each recurrent layer is wrapped in a `StatefulRecurrent` layer. If axis 1 of a tensor is time,
-    its length is None, also in stages of the returned model.
+    its length is None, also in stages cut from the returned model.
 
     Args:
         model: A model with one input (rows, steps, …) and one output, see `BlockChain`.
 
     Raises:
         InvalidInput: If there is no recurrent layer, or if a layer that is not recurrent combines
-            several steps.
+            several time steps.
     """
     chain = BlockChain(model)
-    plain = chain.part(0, len(chain))  # a copy without `compile`
+    plain = chain.part(0, len(chain))  # a copy that is not compiled (`compile`)
     _, steps, *rest = plain.inputs[0].shape
     opened = keras.models.clone_model(
         plain,
@@ -128,15 +130,16 @@ def open_time(model: keras.Model) -> keras.Model:
 
 
 def is_open(tensor: keras.KerasTensor) -> bool:
-    """Return whether axis 1 of a tensor in an `open_time` model is time."""
+    """Return whether axis 1 of a tensor in a model returned by `open_time` is the time axis."""
     return len(tensor.shape) > 1 and tensor.shape[1] is None
 
 
 class _Caller:
-    """Call layers on tensors with a time axis of any length; reject layers that combine steps.
+    """Call layers on tensors with a time axis of any length; reject layers that mix time steps.
 
     Args:
-        steps: Number of steps of the whole sequence; None if the model does not fix it.
+        steps: Number of time steps of the whole sequence; None if the model does not fix this
+            number.
     """
 
     def __init__(self, steps: int | None) -> None:
@@ -145,7 +148,7 @@ class _Caller:
     def __call__(
         self, layer: keras.Layer, *args: Argument, **kwargs: Argument
     ) -> keras.KerasTensor:
-        # Masks are attached to their tensors, so they are removed from the arguments.
+        # Masks are attached to their tensors, so mask arguments are removed.
         kwargs = {name: value for name, value in kwargs.items() if "mask" not in name}
         values = keras.tree.flatten([args, kwargs])
         tensors = [x for x in values if isinstance(x, keras.KerasTensor)]
@@ -180,7 +183,7 @@ class _Caller:
         return StatefulRecurrent(layer)(*tensors)
 
     def _reshape(self, layer: keras.Layer, x: keras.KerasTensor) -> keras.KerasTensor:
-        """Replace a Reshape layer, which may fix the number of steps, by one for any number."""
+        """Return the output of a Reshape layer, adapted so that it accepts any number of steps."""
         shape = layer.compute_output_shape((None, self._steps, *x.shape[2:]))
         if prod(shape[2:]) != prod(x.shape[2:]):
             raise _refusal(layer, "it changes the time axis")
@@ -188,7 +191,7 @@ class _Caller:
 
 
 def _not_each_step(layer: keras.Layer, x: keras.KerasTensor) -> str | None:
-    """Return why a layer does not process each step separately; None if there is no reason."""
+    """Return why a layer does not treat each time step separately; None if it does."""
     if type(layer).__name__ in _MASKS:
         return None
     if type(layer) not in EACH_STEP:

@@ -1,4 +1,4 @@
-"""Messages between stages on different ranks: outputs, gradients, and losses of layers."""
+"""Messages between pipeline stages on different ranks: layer outputs, gradients, and losses."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class StageMessages:
 
     Args:
         communicator: Communicator of the replica's ranks, in stage order.
-        inputs: Symbolic input tensors of every stage, from which dtypes, and shapes without rows,
-            are read.
+        inputs: Symbolic input tensors of every stage, which give the dtypes, and the shapes without
+            the row axis.
         outputs: Symbolic output tensors of every stage.
         takes: Sources of every stage's inputs; None if each stage reads the previous stage's
             output.
@@ -51,22 +51,22 @@ class StageMessages:
         self.takes = chain if takes is None else takes
 
     def send(self, value: tf.Tensor, stage: int, peer: int) -> Posted:
-        """Start to send a tensor of a stage to a peer stage; return the pending requests."""
-        # The send does not block, because the receiver may have other rows of the schedule to
-        # execute first.
+        """Start to send a stage's tensor to another stage, `peer`; return the pending requests."""
+        # The send does not block, because the receiving rank may have to execute other actions of
+        # the schedule first.
         data = np.ascontiguousarray(value)
         return self.communicator.post(data, peer % self.communicator.size, self._tag(stage, peer))
 
     def receive(
         self, spec: keras.KerasTensor, stage: int, peer: int, size: Sequence[int]
     ) -> tf.Tensor:
-        """Return the tensor that stage `peer` has sent; `size` is (rows,) or (rows, steps)."""
+        """Return the tensor that stage `peer` sends; `size` is (rows,) or (rows, time steps)."""
         data = np.empty((*size, *spec.shape[len(size) :]), tf.as_dtype(spec.dtype).as_numpy_dtype)
         self.communicator.recv(data, peer % self.communicator.size, self._tag(peer, stage))
         return tf.constant(data)
 
     def readers(self, stage: int, number: int) -> list[tuple[int, int]]:
-        """Return (stage, input index) of every stage input that reads this output of a stage."""
+        """Return (stage, input index) of each stage input that reads a given output of a stage."""
         return [
             (reader, place)
             for reader, sources in enumerate(self.takes)
@@ -79,12 +79,12 @@ class StageMessages:
         return stage % self.communicator.size == self.communicator.rank
 
     def _tag(self, source: int, destination: int) -> int:
-        """Return a message tag for a pair of stages; a rank pair may have several stage pairs."""
+        """Return a message tag for a pair of stages, as two ranks may have several such pairs."""
         return source * len(self.takes) + destination
 
 
 class Passing:
-    """A rank's store of tensors between stages: received tensors, and tensors to be sent.
+    """A rank's storage of received tensors, and of tensors that it sends to other stages.
 
     Tensors are stored by stage and by the number of their micro-batch or iteration.
 
@@ -117,7 +117,7 @@ class Passing:
                     remote.append((value, reader))
 
     def take(self, stage: int, number: int, read: Sequence[tf.Tensor]) -> Passed:
-        """Return the inputs of a stage; those that are inputs of the model come from `read`."""
+        """Return the inputs of a stage; inputs of the whole model are taken from `read`."""
         return unwrap_single(
             [
                 read[source.number]
@@ -146,15 +146,15 @@ class Passing:
         )
 
     def send(self, stage: int, forward: bool, number: int) -> None:
-        """Send the stored outputs of a stage if `forward`, or else its stored gradients."""
+        """Send a stage's outputs if `forward` is true; otherwise, send its stored gradients."""
         for value, peer in self._sent.pop((stage, forward, number)):
             self.posted += self._links.send(value, stage, peer)
 
     def receive(self, stage: int, forward: bool, number: int, size: Sequence[int]) -> None:
-        """Receive a stage's inputs from other ranks if `forward`, else its outputs' gradients."""
+        """Receive a stage's inputs if `forward` is true; otherwise, its outputs' gradients."""
         links = self._links
-        # Ranks receive tensors in the order in which they are sent: the order of the sending
-        # stage's outputs.
+        # Tensors are received in the order in which they are sent, which is the order of the
+        # sending stage's outputs.
         if forward:
             for place, source in enumerate(links.takes[stage]):
                 if source.stage != INPUTS and not links.is_here(source.stage):
@@ -176,9 +176,9 @@ class Passing:
 class OwnLosses:
     """Sum of the losses (such as regularizers) that layers of all stages add in a training step.
 
-    If any layer adds losses, each step needs one sum over the ranks, which is not counted as
-    traffic. If no layer adds losses, the ranks only communicate once, in the first step, to find
-    this out.
+    If any layer adds losses, each training step needs one sum over the ranks, whose bytes are not
+    counted. If no layer adds losses, the ranks communicate only once, in the first training step,
+    to find this out.
 
     Args:
         communicator: Communicator of the ranks of all stages.
@@ -191,19 +191,19 @@ class OwnLosses:
         self._sum = 0.0
 
     def take(self, losses: tf.Tensor | None, weight: float = 1.0) -> None:
-        """Add the losses of a stage's layers in one forward pass; None if no layer adds losses."""
+        """Add the losses that a stage's layers add in a forward pass; None if there are none."""
         if losses is not None:
             self._has_losses = True
             self._sum += float(losses) * weight
 
     def added_to(self, loss: float | None) -> float | None:
-        """Return `loss` plus the layers' losses of all stages; None if it is None (collective)."""
-        # Layers add their losses when they are called, so ranks ask each other only after the first
-        # forward pass.
+        """Return `loss` plus the layers' losses of all stages, or None if `loss` is None."""
+        # Layers add their losses only when they are called, so the ranks exchange this information
+        # after the first forward pass.
         if self._anywhere is None:
-            flags = self._communicator.allgather(self._has_losses, "whether layers have losses")
+            flags = self._communicator.allgather(self._has_losses, "whether layers add losses")
             self._anywhere = any(flags)
         if not self._anywhere:
             return loss
-        total, self._sum = self._communicator.total(self._sum, "the losses of layers"), 0.0
+        total, self._sum = self._communicator.total(self._sum, "the losses that layers add"), 0.0
         return None if loss is None else loss + total

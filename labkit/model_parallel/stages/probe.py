@@ -1,4 +1,4 @@
-"""Measurements outside training: the pass times and the stored bytes of a model's blocks."""
+"""Measurements outside training: the times of a model's blocks, and the bytes that they store."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ PASSES = 5
 def block_seconds(
     model: keras.Model, rows: int, clock: Clock, blocks: Blocks | None = None
 ) -> list[float]:
-    """Return the time in s of each block's forward and backward pass together (`block_passes`)."""
+    """Return each block's total time in s for forward and backward pass (`block_passes`)."""
     return [forward + backward for forward, backward in block_passes(model, rows, clock, blocks)]
 
 
 def block_passes(
     model: keras.Model, rows: int, clock: Clock, blocks: Blocks | None = None
 ) -> list[tuple[float, float]]:
-    """Return the times in s of each block's forward pass and backward pass, medians of five runs.
+    """Return the time in s of each block's forward and backward pass, as medians of five runs.
 
     Each block is compiled and runs as a separate `Stage`, without the loss. Inputs are random
     numbers between 0 and 1. After the measurement, weights, statistics and random states of the
@@ -39,7 +39,8 @@ def block_passes(
         model: The whole model.
         rows: Number of rows in a micro-batch.
         clock: Clock that measures the times.
-        blocks: Blocks of the model; None for a cut at each point that only one tensor crosses.
+        blocks: Blocks of the model; if None, the model is cut at each point that only one tensor
+            crosses.
     """
     blocks = blocks or Blocks(model)
     parts = blocks.split(range(len(blocks) + 1))
@@ -71,7 +72,7 @@ def kept_bytes(model: keras.Model, rows: int) -> int:
     """Return the bytes that a batch's forward pass stores for its backward pass (`MemoryLedger`).
 
     The model's input and output are always included in these bytes. Afterwards, the variables of
-    the model are restored, as `block_passes` does.
+    the model are restored, as in `block_passes`.
     """
     (spec,) = model.inputs
     x, stage = _random(spec, rows), Stage(model, first=True)
@@ -86,12 +87,14 @@ def kept_bytes(model: keras.Model, rows: int) -> int:
 def _random(spec: keras.KerasTensor, rows: int) -> tf.Tensor:
     if None in spec.shape[1:]:
         raise InvalidInput(
-            f"partition='time' measures blocks separately, but one reads {spec.shape}, of which "
-            "only the rows may be open; use partition='parameters', or fix the length of the input"
+            f"partition='time' measures each block alone, but a block reads inputs of shape "
+            f"{spec.shape}, in which only the number of rows may be unknown; use "
+            "partition='parameters', or fix the length of the input"
         )
     kind, shape = tf.as_dtype(spec.dtype), (rows, *spec.shape[1:])
-    random = np.random.default_rng(0)  # does not change the global random state
-    # A cast to integers turns values below 1 into 0, which is a valid word number for an Embedding.
+    random = np.random.default_rng(0)  # leaves the global random state unchanged
+    # A cast to integers turns values below 1 into 0, which is a valid word number for an Embedding
+    # layer.
     return tf.cast(random.random(shape), kind)
 
 

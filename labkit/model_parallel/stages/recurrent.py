@@ -1,4 +1,4 @@
-"""A stage of a recurrent model: segments of time steps, and the state between segments."""
+"""A stage of a recurrent model: it processes time segments and keeps the state between them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from labkit.model_parallel.stages.stage import (
     unwrap_single,
 )
 
-States: TypeAlias = list[list[tf.Tensor]]  # state tensors of each recurrent layer
+States: TypeAlias = list[list[tf.Tensor]]  # for each recurrent layer: its state tensors
 
 
 class RecurrentStage(Stage):
@@ -30,11 +30,11 @@ class RecurrentStage(Stage):
 
     With the input \(x_i\), output \(y_i\) and recurrent state \(h_i\) of segment i, \((y_i, h_i) =
     f(x_i, h_{i-1})\) and \(h_{-1} = 0\). Backward passes run from the last segment to the first.
-    The stage stores \(\partial L / \partial h_{i-1}\), the gradient of the loss by the state, for
-    its next backward pass. It sends \(\partial L / \partial x_i\), the gradient by the input, to
-    the previous stage. The gradients are those of back-propagation through all time steps of the
-    sequence. The loss is the mean over rows and steps, so a segment's weight is its fraction of the
-    steps.
+    The stage stores \(\partial L / \partial h_{i-1}\), the gradient of the loss with respect to the
+    state, for its next backward pass. The stage sends \(\partial L / \partial x_i\), the gradient
+    of the loss with respect to the input, to the previous stage. The gradients are those of
+    back-propagation through all time steps of the sequence. The loss is the mean over rows and time
+    steps, so the weight of a segment is its fraction of the time steps.
 
     If a recurrent layer returns only its last output, later layers run only in the last segment.
     In earlier segments, a stage with such a layer has no output and receives no gradient.
@@ -62,7 +62,7 @@ class RecurrentStage(Stage):
         carried = [node for node in nodes if isinstance(node.operation, StatefulRecurrent)]
         self._layers: list[StatefulRecurrent] = [node.operation for node in carried]
         # A segment without an output runs only through the recurrent layers, because nothing reads
-        # the outputs of later layers.
+        # the outputs of the layers after them.
         states = [node.outputs[0] for node in carried] or model.outputs
         self._body = keras.Model(model.inputs, states)
         self._states: States = []  # state tensors after the previous segment
@@ -72,7 +72,7 @@ class RecurrentStage(Stage):
     def forward(
         self, number: int, x: Passed, share: float, targets: Targets | None = None
     ) -> Passed:
-        """Return a segment's output or None; at the last stage, the segment's part of the loss.
+        """Return a segment's output or None; the last stage returns the segment's part of the loss.
 
         Args:
             number: Number of the segment; segments run in order.
@@ -81,8 +81,8 @@ class RecurrentStage(Stage):
             targets: Pair (targets, sample weights), used at the last stage.
         """
         answers = self._open or number == self._last
-        # If only the last segment has an output, the loss and the layers' losses are counted once,
-        # with weight 1.
+        # If only the last segment has an output, the loss and the losses that layers add are
+        # counted once, with weight 1.
         counts = self._share(share if self._open else 1.0)
         compute: Compute = self._compute_outputs if answers else self._update_states
         with self.computing():
@@ -90,9 +90,9 @@ class RecurrentStage(Stage):
             arguments = as_list(x), begin, self._loss_targets(targets) if answers else None, counts
             self.own_loss, *results = self._run_forward(number, compute, *arguments)
         states = results[len(results) - len(tf.nest.flatten(begin)) :]
-        # The next segment starts from the values of these states, not from their graph. The
-        # backward pass of the next segment explicitly returns the gradient with respect to these
-        # states.
+        # The next segment starts from the values of these states; its graph is not connected to the
+        # graph of this segment. Therefore the backward pass of the next segment explicitly returns
+        # the gradient with respect to these states.
         self._states = tf.nest.pack_sequence_as(begin, states)
         if number == self._last:  # the last segment's final state has gradient zero
             self._state_gradients = [tf.zeros_like(state) for state in states]
@@ -105,8 +105,8 @@ class RecurrentStage(Stage):
             number: Number of the segment; segments run from last to first.
             gradient: Gradient with respect to the output; None at the last stage, and for a segment
                 without an output.
-            weights_later: Ignored, because a backward pass in the wavefront schedule has only one
-                part.
+            weights_later: Ignored, because the backward pass of a wavefront schedule is not divided
+                into two parts.
         """
         with self.computing():
             compiled, saved = self._restore(number)

@@ -1,4 +1,4 @@
-"""Execution of one rank's rows of a pipeline schedule with the micro-batches of real data."""
+"""Execution of one rank's actions in a pipeline schedule, with micro-batches of real data."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Runner:
         inputs, outputs, takes: Tensors between the stages, same arguments as those of
             `StageMessages`.
         record: Function of (action, stage, micro-batch) that returns a context manager, which is
-            entered around each row of the schedule.
-        losses: `Losses` of the model, with which the last stage receives the pair (sample weights,
-            counts) instead of sample weights. If `losses` is None, micro-batches are weighted by
-            rows, and the last stage receives sample weights.
+            entered around each action of the schedule.
+        losses: `Losses` of the model. If they are given, the last stage receives pairs (sample
+            weights, counts) instead of sample weights. If `losses` is None, micro-batches are
+            weighted by rows, and the last stage receives sample weights.
 
     Attributes:
-        rows: Number of batch rows behind the gradients at the latest `update`. These are the rows
-            of one micro-batch if the schedule is asynchronous, and of the whole batch if not.
+        rows: Number of batch rows behind the gradients at the latest `update`. In an asynchronous
+            schedule, these are the rows of one micro-batch; otherwise, those of the whole batch.
     """
 
     def __init__(
@@ -66,24 +66,25 @@ class Runner:
 
         Args:
             batch: The batch, equal on all ranks of the replica.
-            update: Function that is called with a stage's number when the stage's weights may
-                change.
+            update: Function that is called with the number of a stage when the weights of this
+                stage may change.
         """
         parts = self._parts(batch)
         in_flight = _BatchInFlight(self, parts, self._counts(batch, parts))
         for _, stage, action, number, peer in self._rows:
-            # Whether a message is sent depends on the later of its two stages. If the micro-batch
-            # has no data for the later stage (for example no rows), no rank computes or sends
-            # anything.
+            # Whether a message is sent depends on the stage that comes later in the model. If the
+            # micro-batch has no data for that stage (for example no rows), no rank computes or
+            # sends anything.
             if parts.reaches(number, max(stage, peer)):
                 with self._record(action, stage, number):
                     in_flight.execute(action, stage, number, peer)
-            # An asynchronous schedule has no flush; an update follows each backward pass.
+            # An asynchronous schedule never waits until the pipeline is empty; an update follows
+            # each backward pass.
             if self.table.asynchronous and action == "backward":
                 self.rows = parts.rows(number)
                 update(stage)
-        # Pending sends are completed only at the end of the step. If two ranks waited earlier for
-        # their sends to each other, they could deadlock.
+        # Pending sends are completed only at the end of the step. If two ranks waited earlier until
+        # their sends to each other were complete, they could deadlock.
         self.communicator.finish(in_flight.passing.posted)
         if not self.table.asynchronous:
             self.rows = batch.rows
@@ -109,7 +110,7 @@ class Runner:
 
 
 class _BatchInFlight:
-    """A batch in the pipeline, with the tensors that this rank stores between schedule rows."""
+    """A batch in the pipeline, with the tensors that this rank stores between its actions."""
 
     def __init__(self, runner: Runner, parts: MicroBatches, counts: dict[int, Counts]) -> None:
         self._runner, self._parts, self._counts = runner, parts, counts
@@ -117,10 +118,10 @@ class _BatchInFlight:
         self.loss: float | None = 0.0 if runner.last in runner.stages else None
 
     def execute(self, action: str, stage: int, number: int, peer: int) -> None:
-        """Execute one row of the schedule."""
-        # The schedule contains rows only for messages between neighbouring stages. A tensor for a
-        # farther stage is sent in the sender's row, and received in the last row of the path, after
-        # it was sent.
+        """Execute one action (row) of the pipeline schedule."""
+        # The schedule contains entries only for messages between neighbouring stages. A tensor for
+        # a stage farther away is sent at the sender's entry, and received at the last entry on its
+        # path.
         if action == "receive":
             size = self._parts.size(number, max(stage, peer))
             self.passing.receive(stage, peer < stage, number, size)

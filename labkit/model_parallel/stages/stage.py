@@ -16,7 +16,8 @@ from labkit.model_parallel.stages.memory_ledger import MemoryLedger
 from labkit.model_parallel.stages.microbatches import Rows
 from labkit.model_parallel.stages.traced import Specs
 
-# A loss function of targets, predictions, and sample weights; the latter may be a `Weighted` pair.
+# A loss function of targets, predictions and sample weights; instead of sample weights, it may
+# receive a `Weighted` pair.
 Loss: TypeAlias = Callable[..., tf.Tensor]
 Targets: TypeAlias = "tuple[Nest, Nest | Weighted | None]"  # targets and sample weights
 # Nested arguments of a computation, with None for missing values.
@@ -26,24 +27,25 @@ Passed: TypeAlias = "Rows | Sequence[Rows | None] | None"
 
 
 class Stage:
-    r"""A part of a model with the saved activations of the micro-batches in flight.
+    r"""A part of a model, with the saved activations of the micro-batches that are in flight.
 
-    A stage's single input or output is a tensor; several inputs or outputs are a list of tensors.
-    Only floating-point tensors have gradients; masks and integers are only sent forward.
+    One input or output is a tensor; several inputs or outputs are a list of tensors. Only
+    floating-point tensors have gradients; masks and integers are only sent forward.
 
-    The objective of a stage is \(\langle y, \bar y \rangle\), where y is its output and \(\bar y\)
-    the gradient from the next stage. The objective of the last stage is the loss. The objective of
-    each stage also includes the losses that the stage's layers add. Gradients of micro-batches are
-    summed. During the forward pass, the stage saves all tensors that the backward pass reads,
-    including weights. Therefore weights may change between a forward pass and its backward pass.
+    The objective of a stage, whose gradients are computed, is \(\langle y, \bar y \rangle\), with
+    the output y and the gradient \(\bar y\) from the next stage. The objective of the last stage is
+    the loss. The objective of each stage also includes the losses that the stage's layers add.
+    Gradients of micro-batches are summed. During the forward pass, the stage saves all tensors that
+    the backward pass reads, including weights. Therefore weights may change between a forward pass
+    and its backward pass.
 
     The forward pass, the backward pass and its two parts are functions of one graph (see
     `Compiled`). TensorFlow traces this graph once for any number of rows.
 
     Args:
         model: The part of the whole model that the stage computes, see `Blocks.part`.
-        loss: Function of (targets, predictions, sample weights) if this is the last stage, else
-            None.
+        loss: Function of (targets, predictions, sample weights) if this is the last stage;
+            otherwise None.
         first: Whether this is the first stage of the model, whose inputs need no gradients.
         recompute: Whether to save only the input, and to repeat the forward pass before the
             backward pass.
@@ -53,11 +55,11 @@ class Stage:
     Attributes:
         variables: Trainable weights of the stage.
         max_in_flight: Maximum number of micro-batches that were in flight at one time.
-        own_loss: Losses that layers add in the latest forward pass, weighted by the micro-batch's
-            share. It is None if no layer adds losses, and at the last stage, whose loss includes
-            them.
+        own_loss: Losses that the stage's layers add in the latest forward pass, multiplied by the
+            micro-batch's share. This attribute is None if no layer adds losses, and at the last
+            stage, whose loss includes the layers' losses.
         ledger: Counter of the bytes of saved tensors (`MemoryLedger`).
-        computing: Function that returns a context manager for each pass, see
+        computing: Function that returns a context manager, which is entered around each pass, see
             `labkit.communicator.computing`.
     """
 
@@ -76,16 +78,17 @@ class Stage:
         self._has_gradient = [] if loss is not None else [is_number(y) for y in model.outputs]
         self.variables = list(model.trainable_variables)
         self._all, trained = list(model.variables), {id(variable) for variable in self.variables}
-        # The variables of dropout and normalisation layers, which are restored before a second
-        # forward pass.
+        # `_state` contains the variables of dropout and normalisation layers, which are restored
+        # before a second forward pass.
         self._state = [v for v in self._all if recompute and id(v) not in trained]
         # `_compiled` contains one entry per combination of argument shapes, dtypes and missing
         # arguments.
         self._compiled: dict[tuple[Hashable, ...], Compiled] = {}
-        # Saved tensors are stored by micro-batch, because several micro-batches are in flight, in
-        # an order that the schedule defines.
+        # Saved tensors are stored by micro-batch number, because several micro-batches are in
+        # flight, in an order that the schedule defines.
         self._saved: dict[int, tuple[Compiled, Values]] = {}
-        # The arguments and the state for a second forward pass are also stored by micro-batch.
+        # The arguments and variables for a second forward pass are also stored by micro-batch
+        # number.
         self._recompute_inputs: dict[int, tuple[Compiled, list[tf.Tensor], list[tf.Tensor]]] = {}
         # `_pending_weight_parts` contains the backward passes whose weight gradients are not yet
         # computed.
@@ -99,7 +102,7 @@ class Stage:
     def forward(
         self, number: int, x: Passed, share: float, targets: Targets | None = None
     ) -> Passed:
-        """Return a micro-batch's output; at the last stage, return its part of the loss, a scalar.
+        """Return the output of a micro-batch; the last stage returns its part of the loss instead.
 
         Args:
             number: Number of the micro-batch.
@@ -133,13 +136,13 @@ class Stage:
         return self._returns(dx)
 
     def backward_weight(self, number: int) -> None:
-        """Add the weight gradients of a micro-batch that `backward` did not compute."""
+        """Compute and add the weight gradients that `backward` omitted for a micro-batch."""
         with self.computing():
             compiled, rest = self._pending_weight_parts.pop(number)
             self._add(number, compiled.backward_weight(rest))
 
     def take_gradients(self) -> list[tf.Tensor]:
-        """Return and reset the sum of gradients since the last call, one tensor per variable."""
+        """Return the gradients summed since the last call, one tensor per variable; reset them."""
         gradients, self._gradients = self._gradients, None
         if gradients is None:
             return [tf.zeros_like(variable.value) for variable in self.variables]
@@ -152,8 +155,8 @@ class Stage:
         state = [tf.identity(variable.value) for variable in self._state]
         results, saved = compiled.forward(arguments)
         tensors = list(saved.values())
-        # With recomputation, `saved` is not stored, so its tensors are freed when the function
-        # returns.
+        # With recomputation, nothing refers to `saved` after this function returns, so its tensors
+        # are freed.
         if self._recompute:
             self._recompute_inputs[number] = compiled, arguments, state
             tensors = [*arguments, *state]
@@ -164,13 +167,13 @@ class Stage:
         return results
 
     def _restore(self, number: int) -> tuple[Compiled, Values]:
-        """Return the tensors that the backward pass reads, which are saved or recomputed."""
+        """Return the saved or recomputed tensors that the backward pass reads."""
         if not self._recompute:
             return self._saved.pop(number)
         compiled, arguments, state = self._recompute_inputs.pop(number)
-        # Other micro-batches have changed statistics and random seeds since the first pass. The
-        # second forward pass starts from the saved state, and the current state is restored after
-        # the pass.
+        # Since the first forward pass, other micro-batches may have modified the layers' statistics
+        # and random seeds. The second forward pass starts from the saved statistics and seeds;
+        # afterwards, the current ones are restored.
         now = [tf.identity(variable.value) for variable in self._state]
         self._set_state(state)
         _, saved = compiled.forward(arguments)
@@ -185,7 +188,7 @@ class Stage:
     def _compiled_for(
         self, compute: Compute, arguments: tuple[Given, ...], tensors: list[tf.Tensor]
     ) -> Compiled:
-        """Return the compiled computation for these shapes and dtypes, with any number of rows."""
+        """Return the compiled computation for arguments of these shapes and dtypes."""
         present = tuple(value is not None for value in tf.nest.flatten(arguments))
         key = compute, present, *((x.dtype, *x.shape[1:]) for x in tensors)
         if key not in self._compiled:
@@ -199,7 +202,7 @@ class Stage:
         return [value for value, needed in zip(x, self._needs_gradient, strict=True) if needed]
 
     def _seeds(self, gradient: Passed) -> list[tf.Tensor]:
-        """Select the gradients with respect to those outputs that have a gradient."""
+        """Return the gradients of only those outputs that can have a gradient."""
         pairs = (
             zip(as_list(gradient), self._has_gradient, strict=True) if self._has_gradient else ()
         )
@@ -212,8 +215,8 @@ class Stage:
         )
 
     def _share(self, share: float) -> tf.Tensor:
-        # The weight of the losses has their precision; TensorFlow would convert a Python number to
-        # float32.
+        # The weight `share` has the same float type as the losses; TensorFlow would convert a
+        # Python number to float32.
         return tf.constant(share, keras.config.floatx())
 
     def _loss_targets(self, targets: Targets | None) -> Targets | None:
@@ -224,8 +227,8 @@ class Stage:
     ) -> Computed:
         y = call_with_masks(self.model, x, training=True)
         objective = self._objective(y, targets, share)
-        # The loss is the objective and needs no gradient from outside, but outputs receive
-        # gradients from later stages.
+        # If this stage computes the loss, its objective needs no gradients from outside; otherwise,
+        # later stages send gradients of the outputs.
         if self._loss is not None:
             return [None, objective], [], objective
         outputs = keras.tree.flatten(y)
@@ -235,7 +238,7 @@ class Stage:
         return [objective if self.model.losses else None, *outputs], ends, objective
 
     def _objective(self, y: tf.Tensor, targets: Targets | None, share: tf.Tensor) -> tf.Tensor:
-        """Return the sum of the layers' losses and, at the last stage, the loss of the outputs."""
+        """Return the losses that layers add plus, at the last stage, the loss of the outputs."""
         parts = list(self.model.losses)
         if self._loss is not None and targets is not None:
             parts.append(self._loss(targets[0], y, targets[1]))
@@ -255,21 +258,21 @@ class Stage:
 
 
 def call_with_masks(model: keras.Model, x: Sequence[tf.Tensor], training: bool) -> Nest:
-    """Return the outputs of a part of a model, with the masks that the whole model gives them."""
+    """Return a model part's outputs, with the masks that they have in the whole model."""
     places = {id(spec): value for spec, value in zip(model.inputs, x, strict=True)}
     for spec, value in zip(model.inputs, x, strict=True):
         attach_mask(value, places.get(id(mask_of(spec))))
     y = model(unwrap_single(x), training=training)
     for spec, value in zip(model.outputs, keras.tree.flatten(y), strict=True):
-        # If an output has no mask, a Keras model attaches its input's mask to the output, which a
-        # layer would not do.
+        # If an output has no mask, a Keras model attaches the mask of its input to the output,
+        # unlike a layer.
         if not is_masked(spec):
             attach_mask(value, None)
     return y
 
 
 def is_number(tensor: keras.KerasTensor) -> bool:
-    """Return whether a tensor has a floating-point dtype, so that it has a gradient."""
+    """Return whether a tensor has a floating-point dtype and can therefore have a gradient."""
     return "float" in tensor.dtype
 
 
@@ -279,7 +282,7 @@ def as_list(passed: Passed) -> list[Rows | None]:
 
 
 def unwrap_single(tensors: Sequence[Rows | None]) -> Passed:
-    """Return a single tensor itself and several tensors as a list, as Keras does."""
+    """Return one tensor without a list, and several tensors as a list, as Keras does."""
     return tensors[0] if len(tensors) == 1 else list(tensors)
 
 

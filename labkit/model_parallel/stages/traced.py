@@ -1,4 +1,4 @@
-"""A traced graph from which functions can be extracted between any of its tensors."""
+"""A traced graph, of which parts can be extracted as separate functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-Specs: TypeAlias = "tf.TensorSpec | Sequence[Specs] | None"  # a nest, with None for missing values
+# A nested structure, with None for missing values.
+Specs: TypeAlias = "tf.TensorSpec | Sequence[Specs] | None"
 
 
 class TracedGraph:
@@ -23,8 +24,9 @@ class TracedGraph:
     """
 
     def __init__(self, trace: Callable[..., None], specs: Sequence[Specs]) -> None:
-        # The traced function is stored, because its operations call Python functions that it owns.
-        # Keras does not use autograph to trace models, so this trace does not use it either.
+        # The traced function is stored to keep it alive, because it owns the Python functions that
+        # its operations call. Keras does not use autograph to trace models, so this trace does not
+        # use it either.
         traced = tf.function(trace, autograph=False)
         self._traced = traced.get_concrete_function(*specs)
         graph, captured = self._traced.graph, self._traced.captured_inputs
@@ -38,7 +40,7 @@ class TracedGraph:
         self.acting = {op.name for op in graph.get_operations() if op.op_def.is_stateful}
 
     def before(self, names: Iterable[str], outside: Collection[str] = ()) -> set[str]:
-        """Return operations and their ancestors; the search stops at inputs and at `outside`."""
+        """Return the operations `names` and all their ancestors, up to the inputs or `outside`."""
         ancestors: set[str] = set()
         pending = [operation(name) for name in names]
         while pending:
@@ -49,7 +51,7 @@ class TracedGraph:
         return ancestors
 
     def feeds(self, operations: Collection[str], fetches: Iterable[str]) -> list[str]:
-        """Return the tensors that these operations must receive to compute the fetches."""
+        """Return the input tensors from which these operations compute the tensors `fetches`."""
         read = {
             _tensor(name)
             for op in operations
@@ -62,13 +64,13 @@ class TracedGraph:
     def cut(self, operations: Collection[str], fetches: Sequence[str]) -> TracedSegment:
         """Return a function that runs these operations and returns the tensors `fetches`.
 
-        The extracted function contains only control dependencies among its own operations. If the
-        operations of two functions must run in a certain order, the caller must call the functions
-        in that order.
+        The extracted function contains only those control dependencies that connect its own
+        operations. If the operations of two functions must run in a certain order, the caller must
+        call the functions in that order.
         """
         read = [name for op in operations for name in self._nodes[op].input]
-        # Constants are copied into each function; if they were arguments, the caller would have to
-        # store them.
+        # Constants are copied into each function; as arguments, they would have to be stored by the
+        # caller.
         makers = set(map(operation, [*read, *fetches]))
         inside = {*operations, *(name for name in makers if self._nodes[name].op == "Const")}
         nodes = [
@@ -96,7 +98,7 @@ class TracedSegment:
     Args:
         part: Operations of the function, as a `GraphDef`.
         specs: Shapes and dtypes of the input tensors, by name.
-        captured: Variables that the graph reads from outside, by tensor name; this function may
+        captured: Variables outside of the graph that it reads, by tensor name; this function may
             read only some of them.
         fetches: Names of the output tensors, which may include input tensors.
     """
@@ -119,8 +121,8 @@ class TracedSegment:
                 replacements[name] = tf.compat.v1.get_default_graph().capture(captured[name])
             outputs = tf.import_graph_def(part, replacements, self._fetches, name="part")
             self._types = [tensor.dtype for tensor in outputs]
-            # `StatefulPartitionedCall` in `__call__` cannot return int32 tensors such as shapes, so
-            # they are cast to int64.
+            # The operation `StatefulPartitionedCall` in `__call__` cannot return int32 tensors such
+            # as shapes, so they are cast to int64.
             return [tf.cast(x, tf.int64) if x.dtype == tf.int32 else x for x in outputs]
 
         function = tf.function(run, autograph=False)
@@ -128,10 +130,10 @@ class TracedSegment:
         self._returned = [tensor.dtype for tensor in self._function.outputs]
 
     def __call__(self, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Run the function; return its output tensors by name (`values` may have extra tensors)."""
+        """Run the function on `values`, tensors by name; return the output tensors by name."""
         arguments = [values[name] for name in self.feeds]
-        # A direct call of the function would give the same result, but inspects its arguments for
-        # much longer.
+        # A direct call of the function would give the same result, but would take longer to inspect
+        # its arguments.
         outputs = tf.raw_ops.StatefulPartitionedCall(
             args=arguments + self._function.captured_inputs, Tout=self._returned, f=self._function
         )
@@ -140,7 +142,7 @@ class TracedSegment:
 
 
 def operation(name: str) -> str:
-    """Return the name of the operation that a tensor name or an operation's input refers to."""
+    """Return the name of the operation that produces a tensor or an operation's input."""
     return name.removeprefix("^").partition(":")[0]
 
 
@@ -151,10 +153,11 @@ def _tensor(name: str) -> str:
 def _without_outside_controls(
     node: tf.compat.v1.NodeDef, inside: Collection[str]
 ) -> tf.compat.v1.NodeDef:
-    """Return a copy of a node without control dependencies on operations outside of `inside`."""
+    """Return a copy of a node that has control dependencies only on operations in `inside`."""
     copy = tf.compat.v1.NodeDef()
     copy.CopyFrom(node)
-    # The attribute `_class` requests colocation with operations that this function may not contain.
+    # The attribute `_class` requests placement on the device of other operations, which this
+    # function may not contain.
     copy.attr.pop("_class", None)
     del copy.input[:]
     copy.input.extend(

@@ -1,4 +1,4 @@
-"""Tensor parallelism: each rank stores and computes some units of each divided layer."""
+"""Tensor parallelism: each rank stores and computes some of the units of each divided layer."""
 
 from labkit.model_parallel.tensor.slice_link import Link
 from labkit.model_parallel.tensor.sliceable import require_divisible

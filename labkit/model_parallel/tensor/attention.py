@@ -38,8 +38,8 @@ class Heads(LayerSlice):
 
     def __init__(self, layer: keras.Layer, link: Link) -> None:
         heads = getattr(layer, self.cuts[type(layer)])
-        # If one tensor is query, key and value, Keras's automatic cast would turn it into three
-        # tensors.
+        # If the same tensor is query, key and value, Keras's automatic cast would create three
+        # separate tensors.
         super().__init__(layer, link, heads, autocast=False)
         self.heads = heads
         self.inner = _attention(layer, self.local_units.stop - self.local_units.start)
@@ -59,7 +59,7 @@ class Heads(LayerSlice):
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> tf.Tensor:
-        """Return vectors (…, width) for queries (…, width); equal inputs share one `spread` call.
+        """Return vectors (…, width) for queries (…, width); equal inputs need one `spread` call.
 
         `return_attention_scores` is ignored, because layers that return attention scores are never
         divided.
@@ -79,7 +79,7 @@ class Heads(LayerSlice):
         return y if self.bias is None else y + tf.cast(self.bias, y.dtype)
 
     def pairs(self, layer: keras.Layer) -> list[WeightShard]:
-        """Return all weights except the output bias, paired with this slice's parts of them."""
+        """Return each weight except the output bias, paired with the whole layer's weight."""
         # The output bias is the last weight, and `zip` omits it, because the slice has no bias.
         pairs = zip(layer.weights, self.inner.weights, strict=False)
         return [
@@ -89,7 +89,8 @@ class Heads(LayerSlice):
 
     def _place(self, whole: tuple[int, ...], local: tuple[int, ...]) -> tuple[slice, ...]:
         axis = next(axis for axis, length in enumerate(whole) if length != local[axis])
-        width = whole[axis] // self.heads  # above 1 only for the queries of grouped-query attention
+        # Greater than 1 only for the queries in grouped-query attention.
+        width = whole[axis] // self.heads
         return (
             *[slice(None)] * axis,
             slice(self.local_units.start * width, self.local_units.stop * width),
@@ -97,7 +98,7 @@ class Heads(LayerSlice):
 
     @staticmethod
     def why_not(layer: keras.Layer, node: Node) -> str:
-        """Return why a call cannot be divided: dropout, returned scores, or masks; "" if it can."""
+        """Return why a layer call cannot be divided into slices, or "" if it can be divided."""
         if layer.dropout:
             return f"dropout={layer.dropout} of attention scores would differ from head to head"
         if len(node.outputs) > 1:

@@ -1,9 +1,9 @@
-"""Dense and convolution layers divided by outputs or by inputs, and normalisations between them.
+"""Dense and convolution layers divided by outputs or inputs, and normalisations between them.
 
         x ─ Column ─ Channels, activation ─ Row ─ y        one sum forward, one backward
 
-One slice of a layer's outputs is the same slice of the next layer's inputs, so these two layers
-exchange no messages.
+A slice of one layer's outputs is exactly a slice of the next layer's inputs, so no messages are
+needed between these two layers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ColumnParallel(LayerSlice):
         return self.activation(y)
 
     def pairs(self, layer: keras.Layer) -> list[WeightShard]:
-        """Return this slice's kernel and bias, paired with the whole ones; divided by outputs."""
+        """Return this slice's kernel and bias, each paired with the layer's whole weight."""
         weights = zip(layer.weights, self.inner.weights, strict=True)
         return [WeightShard(whole, local, (..., self.local_units)) for whole, local in weights]
 
@@ -70,7 +70,7 @@ class Row(LayerSlice):
         self.fill(layer)
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
-        """Return the layer's outputs, summed over all slices; x is this slice's inputs."""
+        """Return the layer's outputs, summed over all slices; x is only this slice's inputs."""
         y = self.link.total(self.inner(x))
         if self.bias is not None:
             y += tf.cast(self.bias, y.dtype)
@@ -82,9 +82,10 @@ class Row(LayerSlice):
 
 
 class Channels(LayerSlice):
-    """A slice of a BatchNormalization's channels, whose statistics need no messages.
+    """A slice of the channels of a BatchNormalization layer; its statistics need no messages.
 
-    A BatchNormalization is divided only between a `ColumnParallel` and a `Row` layer, never alone.
+    A BatchNormalization layer is divided only if it is between a `ColumnParallel` and a `Row`
+    layer.
     """
 
     kind = "channels"
@@ -103,13 +104,13 @@ class Channels(LayerSlice):
         return self.inner(x, training=training, mask=mask)
 
     def pairs(self, layer: keras.Layer) -> list[WeightShard]:
-        """Return this slice's scale, shift, mean and variance, paired with the whole ones."""
+        """Return the slice's scale, shift, mean and variance, each paired with the whole weight."""
         weights = zip(layer.weights, self.inner.weights, strict=True)
         return [WeightShard(whole, local, (self.local_units,)) for whole, local in weights]
 
 
 def _linear(layer: keras.Layer, inputs: int, outputs: int, bias: bool) -> keras.Layer:
-    """Return a built Dense or Conv2D layer of another size, without an activation."""
+    """Return a built Dense or Conv2D layer with other numbers of inputs and outputs."""
     size = {ColumnParallel.cuts[type(layer)]: outputs}
     copy = like(layer, **size, use_bias=bias, activation=None)
     copy.build((*[None] * (len(layer.kernel.shape) - 1), inputs))

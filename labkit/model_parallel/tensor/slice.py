@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class LayerSlice(keras.layers.Layer):
     """A slice of a layer's units, which replaces the whole layer in one rank's model.
 
-    Subclasses define which layers they divide, and which part of the weights a slice has. The
-    slice's initial weights are copied from the whole layer.
+    Subclasses define which layer classes they divide, and which part of the weights a slice
+    contains. The slice's initial weights are copied from the whole layer.
 
     Args:
         layer: The whole layer, built.
@@ -30,7 +30,7 @@ class LayerSlice(keras.layers.Layer):
             its number of units.
         needs: Attributes of the layer, with the values that they must have so that it can be
             divided.
-        kind: Name of the way in which the layer is divided, shown in `run.layers`.
+        kind: Name of the way in which the layer is divided, shown in the table `run.layers`.
         local_units: Range of the whole layer's units that this slice has.
     """
 
@@ -44,15 +44,15 @@ class LayerSlice(keras.layers.Layer):
         self.supports_masking = layer.supports_masking
 
     def fill(self, layer: keras.Layer) -> None:
-        """Copy this slice's weights from the whole layer; the slice's variables must exist."""
+        """Copy the whole layer's weights to this slice, whose variables must already exist."""
         for pair in self.pairs(layer):
             pair.copy_from_whole()
-        # Keras passes `trainable` on only to sublayers and variables that already exist.
+        # Keras sets `trainable` only for sublayers and variables that already exist.
         self.trainable = layer.trainable
         self.built = True
 
     def pairs(self, layer: keras.Layer) -> list[WeightShard]:
-        """Return each weight of this slice, with the whole weight and the slice's position in it.
+        """Return each weight of this slice, with the whole weight and the slice's indices in it.
 
         Weights that are not divided, such as the bias of `Row`, are omitted.
         """
@@ -60,11 +60,11 @@ class LayerSlice(keras.layers.Layer):
 
     @staticmethod
     def why_not(layer: keras.Layer, node: Node) -> str:
-        """Return why a call of the layer cannot be divided; "" if it can be divided."""
+        """Return why a layer call cannot be divided into slices, or "" if it can be divided."""
         return ""
 
 
 def like(layer: keras.Layer, **changes: Any) -> keras.Layer:
-    """Return an unbuilt copy of a layer with some settings changed and weights of zero."""
+    """Return an unbuilt copy of a layer, with some settings changed and zeros as weights."""
     initializers = {"kernel_initializer": "zeros", "bias_initializer": "zeros"}
     return type(layer).from_config(layer.get_config() | initializers | changes)

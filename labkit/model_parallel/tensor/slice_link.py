@@ -13,7 +13,7 @@ from labkit.schedules import boundaries
 
 
 class Link(Meter):
-    """The collectives between a layer's slices, as TensorFlow operations with gradients.
+    """Collectives between the slices of a layer, as TensorFlow operations with gradients.
 
                  forward        backward
         spread   identity       allreduce
@@ -32,12 +32,12 @@ class Link(Meter):
         self._algorithm, self._number = algorithm, number
 
     def local_range(self, length: int) -> slice:
-        """Return this slice's range of `length` units; slice sizes differ by at most one."""
+        """Return this slice's range among `length` units; slice sizes differ by at most one."""
         edges = boundaries(length, self.size)
         return slice(int(edges[self.rank]), int(edges[self.rank + 1]))
 
     def spread(self, x: tf.Tensor) -> tf.Tensor:
-        """Return x, which all slices read; the gradient is the sum of all slices' gradients."""
+        """Return x, which all slices read; the gradient of x is summed over all slices."""
 
         def identity(x: tf.Tensor) -> WithGradient:
             return tf.identity(x), lambda gradient: self._sum(gradient, "backward")
@@ -45,7 +45,7 @@ class Link(Meter):
         return tf.custom_gradient(identity)(x)
 
     def total(self, x: tf.Tensor) -> tf.Tensor:
-        """Return the sum of x over all slices; its gradient is passed to each slice unchanged."""
+        """Return the sum of x over all slices; each slice receives the sum's gradient unchanged."""
 
         def allreduce(x: tf.Tensor) -> WithGradient:
             return self._sum(x, "forward"), lambda gradient: gradient
@@ -53,7 +53,7 @@ class Link(Meter):
         return tf.custom_gradient(allreduce)(x)
 
     def join(self, x: tf.Tensor, length: int) -> tf.Tensor:
-        """Concatenate the parts of all slices along the last axis to shape (…, length)."""
+        """Concatenate the tensors of all slices along the last axis, to the shape (…, length)."""
         local = self.local_range(length)
 
         def allgather(x: tf.Tensor) -> WithGradient:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from keras.src.models.functional import Functional
     from keras.src.ops.node import Node
 
-# The slice class for each layer class; to support another class, add a slice class and an entry
-# here.
+# For each layer class, the class of its slices. Another layer class needs a slice class and an
+# entry here.
 SLICES = {kind: slices for slices in (ColumnParallel, Words, Heads) for kind in slices.cuts}
 _LINEAR = tuple(ColumnParallel.cuts)
 _BETWEEN = (keras.layers.ReLU, keras.layers.LeakyReLU, keras.layers.ELU)
@@ -67,12 +67,12 @@ class LayerGraph:
         return 1 if self._obstacle(layer) else _units_of(layer)
 
     def last(self, layer: keras.Layer) -> bool:
-        """Return whether the layer's output is an output of the model that no layer reads."""
+        """Return whether the layer's output is a model output that no other layer reads."""
         (tensor,) = self.node(layer).outputs
         return id(tensor) in self._ends and not self._readers(tensor)
 
     def behind(self, layer: keras.Layer) -> list[keras.Layer]:
-        """Return the normalisations after a layer and the next layer that can read its slices.
+        """Return the normalisations after a layer, and the layer after them that reads the slices.
 
         The list is empty if no following layer can read the layer's slices.
         """
@@ -80,7 +80,7 @@ class LayerGraph:
         at = layer
         while self._is_unitwise(at, type(layer)):
             reader = self._reader(at)
-            if reader is None:  # without a single reader, all units are needed
+            if reader is None:  # all units are needed, unless exactly one layer reads them
                 return []
             if isinstance(reader, _LINEAR):
                 same = type(reader) is type(layer) and not self._obstacle(reader)
@@ -96,7 +96,7 @@ class LayerGraph:
         return node
 
     def _reader(self, layer: keras.Layer) -> keras.Layer | None:
-        """Return the only layer that reads a layer's output if it is called once, else None."""
+        """Return the only layer that reads a layer's output; None unless it is called only once."""
         (tensor,) = self.node(layer).outputs
         readers = self._readers(tensor)
         if id(tensor) in self._ends or len(readers) != 1 or not self._once(readers[0].operation):
@@ -111,7 +111,7 @@ class LayerGraph:
 
     def _obstacle(self, layer: keras.Layer) -> str:
         if not self._once(layer):
-            return "called more than once"
+            return "it is called more than once"
         slices = SLICES.get(type(layer))
         if slices is None:
             return f"{type(layer).__name__} has no slices"
@@ -156,7 +156,7 @@ def require_divisible(models: Iterable[keras.Model], size: int) -> None:
             else "give tensor_parallel_size=1"
         )
         details = "; ".join(f"{name}: {why}" for name, why in reasons.items())
-        raise InvalidInput(f"no layer can be cut into {size} slices ({details}); {advice}")
+        raise InvalidInput(f"no layer can be divided into {size} slices ({details}); {advice}")
 
 
 def _unit_field(layer: keras.Layer) -> str:

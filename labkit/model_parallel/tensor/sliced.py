@@ -1,4 +1,4 @@
-"""One rank's slice of a model for tensor parallelism, with its divided and whole layers."""
+"""One rank's slice of a model for tensor parallelism, with divided and undivided layers."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from labkit.model_parallel.weights import Share, WeightShard
 class Sliced(Share):
     """One rank's slice of a model, whose initial weights are copied from the whole model.
 
-    Layers that are not divided are shared with the whole model, not copied.
+    The slice uses the whole model's own objects for layers that are not divided.
 
     Args:
         model: Sequential or functional Keras model, built.
         communicator: Communicator of the ranks that have the slices of one replica.
         algorithm: Allreduce algorithm, see `Communicator.allreduce`.
-        cut_scores: Whether a final Dense layer returns only this slice's scores, for
-            `cross_entropy`.
+        cut_scores: Whether a final Dense layer returns only the class scores (logits) of this
+            slice, for `cross_entropy`.
         required: Whether to raise an error if no layer of the model can be divided.
 
     Attributes:
         model: This rank's slice of the model, as a Keras model.
-        link: Collectives of the final layer if its scores stay divided, else None.
+        link: Collectives of the final layer if each slice returns only its own scores; otherwise
+            None.
 
     Raises:
-        InvalidInput: If the model has no layer graph, or if `required` is set and no layer can be
-            divided.
+        InvalidInput: If the model is neither sequential nor functional, or if `required` is set and
+            no layer can be divided.
     """
 
     def __init__(
@@ -54,15 +55,14 @@ class Sliced(Share):
             require_divisible([model], communicator.size)
         self._algorithm = algorithm
         self.link: Link | None = None
-        self._scores = 0  # total number of scores in all slices, if the scores stay divided
+        self._scores = 0  # number of scores in all slices; 0 if scores are gathered
         self._slices: dict[str, tuple[keras.Layer, LayerSlice]] = {}  # by name: (layer, its slice)
         graph = LayerGraph(functional)
         self._rows = {layer.name: (layer, "whole", "one slice") for layer in graph.layers}
         if communicator.size > 1:
             self._slice(graph, cut_scores and not graph.masked)
-        # The calls of the model's layers are repeated on new inputs, with slices in place of the
-        # divided layers. The branches of the model, and its layers that are not divided, stay
-        # unchanged.
+        # All layers of the model are called again on new inputs; slices replace the divided layers.
+        # The branches of the model, and its layers that are not divided, stay unchanged.
         inputs = keras.tree.map_structure(
             lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name),
             functional._inputs_struct,
@@ -87,7 +87,7 @@ class Sliced(Share):
         return (pair for layer, part in self._slices.values() for pair in part.pairs(layer))
 
     def describe(self, steps: int = 1) -> list[LayerRow]:
-        """Return one row per layer: its division or why it has none, bytes per step, weight bytes.
+        """Return one row per layer: how or why not it is divided, its weight bytes and traffic.
 
         Args:
             steps: Number of training steps since the start, by which message bytes are divided.

@@ -1,4 +1,4 @@
-"""An Embedding and a softmax cross-entropy, divided by words or classes among ranks."""
+"""An Embedding and a softmax cross-entropy, whose words or classes are divided among ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit.model_parallel.weights import WeightShard
 
 
 class Words(LayerSlice):
-    """A slice of an Embedding's words; other words give zero vectors, so slices can be summed.
+    """A slice of an Embedding's words, which returns zero vectors for words of other slices.
 
     Args:
         layer: The whole Embedding layer, built.
@@ -39,12 +39,12 @@ class Words(LayerSlice):
         return self.link.total(tf.where(local[..., None], vectors, tf.zeros_like(vectors)))
 
     def pairs(self, layer: keras.Layer) -> list[WeightShard]:
-        """Return this slice's rows of the embedding table, paired with the whole table."""
+        """Return this slice's rows of the embedding matrix, paired with the whole matrix."""
         return [WeightShard(layer.embeddings, self.table, (self.local_units,))]
 
 
 def cross_entropy(link: Link, classes: int, y: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
-    r"""Return the cross-entropy of each sample, from this slice's class scores (…, local).
+    r"""Return each sample's cross-entropy, computed from the class scores (…, local) of a slice.
 
     The loss is \(\log \sum_i \sum_{v \in i} e^{s_v - m} + m - s_y\), with sums over the slices i
     and their classes v. The slices exchange three values per sample: the maximum score m, the sum
@@ -59,9 +59,9 @@ def cross_entropy(link: Link, classes: int, y: tf.Tensor, scores: tf.Tensor) -> 
     local = link.local_range(classes)
     target = tf.cast(tf.reshape(y, tf.shape(scores)[:-1]), tf.int32) - local.start
     highest = tf.reduce_max(tf.stop_gradient(scores), axis=-1, keepdims=True)
-    # `join` gathers one value per slice, as if it were a layer with `size` units.
+    # `join` gathers one value (the maximum score) per slice, as if the layer had `size` units.
     most = tf.reduce_max(tf.stop_gradient(link.join(highest, link.size)), axis=-1)
     total = link.total(tf.reduce_sum(tf.exp(scores - most[..., None]), axis=-1))
-    # If the target class is in another slice, the one-hot row is zero.
+    # If the target class belongs to another slice, its one-hot row contains only zeros.
     hot = tf.one_hot(target, local.stop - local.start, dtype=scores.dtype)
     return tf.math.log(total) + most - link.total(tf.reduce_sum(scores * hot, axis=-1))

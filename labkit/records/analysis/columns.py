@@ -1,4 +1,4 @@
-"""Columns for a table of runs: the parameters in which runs differ, and measured numbers."""
+"""Columns of a table of runs: parameters in which the runs differ, and measured numbers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from labkit.common.canonical_json import JSON, is_number
 from labkit.common.errors import InvalidInput
 from labkit.common.nearest import listed
 from labkit.records.compressors import compressor_expression
-from labkit.records.run import Run, flatten, gate_failed
+from labkit.records.run import Run, equivalence_failed, flatten
 
-# The value of a parameter or of a measured number; None if the run does not have it.
+# The value of a parameter or a measured number; None if the run has no such value.
 Value: TypeAlias = str | float | bool | None
 
-# Names of measured numbers that every figure accepts, even if no run has measured them yet.
+# Names of measured numbers that can be plotted in every figure, even before any run has measured
+# them.
 RESULTS = (
     "test_accuracy",
     "test_loss",
@@ -22,23 +23,23 @@ RESULTS = (
     "train_seconds",
     "samples_per_second",
 )
-_LONG = ("source", "sha256")  # long fields of a callable or of arrays, omitted from tables
-# Substrings of the names of numbers that are durations or speeds. Durations and speeds are invalid
-# if a run failed verification.
+_LONG = ("source", "sha256")  # long fields of a function or of arrays, omitted in tables
+# If a name contains one of these strings, the measured number is a duration or a speed. Durations
+# and speeds are invalid if verification of the run failed.
 _TIMED = ("second", "_ms", "samples_per")
 
 
 def differences(runs: Sequence[Run]) -> list[dict[str, Value]]:
-    """Return the parameters that differ between runs, by shortest unique names: a dict per run."""
+    """Return for each run a dict of the parameters that differ between runs (shortest names)."""
     rows = [plain_parameters(run) for run in runs]
     short = differing_parameters(rows, reached_experiment(runs))
     return [{short[name]: row[name] for name in short if name in row} for row in rows]
 
 
 def reached_experiment(runs: Sequence[Run]) -> list[bool]:
-    """Return for each run whether its experiment's fields are known, or the run has completed.
+    """Return, for each run, whether it has completed or the fields of its experiment are recorded.
 
-    If a notebook job failed before its experiment started, only the notebook's parameters are
+    If a notebook job fails before its experiment starts, only the notebook's parameters are
     recorded.
     """
     return ["strategy" in run.experiment or run.status["state"] == "completed" for run in runs]
@@ -47,21 +48,21 @@ def reached_experiment(runs: Sequence[Run]) -> list[bool]:
 def differing_parameters(
     rows: Sequence[Mapping[str, Value]], is_recorded: Sequence[bool] | None = None
 ) -> dict[str, str]:
-    """Return the parameters that differ between rows, with their shortest unique names.
+    """Return the names of parameters that differ between rows, each with its shortest unique name.
 
     Args:
         rows: Parameters by name, one mapping for each run.
-        is_recorded: Result of `reached_experiment` for the runs of the rows; by default all are
-            true. If `is_recorded` is False for a row, a parameter that is missing in this row does
-            not count as a difference.
+        is_recorded: Result of `reached_experiment` for the runs of these rows; by default, True for
+            all. If `is_recorded` is False for a row, a parameter that this row lacks does not count
+            as a difference.
     """
     is_recorded = [True] * len(rows) if is_recorded is None else is_recorded
     begun_names = {
         name for row, is_begun in zip(rows, is_recorded, strict=True) if is_begun for name in row
     }
     all_names = list(dict.fromkeys(name for row in rows for name in row))
-    # Names are sorted by their first field, so that a compressor's parameters are next to the
-    # compressor.
+    # Names are sorted by their first field, so that the parameters of a compressor are next to each
+    # other.
     fields = list(dict.fromkeys(name.partition(".")[0] for name in all_names))
     names = sorted(all_names, key=lambda name: fields.index(name.partition(".")[0]))
     relevant_rows = {
@@ -80,9 +81,9 @@ def differing_parameters(
 
 
 def shortest_name(name: str, all_names: Sequence[str]) -> str:
-    """Return the shortest dotted suffix of a name that is not a suffix of another name.
+    """Return the shortest dotted suffix of a name that is not a suffix of any other name.
 
-    `learning_rate` is not shortened or lengthened, even if a strategy's outer optimizer also has a
+    The name `learning_rate` always stays as it is, even if a strategy's outer optimizer also has a
     learning rate.
     """
     parts = name.split(".")
@@ -99,9 +100,9 @@ def _is_suffix(name: str, end: str) -> bool:
 
 
 def plain_parameters(run: Run) -> dict[str, Value]:
-    """Return a run's flattened parameters; strategies and callables appear only by name.
+    """Return a run's parameters in a flat dict; strategies and callables appear only by name.
 
-    A compressor with its options is a single parameter.
+    A compressor and its options together are a single parameter.
     """
     record = dict(run.experiment)
     strategy = record.get("strategy")
@@ -120,7 +121,7 @@ def plain_parameters(run: Run) -> dict[str, Value]:
 
 
 def _named_arrays(dataset: JSON) -> JSON:
-    """Describe a data set of arrays, such as `arrays 200 × 10, #850c` (digits of checksums)."""
+    """Return a text for a data set of arrays, such as `arrays 200 × 10, #850c` (of a checksum)."""
     arrays = dataset if isinstance(dataset, list) else []
     if not arrays or not all(isinstance(array, dict) and "sha256" in array for array in arrays):
         return dataset
@@ -129,7 +130,7 @@ def _named_arrays(dataset: JSON) -> JSON:
 
 
 def parameters(runs: Sequence[Run]) -> dict[str, list[Value]]:
-    """Return the parameters that differ between runs: a list of one value per run for each name."""
+    """Return the parameters that differ between runs, each with a list of one value per run."""
     rows = differences(runs)
     return {
         name: [row.get(name) for row in rows] for name in dict.fromkeys(n for r in rows for n in r)
@@ -137,29 +138,28 @@ def parameters(runs: Sequence[Run]) -> dict[str, list[Value]]:
 
 
 def metric_values(runs: Sequence[Run], name: str) -> list[float | None]:
-    """Return a number of each run; None if missing, or if it is a time of an unverified run."""
+    """Return a measured number of each run; None if missing, or an unverified run's time."""
     return [_number(run, name) for run in runs]
 
 
 def values_of(
     runs: Sequence[Run], name: str, parameter_values: Mapping[str, list[Value]] | None = None
 ) -> list[Value]:
-    """Return the values, one per run, of a parameter in which runs differ or of a measured number.
+    """Return the value, for each run, of a parameter that differs or of a measured number.
 
     Args:
         runs: Runs to compare.
         name: Name of the parameter or measured number.
-        parameter_values: Result of `parameters` for the runs; None if it has not been computed.
+        parameter_values: Result of `parameters` for these runs; None if it is not computed yet.
 
     Raises:
-        InvalidInput: No run has a differing parameter or a measured number of this name.
+        InvalidInput: If no run has a parameter that differs, or a measured number, of this name.
     """
     parameter_values = parameters(runs) if parameter_values is None else parameter_values
     if name in parameter_values:
         return parameter_values[name]
     if name not in RESULTS and name not in (available := numeric_metrics(runs)):
-        # Parameters come first in the suggestions, because a misspelt name is usually that of a
-        # parameter.
+        # Suggestions list parameters first, because a misspelt name usually means a parameter.
         raise unknown_name_error(name, [*parameter_values, *available])
     return [*metric_values(runs, name)]
 
@@ -168,18 +168,19 @@ def unknown_name_error(name: str, all_names: Sequence[str]) -> InvalidInput:
     """Return the error for a name that is neither a differing parameter nor a measured number."""
     names = dict.fromkeys(all_names)
     return InvalidInput(
-        f"no run has a differing parameter or a number {name!r}{listed(name, names, 'there are')}"
+        f"no run has a differing parameter or a numeric result {name!r}"
+        f"{listed(name, names, 'there are')}"
     )
 
 
 def numeric_metrics(runs: Sequence[Run]) -> list[str]:
-    """Return the names of all numbers that a run has measured, without ranges over seeds."""
+    """Return the names of all numbers that the runs have measured, without ranges over seeds."""
     flat = (flatten(_results(run)) for run in runs)
     return sorted({name for row in flat for name, value in row.items() if is_number(value)})
 
 
 def seed_range(run: Run, name: str) -> tuple[float, float] | None:
-    """Return a number's minimum and maximum over the seeds of a run; None if it has one seed."""
+    """Return a number's minimum and maximum over a run's seeds; None if the run has one seed."""
     extremes = (run.metrics.get("spread") or {}).get(name)
     return (float(extremes[0]), float(extremes[1])) if extremes else None
 
@@ -190,8 +191,8 @@ def is_timed(name: str) -> bool:
 
 
 def sorted_values(values: Sequence[Value]) -> list[Value]:
-    """Return the distinct values: None first, then sorted numbers, then texts in their order."""
-    # Values are compared by repr, because Python considers True and 1 equal.
+    """Return the distinct values: None, then sorted numbers, then texts in their given order."""
+    # Values are compared by their repr, because Python treats True and 1 as equal.
     distinct = list({repr(value): value for value in values}.values())
     numeric = sorted(value for value in distinct if is_number(value))
     words = [value for value in distinct if value is not None and not is_number(value)]
@@ -201,13 +202,14 @@ def sorted_values(values: Sequence[Value]) -> list[Value]:
 def _differs(name: str, rows: Sequence[Mapping[str, Value]]) -> bool:
     """Return whether a parameter has different values in the rows.
 
-    A parameter of a strategy is compared only among runs with the same strategy. Different
-    strategies have different parameters, and their names already distinguish their runs.
+    A parameter of a strategy is compared only between runs with the same strategy. Runs with
+    different strategies have different parameters, and are already distinguished by the strategies'
+    names.
     """
     if not name.startswith("strategy."):
         return len({repr(row.get(name)) for row in rows}) > 1
-    # Rows are grouped by strategy, because the parameters of one strategy have no meaning for
-    # another.
+    # Rows (runs) are grouped by strategy, because the parameters of one strategy are meaningless
+    # for another one.
     kinds: dict[str, set[str]] = {}
     for row in rows:
         kinds.setdefault(repr(row.get("strategy")), set()).add(repr(row.get(name)))
@@ -215,7 +217,7 @@ def _differs(name: str, rows: Sequence[Mapping[str, Value]]) -> bool:
 
 
 def _number(run: Run, name: str) -> float | None:
-    if gate_failed(run) and is_timed(name):
+    if equivalence_failed(run) and is_timed(name):
         return None
     results = _results(run)
     outer = name if name in results else name.partition(".")[0]

@@ -1,4 +1,4 @@
-"""The test accuracy of an ensemble of trained models."""
+"""The test accuracy of an ensemble, which consists of several trained models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def ensemble_accuracy(runs: Sequence[Run]) -> float:
     """Return the test accuracy of an ensemble that averages the predictions of several models.
 
     Args:
-        runs: Runs with saved models that were trained on the same named data set with class labels.
+        runs: Runs that saved their models, all trained on the same named data set with class
+            labels.
     """
     from labkit.programs.soft_targets import Soft
 

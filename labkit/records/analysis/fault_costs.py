@@ -1,4 +1,4 @@
-"""The costs of faults: a run with faults is compared with an equal run without faults."""
+"""The costs of faults: each run with faults is compared with an equal run without faults."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 def compare_faults(pairs: Mapping[str, tuple[Run, Run | None]]) -> pd.DataFrame:
-    """Return one row per pair of an undisturbed run and a run with faults ("disturbed").
+    """Return one row per pair of runs, one without faults ("undisturbed") and one with faults.
 
-    Goodput is the number of samples per second of training whose gradients changed the weights. It
-    is 0 if the run failed. Recovery is the increase, caused by the faults, of the longest time
-    between two applied gradients. If training continued after the death of ranks, recovery is the
-    recorded duration of recovery, without the time for tracing.
+    Goodput is the number of samples per second of training time whose gradients changed the
+    weights. The goodput is 0 if the run failed. Recovery is the increase, due to the faults, of the
+    longest time between two applied gradients. If training continued after ranks died, recovery is
+    the recorded recovery time, without the time for tracing.
 
     Args:
-        pairs: For each name, the undisturbed run and the disturbed run. The latter is None if the
-            strategy cannot run with the fault.
+        pairs: For each name, the run without faults (undisturbed) and the run with faults
+            (disturbed). The run with faults is None if the strategy cannot run with the fault.
 
     Returns:
         A table with name, clock, `finished`, `goodput` (samples/s), `kept` (goodput divided by
         `calm_goodput`), `lost` (samples), `accuracy`, and `recovery` (seconds; NaN if the run did
-        not finish). The columns `calm_goodput` and `calm_accuracy` contain the values of the
-        undisturbed run.
+        not finish). The columns `calm_goodput` and `calm_accuracy` contain the values of the run
+        without faults.
     """
     import pandas as pd
 
@@ -56,9 +56,9 @@ def _row(calm: Run, disturbed_run: Run | None) -> dict[str, object]:
             "recovery": math.nan,
         }
     counted_samples, disturbed_seconds, disturbed_gap = _applied_samples(disturbed_run)
-    # History rows of dead ranks may be missing, so the number of samples is computed from the
-    # undisturbed run. The numbers of samples per step agree, because either all ranks completed a
-    # step or none did.
+    # History rows of dead ranks may be missing, so the number of samples is computed from the run
+    # without faults. The numbers of samples per step are equal, because a step was completed either
+    # by all ranks or by none.
     if disturbed_run.metrics["faults"]:
         counted = calm.history[calm.history["step"].isin(disturbed_run.history["step"])]
         counted_samples = int(counted["samples"].sum())
@@ -78,11 +78,11 @@ def _row(calm: Run, disturbed_run: Run | None) -> dict[str, object]:
 
 
 def _applied_samples(run: Run) -> tuple[int, float, float]:
-    """Return applied samples, total seconds, and longest seconds between applied gradients."""
+    """Return applied samples, total seconds, and the longest seconds between applied gradients."""
     history = with_end_times(run.history)
     counted_rows = history[is_applied(history)]
-    # The times are those of the ends of steps, so the duration of the traced first step is in no
-    # gap.
+    # These times are the ends of steps, so no difference between them includes the first step, in
+    # which the model is traced.
     ended = np.sort(counted_rows["ended"].unique())
     gaps = np.diff(ended)
     return (

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-EQUIVALENT_COLUMN = "labkit's"  # table column that names the equivalent labkit strategy
-# Fields of an experiment that do not define the work of training, so they may differ between
-# compared runs.
+EQUIVALENT_COLUMN = "labkit's"  # name of a column with the equivalent labkit strategy
+# Experiment fields that do not change the work of training, so they may differ between compared
+# runs.
 NOT_WORK = ("schema", "name", "strategy", "verify")
 
 
@@ -27,9 +27,8 @@ class FrameworkComparison:
 
     Attributes:
         table: One row per run, with strategy, taxonomy, costs per step, and accuracy.
-        pairs: Pairs of rows for the same work: that of another framework's run, and that of
-            labkit's run.
-        unmatched: Rows of other frameworks' runs without an equivalent labkit run, each with the
+        pairs: Pairs of rows for the same work: one row of another framework, and one row of labkit.
+        unmatched: Rows of other frameworks for which no equivalent labkit run exists, each with the
             reason.
     """
 
@@ -58,7 +57,11 @@ def compare_frameworks(runs: Mapping[str, Run]) -> FrameworkComparison:
         comparison.pairs.extend((theirs, ours) for ours in same)
         if not same:
             fewest = min(differences, key=len, default=[])
-            reason = f"other work: {', '.join(fewest)}" if fewest else "no run of the same work"
+            reason = (
+                f"other work: {', '.join(fewest)}"
+                if fewest
+                else "no run with the same model, data and settings"
+            )
             comparison.unmatched.append(
                 (theirs, f"labkit's {theirs[EQUIVALENT_COLUMN]} has {reason}")
             )
@@ -66,12 +69,12 @@ def compare_frameworks(runs: Mapping[str, Run]) -> FrameworkComparison:
 
 
 def sent_bytes(run: Run) -> pd.DataFrame:
-    """Return the bytes per step between another framework's tasks; empty for labkit's runs."""
+    """Return the bytes per step between tasks of another framework; empty for labkit's runs."""
     import pandas as pd
 
     exchange: dict[str, dict[str, dict[str, int]]] = run.metrics.get("exchange") or {}
-    # Older records have no `counted_steps`; their byte counts start with the processes and include
-    # all steps.
+    # Older records lack `counted_steps`; their bytes are counted from the start of the processes,
+    # over all steps.
     steps = exchange.get("counted_steps", run.history["step"].nunique())
     rows = [
         {"source": source, "target": target, "bytes": nbytes / steps}
@@ -82,14 +85,14 @@ def sent_bytes(run: Run) -> pd.DataFrame:
 
 
 def _differences(run: Run, other: Run) -> list[str]:
-    """Return the names of the fields that define the work of training and differ between runs."""
+    """Return the names of fields that define the work of training and differ between two runs."""
     one, two = run.experiment, other.experiment
     names = dict.fromkeys([*one, *two])
     return [name for name in names if name not in NOT_WORK and one.get(name) != two.get(name)]
 
 
 def _matches(fields: Mapping[str, JSON], options: Mapping[str, JSON]) -> bool:
-    """Return whether a strategy has these options, and default values in all other fields."""
+    """Return whether a strategy has exactly these options, and default values in other fields."""
     if fields["name"] != options["name"]:
         return False
     default = STRATEGIES[str(options["name"])]().to_json()
@@ -97,7 +100,7 @@ def _matches(fields: Mapping[str, JSON], options: Mapping[str, JSON]) -> bool:
 
 
 def _kind(fields: Mapping[str, JSON]) -> TFKind | None:
-    """Return the taxonomy of another framework's strategy, or None for labkit's strategies."""
+    """Return the taxonomy of a strategy from another framework, or None for labkit's strategies."""
     if fields["name"] == ExternalFramework.__name__:
         return RING
     if fields["name"] != TFDistribute.__name__:
@@ -107,20 +110,20 @@ def _kind(fields: Mapping[str, JSON]) -> TFKind | None:
 
 def _row(name: str, run: Run) -> dict[str, JSON]:
     fields, metrics = run.experiment["strategy"], run.metrics
-    gate = metrics["equivalence"]
-    # For other frameworks' processes, bytes are only available if the operating system's kernel
-    # counts them.
+    equivalence = metrics["equivalence"]
+    # The bytes that other frameworks' processes send are known only if the operating system's
+    # kernel counts them.
     exchange = metrics.get("exchange") or {}
     counted = _kind(fields) is None or bool(exchange.get("sent_bytes"))
     return {
         "run": name,
         **dict(_taxonomy(fields, exchange, run.experiment["workers"])),
         "network": metrics.get("network") or "this machine's own",
-        "equivalence": gate["verdict"],
-        "why": gate["reason"],
-        # If equivalence is not verified, runs may do different work, so their step times are not
-        # comparable.
-        "step_ms": metrics["step_ms"]["median"] if gate["verdict"] == "passed" else None,
+        "equivalence": equivalence["verdict"],
+        "why": equivalence["reason"],
+        # If equivalence is not verified, runs may do different work, so that their step times
+        # cannot be compared.
+        "step_ms": metrics["step_ms"]["median"] if equivalence["verdict"] == "passed" else None,
         "wire_bytes_per_step": metrics["wire_bytes_per_step"] if counted else None,
         "accuracy": metrics.get("test_accuracy", float("nan")),
     }

@@ -1,4 +1,4 @@
-"""Costs and savings of numeric precisions in each run, and loss scales by step."""
+"""Costs and savings of numeric precisions in each run, and loss scales at each step."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from typing import TYPE_CHECKING
 
 from labkit.common.canonical_json import JSON
 from labkit.records.compressors import compressor_of
-from labkit.records.run import Run, gate_failed
+from labkit.records.run import Run, equivalence_failed
 from labkit.records.verdict import accuracies, judge_runs
 
 if TYPE_CHECKING:
     import pandas
 
-PERSISTENT_MEMORY = ("weights", "gradients", "optimizer")  # kinds of memory used permanently
+# Kinds of memory that are used throughout training.
+PERSISTENT_MEMORY = ("weights", "gradients", "optimizer")
 _VERDICTS = {"loss": "loss", "no loss": "no loss", "none": "no verdict"}
 
 
 def precisions(runs: Mapping[str, Run], baseline: Run) -> pandas.DataFrame:
-    """Return one row per run: precision, accuracy, verdict of verification, bytes and times.
+    """Return one row per run: precision, accuracy, verification, bytes and times.
 
-    The columns `weights_bytes`, `gradients_bytes`, `optimizer_bytes` and `peak_bytes` are maxima
-    over ranks. The times of runs that failed verification are missing.
+    The columns `weights_bytes`, `gradients_bytes`, `optimizer_bytes` and `peak_bytes` contain
+    maxima over ranks. For runs that failed verification, the times are missing.
 
     Args:
         runs: Completed runs by name, which may include the baseline.
-        baseline: Run whose accuracy is compared with that of the other runs.
+        baseline: Run with whose accuracy the accuracies of the other runs are compared.
     """
     import pandas as pd
 
@@ -34,7 +35,7 @@ def precisions(runs: Mapping[str, Run], baseline: Run) -> pandas.DataFrame:
 
 
 def loss_scales(rows: Iterable[Mapping[str, float]]) -> pandas.DataFrame:
-    """Return a table of loss scales and update counts, with a row per step and columns per rank.
+    """Return a table of loss scales and update counts, one row per step and columns for each rank.
 
     Args:
         rows: Records of all ranks and steps, each with `step`, `rank`, `loss_scale` and `updates`.
@@ -50,7 +51,7 @@ def _row(run: Run, baseline: Run) -> dict[str, JSON]:
     metrics, fields = run.metrics, run.experiment
     values = list(accuracies(run).values())
     missing = float("nan")
-    is_baseline, failed = run.path == baseline.path, gate_failed(run)
+    is_baseline, failed = run.path == baseline.path, equivalence_failed(run)
     return {
         "compute": fields["precision"],
         "wire": (compressor_of(run) or {}).get("name", "as the gradients"),

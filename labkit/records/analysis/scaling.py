@@ -1,4 +1,4 @@
-"""Scaling over workers: each run is compared with a one-worker run that does the same work."""
+"""Scaling with the number of workers: each run is compared with a one-worker run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from labkit.records.run import Run, flatten, gate_failed
+from labkit.records.run import Run, equivalence_failed, flatten
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# Fields that define the work of a training step, so a run and its baseline must have the same
-# values. If the baseline's only worker sends nothing, its strategy and network may differ, because
-# they have no effect.
+# These fields define the work of a training step, so a run and its baseline must agree in them.
+# Strategy and network may differ if the only worker of the baseline sends nothing, because they
+# then have no effect.
 _WORK = (
     "model",
     "dataset",
@@ -27,8 +27,8 @@ _WORK = (
     "virtual",
     "input_mode",
 )
-# Fields that may differ between the runs of one line in a figure: the x axis, fields that depend on
-# it, and random seeds.
+# Fields in which the runs on one line of a figure may differ: the x axis, fields that depend on it,
+# and random seeds.
 _ALONG = ("name", "workers", "batch_size", "seed", "repeats")
 _COLUMNS = ("run", "baseline", "kind", "line", "workers", "seeds")
 _RATIOS = ("speedup", "speedup_low", "speedup_high", "slowest_seed", "fastest_seed")
@@ -40,18 +40,18 @@ def scalings(runs: Mapping[str, Run]) -> pd.DataFrame:
     The table has one row per run and kind of scaling: strong (same global batch) or weak (same
     batch per worker).
     Its columns include run, baseline, kind, workers, seeds (number of the run's seeds), and line.
-    The value of line is a key that all runs share that differ only in workers and seeds.
-    The column speedup is \(T_1 / T_n\) for strong and \(n T_1 / T_n\) for weak scaling, where
-    \(T_n\) is the median step time with n workers. The columns `speedup_low` and `speedup_high` use
-    the p90 and p10 of the run's step times. The columns slowest_seed and fastest_seed are the
-    speed-ups of the run's slowest and fastest seed. The columns efficiency, efficiency_low and
-    efficiency_high are in percent. Runs that failed verification have no row.
+    Runs that differ only in workers and seeds have the same value (a key) in the column line. The
+    column speedup is \(T_1 / T_n\) for strong and \(n T_1 / T_n\) for weak scaling, where \(T_n\)
+    is the median step time with n workers. The columns `speedup_low` and `speedup_high` use the p90
+    and p10 of the run's step times. The columns slowest_seed and fastest_seed are the speed-ups of
+    the run's slowest and fastest seed. The columns efficiency, efficiency_low and efficiency_high
+    contain percentages. Runs that failed verification have no row.
     """
     import pandas as pd
 
-    # The speed of a run that failed verification is not valid, so this run has no row and is no
+    # The times of a run that failed verification are invalid, so this run has no row and is no
     # baseline.
-    usable = {n: run for n, run in runs.items() if _median(run) and not gate_failed(run)}
+    usable = {n: run for n, run in runs.items() if _median(run) and not equivalence_failed(run)}
     rows, baselines = [], _baselines(usable)
     for name, run in usable.items():
         batch, workers = run.experiment.get("batch_size"), _workers(run)
@@ -63,8 +63,8 @@ def scalings(runs: Mapping[str, Run]) -> pd.DataFrame:
                 # A run without repeats has one seed and no metric `repeats`.
                 count = run.metrics.get("repeats", 1)
                 rows.append((*head, count, *_ratios(run, usable[baseline], kind, workers)))
-    # If all rows are those of one-worker runs, the table is empty, because it would show no
-    # scaling. The element `row[4]` is the number of workers.
+    # If all rows belong to one-worker runs, the table is empty, because it would show no scaling.
+    # The element `row[4]` is the number of workers.
     rows_shown = rows if any(row[4] > 1 for row in rows) else []
     table = pd.DataFrame(rows_shown, columns=[*_COLUMNS, *_RATIOS])
     for end in ("", "_low", "_high"):
@@ -73,9 +73,9 @@ def scalings(runs: Mapping[str, Run]) -> pd.DataFrame:
 
 
 def seed_bands(table: pd.DataFrame) -> pd.DataFrame:
-    """Return median speed-ups and their ranges over seeds, for lines with several worker counts.
+    """Return median speed-ups with ranges over seeds, for lines with several numbers of workers.
 
-    The columns are line, kind, workers, seeds (largest number over worker counts), runs (names),
+    The columns are line, kind, workers, seeds (largest number for any worker count), runs (names),
     speedup, `speedup_low` (slowest seed), `speedup_high` (fastest seed), and efficiency.
 
     Args:
@@ -103,18 +103,19 @@ def seed_bands(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ratios(run: Run, baseline: Run, kind: str, workers: int) -> tuple[float, ...]:
-    # In strong scaling, n workers together do the work of one worker. In weak scaling, n workers
-    # together do n times the work of one worker.
+    # In strong scaling, n workers together do as much work per step as one worker. In weak scaling,
+    # n workers together do n times as much work per step as one worker.
     work = (1 if kind == "strong" else workers) * _median(baseline)
     step = run.metrics["step_ms"]
     speedup = work / step["median"]
-    # A slow step means a low speed-up, so the lower bound is computed from the 90th percentile.
+    # A long step time gives a low speed-up, so the lower bound is computed from the 90th percentile
+    # of step times.
     low, high = (
         work / step[percentile] if step.get(percentile) else speedup
         for percentile in ("p90", "p10")
     )
-    # The extremes are those of the medians of seeds, while the percentiles above are those of
-    # steps.
+    # These extremes are those of the seeds' medians, whereas the percentiles above are those of
+    # single steps.
     extremes = (run.metrics.get("spread") or {}).get("step_ms.median") or [step["median"]]
     return (
         speedup,
@@ -126,17 +127,17 @@ def _ratios(run: Run, baseline: Run, kind: str, workers: int) -> tuple[float, ..
 
 
 # Names of one-worker runs, by batch size, work, and strategy with network ("" if the run sends
-# nothing, so that any may be used).
+# nothing, so that any strategy and network match).
 Alone: TypeAlias = "dict[tuple[float | None, str, str], list[str]]"
 
 
 def _baselines(usable: Mapping[str, Run]) -> Alone:
-    """Return a table of possible baselines, so that not all pairs of runs must be compared."""
+    """Return the one-worker runs by their work, so that not all pairs of runs are compared."""
     baselines: Alone = {}
     for name, run in usable.items():
         if _workers(run) == 1:
             batch, work = run.experiment.get("batch_size"), _work_key(run)
-            # The only worker of a run sends bytes only to a parameter server.
+            # If a run has only one worker, this worker sends bytes only to a parameter server.
             sends_bytes = bool(run.metrics.get("wire_bytes_per_step"))
             for environment in [_environment_key(run), *([] if sends_bytes else [""])]:
                 baselines.setdefault((batch, work, environment), []).append(name)
@@ -144,14 +145,14 @@ def _baselines(usable: Mapping[str, Run]) -> Alone:
 
 
 def _baseline(name: str, run: Run, baselines: Alone, batch: float) -> str | None:
-    """Return the name of a one-worker run with the same work and this global batch size, if any.
+    """Return the name of a one-worker run with the same work and global batch size, or None.
 
-    A one-worker run of this batch size is its own baseline.
+    A one-worker run with this batch size is its own baseline.
     """
     work = _work_key(run)
     if _workers(run) == 1 and run.experiment.get("batch_size") == batch:
         return name
-    # A baseline with the same strategy and network is preferred to other baselines.
+    # A baseline with the same strategy and network is preferred over other baselines.
     candidates = baselines.get((batch, work, _environment_key(run))) or baselines.get(
         (batch, work, "")
     )

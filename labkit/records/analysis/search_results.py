@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 JOURNAL = "optuna.journal"  # name of Optuna's journal file in a sweep's folder
 STUDY = "labkit"
-LONGEST_JOURNAL = 2**26  # maximum bytes; a journal of thousands of trials has millions
+LONGEST_JOURNAL = 2**26  # maximum bytes; thousands of trials need some megabytes
 
 
 class SearchResult(NamedTuple):
-    """The results of a search: metric's name, table of trials, and importances of parameters."""
+    """The results of a search: metric name, table of trials, and importances of hyperparameters."""
 
     metric: str
     trials: pd.DataFrame
@@ -40,15 +40,15 @@ def storage(folder: Path) -> optuna.storages.JournalStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     journal = folder / JOURNAL
     with suppress(FileNotFoundError):
-        os.close(open_file(journal))  # open_file rejects symbolic links, and pipes that would block
-    # Optuna's default lock would be a symbolic link, but labkit does not resume folders that
-    # contain links.
+        os.close(open_file(journal))  # rejects symbolic links, and pipes, which would block
+    # Optuna's default lock would be a symbolic link, but labkit resumes no folder that contains a
+    # link.
     lock = JournalFileOpenLock(str(journal))
     return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))
 
 
 def folders(runs: Iterable[Run]) -> list[Path]:
-    """Return the folders of all searches to which at least one of the runs belongs."""
+    """Return the folders of all searches to which any of the runs belongs."""
     sweeps = dict.fromkeys(run.path.resolve().parent.parent for run in runs)
     journals = {folder: folder / JOURNAL for folder in sweeps}
     return [
@@ -61,11 +61,11 @@ def folders(runs: Iterable[Run]) -> list[Path]:
 def search_result(folder: Path) -> SearchResult:
     """Return the results of a search, which may still be running.
 
-    The table has one row per trial that ended with a value. Its columns are trial (number from 1),
-    value, state, and best (the best value so far of trials that were not pruned).
+    The table has one row for each trial that ended with a value. Its columns are trial (number from
+    1), value, state, and best: the best value up to this trial, without pruned trials.
 
     Raises:
-        LabkitError: The sweep's record or Optuna's journal cannot be read.
+        LabkitError: If the sweep's record or Optuna's journal cannot be read.
     """
     try:
         if (size := (folder / JOURNAL).lstat().st_size) > LONGEST_JOURNAL:

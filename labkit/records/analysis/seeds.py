@@ -1,4 +1,4 @@
-"""A comparison of two runs' final losses for each common seed."""
+"""A comparison of the final losses of two runs, for each seed that both runs have."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from labkit.records.verdict import completed_seeds
 if TYPE_CHECKING:
     import pandas
 
-LAST_STEPS = 20  # training loss: mean over this many last steps, to reduce noise
+LAST_STEPS = 20  # training loss is the mean over these last steps, to reduce noise
 LOSSES = ("training_loss", "test_loss")
 
 
 def seed_by_seed(candidate: Run, baseline: Run) -> pandas.DataFrame:
-    """Return both runs' final losses for each common seed, and whether the candidate's are lower.
+    """Return both runs' final losses per common seed, and whether the candidate's are lower.
 
-    The column `training_loss` is the mean over all ranks and the last 20 steps. The column
-    `test_loss` is the loss of the trained model on the test data.
+    The column `training_loss` contains means over all ranks and the last 20 training steps. The
+    column `test_loss` contains the losses of the trained models on the test data.
 
     Raises:
-        LabkitError: The two runs have no common seed that both completed.
+        LabkitError: If there is no seed with which both runs completed.
     """
     candidate_losses, baseline_losses = _ends(candidate), _ends(baseline)
-    # Two runs of the same seed start from the same weights and train on the same batches.
+    # With the same seed, two runs start from the same weights and train on the same batches.
     table = candidate_losses.join(baseline_losses.add_prefix("baseline_"), how="inner")
     if table.empty:
         raise LabkitError(
-            f"{candidate.name} and {baseline.name} share no completed seed: run both with the "
-            "same seed and repeats"
+            f"{candidate.name} and {baseline.name} have no completed seed in common; run both with "
+            "the same seed and repeats"
         )
     for name in LOSSES:
         table[f"lower_{name}"] = table[name] < table[f"baseline_{name}"]
@@ -39,7 +39,7 @@ def seed_by_seed(candidate: Run, baseline: Run) -> pandas.DataFrame:
 
 
 def _ends(run: Run) -> pandas.DataFrame:
-    """Return a table of a run's final losses, one row per completed seed."""
+    """Return a table of the final losses of a run, with one row per completed seed."""
     import pandas as pd
 
     rows = {}

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ONE_PROCESS = "one process"
-# The allowed difference between answers, as a multiple of the rounding error of their precision. A
-# different order of summation causes much smaller differences, and a different model causes much
-# larger ones.
+# The allowed difference between predictions, as a multiple of the rounding error of their
+# precision. A different order of summation causes much smaller differences; a different model
+# causes much larger ones.
 TOLERANCE = 256.0
 KEYS = ["network", "way", "batch_size"]
 
@@ -24,17 +24,17 @@ class ServingMeasurements:
     """Measurements of inference by `labkit.cluster.serve`, as tables and numbers.
 
     Attributes:
-        times: One row per call. Its columns are network, way (of serving: one process, replicas,
-            stages or slices), batch_size, what ("first", "batch" or "stream"), rows (samples), and
-            seconds.
-        weights: One row per way of serving and rank; the column weights_bytes is the bytes of the
-            weights on the rank.
-        differences: For each way of serving, the largest absolute difference from the answers of
-            one process.
-        allowed: Largest absolute difference between answers that rounding errors can explain.
-        workers, threads: Number of ranks, and of threads per rank.
-        oversubscribed: Whether the ranks have more threads in total than there are CPU cores.
-        under_way: Number of batches that are processed concurrently in a stream.
+        times: One row per call. Its columns are network, way (how the model is served: one process,
+            replicas, stages or slices), batch_size, what ("first", "batch" or "stream"), rows
+            (samples), and seconds.
+        weights: One row per way of serving and rank; the column weights_bytes contains the bytes of
+            the weights on the rank.
+        differences: For each way of serving, the largest absolute difference from the predictions
+            of one process.
+        allowed: Largest absolute difference between predictions that rounding errors can explain.
+        workers, threads: Number of ranks, and number of threads per rank.
+        oversubscribed: Whether all ranks together have more threads than there are CPU cores.
+        under_way: Number of batches that are processed concurrently in a stream of batches.
     """
 
     times: pd.DataFrame
@@ -60,7 +60,7 @@ class ServingMeasurements:
         return self._relative_to_one_process(latencies.reset_index(), "latency_ms")
 
     def throughput(self) -> pd.DataFrame:
-        """Return the throughput of streams in samples/s, by network, way of serving and batch size.
+        """Return the throughput in samples/s, by network, way of serving and batch size.
 
         The columns are rows_per_second (median), rows_per_second_low (minimum),
         rows_per_second_high (maximum), and of_one_process (the median divided by that of one
@@ -74,7 +74,7 @@ class ServingMeasurements:
         return self._relative_to_one_process(rates.reset_index(), name)
 
     def memory(self) -> pd.DataFrame:
-        """Return bytes of weights by way of serving and rank, and the largest rank's fraction."""
+        """Return bytes of weights per way of serving and rank, and the largest rank's fraction."""
         by_rank = self.weights.pivot(index="way", columns="rank", values="weights_bytes")
         by_rank = by_rank.reindex(dict.fromkeys(self.weights["way"]))
         whole = by_rank.loc[ONE_PROCESS].max()
@@ -83,10 +83,10 @@ class ServingMeasurements:
         return by_rank.assign(most_weights_bytes=most, share=most / whole)
 
     def answers(self) -> pd.DataFrame:
-        """Return the largest and the allowed difference from one process, by way of serving."""
+        """Return largest and allowed differences from one process's predictions."""
         import pandas as pd
 
-        # The numbers are formatted as texts, because a table would round such small numbers to 0.
+        # The numbers are formatted as text, because a table would round such small numbers to 0.
         rows = [
             (way, f"{difference:.1e}", f"{self.allowed:.1e}")
             for way, difference in self.differences.items()
@@ -102,7 +102,7 @@ class ServingMeasurements:
 
 
 def _spread(rows: pd.DataFrame, column: str, shares: Iterable[float]) -> pd.DataFrame:
-    """Return quantiles of a column by network, way of serving and batch size, in row order."""
+    """Return quantiles of a column for each network, way of serving and batch size."""
     return rows.groupby(KEYS, sort=False)[column].quantile([*shares]).unstack().loc[:, [*shares]]
 
 
@@ -116,7 +116,7 @@ def serving_measurements(
     cores: int,
     under_way: int,
 ) -> ServingMeasurements:
-    """Return the measurements as tables; `weights` has, for each rank, bytes by way of serving."""
+    """Return the measurements as tables; `weights` maps ways of serving to bytes for each rank."""
     import pandas as pd
 
     weight_rows = [

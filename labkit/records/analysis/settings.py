@@ -1,4 +1,4 @@
-"""Groups of runs that differ only in their seeds, each treated as one run with repeats."""
+"""Groups of runs that differ only in their seeds; each group is treated as one run."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ class Seeds(Run):
 
     @cached_property
     def metrics(self) -> Record:
-        """Medians of the metrics over the seeds, with `spread`, as a run with repeats has them."""
+        """Medians over seeds of all metrics, with the field `spread`, as in a run with repeats."""
         # The import is inside the function, because it also imports `Experiment`, which most
         # callers do not need.
-        from labkit.records.measure import aggregate
+        from labkit.records.run_metrics import aggregate
 
         return aggregate(self.seeds)
 
     @cached_property
     def history(self) -> pandas.DataFrame:
-        """History rows of the runs of all seeds."""
+        """History rows of the runs with all seeds."""
         import pandas as pd
 
         return pd.concat([member.history for member in self.members], ignore_index=True)
 
     @property
     def seeds(self) -> list[Run]:
-        """The runs of the single seeds, one per seed."""
+        """The runs of the individual seeds, one per seed."""
         return [seed for member in self.members for seed in member.seeds or [member]]
 
 
 def group_seeds(runs: Sequence[Run]) -> list[Run]:
-    """Combine runs that differ only in their seeds; leave a run without metrics alone.
+    """Combine runs that differ only in their seeds; runs without metrics remain separate.
 
-    The groups are in the order of their first runs. Two runs with the same seed are not repeats of
-    each other, so the second run belongs to another group.
+    The groups are ordered by their first runs. Two runs with the same seed are not repeats, so the
+    second run belongs to another group.
     """
     groups: dict[tuple[str, int], list[Run]] = {}
     occurrences: dict[str, int] = {}

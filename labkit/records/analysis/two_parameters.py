@@ -1,4 +1,4 @@
-"""Results over two parameters of runs that cover most combinations of the parameters' values."""
+"""Results as a function of two parameters, whose combinations of values mostly have runs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from labkit.records.analysis.columns import (
     unknown_name_error,
     values_of,
 )
-from labkit.records.run import Run, gate_failed
+from labkit.records.run import Run, equivalence_failed
 
 if TYPE_CHECKING:
     import pandas
 
-# These fields are never used as axes, because a table cell is the median over their values.
+# These fields are never used as axes, because each table cell contains the median over their
+# values.
 _NO_AXIS = ("seed", "repeats", "name", "compression_stats_every")
-_MIN_COVERAGE = 0.75  # minimum fraction of value combinations for which runs exist
+_MIN_COVERAGE = 0.75  # minimum fraction of value combinations that have runs
 
 
 def cross_table(
@@ -33,9 +34,9 @@ def cross_table(
 ) -> pandas.DataFrame:
     """Return one row per combination of two parameters' values, sorted by y, then by x.
 
-    The columns are the two parameters by name, runs, gate_failed, and the measures. Here runs
-    contains the names of the runs with these values, gate_failed the number of them that failed
-    verification, and each measure its median over them.
+    The columns are the two parameters (by name), `runs`, `equivalence_failed`, and the measures.
+    `runs` contains the names of the runs with these values. `equivalence_failed` is the number of
+    these runs that failed the equivalence check. Each measure is a median over these runs.
 
     Args:
         runs: Runs by name.
@@ -44,14 +45,14 @@ def cross_table(
             there is no accuracy.
 
     Raises:
-        InvalidInput: No run has a metric that is named in `measures`.
+        InvalidInput: If no run has one of the metrics in `measures`.
     """
     import pandas as pd
 
     run_list = list(runs.values())
     x_values, y_values = values_of(run_list, x), values_of(run_list, y)
     cells: dict[tuple[int, int], list[int]] = {}
-    # The values of both parameters are sorted, so that trends can be seen in a figure.
+    # The values of both parameters are sorted, so that a figure shows trends.
     for index, (row, column) in enumerate(zip(_indices(y_values), _indices(x_values), strict=True)):
         cells.setdefault((row, column), []).append(index)
     cell_indices = [indices for _, indices in sorted(cells.items())]
@@ -61,8 +62,9 @@ def cross_table(
             x: pd.Series([x_values[indices[0]] for indices in cell_indices], dtype=object),
             y: pd.Series([y_values[indices[0]] for indices in cell_indices], dtype=object),
             "runs": [tuple(names[index] for index in indices) for indices in cell_indices],
-            "gate_failed": [
-                sum(gate_failed(run_list[index]) for index in indices) for indices in cell_indices
+            "equivalence_failed": [
+                sum(equivalence_failed(run_list[index]) for index in indices)
+                for indices in cell_indices
             ],
         }
     )
@@ -75,17 +77,18 @@ def cross_table(
 
 
 def axes_of(runs: Sequence[Run], x: str | None = None, y: str | None = None) -> tuple[str, str]:
-    """Return the two parameters (x, y) for which most combinations of values have runs.
+    """Return the two parameters (x, y) with runs for the most combinations of their values.
 
-    If one parameter is numeric and the other has texts, the numeric one is x.
+    If one parameter has numbers and the other has texts, the parameter with numbers is x.
 
     Args:
         runs: Runs to arrange in a grid.
-        x, y: Names of parameters that must be used; None (default) if any parameter may be used.
+        x, y: Names of parameters that must be used on these axes; None (default) if any parameter
+            may be used.
 
     Raises:
-        InvalidInput: No two parameters have runs for most of their combinations, or the runs do not
-            differ in a required parameter.
+        InvalidInput: If no two parameters have runs for most of their combinations, or if the runs
+            do not differ in a required parameter.
     """
     parameter_values = parameters(runs)
     for name in (x, y):
@@ -96,15 +99,15 @@ def axes_of(runs: Sequence[Run], x: str | None = None, y: str | None = None) -> 
     axes = _largest_grid(parameter_values, x or y)
     if axes is None:
         raise InvalidInput(
-            "no two parameters of these runs have runs for most of their combinations; give "
-            f"two differing parameters as x and y: {', '.join(parameter_values) or 'none'}"
+            "no two parameters have runs for most combinations of their values; give two "
+            f"differing parameters as x and y: {', '.join(parameter_values) or 'none'}"
         )
-    # The axes are swapped if a required parameter would be on the wrong axis.
+    # The axes are swapped if a required parameter is on the wrong axis.
     return axes if x in (None, axes[0]) and y in (None, axes[1]) else axes[::-1]
 
 
 def has_grid(runs: Iterable[Run]) -> bool:
-    """Return whether two parameters have runs for most combinations, as a heat map needs."""
+    """Return whether two parameters have runs for most combinations, as a heat map requires."""
     return _largest_grid(parameters(list(runs))) is not None
 
 
@@ -122,7 +125,7 @@ def _largest_grid(
 
 
 def _grid_size(parameter_values: dict[str, list[Value]], one: str, other: str) -> int:
-    """Return the number of value combinations that have runs; 0 if too many have none."""
+    """Return the number of value combinations with runs, or 0 if too many have no run."""
     pairs = {
         (repr(a), repr(b))
         for a, b in zip(parameter_values[one], parameter_values[other], strict=True)
@@ -137,7 +140,7 @@ def _has_text(values: Sequence[Value]) -> bool:
 
 
 def _indices(values: Sequence[Value]) -> list[int]:
-    """Return, for each value, its index among the sorted distinct values."""
+    """Return the index of each value among the sorted distinct values."""
     index_of = {repr(value): index for index, value in enumerate(sorted_values(values))}
     return [index_of[repr(value)] for value in values]
 
@@ -148,6 +151,6 @@ def _median(values: Sequence[float | None]) -> float:
 
 
 def _quality_measures(runs: Sequence[Run]) -> tuple[str, str]:
-    # Runs of a regression have no accuracy, so their test loss is used instead.
+    # Regression runs have no accuracy, so their test loss is used instead.
     quality = "test_accuracy" if any(metric_values(runs, "test_accuracy")) else "test_loss"
     return quality, "samples_per_second"

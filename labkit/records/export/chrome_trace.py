@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from labkit.common.units import seconds_text
 from labkit.records.store import Record
 
-# `LANES` contains the lane of each kind of event; each rank has several lanes in the trace. Buckets
-# are exchanged during computation. They have a separate lane, because overlapping events on one
-# lane would hide each other.
+# `LANES` contains the lane (row of the display) for each kind of event; each rank has several lanes
+# in the trace. Gradient buckets are exchanged during the computation of gradients. These exchanges
+# have a separate lane, because overlapping events on one lane would hide each other.
 LANES = {"step": 0, "pack": 1, "wait": 1, "communicate": 2}
 NAMES = ("step", "training", "communication", "predicted, even steps", "predicted, odd steps")
 
@@ -36,7 +36,7 @@ def chrome_trace(rows: Iterable[Record], clocks: Iterable[Record] = ()) -> Recor
                 "ph": "X",
                 "pid": int(row["rank"]),
                 "tid": lane,
-                # Times in the Trace Event Format are in microseconds.
+                # The Trace Event Format measures times in microseconds.
                 "ts": 1e6 * row["start"],
                 "dur": 1e6 * (row["stop"] - row["start"]),
                 "args": {"step": int(row["step"])},
@@ -54,7 +54,7 @@ def chrome_trace(rows: Iterable[Record], clocks: Iterable[Record] = ()) -> Recor
             f"clock {seconds_text(clock['offset_s'])} ahead, ± {seconds_text(clock['within_s'])}"
         )
         events.append(_metadata_event("process_labels", int(clock["rank"]), labels=label))
-    # The mark is the first key, so that the head of the file shows whether labkit wrote it and may
+    # This key comes first, so that the head of the file shows whether labkit wrote the file and may
     # overwrite it.
     mark = {"generator": "labkit"}
     return {"otherData": mark, "traceEvents": events, "displayTimeUnit": "ms"}
@@ -63,9 +63,10 @@ def chrome_trace(rows: Iterable[Record], clocks: Iterable[Record] = ()) -> Recor
 def _lane(row: Record) -> int:
     kind = str(row["kind"])
     if kind.startswith("predicted "):
-        # A predicted step may overlap the next predicted step, so they alternate between two lanes.
+        # A predicted training step may overlap the next one, so predicted steps alternate between
+        # two lanes.
         return 3 + int(row["step"]) % 2
-    # Actions of pipeline stages, such as "forward 0", are shown on the lane of training.
+    # Actions of pipeline stages, such as "forward 0", appear on the lane of training.
     return LANES.get(kind, 1)
 
 

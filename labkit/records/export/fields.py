@@ -1,4 +1,4 @@
-"""The fields of a run for experiment trackers: parameters, results, curves and tags."""
+"""The fields of a run for experiment trackers: parameters, results, curves, and tags."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEP_CURVES = (
 
 
 class Point(NamedTuple):
-    """One value of a curve: its name, step, time in seconds since 1970, and value."""
+    """A point of a curve: the curve's name, step, time in seconds since 1970, and value."""
 
     name: str
     step: int
@@ -37,15 +37,15 @@ class Point(NamedTuple):
 
 
 def require_runs(runs: Iterable[Run]) -> list[Run]:
-    """Return the runs as a list that contains at least one run.
+    """Return the runs as a list; raise an error if there are none.
 
     Raises:
-        LabkitError: The argument contains no runs.
+        LabkitError: If the argument contains no runs.
     """
     run_list = list(runs)
     if not run_list:
         raise LabkitError(
-            "no runs to export: give runs, or a folder that contains runs (usually runs/)"
+            "no runs to export; give runs, or a folder that contains runs (usually runs/)"
         )
     return run_list
 
@@ -63,7 +63,7 @@ def parameters(run: Run) -> dict[str, str | float | bool]:
 
 
 def results(run: Run) -> dict[str, float]:
-    """Return the metrics with finite numbers by dotted name, such as `step_ms.median`."""
+    """Return all metrics that are finite numbers, by dotted name such as `step_ms.median`."""
     return {name: float(v) for name, v in flatten(run.metrics).items() if _is_finite(v)}
 
 
@@ -76,22 +76,22 @@ def tags(run: Run) -> dict[str, str]:
 
 
 def timestamp(run: Run, moment: str) -> float:
-    """Return when a run "started" or "ended", in seconds since 1970; 0 if this is unknown."""
+    """Return when a run "started" or "ended", in seconds since 1970; 0 if the time is unknown."""
     timestamp = run.status.get(moment)
     return datetime.fromisoformat(timestamp).timestamp() if timestamp else 0.0
 
 
 def points(run: Run) -> Iterator[Point]:
-    """Yield a run's curves: means over ranks and seeds per step, and evaluations after epochs."""
+    """Yield a run's curves: means over ranks and seeds at each step, and metrics of each epoch."""
     begin = timestamp(run, "started")
     yield from step_points(run.history, begin)
     yield from epoch_points(run.metrics.get("epochs", []), begin)
 
 
 def step_points(history: pandas.DataFrame, begin: float) -> Iterator[Point]:
-    """Yield the curves of a history per step; `begin` is the run's start, in s since 1970."""
+    """Yield the curves of a history by step; `begin` is the run's start in s since 1970."""
     steps = with_end_times(history).groupby("step").mean(numeric_only=True)
-    # A history contains only the durations of steps, so the times do not include evaluations
+    # A history contains only durations of training steps, so these times exclude evaluations
     # between epochs.
     clock = begin + steps["ended"].fillna(0.0)
     for name in STEP_CURVES:
@@ -100,7 +100,7 @@ def step_points(history: pandas.DataFrame, begin: float) -> Iterator[Point]:
 
 
 def epoch_points(epochs: Iterable[Record], begin: float) -> Iterator[Point]:
-    """Yield the curves of evaluations after epochs; `begin` is the run's start, in s since 1970."""
+    """Yield the curves of metrics after epochs; `begin` is the run's start in s since 1970."""
     for row in epochs:
         for name, value in row.items():
             if name not in ("epoch", "step", "seconds") and _is_finite(value):

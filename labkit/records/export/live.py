@@ -41,22 +41,23 @@ class ExportLog(Protocol):
 
 
 class Store(Protocol):
-    """Another tool's storage of runs; its name in messages is `place`."""
+    """The storage in which another tool keeps runs; `place` is its name in messages."""
 
     place: str
 
     def begin(self, run: Run, folder: str, parent: Any = None) -> ExportLog:
-        """Create a run in the storage; it replaces an earlier export of the same run."""
+        """Create a run in the storage; an earlier export of the same run is replaced."""
 
 
 class ForwardedRun:
-    """An active run whose data are forwarded to one storage, where all ranks are one run.
+    """An active run whose data are sent to one storage, where all its ranks appear as one run.
 
     Args:
         run: Run that is active or has recently ended.
         store: Storage of another tool, which receives the run's data.
         folder: Folder of the run, relative to the folder that contains all runs.
-        parent: If the run is a seed of another run, the log of that run; else None.
+        parent: If the run is one seed of a run with repeats, the log of the run with repeats;
+            otherwise None.
     """
 
     def __init__(self, run: Run, store: Store, folder: str, parent: ExportLog | None) -> None:
@@ -64,11 +65,12 @@ class ForwardedRun:
         self.log = store.begin(run, *self._place)
         self._reader = StreamReader(run.path / FOLDER)
         self._sent: dict[tuple[str, int], float] = {}
-        self._waiting: dict[int, list[Record]] = defaultdict(list)  # by step: rows not yet sent
+        # For each step: rows that are not yet sent.
+        self._waiting: dict[int, list[Record]] = defaultdict(list)
         self._begin = self._clock = timestamp(run, "started")
 
     def forward(self, ended: bool) -> None:
-        """Forward new messages of the ranks; after the run has ended, also the rest of its data."""
+        """Forward new messages of the ranks and, after the run has ended, all remaining data."""
         messages = self._reader.read()
         self._add(epoch_points((row for kind, row in messages if kind == "epoch"), self._begin))
         for kind, row in messages:
@@ -79,7 +81,7 @@ class ForwardedRun:
             self._end()
 
     def _steps(self) -> list[Point]:
-        """Return the points of those waiting steps that all ranks have reported."""
+        """Return the points of waiting training steps that all ranks have reported."""
         import pandas as pd
 
         workers = self.run.experiment.get("workers")
@@ -92,7 +94,7 @@ class ForwardedRun:
         return step_points_
 
     def _add(self, curves: Iterable[Point]) -> None:
-        # If a point is repeated with the same value, as can happen with `lk.log`, it is sent only
+        # A point that is repeated with the same value, as can happen with `lk.log`, is sent only
         # once.
         new = {(p.name, p.step): p for p in curves if self._sent.get((p.name, p.step)) != p.value}
         if new:
@@ -100,10 +102,10 @@ class ForwardedRun:
             self._sent |= {key: point.value for key, point in new.items()}
 
     def _end(self) -> None:
-        """Complete the exported run from its record; export it again if sent values were wrong.
+        """Complete the exported run from its record; export it again if any sent value was wrong.
 
-        The sent values of asynchronous workers may be wrong, because the steps that all workers
-        have are known only at the end.
+        Values of asynchronous workers may be wrong when they are sent, because the steps that all
+        workers reach are known only at the end.
         """
         self.run = Run(self.run.path)  # a new object, because a `Run` caches its files
         recorded = {(point.name, point.step): point for point in points(self.run)}
@@ -118,13 +120,13 @@ class ForwardedRun:
 
 
 class RunForwarder:
-    """A forwarder of all runs in a folder; the seeds of a run are nested below the run.
+    """A process that forwards all runs in a folder; seeds are nested below their run.
 
     Args:
         folder: Folder that contains runs, jobs or a sweep.
         root: Folder that contains all runs; TensorBoard shows a run's path relative to this folder.
         stores: Storages of other tools, which receive the runs' data. If a storage fails, the
-            failure is reported once and the storage is not used again.
+            failure is reported once, and this storage receives no more data.
         since: Time in seconds since 1970; runs that ended before this time are not forwarded.
     """
 
@@ -146,25 +148,24 @@ class RunForwarder:
         """Forward one run and its seeds; return whether the run is still active."""
         run = Run(path)
         try:
-            # The status is read before the messages, so that a run that has ended is forwarded
-            # completely.
+            # The status is read before the messages, so that an ended run is forwarded completely.
             status = run.status
             goes_on = status["state"] not in store.END_STATES
             if status["started"] is None or (not goes_on and timestamp(run, "ended") < self._since):
                 return goes_on
-        except (LabkitError, OSError):  # the run has just started, is damaged, or was deleted
+        except (LabkitError, OSError):  # the run has only just started, is damaged, or was deleted
             return False
         for target in list(self._stores):
             try:
                 self._pass_on(run, target, parent, not goes_on)
-            except Exception as error:  # errors of other libraries must not end the export
+            except Exception as error:  # errors in other libraries must not end the export
                 self._stores.remove(target)
                 say(
                     f"labkit: {target.place}: {one_line(str(error)) or type(error).__name__}; "
-                    "run labkit compare later to add the missing data",
+                    "later, run labkit compare to add the missing data",
                     err=True,
                 )
-        # A run with repeats starts before its seeds start, and ends after they have ended.
+        # A run with repeats starts before its seeds, and ends after them.
         if parent is None:
             for seed in run.seeds:
                 if seed.path not in self._over:
@@ -184,7 +185,7 @@ class RunForwarder:
 
 
 def main(mlflow: str, tensorboard: str) -> int:
-    """Forward the runs of a folder until standard input ends or contains another line.
+    """Forward the runs of a folder until standard input ends or delivers another line.
 
     The first line of standard input is a JSON object with `folder` and `root`.
 
@@ -192,7 +193,8 @@ def main(mlflow: str, tensorboard: str) -> int:
         mlflow: Address of an MLflow store, or "" if runs are not exported to MLflow.
         tensorboard: Folder for TensorBoard files, or "" if runs are not exported to TensorBoard.
     """
-    # By default, MLflow would retry for minutes before it reports that a server is missing.
+    # With its default settings, MLflow retries for minutes before it reports that a server is
+    # missing.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     since = time.time()
@@ -220,8 +222,7 @@ def main(mlflow: str, tensorboard: str) -> int:
     threading.Thread(target=wait, daemon=True).start()
     while not over.wait(POLL_INTERVAL):
         follower.forward()
-    # If the parent process was killed, its runs will end soon, so they are forwarded until their
-    # end.
+    # If the parent process was killed, its runs will soon end, so they are forwarded until then.
     while follower.forward():
         time.sleep(POLL_INTERVAL)
     return 0

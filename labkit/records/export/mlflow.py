@@ -21,8 +21,8 @@ from labkit.records.export.fields import (
 from labkit.records.run import Run
 
 Item = TypeVar("Item")
-MAX_METRICS, MAX_PARAMETERS = 1000, 100  # maximum counts per request that MLflow's servers accept
-MAX_NAME_LENGTH, MAX_VALUE_LENGTH = 250, 6000  # maximum lengths in characters
+MAX_METRICS, MAX_PARAMETERS = 1000, 100  # maximum numbers of each per request to an MLflow server
+MAX_NAME_LENGTH, MAX_VALUE_LENGTH = 250, 6000  # maximum numbers of characters
 _STATES = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "pruned": "KILLED"}
 
 
@@ -35,13 +35,14 @@ def to_mlflow(runs: Iterable[Run], place: Path | str, experiment: str = "labkit"
 
     Args:
         runs: Completed or failed runs.
-        place: Address of a tracking server (`http://…`), or path of an SQLite file. MLflow does not
-            support folders as stores any more.
+        place: Address of a tracking server (`http://…`), or path of an SQLite file. MLflow no
+            longer supports folders as stores.
         experiment: Name of the MLflow experiment, which is created if it does not exist.
 
     Raises:
-        InvalidInput: The argument `place` is the path of a folder.
-        LabkitError: There are no runs, MLflow is not installed, or MLflow reports an error.
+        InvalidInput: If the argument `place` is the path of a folder.
+        LabkitError: If there are no runs, if MLflow is not installed, or if MLflow reports an
+            error.
     """
     mlflow = optional("mlflow", "mlflow")
     run_list = require_runs(runs)
@@ -56,8 +57,8 @@ class MlflowStore:
     """An MLflow experiment that receives runs; the arguments are those of `to_mlflow`.
 
     Raises:
-        InvalidInput: The argument `place` is the path of a folder.
-        LabkitError: MLflow is not installed or reports an error.
+        InvalidInput: If the argument `place` is the path of a folder.
+        LabkitError: If MLflow is not installed or reports an error.
     """
 
     def __init__(self, place: Path | str, experiment: str = "labkit") -> None:
@@ -73,7 +74,7 @@ class MlflowStore:
             raise LabkitError(f"{self.place}: {error.message}") from error
 
     def write(self, run: Run) -> str:
-        """Write a complete run unless MLflow already has it, and return its MLflow id."""
+        """Write a complete run, unless MLflow already has it; return its MLflow id."""
         for existing in self._same(run):
             if existing.info.status != "RUNNING":
                 return str(existing.info.run_id)
@@ -82,10 +83,10 @@ class MlflowStore:
         return log.number
 
     def begin(self, run: Run, folder: str = "", parent: MlflowLog | None = None) -> MlflowLog:
-        """Create a run in MLflow; if `parent` is given, the new run is its child.
+        """Create a run in MLflow, as a child of `parent` if it is given.
 
-        If an earlier attempt has exported the run, that export is deleted. The argument `folder`
-        has no effect in MLflow.
+        If MLflow already contains an earlier export of the run, this export is deleted. The
+        argument `folder` has no effect in MLflow.
         """
         for existing in self._same(run):
             self._client.delete_run(existing.info.run_id)
@@ -94,7 +95,7 @@ class MlflowStore:
         return MlflowLog(self._client, str(created.info.run_id), run)
 
     def _same(self, run: Run) -> list[Any]:
-        # The start is compared, too, because a new run may have the name of a deleted run.
+        # The start time is compared, too, because a new run may have the name of a deleted run.
         name, started = tags(run)["labkit.run"], _started(run)
         same = f"tags.`labkit.run` = '{name}' and attributes.start_time = {started}"
         return list(self._client.search_runs([self._experiment], same))
@@ -106,7 +107,7 @@ class MlflowLog:
     def __init__(self, client: Any, number: str, run: Run) -> None:
         self._client, self.number = client, number
         self._entities = entities = optional("mlflow.entities", "mlflow")
-        self._names: dict[str, str] = {}  # allowed name of each original name
+        self._names: dict[str, str] = {}  # name that MLflow receives, by original name
         params = [
             entities.Param(self._allowed(name), str(value)[:MAX_VALUE_LENGTH])
             for name, value in parameters(run).items()
@@ -124,7 +125,7 @@ class MlflowLog:
             self._client.log_batch(self.number, metrics=batch)
 
     def _allowed(self, name: str) -> str:
-        """Return the name that MLflow receives: it is allowed, and unique in this run."""
+        """Return the name that MLflow receives, which is allowed and unique within this run."""
         if name not in self._names:
             candidate, used_names = allowed_name(name), set(self._names.values())
             while candidate in used_names:

@@ -24,15 +24,15 @@ KINDS = (".csv", ".parquet")
 def export(runs: Iterable[Run], path: Path | str, kind: str | None = None) -> Path:
     """Write a CSV or Parquet table with one row per run, and return the path of its file.
 
-    The format is `kind` (".csv" or ".parquet"); if `kind` is None, the suffix of the path
-    determines the format.
+    The argument `kind` (".csv" or ".parquet") defines the format; if it is None, the suffix of the
+    path does.
 
-    The columns are those of `lk.to_dataframe`, without paths on this machine and names of it. A
-    column with both texts and numbers is written as text, because Parquet columns have one type.
+    The columns are those of `lk.to_dataframe`, with paths and machine names removed from the texts.
+    A column with both texts and numbers is written as text, because Parquet columns have one type.
 
     Raises:
-        InvalidInput: The format of the file is neither CSV nor Parquet.
-        LabkitError: The argument contains no runs.
+        InvalidInput: If the format of the file is neither CSV nor Parquet.
+        LabkitError: If the argument contains no runs.
     """
     path = Path(path)
     kind = kind or path.suffix.lower()
@@ -51,15 +51,15 @@ def export(runs: Iterable[Run], path: Path | str, kind: str | None = None) -> Pa
 
 
 def _quoted(text: str) -> str:
-    """Return a text with a leading apostrophe if a spreadsheet would read it as a formula."""
+    """Return a text; start it with an apostrophe if a spreadsheet would read it as a formula."""
     risky = isinstance(text, str) and text.startswith(("=", "+", "-", "@", "\t", "\r"))
-    # `plain` escapes carriage returns, because pandas does not quote them, and some readers
-    # interpret them as ends of rows.
+    # `plain` escapes carriage returns, because pandas does not quote them, and some programs read
+    # them as ends of rows.
     return plain(f"'{text}" if risky else text) if isinstance(text, str) else text
 
 
 def _column(values: pandas.Series) -> pandas.Series:
-    """Return a column with values of one type, and without paths on this machine or names of it."""
+    """Return a column with values of one type, from which paths and machine names are removed."""
     import pandas as pd
 
     present = values.dropna()
@@ -68,7 +68,7 @@ def _column(values: pandas.Series) -> pandas.Series:
         return pd.to_numeric(values)
     if kinds == {"bool"}:
         return values.astype("boolean")
-    # Each distinct text is cleaned only once, because even a thousand runs have few different
+    # Each distinct text is cleaned only once, because even a thousand runs contain few different
     # texts.
     text = {value: scrub(str(value)) for value in present.unique()}
     return values.map(text).astype("string")

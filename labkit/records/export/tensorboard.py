@@ -23,25 +23,25 @@ from labkit.records.export.fields import (
 from labkit.records.run import Run
 from labkit.records.store import write_atomically
 
-FILE = "events.out.tfevents.labkit"  # TensorBoard only reads files with "tfevents" in their names
+FILE = "events.out.tfevents.labkit"  # TensorBoard requires "tfevents" in the name
 
 
 def to_tensorboard(runs: Iterable[Run], folder: Path | str) -> Path:
     """Write runs for TensorBoard into a folder, with one event file per run.
 
     `tensorboard --logdir FOLDER` then shows curves under Scalars, parameters and results under
-    HParams, and state and verdict under Text. Event files that earlier exports of these runs have
-    written are overwritten.
+    HParams, and state and verdict under Text. Event files from earlier exports of these runs are
+    overwritten.
 
     Args:
         runs: Completed or failed runs.
         folder: Target folder, which is created if it does not exist.
 
     Raises:
-        LabkitError: The argument contains no runs, or TensorBoard is not installed.
+        LabkitError: If the argument contains no runs, or if TensorBoard is not installed.
     """
-    # The package itself is imported first, so that an error message names TensorBoard and not one
-    # of its modules.
+    # The package is imported first, so that the error message names TensorBoard and not one of its
+    # modules.
     optional("tensorboard", "tensorboard")
     run_list = require_runs(runs)
     for run, name in zip(run_list, _names(run_list), strict=True):
@@ -53,7 +53,7 @@ def to_tensorboard(runs: Iterable[Run], folder: Path | str) -> Path:
 
 
 def _names(runs: list[Run]) -> list[str]:
-    """Return unique names of runs: folder names, preceded by as many parent folders as needed."""
+    """Return unique names for runs: folder names, with as many parent folders as necessary."""
     paths = [run.path.resolve() for run in runs]
 
     def name(path: Path, parts: int = 1) -> str:
@@ -69,7 +69,7 @@ class TensorBoardStore:
     """A TensorBoard folder into which runs are written while they are active.
 
     Raises:
-        LabkitError: TensorBoard is not installed, or the folder cannot be created.
+        LabkitError: If TensorBoard is not installed, or if the folder cannot be created.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -81,7 +81,7 @@ class TensorBoardStore:
             raise cannot_write(self._folder, error) from error
 
     def begin(self, run: Run, folder: str, parent: TensorBoardLog | None = None) -> TensorBoardLog:
-        """Create a run's event file in a subfolder; the path of a seed is below that of its run."""
+        """Create a run's event file in a subfolder; a seed's path is below that of its run."""
         run_folder = self._folder / folder
         make_folder(run_folder, self._folder)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -91,7 +91,7 @@ class TensorBoardStore:
 
 
 class TensorBoardLog:
-    """The writer of a run's event file, whose events are stored with lengths and checksums."""
+    """The writer of a run's event file, which stores each event with its length and checksums."""
 
     def __init__(self, run: Run, file: BinaryIO) -> None:
         module = optional("tensorboard.summary.writer.record_writer", "tensorboard")
@@ -100,7 +100,7 @@ class TensorBoardLog:
         hparams = optional("tensorboard.plugins.hparams.summary_v2", "tensorboard")
         self._file, self._writer = file, module.RecordWriter(file)
         started = timestamp(run, "started")
-        # TensorBoard requires that the first event contains the file version.
+        # TensorBoard requires the file version in the first event.
         self._write(wall_time=started, file_version="brain.Event:2")
         hparams_summary = hparams.hparams_pb(parameters(run), start_time_secs=started)
         self._write(wall_time=started, summary=hparams_summary)

@@ -1,4 +1,4 @@
-"""Still pictures of figures, for browsers that do not run the page's scripts."""
+"""Still pictures of figures, which browsers show if they do not run the page's scripts."""
 
 from labkit.report.still.picture import picture
 

@@ -1,4 +1,4 @@
-"""An axis of a still picture: pixel positions of values, ticks and title."""
+"""An axis in a still picture: pixel positions of values, ticks, and the title."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from labkit.report.still.svg import cut
 
 Record: TypeAlias = Mapping[str, Any]  # Plotly JSON, possibly untrusted
 
-LEFT = 62.0  # least width in pixels for labels next to a vertical axis
-MAX_LABEL_LENGTH = 18  # greatest number of characters of a label next to a vertical axis
-MAX_TICKS = 60  # greatest number of ticks; more would merge into a black bar
-DECADES = 300  # greatest power of ten on a logarithmic axis; floats end near this limit
+LEFT = 62.0  # minimum width in pixels for the labels of a vertical axis
+MAX_LABEL_LENGTH = 18  # maximum number of characters in a label of a vertical axis
+MAX_TICKS = 60  # maximum number of ticks; more would merge into a bar
+DECADES = 300  # maximum power of ten on a logarithmic axis (limit of floats)
 
 
 class Axis:
     """An axis that maps values to pixels between two ends.
 
     Args:
-        look: Plotly's options of the axis, such as title, type, range, and ticks.
-        values: All values of the traces along the axis.
-        first, last: Pixel positions of the two ends.
+        look: Plotly's options for the axis, such as title, type, range, and ticks.
+        values: All values along the axis, from all traces.
+        first, last: Pixel positions of the two ends of the axis.
     """
 
     def __init__(self, look: Record, values: list[Any], first: float, last: float) -> None:
@@ -44,7 +44,7 @@ class Axis:
             least = min(0.0, least)
         margin = 0.5 if self.names else 0.05 * ((most - least) or abs(most) or 1.0)
         limits = look.get("range") or (least - margin, most + margin)
-        # In a Plotly range, None means that the data determine the limit.
+        # If a limit in a Plotly range is None, the data determine this limit.
         self.low = least - margin if limits[0] is None else float(limits[0])
         self.high = most + margin if limits[1] is None else float(limits[1])
         if look.get("autorange") == "reversed":
@@ -67,7 +67,7 @@ class Axis:
         return self.first + share * (self.last - self.first)
 
     def ticks(self) -> Iterator[tuple[float, str]]:
-        """Yield the pixel and the text of each tick between the ends."""
+        """Yield the pixel position and the text of each tick between the ends of the axis."""
         for value, text in self._ticks():
             pixel = self.at(value)
             if min(self.first, self.last) - 1 <= pixel <= max(self.first, self.last) + 1:
@@ -83,7 +83,7 @@ class Axis:
         return self._powers(least, most) if self.is_log else self._multiples(least, most)
 
     def _powers(self, least: float, most: float) -> Iterator[tuple[float, str]]:
-        """Yield ticks at powers of ten; on short axes, also at twice and five times each power."""
+        """Yield ticks at powers of ten; on short axes, also at two and five times each power."""
         first, last = math.floor(max(least, -DECADES)), math.ceil(min(most, DECADES))
         for power in range(first, last + 1, max(1, (last - first) // 12)):
             for factor in (1, 2, 5) if most - least < 2 else (1,):
@@ -101,7 +101,7 @@ class Axis:
 
     @property
     def room(self) -> float:
-        """Width in pixels that labels and title need next to a vertical axis."""
+        """Width in pixels that the labels and the title of a vertical axis need."""
         longest = max((len(cut(text, MAX_LABEL_LENGTH)) for _, text in self.ticks()), default=0)
         return max(LEFT, 28 + 6.2 * longest)
 
@@ -118,7 +118,7 @@ def _thin_ticks(ticks: list[tuple[Any, str]]) -> list[tuple[Any, str]]:
 
 
 def values_of(values: Any) -> list[Any]:
-    """Return the values of a trace as a list, also from Plotly's packed NumPy format."""
+    """Return a trace's values as a list, which Plotly may store in a packed NumPy format."""
     if isinstance(values, Mapping):
         flat = np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"])
         shape = [int(size) for size in str(values.get("shape") or flat.size).split(",")]

@@ -1,7 +1,7 @@
-"""A Plotly figure as a static SVG picture, for pages whose scripts may not run.
+"""A Plotly figure drawn as a static SVG picture, for pages that may not run scripts.
 
-Lines, bands, markers, bars, cells and parallel coordinates are drawn as on the page. Traces of all
-other types have no picture; the page describes such traces as text.
+The picture shows lines, bands, markers, bars, heat maps and parallel coordinates as the page does.
+Traces of all other types have no picture; the page describes such traces as text.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ MAX_PARTS = 20_000  # greatest number of SVG elements in a picture
 
 
 def picture(record: Record) -> str:
-    """Return a figure, given as trusted or untrusted Plotly JSON, as SVG.
+    """Return a Plotly figure, given as trusted or untrusted JSON, as an SVG picture.
 
-    The result is "" if the figure has no trace of a supported kind, or too many elements.
+    The result is "" if the figure has no supported trace or has too many elements.
     """
     layout = record.get("layout") or {}
     try:
         height = float(layout.get("height") or 450)
         parts = list(islice(_parts(record.get("data") or [], layout, height), MAX_PARTS + 1))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        return ""  # The page describes an invalid figure of another author as text only.
+        return ""  # The page describes an invalid figure from another author only as text.
     if not 0 < len(parts) <= MAX_PARTS:
         return ""
     box = f"viewBox='0 0 {WIDTH:g} {height:g}'"
@@ -80,14 +80,14 @@ def _parts(data: Sequence[Record], layout: Record, height: float) -> Iterator[st
             y_pixel = top + (1 - float(note["y"])) * (height - top - below)
             anchor = {"center": "middle", "right": "end"}.get(str(note.get("xanchor")), "start")
             lines = _BREAK.split(note["text"])
-            if anchor == "start":  # A left-aligned text must end where the next panel begins.
+            if anchor == "start":  # A left-aligned text must end before the next panel begins.
                 room = (
                     min((start for start in panel_starts if start > x_pixel), default=WIDTH)
                     - x_pixel
                 )
                 lines = [cut(line, int(room / LETTER)) for line in lines]
-            # If a note is anchored at the top, its position is that of its first line. If it is
-            # not, its position is that of its last line.
+            # If the `yanchor` of a note is "top", the note's position is that of its first line of
+            # text. Otherwise the note's position is that of its last line of text.
             lines_above = 0 if note.get("yanchor") == "top" else len(lines) - 1
             for number, line in enumerate(lines):
                 shift = LINE * (lines_above - number) + float(note.get("yshift") or 0)
@@ -123,7 +123,7 @@ def _frame(x: Axis, y: Axis) -> Iterator[str]:
 
 
 def _parallel(trace: Record, height: float) -> Iterator[str]:
-    """Yield parallel coordinates: a vertical axis per parameter and result, and a line per run."""
+    """Yield SVG for parallel coordinates: an axis per parameter or result, and a line per run."""
     dimensions = [dimension for dimension in trace["dimensions"] if dimension.get("visible", True)]
     step = (WIDTH - 2 * LEFT) / max(1, len(dimensions) - 1)
     axes = []
@@ -141,7 +141,7 @@ def _parallel(trace: Record, height: float) -> Iterator[str]:
 
 
 def _values(traces: Iterable[Record], name: str) -> list[Any]:
-    """Return all values of the traces along an axis, including 0 if there are bars."""
+    """Return all values of the traces on the x or y axis, and 0 if a trace has bars."""
     values: list[Any] = []
     for trace in traces:
         axis_values = points_of(trace)[name == "y"]

@@ -60,14 +60,14 @@ def rectangle(x: float, y: float, width: float, height: float, color: str) -> st
 def text_element(
     x: float, y: float, text: str, anchor: str, more: str = "", ink: str = "currentColor"
 ) -> str:
-    """Return an SVG text element for a Plotly text, without the text's HTML tags and entities."""
+    """Return an SVG text element for a text from Plotly, without its HTML tags and entities."""
     content = escape(scrub(unescape(_TAG.sub(" ", text)).strip()), quote=False)
     position = f"x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}'"
     return f"<text {position} fill='{ink}' {more}>{content}</text>" if content else ""
 
 
 def cut(text: str, most: int) -> str:
-    """Return a text cut to `most` characters, or to four if `most` is less."""
+    """Return a text shortened to `most` characters, but never to fewer than four."""
     return text if len(text) <= max(most, 4) else f"{text[: max(most, 4) - 1]}…"
 
 
@@ -77,7 +77,7 @@ def is_whole(point: Point) -> bool:
 
 
 def color_of(color_value: Any, number: int) -> str:
-    """Return a trace's colour; if it is a list, return the colour of the point with this number."""
+    """Return the colour of a trace, or of its point `number` if each point has its own colour."""
     color = (
         color_value[number % len(color_value)]
         if isinstance(color_value, list) and color_value
@@ -87,7 +87,7 @@ def color_of(color_value: Any, number: int) -> str:
 
 
 def interpolate(scale: Sequence[Sequence[Any]], share: float) -> str:
-    """Return the colour at a position from 0 to 1 on a Plotly scale of `#rrggbb` colours."""
+    """Return the colour at position `share` (0 to 1) of a Plotly scale of `#rrggbb` colours."""
     index = max(
         1, next((n for n, (threshold, _) in enumerate(scale) if threshold >= share), len(scale) - 1)
     )

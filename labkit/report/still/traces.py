@@ -27,7 +27,7 @@ GREYS = [[0.0, "#f0f0f0"], [1.0, "#525252"]]
 
 
 def marks(trace: Record, all_: Sequence[Record], x: Axis, y: Axis, most: int) -> Iterator[str]:
-    """Yield a trace's SVG; `all_` has all traces on its axes, and lines get about `most` points."""
+    """Yield the SVG of one trace; lines are reduced to about `most` points."""
     if trace.get("type") == "heatmap":
         yield from _cells(trace, x, y)
         return
@@ -104,7 +104,7 @@ def _bars_of_spread(trace: Record, xs: list[Any], ys: list[Any], x: Axis, y: Axi
 
 
 def _step_points(pixels: Sequence[Point]) -> list[Point]:
-    """Return the corners of a step line, which reaches each point horizontally, then vertically."""
+    """Return the corners of a stepped line, which goes horizontally, then vertically to a point."""
     corners = [((a, b), (c, b)) for (a, b), (c, _) in pairwise(pixels)]
     return [*(point for corner in corners for point in corner), *pixels[-1:]]
 
@@ -112,7 +112,7 @@ def _step_points(pixels: Sequence[Point]) -> list[Point]:
 def _bars(
     trace: Record, all_: Sequence[Record], xs: list[Any], ys: list[Any], x: Axis, y: Axis
 ) -> Iterator[str]:
-    """Yield SVG bars from zero; several traces' bars at one position are side by side."""
+    """Yield SVG bars that start at zero; bars of several traces at one x stand side by side."""
     is_horizontal = trace.get("orientation") == "h"
     (along, lengths), (across, positions) = (
         ((x, xs), (y, ys)) if is_horizontal else ((y, ys), (x, xs))
@@ -169,7 +169,7 @@ def points_of(trace: Record) -> tuple[list[Any], list[Any]]:
 
 
 def thin(points: list[Point], most: int) -> list[Point]:
-    """Return at most about `most` points, including the first and the last."""
+    """Return a selection of about `most` points, which includes the first and the last point."""
     finite = [point for point in points if is_whole(point)]
     step = math.ceil(len(finite) / most)
     return finite if step <= 1 else [*finite[:-1:step], finite[-1]]

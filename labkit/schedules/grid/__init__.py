@@ -1,4 +1,4 @@
-"""A model on a grid of machines as data: the values that each machine owns, reads and sends."""
+"""A neural network on a grid of machines: the values that each machine owns, reads and sends."""
 
 from labkit.schedules.grid.crossing import Crossing, crossing, first_trained_layer
 from labkit.schedules.grid.fit import allowed_grids, squarest_grid, validate_grid

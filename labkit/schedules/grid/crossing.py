@@ -1,4 +1,4 @@
-"""Values that cross between machines of a grid: one copy for every machine that reads them."""
+"""Values that one machine of a grid sends to others: one copy for every machine that reads them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from labkit.schedules.round import Booleans, Integers
 
 @dataclass(frozen=True, eq=False)
 class Crossing:
-    """Messages, one per row: `source` sends a box of values to `destination`, which reads them.
+    """Messages, one per row: `source` sends a box of values to `destination`, which needs them.
 
-    In the forward pass, all messages of a layer are sent before the layer computes. In the backward
-    pass, each destination returns the gradients of the values that it read, and the source adds
-    them. Gradients are sent only if an earlier layer has weights that need them.
+    In the forward pass, all messages for a layer are sent before this layer computes. In the
+    backward pass, each destination returns the gradients of the values that it read, and the source
+    adds them. These gradients are sent only if an earlier layer has weights to train.
 
     Args:
-        layer: Index of the layer that reads the values, in the list of layers.
+        layer: Index, in the list of layers, of the layer that reads the values.
         source, destination: Numbers of the sending and of the receiving machine.
         box: Ranges of rows, columns and channels in the previous layer, shape (messages, 3, 2).
-        returns: Whether gradients of the values are sent back.
+        returns: Whether the destination sends gradients of the values back.
     """
 
     layer: Integers
@@ -67,7 +67,7 @@ def crossing(layers: Sequence[GridLayer], grid: Grid) -> Crossing:
         machine 0   0 1 2 ─┐   ┌─ holds 0 1 2, reads 0 1 2 3
         machine 1   3 4 5 ─┴───┴─ holds 3 4 5, reads 2 3 4 5       0 sends 2, 1 sends 3
 
-    Every machine has the input, so no value crosses before the first layer.
+    Every machine has the complete input, so no values are sent before the first layer.
 
     Args:
         layers: All layers, from the input to the loss.
@@ -79,8 +79,8 @@ def crossing(layers: Sequence[GridLayer], grid: Grid) -> Crossing:
     for number in range(2, len(layers)):
         before = layers[number - 1]
         owned, required = owned_boxes(before, grid), input_boxes(layers[number], before.shape, grid)
-        # Two boxes overlap if the larger start is below the smaller end.
-        # The shape of start and stop is (source, destination, 3).
+        # The boxes of a source and a destination overlap if the larger start is below the smaller
+        # stop. The shape of start and stop is (source, destination, 3).
         start = np.maximum(owned[:, None, :, 0], required[None, :, :, 0])
         stop = np.minimum(owned[:, None, :, 1], required[None, :, :, 1])
         crosses = (stop > start).all(axis=2) & ~np.eye(machines, dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""The grids of machines over which a model can be divided."""
+"""The grids of machines over which a neural network can be divided."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ SHOWN = 6  # maximum number of allowed grids in an error message
 
 
 def allowed_grids(layers: Sequence[GridLayer], workers: int, divide: bool = True) -> list[Grid]:
-    """Return the grids whose size divides `workers` and that give each machine part of every layer.
+    """Return the grids whose size divides `workers` and whose machines all get part of each layer.
 
     Args:
-        layers: Layers of the model.
-        workers: Total number of workers; workers / (machines of the grid) is the number of
+        layers: Layers of the neural network.
+        workers: Total number of workers; workers / (machines of the grid) is the number of model
             replicas.
         divide: Whether the number of machines must divide `workers`; False: any grid of at most
             `workers` machines.
@@ -35,12 +35,12 @@ def squarest_grid(workers: int) -> Grid:
 
 
 def validate_grid(grid: Grid, workers: int | None, layers: Sequence[GridLayer] = ()) -> None:
-    """Raise an error if the grid does not divide the workers or exceeds the smallest layer.
+    """Raise an error unless the grid's size divides the workers and each layer is large enough.
 
     Args:
         grid: Numbers of rows and columns of machines.
-        workers: Total number of workers; None: the grid may have any number of machines.
-        layers: Layers of the model that are known so far.
+        workers: Total number of workers; None: any number of machines is allowed.
+        layers: Layers of the neural network that are known so far.
 
     Raises:
         InvalidInput: If the grid does not fit; the message lists the closest allowed grids.
@@ -69,7 +69,7 @@ def validate_grid(grid: Grid, workers: int | None, layers: Sequence[GridLayer] =
 
 
 def _too_small(layers: Sequence[GridLayer], grid: Grid) -> GridLayer | None:
-    """Return the first layer that leaves some machine without a part, or None."""
+    """Return the first layer that is too small to give every machine a part, or None."""
     for layer in layers:
         rows, columns, units = layer.shape
         if layer.kind == "places" and (rows < grid[0] or columns < grid[1]):

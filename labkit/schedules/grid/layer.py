@@ -12,13 +12,13 @@ from labkit.schedules.round import Integers, boundaries
 
 Grid: TypeAlias = tuple[int, int]  # rows and columns of machines
 Shape: TypeAlias = tuple[int, int, int]  # rows, columns, channels of one sample
-Boxes: TypeAlias = Integers  # (machines, 3, 2): start, end of rows, columns, channels
+Boxes: TypeAlias = Integers  # (machines, 3, 2): start and end of rows, columns, channels
 Kind: TypeAlias = Literal["input", "places", "units", "loss"]
 
 
 @dataclass(frozen=True)
 class GridLayer:
-    """The output shape of a layer and the part of its input that each output reads, per sample.
+    """The output shape of a layer, and which part of its input each output reads, for one sample.
 
         kind    a machine owns        an output reads
         input   everything            nothing
@@ -31,11 +31,11 @@ class GridLayer:
     grid. The sizes of two parts of a layer differ by at most one.
 
     Args:
-        name: Name in error messages.
+        name: Name of the layer in error messages.
         kind: How the layer is divided: "input", "places", "units" or "loss".
         shape: Output shape: rows, columns, channels.
         kernel, strides: Kernel size and strides (rows, columns), for kind "places".
-        trains: Whether the layer has weights, which need gradients from later layers.
+        trains: Whether the layer has weights; if so, later layers must send gradients back.
     """
 
     name: str
@@ -54,7 +54,7 @@ def window(
     strides: tuple[int, int],
     trains: bool = True,
 ) -> GridLayer:
-    r"""Return an unpadded layer; output row i reads rows \([i s, i s + k)\): stride s, kernel k.
+    r"""Return an unpadded layer; output row i reads rows \([i s, i s + k)\) (stride s, kernel k).
 
     Raises:
         InvalidInput: If the kernel does not fit, or if the strides skip values that no output would
@@ -91,7 +91,7 @@ def owned_boxes(layer: GridLayer, grid: Grid) -> Boxes:
 
 
 def input_boxes(layer: GridLayer, before: Shape, grid: Grid) -> Boxes:
-    """Return the box of the previous layer, of shape `before`, that each machine reads."""
+    """Return the box of values of the previous layer that each machine reads."""
     boxes = owned_boxes(layer, grid)
     if layer.kind == "places":
         for axis, (kernel, stride) in enumerate(zip(layer.kernel, layer.strides, strict=True)):
@@ -100,13 +100,13 @@ def input_boxes(layer: GridLayer, before: Shape, grid: Grid) -> Boxes:
         boxes[:, 2] = (0, before[2])
     else:
         boxes[:, :, 0] = 0
-        # A machine without outputs reads nothing; only machine 0 computes the loss.
+        # A machine without outputs reads nothing; for the loss, only machine 0 has an output.
         boxes[:, :, 1] = np.where(boxes[:, :, 1] > 0, before, 0)
     return boxes
 
 
 def _parts(length: int, parts: int) -> Integers:
-    """Return the start and the end of each part, shape (parts, 2)."""
+    """Divide a length into nearly equal parts; return their starts and ends, shape (parts, 2)."""
     edges = boundaries(length, parts)
     return np.stack([edges[:-1], edges[1:]], axis=1)
 

@@ -1,11 +1,11 @@
-"""Pipeline schedules as data: pure functions from stages and micro-batches to a table."""
+"""Pipeline schedules as data: functions from numbers of stages and micro-batches to a table."""
 
 from labkit.schedules.pipeline.gpipe import gpipe
 from labkit.schedules.pipeline.interleaved import interleaved
 from labkit.schedules.pipeline.layerwise import layerwise
 from labkit.schedules.pipeline.one_forward_one_backward import one_forward_one_backward
 from labkit.schedules.pipeline.pipedream import pipedream
-from labkit.schedules.pipeline.table import PipelineSchedule, ScheduleTable
+from labkit.schedules.pipeline.schedule_table import PipelineSchedule, ScheduleTable
 from labkit.schedules.pipeline.wavefront import wavefront
 from labkit.schedules.pipeline.zero_bubble import zero_bubble, zero_bubble_h2
 

@@ -1,10 +1,10 @@
-"""Delayed gradients as a table: sequential forward, and delayed backward in each module."""
+"""A schedule with delayed gradients: each module runs its backward with an older batch."""
 
 from __future__ import annotations
 
 from labkit.common.errors import InvalidInput
 from labkit.schedules.pipeline.layout import as_table
-from labkit.schedules.pipeline.table import Action, ScheduleTable
+from labkit.schedules.pipeline.schedule_table import Action, ScheduleTable
 
 
 def delayed(modules: int, iterations: int) -> ScheduleTable:
@@ -15,8 +15,8 @@ def delayed(modules: int, iterations: int) -> ScheduleTable:
                                ·  ·  F0 B0 F1 B1 F2 B2 F3 B3
 
     In iteration t, module k of K (from 0) runs backward with batch t - (K - 1 - k). The micro-batch
-    numbers of the table are iteration numbers. No message is sent that would arrive after the last
-    iteration, so some modules run no backward pass for the last batches.
+    numbers of the table are iteration numbers. A message is omitted if it would arrive after the
+    last iteration, so some modules run no backward for the last batches.
 
     Args:
         modules: Number K of modules, one per rank.
@@ -29,7 +29,7 @@ def delayed(modules: int, iterations: int) -> ScheduleTable:
     """
     if min(modules, iterations) < 1:
         raise InvalidInput(
-            f"{modules} modules and {iterations} iterations: give one or more of each"
+            f"{modules} modules and {iterations} iterations are too few; give one or more of each"
         )
     rows = [
         (2 * iteration + module + place, phase, module, action, number, peer)
@@ -43,7 +43,7 @@ def delayed(modules: int, iterations: int) -> ScheduleTable:
 def _iteration(
     modules: int, iterations: int, iteration: int, module: int
 ) -> list[tuple[int, int, Action, int, int]]:
-    """Return (tick offset, phase in the tick, action, batch, peer) of one module's actions."""
+    """Return (tick offset, phase in the tick, action, batch, peer) for each action of a module."""
     backward_batch = iteration - (modules - 1 - module)
     first, last = module == 0, module == modules - 1
     rows: list[tuple[int, int, Action, int, int]] = [(0, 1, "forward", iteration, -1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from labkit.schedules.pipeline.layout import Work, lay_out
-from labkit.schedules.pipeline.table import ScheduleTable, filling, pipeline
+from labkit.schedules.pipeline.schedule_table import ScheduleTable, filling, pipeline
 
 
 @pipeline("gpipe", filling, lambda table, rank: table.microbatches)
@@ -26,8 +26,8 @@ def gpipe(stages: int, microbatches: int) -> ScheduleTable:
         InvalidInput: If a number is below 1.
 
     Source: Huang et al. 2019, *GPipe: efficient training of giant neural networks using pipeline
-    parallelism*, arXiv 1811.06965. Differs from it: unlike the paper's schedule, this schedule does
-    not contain recomputation, but a stage may recompute activations in its backward.
+    parallelism*, arXiv 1811.06965. Differs from it: the schedule has no entries for recomputation,
+    but a stage may recompute activations during its backward.
     """
 
     def order(stage: int) -> Iterator[Work]:

@@ -1,4 +1,4 @@
-"""Interleaved 1F1B: several stages per rank, so that the pipeline fills sooner."""
+"""Interleaved 1F1B: each rank has several pipeline stages, so that the pipeline fills sooner."""
 
 from __future__ import annotations
 
@@ -7,35 +7,37 @@ from itertools import count
 
 from labkit.common.errors import InvalidInput
 from labkit.schedules.pipeline.layout import Work, lay_out
-from labkit.schedules.pipeline.table import ScheduleTable, filling, pipeline
+from labkit.schedules.pipeline.schedule_table import ScheduleTable, filling, pipeline
 from labkit.schedules.round import Integers
 
 
 def _bubble(table: ScheduleTable, forward: float, backward: float, weight: float) -> float:
-    # With fewer micro-batches than ranks, ranks also wait before each chunk except the first.
+    # With fewer micro-batches than ranks, a rank also waits before each of its chunks except the
+    # first.
     gaps = (table.chunks - 1) * max(0, table.ranks - table.microbatches)
     seconds = filling(table, forward, backward, weight) + gaps * (forward + backward + weight)
     return seconds / table.chunks
 
 
 def _most_in_flight(table: ScheduleTable, rank: Integers) -> Integers:
-    # Each activation belongs to one chunk, which is 1/v of a rank's layers.
+    # Each stored activation belongs to one chunk, which has 1/v of the layers of a rank.
     group_size = table.microbatches // _groups(table.ranks, table.microbatches)
     return (table.chunks - 1) * group_size + 2 * (table.ranks - 1 - rank) + 1
 
 
 @pipeline("interleaved", _bubble, _most_in_flight, chunked=True)
 def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> ScheduleTable:
-    """1F1B over p · v stages: rank r has the chunks a, b, …, which are stages r, r + p, …
+    """1F1B over p · v stages: rank r has v chunks a, b, …, which are the stages r, r + p, …
 
         p = 2, m = 2, v = 2    F0a F1a F0b F1b ·   B0b ·   B1b B0a B1a
                                ·   F0a F1a F0b B0b F1b B1b B0a B1a
 
     Micro-batches move in max(1, floor(m/p)) groups of equal size: a group passes through all chunks
-    before the next group starts. A stage has 1/v of a rank's layers, so a tick is 1/v as long as in
-    `one_forward_one_backward`. The bubble is also divided by v: it is (p - 1)/(v m) of the compute
-    time. For m < p micro-batches, the bubble is (p - 1 + (v - 1)(p - m))/(v m). The disadvantages
-    are v times as many messages and, with groups of size p, (p - 1)/(p v) more memory at rank 0.
+    before the next group starts. A stage has 1/v of a rank's layers, so a tick takes 1/v of the
+    time of a tick in `one_forward_one_backward`. The bubble is also divided by v: it is (p - 1)/(v
+    m) of the compute time. For m < p micro-batches, the bubble is (p - 1 + (v - 1)(p - m))/(v m).
+    The disadvantages are v times as many messages and, if groups have p micro-batches, (p - 1)/(p
+    v) more memory at rank 0.
 
     Args:
         ranks: Number p of ranks.
@@ -47,8 +49,8 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> ScheduleTable
 
     Source: Narayanan et al. 2021, *Efficient large-scale language model training on GPU clusters
     using Megatron-LM*, arXiv 2104.04473. Differs from it: unlike the paper, this schedule allows
-    group sizes other than p. PyTorch's `ScheduleInterleaved1F1B` defines the orders for such
-    groups.
+    group sizes other than p. PyTorch's `ScheduleInterleaved1F1B` defines the order of computations
+    for such groups.
     """
     groups = _groups(ranks, microbatches)
     if microbatches % groups:
@@ -57,11 +59,13 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> ScheduleTable
             for step in (-1, 1)
         )
         raise InvalidInput(
-            f"interleaved moves micro-batches in equal groups of {ranks} (the ranks) or more, but "
-            f"{microbatches} make {groups} unequal groups: give {below} or {above} micro-batches"
+            f"schedule='interleaved' needs equal groups of {ranks} micro-batches (the number of "
+            f"ranks) or more, but {microbatches} make {groups} unequal groups; give {below} or "
+            f"{above} micro-batches"
         )
     group_size = microbatches // groups
-    # Number of computations of a rank in each direction.
+    # Number of forward computations of a rank, which equals the number of its backward
+    # computations.
     total = microbatches * chunks
 
     def work(number: int, rank: int, backward: bool) -> Work:
@@ -73,7 +77,7 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> ScheduleTable
         return "forward", chunk * ranks + rank, microbatch
 
     def order(rank: int) -> Iterator[Work]:
-        # A micro-batch needs two ticks per following rank: one to reach the last rank, one back.
+        # A micro-batch takes two ticks per following rank: one towards the last rank and one back.
         ahead = min((chunks - 1) * group_size + 2 * (ranks - 1 - rank) + 1, total)
         for number in range(ahead):
             yield work(number, rank, backward=False)

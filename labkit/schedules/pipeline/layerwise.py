@@ -1,11 +1,11 @@
-"""Layer-wise model parallelism: the model is divided, but only one stage works at a time."""
+"""Layer-wise model parallelism: layers are divided into stages, and one stage works at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from labkit.schedules.pipeline.layout import Work, lay_out
-from labkit.schedules.pipeline.table import ScheduleTable, filling, pipeline
+from labkit.schedules.pipeline.schedule_table import ScheduleTable, filling, pipeline
 
 
 @pipeline(
@@ -21,8 +21,8 @@ def layerwise(stages: int, microbatches: int = 1) -> ScheduleTable:
                         ·  F0 ·  ·  B0 ·  ·  F1 ·  ·  B1
                         ·  ·  F0 B0 ·  ·  ·  ·  F1 B1
 
-    Each rank works 1/p of the time; the only gain of p ranks is memory. With m = 1 micro-batch, all
-    other pipeline schedules equal this one.
+    Each rank works 1/p of the time, so the only gain from p ranks is their memory. With m = 1
+    micro-batch, all other pipeline schedules equal this one.
 
     Args:
         stages: Number p of stages, one per rank.

@@ -1,4 +1,4 @@
-"""Conversion of each rank's order of computations into a table of ticks and messages."""
+"""Conversion of the order of computations of each rank into a table of ticks and messages."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.schedules.interpreter import ScheduleError
-from labkit.schedules.pipeline.table import Action, ScheduleTable
+from labkit.schedules.pipeline.schedule_table import Action, ScheduleTable
 
 Work: TypeAlias = tuple[Action, int, int]  # action, stage, micro-batch
-Row: TypeAlias = tuple[int, int, int, Action, int, int]  # tick, phase, stage, action, number, peer
+# Tick, phase, stage, action, micro-batch, peer.
+Row: TypeAlias = tuple[int, int, int, Action, int, int]
 
 
 Order: TypeAlias = Callable[[int], Iterable[Work]]
@@ -36,8 +37,8 @@ def lay_out(
     """
     if min(ranks, microbatches, chunks) < 1:
         raise InvalidInput(
-            f"{name} of {ranks} stages, {microbatches} micro-batches and {chunks} chunks: give one "
-            f"or more of each"
+            f"{name} has {ranks} stages, {microbatches} micro-batches and {chunks} chunks; give "
+            f"one or more of each"
         )
     orders = [list(order(rank)) for rank in range(ranks)]
     rows = [
@@ -52,7 +53,7 @@ def as_table(
     name: str, rows: list[Row], ranks: int, microbatches: int, chunks: int = 1
 ) -> ScheduleTable:
     """Return a table from unsorted rows (tick, phase, stage, action, micro-batch, peer)."""
-    # Within a tick, all ranks receive, then all compute, then all send.
+    # In each tick, all ranks first receive, then compute, then send.
     rows.sort(key=lambda row: (row[0], row[1], row[2] % ranks))
     tick, _, stage, action, microbatch, peer = map(np.array, zip(*rows, strict=True))
     return ScheduleTable(name, ranks, chunks, microbatches, tick, stage, action, microbatch, peer)
@@ -69,24 +70,24 @@ def _earliest(name: str, orders: list[list[Work]], stages: int) -> dict[Work, in
             if positions[rank] < len(order)
             and all(need in done for need in _needs(order[positions[rank]], stages))
         ]
-        # No rank can run: either all ranks are done, or a deadlock remains in `stuck`.
+        # If no rank can run, either all ranks are done, or the ranks in `stuck` are in a deadlock.
         if not runnable:
             break
         for rank, work in runnable:
-            # Results become available only in the next tick, so this update follows the search for
-            # work.
+            # A result is available only in the next tick, so `done` is updated after the search for
+            # runnable work.
             done[work] = tick
             positions[rank] += 1
     stuck = [
         order[place] for place, order in zip(positions, orders, strict=True) if place < len(order)
     ]
     if stuck:
-        raise ScheduleError(f"{name}: deadlock: no rank can run its next computation, {stuck}")
+        raise ScheduleError(f"{name}: deadlock: no rank can run its next computation: {stuck}")
     return done
 
 
 def _needs(work: Work, stages: int) -> Iterator[Work]:
-    """Yield the computations that must precede this one."""
+    """Yield the computations that must end before this computation starts."""
     action, stage, microbatch = work
     if action == "forward":
         if stage > 0:
@@ -100,7 +101,7 @@ def _needs(work: Work, stages: int) -> Iterator[Work]:
 
 
 def _with_messages(work: Work, tick: int, ranks: int, stages: int) -> Iterator[Row]:
-    """Yield the row of a computation and the rows of its messages."""
+    """Yield the table row of a computation and the rows of its messages."""
     action, stage, microbatch = work
     yield tick, 1, stage, action, microbatch, -1
     # A weight gradient stays on its stage, so it needs no message.

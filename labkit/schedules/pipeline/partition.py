@@ -8,16 +8,18 @@ from labkit.common.errors import InvalidInput
 
 
 def explicit_partition(blocks: Sequence[int], available: int) -> list[int]:
-    """Return the edges of stages with these numbers of blocks: stage k begins at block edges[k].
+    """Return the edges of stages with the given numbers of blocks; stage k begins at edges[k].
 
     explicit_partition([2, 1, 3], 6) = [0, 2, 3, 6]
 
     Raises:
-        InvalidInput: If a stage has no block, or if the numbers do not add up to `available`.
+        InvalidInput: If a stage has no block, or if the numbers of blocks do not add up to
+            `available`.
     """
     if min(blocks, default=0) < 1 or sum(blocks) != available:
         raise InvalidInput(
-            f"partition={list(blocks)}: give each stage one block or more, {available} in all"
+            f"partition={list(blocks)} is invalid; give each stage one block or more, "
+            f"{available} in total"
         )
     edges = [0]
     for count in blocks:
@@ -26,19 +28,20 @@ def explicit_partition(blocks: Sequence[int], available: int) -> list[int]:
 
 
 def balance_parameters(parameters: Sequence[int], stages: int) -> list[int]:
-    """Return the edges of stages that minimize the number of parameters of the largest stage."""
+    """Return the stage edges for which the largest stage has the fewest parameters."""
     return balance_costs([float(count) for count in parameters], stages)
 
 
 def balance_costs(costs: Sequence[float], stages: int) -> list[int]:
-    """Return the edges of contiguous stages that minimize the cost of the most expensive stage.
+    """Return the edges of contiguous stages for which the most expensive stage costs least.
 
         costs 4 1 1 4 · 2 stages  ->  [0, 2, 4]: 5 and 5
         costs 1 1 8 · 2 stages    ->  [0, 2, 3]: 2 and 8
 
-    Each stage has at least one block. Among partitions with equal maximum cost, the partition with
-    the smallest sum of squared costs is chosen. This rule also balances the other stages. If
-    partitions still tie, the first partition in lexicographic order is chosen.
+    Each stage has at least one block. Among partitions with the same maximum cost, the function
+    chooses the one with the smallest sum of squared costs. This rule also balances the stages below
+    the maximum. Among partitions that are still equal, the function chooses the first in
+    lexicographic order.
 
     Args:
         costs: Cost of each block, in seconds or parameters.
@@ -50,13 +53,13 @@ def balance_costs(costs: Sequence[float], stages: int) -> list[int]:
     blocks = len(costs)
     if not 1 <= stages <= blocks:
         raise InvalidInput(
-            f"{stages} stages of {blocks} blocks: a stage holds at least one block; allowed are "
+            f"{stages} stages of {blocks} blocks: each stage needs at least one block; allowed: "
             f"1 to {blocks} stages"
         )
     before = [0.0]
     for cost in costs:
         before.append(before[-1] + cost)
-    # best[k][b]: (maximum cost, sum of squares, edges) of the first b blocks in k stages
+    # best[k][b] is (maximum cost, sum of squares, edges) for the first b blocks in k stages.
     best: list[dict[int, tuple[float, float, list[int]]]] = [{0: (0.0, 0.0, [0])}]
     for stage in range(1, stages + 1):
         row: dict[int, tuple[float, float, list[int]]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labkit.schedules.pipeline.one_forward_one_backward import one_forward_one_backward
-from labkit.schedules.pipeline.table import ScheduleTable, pipeline
+from labkit.schedules.pipeline.schedule_table import ScheduleTable, pipeline
 
 
 @pipeline(
@@ -13,7 +13,7 @@ from labkit.schedules.pipeline.table import ScheduleTable, pipeline
     asynchronous=True,
 )
 def pipedream(stages: int, microbatches: int) -> ScheduleTable:
-    """A stream of m batches in 1F1B order; stage s stores p - s versions of its weights.
+    """A stream of m batches in 1F1B order; stage s stores at most p - s versions of its weights.
 
         p = 3, m = 6    F0 F1 F2 ·  ·  B0 F3 B1 F4 B2 F5 B3 ·  B4 ·  B5
                         ·  F0 F1 ·  B0 F2 B1 F3 B2 F4 B3 F5 B4 ·  B5
@@ -21,8 +21,8 @@ def pipedream(stages: int, microbatches: int) -> ScheduleTable:
 
     Batch b runs forward and backward through stage s with the same version of the weights. This
     version contains max(0, b - (p - 1 - s)) updates (`stage_memory.versions`). The last stage uses
-    the newest weights; the first stage uses weights that are p - 1 updates old. Between filling and
-    draining no rank waits, so the steady state has no bubble.
+    the newest weights; the first stage uses weights that are p - 1 updates old. Once the pipeline
+    is full and until it drains, no rank waits, so the steady state has no bubble.
 
     Args:
         stages: Number p of stages, one per rank.

@@ -1,4 +1,4 @@
-"""Memory that a schedule needs on a rank: activations of micro-batches, and weight versions."""
+"""Memory of a rank in a pipeline schedule: activations of micro-batches, and weight versions."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit.schedules.pipeline.table import ScheduleTable
+from labkit.schedules.pipeline.schedule_table import ScheduleTable
 from labkit.schedules.round import Booleans, Integers
 
 
 def in_flight(table: ScheduleTable) -> Integers:
-    """Return the maximum number of activations that each rank stores at once, shape (ranks,).
+    """Return the maximum number of activations that each rank stores at a time, shape (ranks,).
 
     One activation belongs to one micro-batch in one stage. The stage stores it from the forward
-    until the end of the backward, including the weight gradient. Each chunk of a rank has 1/chunks
-    of the rank's layers.
+    until the backward ends, which includes the weight gradient. Each chunk (stage) of a rank has
+    1/chunks of the rank's layers.
     """
     change = (table.action == "forward").astype(np.int64) - _backward_ends(table)
     maximum = [change[table.rank == rank].cumsum().max(initial=0) for rank in range(table.ranks)]
@@ -23,9 +23,9 @@ def in_flight(table: ScheduleTable) -> Integers:
 
 
 def versions(table: ScheduleTable) -> Integers:
-    """Return how many updates a micro-batch's weights contain, shape (stages, microbatches).
+    """Return the number of updates in each micro-batch's weights, shape (stages, microbatches).
 
-    All values are 0 if all stages update their weights together at the end.
+    All numbers are 0 if all stages update their weights together at the end.
     """
     result = np.zeros((table.stages, table.microbatches), np.int64)
     if not table.asynchronous:
@@ -53,20 +53,20 @@ def stored_versions(table: ScheduleTable) -> Integers:
             elif action in ("backward", "backward_weight"):
                 needed.discard(int(microbatch))
                 newest += table.asynchronous
-            # The set counts a version once, even if several micro-batches use it.
+            # A set counts a weight version once, even if several micro-batches use it.
             stored = {int(version[stage, number]) for number in needed} | {newest}
             maximum[stage] = max(maximum[stage], len(stored))
     return maximum
 
 
 class Tick(NamedTuple):
-    """The events of one tick, and the activations that stages store after it.
+    """What happens in one tick, and which activations the stages store after it.
 
     Attributes:
-        work: The action and the micro-batch of each stage that computes.
-        sent: Messages as (source stage, destination stage, micro-batch), also between stages of one
-            rank.
-        held: Micro-batches of each stage whose activations wait for their backward.
+        work: For each stage that computes, its action and its micro-batch.
+        sent: Messages as (source stage, destination stage, micro-batch), including those between
+            stages of one rank.
+        held: For each stage, the micro-batches whose activations are stored until their backward.
     """
 
     work: dict[int, tuple[str, int]]
@@ -76,7 +76,7 @@ class Tick(NamedTuple):
 
 def ticks(table: ScheduleTable) -> list[Tick]:
     """Return the ticks of a schedule in order."""
-    # Only rows of computations have no peer (-1).
+    # Only rows of computations have the peer -1; rows of messages have a stage as peer.
     rows = [row for row in table.rows() if row[4] < 0]
     stored: list[set[int]] = [set() for _ in range(table.stages)]
     result = []
@@ -90,7 +90,7 @@ def ticks(table: ScheduleTable) -> list[Tick]:
             # After `backward_input`, the weight gradient still needs the activation.
             elif action != "backward_input":
                 stored[stage].discard(number)
-            # An input gradient moves one stage back; a weight gradient stays on its stage.
+            # An input gradient goes to the previous stage; a weight gradient stays on its stage.
             onward = stage + {"forward": 1, "backward_weight": 0}.get(action, -1)
             if onward != stage and 0 <= onward < table.stages:
                 sent.append((stage, onward, number))
@@ -99,5 +99,5 @@ def ticks(table: ScheduleTable) -> list[Tick]:
 
 
 def _backward_ends(table: ScheduleTable) -> Booleans:
-    """Return a mask of the rows that complete a micro-batch's backward."""
+    """Return a mask of the rows that end the backward of a micro-batch on a stage."""
     return np.isin(table.action, ("backward", "backward_weight"))

@@ -1,11 +1,11 @@
-"""The wavefront of a recurrent model: layers on ranks, time steps instead of micro-batches."""
+"""The wavefront schedule of a recurrent model: layers on ranks, time steps as micro-batches."""
 
 from __future__ import annotations
 
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
 from labkit.schedules.pipeline.gpipe import gpipe
-from labkit.schedules.pipeline.table import ScheduleTable, filling, pipeline
+from labkit.schedules.pipeline.schedule_table import ScheduleTable, filling, pipeline
 
 
 @pipeline("wavefront", filling, lambda table, rank: table.microbatches, recurrent=True)
@@ -16,13 +16,14 @@ def wavefront(layers: int, steps: int) -> ScheduleTable:
                              ·  F0 F1 F2 F3 ·  ·  B3 B2 B1 B0
                              ·  ·  F0 F1 F2 F3 B3 B2 B1 B0
 
-    Layer l at step t needs layer l - 1 at step t and its own state at step t - 1. Therefore the
-    cells on a diagonal can run concurrently. The table equals that of `gpipe`: backpropagation
-    through time runs from the last step to the first, which excludes orders such as 1F1B.
+    Layer l at step t needs layer l - 1 at step t and its own state at step t - 1. Therefore all
+    pairs of layer and time step on a diagonal can be computed at the same time. The table equals
+    that of `gpipe`. Backpropagation through time runs from the last step to the first, which
+    excludes orders such as 1F1B.
 
     Args:
         layers: Number p of stages, one per rank (each may contain several layers).
-        steps: Number of time steps, or of segments of several time steps.
+        steps: Number of time steps, or of segments of the sequence with several time steps each.
 
     Raises:
         InvalidInput: If a number is below 1.
@@ -35,16 +36,16 @@ def wavefront(layers: int, steps: int) -> ScheduleTable:
 
 
 def time_segments(steps: int, count: int) -> list[int]:
-    """Return the edges of `count` segments of a sequence; lengths differ by at most one step.
+    """Return the edges of `count` segments of a sequence; segment lengths differ by at most one.
 
     time_segments(8, 3) = [0, 2, 5, 8]
 
     Raises:
-        InvalidInput: If there are more segments than steps.
+        InvalidInput: If there are more segments than time steps.
     """
     if count > steps:
         raise InvalidInput(
-            f"microbatches={count} segments of {steps} time steps: a segment has at least one "
-            f"step; allowed: 1 to {steps}"
+            f"microbatches={count} exceeds the {steps} time steps, of which each segment needs at "
+            f"least one; allowed: 1 to {steps}"
         )
     return cut(steps, [1.0] * count)

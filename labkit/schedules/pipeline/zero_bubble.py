@@ -1,11 +1,11 @@
-"""Zero bubble: weight gradients fill the gaps, because only input gradients are urgent."""
+"""Zero bubble: delayed weight gradients fill idle gaps, because no other rank waits for them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from labkit.schedules.pipeline.layout import Work, lay_out
-from labkit.schedules.pipeline.table import ScheduleTable, pipeline
+from labkit.schedules.pipeline.schedule_table import ScheduleTable, pipeline
 
 
 def _h1_bubble(
@@ -18,7 +18,7 @@ def _h1_bubble(
 
 @pipeline("zero_bubble", _h1_bubble, lambda table, rank: table.ranks)
 def zero_bubble(stages: int, microbatches: int) -> ScheduleTable:
-    """ZB-H1: 1F1B with late weight gradients; every stage stores at most p micro-batches.
+    """ZB-H1: 1F1B with delayed weight gradients; every stage stores at most p micro-batches.
 
         p = 3, m = 4    F0 F1 F2 ·  ·  B0 W0 F3 B1 W1 B2 W2 B3 W3
                         ·  F0 F1 ·  B0 F2 B1 W0 F3 B2 W1 B3 W2 W3
@@ -37,8 +37,8 @@ def zero_bubble(stages: int, microbatches: int) -> ScheduleTable:
         InvalidInput: If a number is below 1.
 
     Source: Qi et al. 2024, *Zero bubble pipeline parallelism*, arXiv 2401.10241.
-    Differs from it: only the paper's hand-made schedules are implemented, not its search for an
-    order by measured times.
+    Differs from it: only the paper's hand-made schedules are implemented, not its automatic search
+    with measured times.
     """
 
     def order(stage: int) -> Iterator[Work]:
@@ -57,7 +57,7 @@ def _h2_bubble(
 
 @pipeline("zero_bubble_h2", _h2_bubble, lambda table, rank: 2 * table.ranks - 1)
 def zero_bubble_h2(stages: int, microbatches: int) -> ScheduleTable:
-    """ZB-H2: more initial forwards, so that no rank waits; every stage stores 2p - 1 micro-batches.
+    """ZB-H2: more forwards at the start, so no rank waits; each stage stores 2p - 1 micro-batches.
 
         p = 3, m = 5    F0 F1 F2 F3 F4 B0 W0 B1 W1 B2 W2 B3 W3 B4 W4
                         ·  F0 F1 F2 B0 F3 B1 F4 B2 W0 B3 W1 B4 W2 W3 W4
@@ -68,8 +68,8 @@ def zero_bubble_h2(stages: int, microbatches: int) -> ScheduleTable:
     only if each rank updates its weights without waiting for other ranks.
 
     Args, raises and source: as `zero_bubble`.
-    Differs from it: ranks wait for the global check of the gradients (of their norm or of overflow)
-    before the optimizer step. The paper does not wait, and rolls the step back if the check fails.
+    Differs from it: ranks wait for a check of all gradients (their norm, or overflow) before the
+    optimizer step. The paper does not wait; if the check fails, it undoes the optimizer step.
     """
 
     def order(stage: int) -> Iterator[Work]:
@@ -79,13 +79,13 @@ def zero_bubble_h2(stages: int, microbatches: int) -> ScheduleTable:
 
 
 def _order(stage: int, microbatches: int, ahead: int, late: int) -> Iterator[Work]:
-    """Yield `ahead` forwards first; weight gradients are `late` micro-batches behind backward."""
+    """Yield `ahead` forwards first; a weight gradient comes `late` micro-batches after backward."""
     ahead = min(ahead, microbatches)
     for microbatch in range(ahead):
         yield "forward", stage, microbatch
     for microbatch in range(microbatches):
         yield "backward_input", stage, microbatch
-        # Weight gradients are computed later, in ticks in which the stage would be idle.
+        # Weight gradients are delayed, so that they fill ticks in which the stage would be idle.
         if microbatch >= late:
             yield "backward_weight", stage, microbatch - late
         if microbatch + ahead < microbatches:

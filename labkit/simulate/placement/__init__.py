@@ -1,4 +1,4 @@
-"""Placement and schedule of operations on devices: plans as data, computed without devices."""
+"""Placement of operations on devices: plans with devices and times, computed without devices."""
 
 from labkit.simulate.placement.compared import compare_policies
 from labkit.simulate.placement.list_scheduling import list_schedule

@@ -1,4 +1,4 @@
-"""Plans of the same task graph by every placement policy."""
+"""Plans for the same task graph, one by each placement policy."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from labkit.simulate.placement.task_graph import DeviceGroup, TaskGraph
 def compare_policies(
     graph: TaskGraph, machine: DeviceGroup, seeds: Sequence[int] = (0, 1, 2)
 ) -> list[PlacementPlan]:
-    """Return the plans of all policies that fit into memory: simple policies, then list scheduling.
+    """Return one plan per policy if it fits into memory: simple policies, then list scheduling.
 
-    The simple policies are one device, round robin, and a random placement per seed.
+    The simple policies are: all tasks on one device, round robin, and a random placement for each
+    seed.
 
     Raises:
         InvalidInput: If no plan fits into memory.

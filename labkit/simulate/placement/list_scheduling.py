@@ -1,4 +1,4 @@
-"""List scheduling: tasks with long paths to the end go first, each to where it ends earliest."""
+"""List scheduling: tasks with a long path to the end come first, where they end earliest."""
 
 from __future__ import annotations
 
@@ -23,34 +23,37 @@ def list_schedule(
 ) -> PlacementPlan:
     r"""Place and schedule the tasks one by one, the task with the longest path to the end first.
 
-    Among the tasks whose predecessors are scheduled, the next task has the greatest upward rank
-    \(r_i = w_i + \max_j (\bar c_{ij} + r_j)\). Here \(w_i\) is the time of task i. \(\bar c_{ij}\)
-    is the mean time of a copy from task i to task j over all pairs of devices. The scheduler
-    chooses the device on which the task ends earliest. There the task fills the first sufficient
-    gap after its inputs are copied. A copy fills the first sufficient gap of its link in the same
-    way. All tasks of a group go to one device, which must have enough free memory for the group.
+    Among tasks whose predecessors are scheduled, the one with the greatest upward rank \(r_i = w_i
+    + \max_j (\bar c_{ij} + r_j)\) is next. Here \(w_i\) is the time of task i. \(\bar c_{ij}\) is
+    the mean time of a copy from task i to task j over all pairs of devices. The scheduler chooses
+    the device on which the task ends earliest. On this device, the task takes the first
+    sufficiently long idle interval after its inputs arrive. A copy takes the first sufficiently
+    long idle interval of its link in the same way. All tasks of a group go to one device, which
+    must have enough free memory for the group.
 
-    If copies are expensive, a plan may be longer than a plan on one device. The scheduler places
-    the first tasks by their own end times, before it knows the cost of copying their results.
+    If copies are expensive, the plan may take longer than one device would take. The scheduler
+    places the first tasks by when they end, before the cost of copying their results is known.
 
     Args:
         graph: The tasks.
         machine: The devices and links.
         name: Name of the plan.
-        allowed: Allowed devices of each group, by group name. A fixed placement allows one device
-            per group, so that only the schedule is computed. Default: every group may use all
-            devices.
+        allowed: For each group name, the devices that the group may use. With a single allowed
+            device per group, the placement is fixed, and only the schedule is computed. Default:
+            every group may use all devices.
 
     Raises:
         InvalidInput: If a task is bound to a missing or forbidden device, or if no device has room
-            for a group. The greedy algorithm may raise this error although some placement fits.
+            for a group. The greedy algorithm may raise this error even if a placement that fits
+            exists.
 
     Source: H. Topcuoglu, S. Hariri, M.-Y. Wu 2002, *Performance-effective and low-complexity task
     scheduling for heterogeneous computing* (HEFT). U. U. Hafeez, X. Sun, A. Gandhi, Z. Liu 2021,
-    *Towards optimal placement and scheduling of DNN operations with Pesto* (Middleware), treats the
-    same problem: placement and order together, with copies that queue on links and limited memory.
-    Pesto solves an integer program over a coarsened graph. This heuristic works on all operations,
-    without a bound on its distance from the optimum.
+    *Towards optimal placement and scheduling of DNN operations with Pesto* (Middleware), also
+    optimizes placement and order together, with copies that queue on links and limited memory.
+    Pesto solves an integer program over a simplified graph with merged operations. labkit's
+    heuristic places each operation separately, and does not guarantee how close it comes to the
+    optimum.
     """
     scheduler = _Scheduler(graph, machine, dict(allowed or {}))
     share = (len(machine.devices) - 1) / len(machine.devices)
@@ -96,7 +99,7 @@ class _Scheduler:
                 self._bind(task, task.device)
 
     def place_task(self, task: GraphTask) -> None:
-        """Place a task whose predecessors are placed, and set its start and end."""
+        """Place a task whose predecessors are already placed, and set its start and end times."""
         candidates = [(*self._ends(task, device), device) for device in self._possible(task)]
         stop, start, copies, device = min(candidates, key=lambda option: (option[0], option[3]))
         if task.group_name not in self.groups:
@@ -113,7 +116,7 @@ class _Scheduler:
         allowed = self.allowed.get(task.group_name, range(count))
         if device not in allowed or not 0 <= device < count:
             raise InvalidInput(
-                f"{task.name!r} is bound to device {device}; allowed for its group: "
+                f"{task.name!r} is bound to device {device}; devices allowed for its group: "
                 f"{', '.join(map(str, allowed))}"
             )
         self.allowed[task.group_name] = (device,)
@@ -133,7 +136,7 @@ class _Scheduler:
         return candidates
 
     def _ends(self, task: GraphTask, device: int) -> tuple[float, float, list[Copy]]:
-        """Return stop and start of the task on this device, and the copies that it still needs."""
+        """Return the task's stop and start on this device, and the copies that it needs there."""
         copies: dict[tuple[str, int], Copy] = {}
         arrived = 0.0
         links: dict[int, Spans] = {}
@@ -152,7 +155,7 @@ class _Scheduler:
         return start + length, start, list(copies.values())
 
     def _copy(self, need: Need, sender: int, device: int, spans: Spans) -> Copy:
-        """Return the copy, placed in the first gap of the link after the source task has ended."""
+        """Return the copy, in the link's first sufficient idle time after the source task ends."""
         seconds = self.machine.copy_seconds(need.bytes)
         start = first_gap(spans, self.spans[need.source][1], seconds)
         insort(spans, (start, start + seconds))
@@ -161,7 +164,7 @@ class _Scheduler:
 
 
 def first_gap(busy: Spans, ready: float, length: float) -> float:
-    """Return the earliest start ≥ `ready` of a free interval of this length."""
+    """Return the earliest start, not before `ready`, of a free interval with this length."""
     for start, stop in busy:
         if ready + length <= start:
             break

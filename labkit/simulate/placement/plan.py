@@ -11,7 +11,7 @@ from labkit.simulate.placement.task_graph import DeviceGroup, TaskGraph
 
 
 class Copy(NamedTuple):
-    """The copy of a tensor to another device, made once even if several tasks read it there.
+    """A copy of a tensor to another device; one copy serves all tasks that read the tensor there.
 
     output: Index of the task's output tensor, or `task_graph.SIGNAL` for a completion signal.
     """
@@ -27,14 +27,14 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True)
 class PlacementPlan:
-    """A placement and schedule of a task graph as data; its times are predicted, not measured.
+    """The placement and the times of all tasks of a graph; the times are predicted, not measured.
 
     Attributes:
         name: Name of the policy that computed the plan.
-        graph, machine: The tasks and the devices.
-        devices: Device number of each task.
-        spans: Start and stop of each task, in s.
-        copies: Copies between devices, sorted by start.
+        graph, machine: The task graph, and the devices with their links.
+        devices: For each task, the number of its device.
+        spans: Start and stop times of each task, in s.
+        copies: Copies between devices, sorted by start time.
     """
 
     name: str
@@ -56,7 +56,7 @@ class PlacementPlan:
 
     @cached_property
     def kept_bytes(self) -> tuple[float, ...]:
-        """Bytes that the tasks on each device store in the device's memory."""
+        """Bytes of memory that the tasks on each device occupy there."""
         totals = [0.0] * len(self.machine.devices)
         for task in self.graph.tasks:
             totals[self.devices[task.name]] += task.bytes
@@ -73,7 +73,7 @@ class PlacementPlan:
     def on(self, device: int) -> list[str]:
         """Return the tasks of a device in execution order.
 
-        Tasks without duration at the same time are sorted so that predecessors come first.
+        Among tasks that take no time and run at the same time, predecessors come first.
         """
         position = {name: number for number, name in enumerate(self.graph.order)}
         names = [name for name, number in self.devices.items() if number == device]

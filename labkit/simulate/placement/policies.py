@@ -1,4 +1,4 @@
-"""Baseline placements that ignore costs; list scheduling orders the tasks of each placement."""
+"""Baseline placements that ignore costs; list scheduling then orders the tasks of a placement."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def all_on_one(graph: TaskGraph, machine: DeviceGroup, device: int = 0) -> Place
 
 
 def round_robin(graph: TaskGraph, machine: DeviceGroup) -> PlacementPlan:
-    """Place each group on the next device with free memory, in the order in which groups run.
+    """Place each group of tasks on the next device with free memory, in execution order.
 
     Raises:
-        InvalidInput: If no device has enough free memory for a group.
+        InvalidInput: If no device has enough free memory for a group of tasks.
     """
     count = len(machine.devices)
 
@@ -35,10 +35,10 @@ def round_robin(graph: TaskGraph, machine: DeviceGroup) -> PlacementPlan:
 
 
 def at_random(graph: TaskGraph, machine: DeviceGroup, seed: int) -> PlacementPlan:
-    """Place each group on a random device with enough free memory.
+    """Place each group of tasks on a random device with enough free memory.
 
     Raises:
-        InvalidInput: If no device has enough free memory for a group.
+        InvalidInput: If no device has enough free memory for a group of tasks.
     """
     generator = random.Random(seed)
     return _placed(f"random, seed {seed}", graph, machine, lambda free, _: generator.choice(free))

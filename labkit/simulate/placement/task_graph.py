@@ -12,17 +12,17 @@ from labkit.common.errors import InvalidInput
 
 @dataclass(frozen=True)
 class GraphTask:
-    """An operation to place on a device.
+    """An operation that must be placed on a device.
 
     Attributes:
         name: Unique name.
         seconds: Compute time in s.
-        bytes: Memory in bytes that the task needs on its device: its outputs, and the variable that
-            it reads.
+        bytes: Memory in bytes that the task needs on its device, for its outputs and for the
+            variable that it reads.
         group: Name of a set of tasks that must share a device, such as the readers and writers of a
-            variable. Empty: the task forms its own group.
+            variable. If it is empty, the task forms a group of its own.
         device: Number of the device to which the task is bound; None: any device.
-        kind: Type of the operation, for figures.
+        kind: Type of the operation, which figures show.
     """
 
     name: str
@@ -45,8 +45,8 @@ SIGNAL = -1  # output index that stands for the completion of a task
 class Need:
     """A dependency: the target task reads this number of bytes from the source task.
 
-    output: Index of the source's output tensor that the target reads; `SIGNAL`: the target only
-    waits for the source.
+    output: Index of the source's output tensor that the target reads. `SIGNAL`: the target only
+        waits until the source ends.
     """
 
     source: str
@@ -57,7 +57,7 @@ class Need:
 
 @dataclass(frozen=True)
 class DeviceGroup:
-    r"""Equal devices with a link from each device to every other device.
+    r"""Equal devices; a link leads from each device to every other device.
 
     A device computes one task at a time. A link carries one tensor at a time, in
     \(\text{latency} + \text{bytes} / \text{bandwidth}\); each direction has its own link.
@@ -67,7 +67,7 @@ class DeviceGroup:
         latency: Latency in s of a copy between two devices.
         bandwidth: Bandwidth of a link in bytes/s.
         memory: Maximum number of bytes that tasks may store on a device.
-        dispatch: Overhead in s of a device per task.
+        dispatch: Time in s that a device needs to start a task.
     """
 
     devices: tuple[str, ...]
@@ -78,18 +78,22 @@ class DeviceGroup:
 
     def __post_init__(self) -> None:
         if not self.devices or len(set(self.devices)) < len(self.devices):
-            raise InvalidInput(f"devices={self.devices} is impossible: give unique names")
+            raise InvalidInput(
+                f"devices={self.devices} is impossible; give one or more unique names"
+            )
         for name in ("latency", "dispatch"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InvalidInput(
-                    f"{name}={getattr(self, name)} is impossible: give seconds, at least 0"
+                    f"{name}={getattr(self, name)} is impossible; give seconds, at least 0"
                 )
         for name in ("bandwidth", "memory"):
             if not getattr(self, name) > 0:
-                raise InvalidInput(f"{name}={getattr(self, name)} is impossible: give more than 0")
+                raise InvalidInput(
+                    f"{name}={getattr(self, name)} is impossible; give a number above 0"
+                )
 
     def copy_seconds(self, nbytes: float) -> float:
-        """Return the time in s that a link needs for a tensor."""
+        """Return the time in s that a link needs to copy a tensor of this size."""
         return self.latency + nbytes / self.bandwidth
 
 
@@ -111,15 +115,21 @@ class TaskGraph:
             raise InvalidInput("give at least one task, and a unique name to each task")
         for task in self.tasks:
             if not (0 <= task.seconds < math.inf and 0 <= task.bytes < math.inf):
-                raise InvalidInput(f"{task} is impossible: give finite seconds and bytes, ≥ 0")
+                raise InvalidInput(
+                    f"{task} is impossible; give finite seconds and bytes, at least 0"
+                )
         for need in self.needs:
             if unknown := {need.source, need.target} - names:
-                raise InvalidInput(f"{need} names {sorted(unknown)[0]!r}, which is not a task")
+                raise InvalidInput(
+                    f"{need} names {sorted(unknown)[0]!r}, which is not a task; name a task"
+                )
             if not 0 <= need.bytes < math.inf:
-                raise InvalidInput(f"{need} is impossible: bytes must be finite and at least 0")
+                raise InvalidInput(f"{need} is impossible; give finite bytes, at least 0")
         if len(self.order) < len(self.tasks):
             members = ", ".join(sorted(names - set(self.order))[:5])
-            raise InvalidInput(f"needs form a cycle among {members}: give a graph without cycles")
+            raise InvalidInput(
+                f"the dependencies form a cycle among {members}; give a graph without cycles"
+            )
 
     @cached_property
     def by_name(self) -> Mapping[str, GraphTask]:
@@ -128,20 +138,20 @@ class TaskGraph:
 
     @cached_property
     def before(self) -> Mapping[str, Sequence[Need]]:
-        """For each task, its dependencies on other tasks."""
+        """For each task, the dependencies of this task on other tasks."""
         return self._ends("target")
 
     @cached_property
     def after(self) -> Mapping[str, Sequence[Need]]:
-        """For each task, the dependencies of other tasks on it."""
+        """For each task, the dependencies of other tasks on this task."""
         return self._ends("source")
 
     @cached_property
     def order(self) -> Sequence[str]:
-        """Task names in topological order, without tasks on cycles."""
+        """Task names in topological order; tasks on cycles are missing."""
         missing = {name: len({n.source for n in needs}) for name, needs in self.before.items()}
         names = [name for name, count in missing.items() if count == 0]
-        for name in names:  # the loop also visits names that it appends to this list
+        for name in names:  # the loop also visits names that are appended meanwhile
             for target in dict.fromkeys(need.target for need in self.after[name]):
                 missing[target] -= 1
                 if missing[target] == 0:
@@ -166,10 +176,10 @@ class TaskGraph:
         The length is \(r_i = w_i + \max_j (c_{ij} + r_j)\), with task times w and copy times c.
 
         Args:
-            copy: Fraction of dependencies that are assumed to cross devices; it multiplies the copy
-                times c.
-            machine: The machine with the copy and dispatch times; None: copies and dispatch take no
-                time.
+            copy: Fraction of dependencies that are assumed to be between two devices; the copy
+                times c are multiplied by it.
+            machine: The devices, which define the times of copies and of starting a task; None:
+                these times are 0.
         """
         dispatch = machine.dispatch if machine else 0.0
         lengths: dict[str, float] = {}
@@ -182,7 +192,7 @@ class TaskGraph:
         return lengths
 
     def shortest(self, machine: DeviceGroup) -> float:
-        """Return a lower bound of makespans in s: the critical path or the mean device load."""
+        """Return a lower bound of any plan's time in s: critical path or mean device load."""
         work = self.seconds + machine.dispatch * len(self.tasks)
         free = DeviceGroup(machine.devices, dispatch=machine.dispatch)
         return max(max(self.path_lengths(0.0, free).values()), work / len(machine.devices))

@@ -18,7 +18,7 @@ REPRODUCTIONS: tuple[Reproduction, ...] = (
 
 
 def reproduce() -> list[Judged]:
-    """Return every published result with its reproduction."""
+    """Return every published result together with its reproduction."""
     return [row for reproduction in REPRODUCTIONS for row in reproduction.reproduce()]
 
 

@@ -1,9 +1,9 @@
-"""Scaling of allreduce: bytes and operations from layer shapes, times from closed forms.
+"""Published scaling of allreduce, reproduced by formulas from the shapes of network layers.
 
-The papers give no compute times of the networks. The models assume that compute time is
-proportional to the number of operations and fit only the cost of the exchange. The operations of
-Horovod's networks can be counted in two ways. The results were already known when one way was
-chosen; the tables show both ways.
+The papers give no compute times of the networks. The formulas assume that compute time is
+proportional to the number of operations, and fit only the cost of the exchange. There are two ways
+to count the operations of the neural networks in Horovod's results. The results were known before
+one way was chosen, so the tables show both ways.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from labkit.simulate.published.shapes import (
     vgg,
 )
 
-LINK = 25e9 / 8  # bytes/s of 25 Gb Ethernet
-PART = "exchange of all bytes once, steps of one worker"
-SHARE = "exposed time, share of the ring"
+LINK = 25e9 / 8  # bytes/s of a 25 Gb/s Ethernet link
+PART = "time to exchange all bytes once, in steps of one worker"
+SHARE = "exposed time, as a share of the ring's time"
 STEP = "step of InceptionV3, s"
 NETWORKS: Mapping[str, Callable[[], Layers]] = {
     "AlexNet": alexnet,
@@ -45,18 +45,18 @@ NETWORKS: Mapping[str, Callable[[], Layers]] = {
 
 
 def _ring(workers: int) -> float:
-    """Return the traffic on a rank's link in a ring, as a multiple of the buffer size."""
+    """Return the traffic on the link of one rank in a ring, as a multiple of the buffer size."""
     return textbook("ring", workers).beta
 
 
 def _density(network: str) -> float:
-    """Return the number of bytes to exchange per operation."""
+    """Return the bytes of gradients to exchange per operation of a neural network."""
     layers = NETWORKS[network]()
     return nbytes(layers) / operations(layers)
 
 
-# Horovod's results: a step has 64 images, and its time for InceptionV3 on a P100 is from
-# Bugliarello.
+# Horovod's results: a training step has 64 images, and the step time of InceptionV3 on a P100 is
+# Bugliarello's.
 def _horovod_ring(network: str) -> float:
     cost = AlphaBetaCost(beta=_ring(512))
     return cost.beta * nbytes(NETWORKS[network]()) / LINK
@@ -75,8 +75,8 @@ def _horovod(
     return step / (step + parameters[SHARE] * _horovod_ring(name))
 
 
-# BytePS results: with one additional server host per worker host, a worker sends and receives all
-# bytes once, concurrently.
+# BytePS results: there is one extra server host per worker host, so a worker sends all bytes once
+# and receives all bytes once, concurrently.
 def _byteps_fit(known: Figures) -> Parameters:
     return {PART: (1 / known["Horovod"] - 1) / _ring(256)}
 
@@ -85,8 +85,8 @@ def _byteps(parameters: Parameters, name: str) -> float:
     return 1 / (1 + parameters[PART] * (_ring(256) if name == "Horovod" else 1))
 
 
-# MaTEx and Das divide one batch among p workers: T(p) / T(1) = 1 / p + `_ring(p)` · c, where c is
-# fitted.
+# MaTEx and Das divide one batch among p workers: T(p) / T(1) = 1 / p + `_ring(p)` · c, where the
+# constant c is fitted.
 def _divided_fit(known: Figures) -> Parameters:
     (name, speedup), *_ = known.items()
     network, workers = _place(name)
@@ -101,14 +101,14 @@ def _divided(parameters: Parameters, name: str) -> float:
 
 
 def _place(name: str) -> tuple[str, int]:
-    """Split `VGG-A, 64` into the network and the number of workers."""
+    """Split a name such as `VGG-A, 64` into the neural network and the number of workers."""
     network, _, workers = name.partition(", ")
     return network, int(workers)
 
 
-# Vishnu's results: layers are small, so each of the lg p rounds of a butterfly on p cores costs
-# only latency.
-ROUND = "round, steps of one core"
+# Vishnu's results: layers are small, so each of the lg p butterfly rounds on p cores costs only its
+# latency.
+ROUND = "time of a round, in steps of one core"
 
 
 def _vishnu_fit(known: Figures) -> Parameters:
@@ -126,7 +126,7 @@ def _vishnu(parameters: Parameters, name: str) -> float:
 
 
 def _figures(**names: str) -> Figures:
-    """Return the last speed-up of each published curve, under the given names."""
+    """Return the last speed-up of each published curve, under the names given as values."""
     return {what: PUBLISHED[name.replace("_", "-")].speedup[-1] for name, what in names.items()}
 
 
@@ -149,7 +149,7 @@ REPRODUCTIONS = (
     Reproduction(
         "Horovod",
         "D",
-        "the same, no minimal filtering",
+        "the same, without minimal filtering",
         _SHARE,
         HOROVOD,
         partial(_horovod, work=operations),
@@ -162,7 +162,7 @@ REPRODUCTIONS = (
     Reproduction(
         "Vishnu 2016",
         "D",
-        "equal time per round in both",
+        "same time per round in both networks",
         _UP,
         _figures(vishnu_mnist_dnn="MNIST-DNN, 1 to 32", vishnu_mnist_cnn="MNIST-CNN, 16 to 64"),
         _vishnu,
@@ -197,7 +197,7 @@ REPRODUCTIONS = (
     Reproduction(
         "Das 2016",
         "A",
-        "no shapes, a single figure",
+        "no layer shapes, a single value",
         _UP,
         _figures(das_dnn="7-layer DNN, 16", das_aws="AWS, 16"),
     ),

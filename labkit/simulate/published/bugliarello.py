@@ -1,19 +1,19 @@
-"""InceptionV3 on TensorFlow 1.1's parameter servers, limited by one indivisible variable.
+"""InceptionV3 on TensorFlow 1.1's parameter servers, whose speed one large variable limits.
 
-A server shares a node with workers and stores whole variables. In each step, a server sends its
-variables to the n - 1 other nodes and receives as many gradients. The link of the busiest server
-carries (n - 1) times the server's bytes: out during the forward pass, in during the backward pass.
-A step on n nodes takes
+A server shares its node with workers, and stores whole variables. In each step, a server sends its
+variables to the n - 1 other nodes, and receives equally many bytes of gradients. The busiest
+server's link carries (n - 1) times the bytes of this server: out during the forward pass, in during
+the backward pass. A training step on n nodes takes
 
     T(n) = max(F + σ · e(n), x) + max(B, x),    x = (n - 1) · busiest / link,
 
 where F and B = 2 F are the forward and backward times of a step on one GPU. Hosts begin their steps
 at different times, and some receive weights earlier. These differences add σ · e(n) to the step
-time, where e(n) is the mean maximum of n normal numbers. With enough servers, the busiest server
-has only the variable of 2048 × 1001, 8.2 MB, which cannot be divided.
+time, where e(n) is the mean of the maximum of n standard normal numbers. With enough servers, the
+busiest server stores only the variable of shape 2048 × 1001 (8.2 MB), which cannot be divided.
 
-The formula for T(n) was chosen when all results were known. Each reproduction states the results on
-which its parameters are fitted. On one node no rank waits, so T is one GPU's step time by
+The formula for T(n) was chosen after all results were known. Each reproduction names the results to
+which its parameters are fitted. On one node no rank waits, so T equals the step time of one GPU by
 construction.
 """
 
@@ -31,7 +31,7 @@ from labkit.simulate.published.reproduction import Figures, Parameters, Reproduc
 from labkit.simulate.published.shapes import inception_v3, nbytes
 
 SOURCE = "Bugliarello 2017"
-FORWARD = 1 / 3  # fraction of a step on one GPU; the backward pass takes twice as long
+FORWARD = 1 / 3  # forward fraction of a one-GPU step; backward takes twice as long
 SPREAD, LINK = "σ, steps", "link, MB/s"
 BATCH = 64  # images per GPU
 GPUS_A_NODE = {"piz-daint": 1, "p2.xlarge": 1, "p2.8xlarge": 8, "DGX-1": 8}
@@ -40,14 +40,14 @@ STEP["DGX-1"] = STEP["piz-daint"]  # both systems have P100 GPUs
 
 
 def variables() -> list[int]:
-    """Return the bytes of InceptionV3's trainable tensors, for 1001 classes, in layer order."""
+    """Return the bytes of each trainable tensor of InceptionV3 (1001 classes), in layer order."""
     return [tensor for layer in inception_v3() for tensor in layer.tensors]
 
 
 def greedy(sizes: Sequence[int], servers: int) -> list[int]:
-    """Return each server's bytes if each variable goes to the least loaded server.
+    """Return the bytes of each server if every variable goes to the server with the fewest bytes.
 
-    TensorFlow also offers this greedy strategy for parameter servers.
+    TensorFlow offers the same greedy strategy for parameter servers.
     """
     loads = [(0, server) for server in range(servers)]
     for size in sizes:
@@ -58,18 +58,19 @@ def greedy(sizes: Sequence[int], servers: int) -> list[int]:
 
 @cache
 def busiest(nodes: int) -> tuple[int, int]:
-    """Return the busiest server's bytes for the best server count (≤ nodes), and this count."""
+    """Return the busiest server's bytes for the best server count (≤ nodes), and that count."""
     sizes = variables()
     return min((max(greedy(sizes, servers)), servers) for servers in range(1, nodes + 1))
 
 
 def link_bytes(gpus: int, a_node: int = 1, summed: bool = True) -> int:
-    """Return the bytes per direction on the busiest server's link, without its own node's bytes.
+    """Return the bytes per direction on the link of the busiest server, without local traffic.
 
     Args:
         gpus: Number of GPUs.
         a_node: GPUs per node.
-        summed: Whether a node adds the gradients of its GPUs and fetches weights once.
+        summed: Whether each node adds up the gradients of its GPUs, and fetches weights only once
+            for all of them.
     """
     nodes = -(-gpus // a_node)
     return (nodes - 1 if summed else gpus - min(gpus, a_node)) * busiest(nodes)[0]
@@ -77,14 +78,14 @@ def link_bytes(gpus: int, a_node: int = 1, summed: bool = True) -> int:
 
 @cache
 def largest_of(count: int) -> float:
-    """Return the mean maximum of n = `count` normal numbers, ∫ x dΦⁿ = 8 - ∫ Φⁿ from -8 to 8."""
+    """Return the mean maximum of n = `count` standard normal numbers: 8 - ∫ Φⁿ from -8 to 8."""
     x = np.linspace(-8.0, 8.0, 4001)
     below = np.array([NormalDist().cdf(value) for value in x])
     return float(8.0 - np.trapezoid(below**count, x))
 
 
 def seconds(gpus: int, platform: str, link: float, spread: float, summed: bool = True) -> float:
-    """Return the step time T(n) in s; link: bytes/s; spread: σ as a fraction of a one-GPU step."""
+    """Return the step time T(n) in s; link: bytes/s; spread: σ in units of a one-GPU step."""
     nodes = -(-gpus // GPUS_A_NODE[platform])
     x = link_bytes(gpus, GPUS_A_NODE[platform], summed) / link / STEP[platform]
     return STEP[platform] * (max(FORWARD + spread * largest_of(nodes), x) + max(2 * FORWARD, x))
@@ -109,16 +110,17 @@ def _figures(*platforms: str) -> Figures:
 
 
 def _fit(known: Figures) -> Parameters:
-    """Fit σ by least squares to all results but the last, and the link's bandwidth to the last.
+    """Fit σ to all results but the last by least squares, and the link's bandwidth to the last.
 
-    In the other results, the links are so fast that they do not limit the step.
+    In all results but the last, the links are so fast that they do not limit the training step.
     """
     *others, last = known
     excess = np.array([1 / known[name] - 1 for name in others])
     delays = np.array([largest_of(_place(name)[1]) for name in others])
     platform, gpus = _place(last)
     duration = 1 / known[last]
-    # If a step takes over twice the backward time, the link determines both parts of the step.
+    # If a step takes over twice the time of a backward pass, the link limits both the forward and
+    # the backward pass.
     x = duration / 2 if duration > 4 * FORWARD else duration - 2 * FORWARD
     link = link_bytes(gpus, GPUS_A_NODE[platform]) / x / STEP[platform]
     return {SPREAD: float(excess @ delays / (delays @ delays)), LINK: link / 1e6}
@@ -131,7 +133,7 @@ def _efficiency(parameters: Parameters, name: str, summed: bool = True) -> float
 
 
 def _at(name: str, figures: Figures, platform: str, at: int, summed: bool = True) -> Reproduction:
-    """Return a reproduction: σ is fitted to 2, 4 and 8 one-GPU nodes, the link to `at` nodes."""
+    """Return a reproduction: fit σ to 2, 4 and 8 one-GPU nodes, and the link to `at` nodes."""
     fitted = tuple(_name(platform, gpus) for gpus in (2, 4, 8, at))
     predict = partial(_efficiency, summed=summed)
     verdicts: dict[str, Verdict] = dict.fromkeys(_ONE_NODE, "by construction")
@@ -146,7 +148,7 @@ _ONE_NODE = [_name("DGX-1", 8), *(_name("p2.8xlarge", gpus) for gpus in (2, 4, 8
 _BEST: Figures = {_name("piz-daint", nodes): best for nodes, best in SERVERS.items()}
 _ONLY: dict[str, Verdict] = dict.fromkeys(_BEST, "reproduced")
 _ONLY[_name("piz-daint", 1)] = "by construction"
-# The same published values as in `_K80`.
+# These published values are also in `_K80`.
 _LATER = [_name("p2.xlarge", gpus) for gpus in (16, 64, 128)]
 _APART = {name: value for name, value in _K80.items() if name not in _LATER}
 
@@ -169,7 +171,7 @@ REPRODUCTIONS = (
         verdicts=_ONLY,
     ),
     _at("link fitted at 32 nodes of 1 K80", _K80, "p2.xlarge", 32),
-    _at("the same, separate messages of 8 GPUs", _APART, "p2.xlarge", 32, summed=False),
+    _at("the same, with separate messages of 8 GPUs", _APART, "p2.xlarge", 32, summed=False),
     _at("link fitted at 32 nodes of 1 P100", _P100, "piz-daint", 32),
     _at("link fitted at 128 nodes of 1 P100", _P100 | {_name("DGX-1", 8): DGX_1}, "piz-daint", 128),
 )

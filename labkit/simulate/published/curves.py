@@ -1,9 +1,9 @@
 """Published results for comparison: scaling curves, efficiencies and errors.
 
-A letter marks the source: A is the abstract of the paper, C is computed from its formula, and D is
-the documentation of the project. F is read from a figure (± 3 %), P is the text of the paper, and R
-is a raw result of the authors. A ratio measured on one machine is never compared with an absolute
-number of a cluster.
+A letter marks the type of source: A is the abstract of the paper, C is computed from its formula,
+and D is the documentation of the project. F is read from a figure (± 3 %), P is the text of the
+paper, and R is a raw result from the authors. A ratio that is measured on one machine is never
+compared with an absolute number from a cluster.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Scaling:
-    """A published scaling curve.
+    """A published scaling curve: the speed-up for several numbers of workers.
 
     Args:
         name: Name of the curve.
-        what: Model and set-up.
-        unit: Unit of `workers`.
-        workers: Numbers of workers; the first is the base of the speed-up.
-        speedup: Speed-up over the base for each number of workers.
+        what: Neural network and set-up of the experiment.
+        unit: What a worker is, as the unit of `workers`.
+        workers: Numbers of workers; the first number is the base of all speed-ups.
+        speedup: For each number of workers, the speed-up over the base.
         source, mark: Origin of the curve, and the letter that marks its type of source (see the
             module's docstring).
-        base: Throughput of the base in images/s; 0 if unpublished.
+        base: Throughput of the base in images/s; 0 if it is not published.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Scaling:
 
     @property
     def efficiency(self) -> tuple[float, ...]:
-        """Parallel efficiency speedup · workers[0] / workers: T₁ / (n · Tₙ) if workers[0] is 1."""
+        """Parallel efficiency speedup · workers[0] / workers; if workers[0] is 1, T₁ / (n · Tₙ)."""
         pairs = zip(self.speedup, self.workers, strict=True)
         return tuple(speedup * self.workers[0] / workers for speedup, workers in pairs)
 
@@ -124,9 +124,10 @@ PUBLISHED: dict[str, Scaling] = {
 }
 
 
-# The letters in these comments mark the sources, as the docstring of this module defines.
-INCEPTION_MB = 92.9  # gradients of InceptionV3
-# For each number of nodes of piz-daint, the number of servers with the highest throughput.
+# A single letter in these comments marks the type of source, as this module's docstring defines.
+INCEPTION_MB = 92.9  # megabytes of gradients of InceptionV3
+# For each number of nodes of the computer Piz Daint, the number of servers with the highest
+# throughput.
 SERVERS = {1: 1, 2: 1, 4: 3, 8: 2, 16: 4, 32: 12, 64: 40, 128: 116}  # R
 HOROVOD = {"InceptionV3": 0.90, "ResNet-101": 0.90, "VGG-16": 0.68}  # efficiencies (D)
 BYTEPS = {"Horovod": 0.70, "BytePS": 0.90}  # approximate efficiencies (R)
@@ -140,11 +141,11 @@ DGX_1 = 0.9956  # efficiency of InceptionV3 on 8 P100 in one node (Bugliarello 2
 
 @dataclass(frozen=True)
 class Softsync:
-    """A published result of n-softsync with a corrected or constant learning rate.
+    """A published result of n-softsync training, with or without correction of the learning rate.
 
     Args:
-        remedy: Staleness correction of the learning rate, or None.
-        splits: Values of n for which the result holds; empty: all values.
+        remedy: How the learning rate is corrected for staleness; None: the rate is constant.
+        splits: Values of n for which the result holds; empty: all values of n.
         error: Fraction of misclassified test samples.
         what: Data set and number of learners.
         source, mark: Origin of the result, and the letter that marks its type of source (see the
@@ -160,4 +161,4 @@ class Softsync:
 
 
 SOFTSYNC = (Softsync(None, (15, 30), 0.90), Softsync("per_gradient", (), 0.18))
-SOFTSYNC_LATER = 1e-4  # maximum fraction of gradients that are over 2n updates old (Zhang 2016, P)
+SOFTSYNC_LATER = 1e-4  # largest fraction of gradients over 2n updates old (Zhang 2016, P)

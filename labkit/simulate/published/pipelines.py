@@ -1,4 +1,4 @@
-"""Reproduction of pipeline results with simulated tables of `labkit.schedules.pipeline`."""
+"""Published results of pipelines, reproduced by simulation of `labkit.schedules.pipeline`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from labkit.simulate.published.curves import (
 )
 from labkit.simulate.published.reproduction import Figures, Parameters, Reproduction
 
-MESSAGE = "message, forward passes of a micro-batch"
-F, B, W = 1.0, 1.2, 0.8  # example times in s; for these times, ZB-H2's bubble is not zero
+MESSAGE = "time of a message, in forward passes of a micro-batch"
+F, B, W = 1.0, 1.2, 0.8  # example times in s, for which ZB-H2's bubble is not zero
 
 
 def share(schedule: str, stages: int, microbatches: int, message: float = 0.0) -> float:
-    """Return the bubble as a fraction of all time, for F = B = W = 1 and this message time."""
+    """Return the bubble as a fraction of the total time, for F = B = W = 1 and a message time."""
     network = Network(latency=message, bandwidth=1.0) if message else None
     table = PIPELINE[schedule](stages, microbatches)
     return 1 - 3 * microbatches / simulate_pipeline(table, 1, 1, 1, network=network).seconds
@@ -31,7 +31,7 @@ def _numbers(name: str) -> list[int]:
 
 
 def _rate_fit(known: Figures) -> Parameters:
-    """Find the message time by secant steps, because the total time is almost linear in it."""
+    """Fit the message time by the secant method; the total time is almost linear in it."""
     ((name, rate),) = known.items()
     stages, microbatches = _numbers(name)
     points = [(message, share("1f1b", stages, microbatches, message)) for message in (0.0, 0.1)]
@@ -60,7 +60,7 @@ def _bubble(parameters: Parameters, name: str) -> float:
 
 
 def speedup(stages: int, microbatches: int) -> float:
-    """Return the speed-up of p equal stages over one, without overhead: p (1 - bubble)."""
+    """Return the speed-up of p equal stages over one stage, without overhead: p (1 - bubble)."""
     return stages * (1 - share("gpipe", stages, microbatches))
 
 
@@ -77,7 +77,7 @@ def _amoebanet(parameters: Parameters, name: str) -> float:
 
 
 def _delayed(parameters: Parameters, name: str) -> float:
-    """Return the bound 3 / (1 + 2 / K), as K modules run forward in sequence, backward at once."""
+    """Return 3 / (1 + 2 / K): of K modules, forwards run in sequence, all backwards at once."""
     return 3 / (1 + 2 / _numbers(name)[0])
 
 
@@ -118,7 +118,9 @@ REPRODUCTIONS = (
         ("8 stages, m = 1",),
         _amoebanet_fit,
     ),
-    Reproduction("torchgpipe", "R", "ResNet-101, unknown micro-batches", "speed-up", TORCHGPIPE),
+    Reproduction(
+        "torchgpipe", "R", "ResNet-101, number of micro-batches unknown", "speed-up", TORCHGPIPE
+    ),
     Reproduction(
         "Huo 2018, DDG",
         "F",

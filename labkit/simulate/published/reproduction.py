@@ -1,4 +1,4 @@
-"""Models of published results: some results fit the parameters, other results test the model."""
+"""Reproductions of published results: some results determine parameters, others are predicted."""
 
 from __future__ import annotations
 
@@ -6,42 +6,45 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-Parameters: TypeAlias = Mapping[str, float]  # keys: name with unit
+Parameters: TypeAlias = Mapping[str, float]  # keys: parameter name with its unit
 Figures: TypeAlias = dict[str, float]
 Verdict: TypeAlias = Literal[
     "predicted", "predicted from a fit", "reproduced", "by construction", "bound", "not reached"
 ]
 NOTHING: Parameters = {}
 VERDICTS: Mapping[Verdict, str] = {
-    "predicted": "these figures served neither to fit a parameter nor to choose the form",
-    "predicted from a fit": "parameters are from smaller figures of the same set-up; "
-    "the form was chosen with these figures known",
-    "reproduced": "fitted, or one figure was free, or the form was chosen with these figures known",
-    "by construction": "the model gives this value for all parameters",
-    "bound": "ours is a computed bound [C], and the measured value is within it",
-    "not reached": "the error is too large, or no figure is available for a fit",
+    "predicted": "these values served neither to fit a parameter nor to choose the model's form",
+    "predicted from a fit": "the parameters are fitted to fewer workers of the same "
+    "set-up; the form of the model was chosen with these values known",
+    "reproduced": "the value was fitted, or one number was free, or the form of the model was "
+    "chosen with these values known",
+    "by construction": "the cost model predicts this value for any choice of its parameters",
+    "bound": "labkit's value is a computed bound [C], and the measured value is within it",
+    "not reached": "the error is too large, or no published value is available for a fit",
 }
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A published result and its reproduction.
+    """A published result, the value that labkit's model predicts for it, and a verdict.
 
     Args:
-        source, mark: Origin of the result and its mark (`labkit.simulate.published.curves`).
+        source, mark: Origin of the result, and the letter for its type of source
+            (`labkit.simulate.published.curves`).
         study, what: Names of the study and of the result.
         unit: Unit of the values.
         parameters: Parameters of the model, by name.
-        fitted: Names of the results that determine the parameters.
-        predicted: Value of the model; None: no result is available for a fit.
+        fitted: Names of the published results to which the parameters are fitted.
+        predicted: Value that the model predicts; None: no published result is available for the
+            fit.
         published: Published value.
-        points: Whether `error` is a difference instead of a ratio.
+        points: Whether `error` is a difference; if not, it is a relative error.
         within: Largest allowed absolute error.
-        reached: Value of `verdict` if the error is within the limit; for "bound", if the error is
-            not negative.
+        reached: The `verdict` if the error is within the limit; the verdict "bound" instead
+            requires that the error is not negative.
 
-    `error` is predicted / published - 1; if `points`, it is predicted - published. `verdict` is
-    `reached` or "not reached", see `VERDICTS`.
+    `error` is predicted / published - 1; if `points` is true, it is predicted - published.
+    `verdict` is the value of `reached`, or "not reached"; see `VERDICTS`.
     """
 
     source: str
@@ -76,15 +79,16 @@ class Judged:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A model of published measurements.
+    """A model that reproduces published measurements.
 
     Args:
         source, mark, name, unit, within, points: See `Judged`.
-        figures: Published values by name.
-        predict: Function (parameters, name) -> value; None: no model can be fitted.
-        fitted: Names of the published values that `fit` receives; it receives no other values.
-        fit: Function of the `fitted` values that returns the parameters of the model.
-        marks: Marks of single values, where they differ from `mark`.
+        figures: Published values by the name of the result.
+        predict: Function (parameters, name of the result) -> value; None: no model can be fitted.
+        fitted: Names of the published values that are passed to `fit`; all other values are unknown
+            to `fit`.
+        fit: Function from the `fitted` values to the parameters of the model.
+        marks: Source letters of single values, if they differ from `mark`.
         verdicts: Verdicts of single values; the default is "reproduced" with a fit, and "predicted"
             without one.
     """

@@ -1,7 +1,8 @@
-"""Layers of published networks, from their architectures: bytes and operations.
+"""Sizes of the layers of published networks, computed from architectures: bytes and operations.
 
-All values are computed from shapes (mark C). A layer has a kernel and a vector: the bias, or the
-shift of a batch normalization. The scale of the normalization is omitted, as in InceptionV3.
+All values are computed from shapes (source letter C). A layer has two tensors: a kernel, and a
+vector with the bias or the shift of a batch normalization. A batch normalization has no scale, as
+in InceptionV3.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 FLOAT = 4  # bytes
-# Output channels, kernel height and width; with stride 2 also the side of the new plane.
+# Output channels, kernel height and kernel width. With stride 2, also the new side length of the
+# image.
 Step: TypeAlias = tuple[int, ...]
 
 
 class LayerShape(NamedTuple):
-    """A convolution; a dense layer is a convolution with one position.
+    """A convolution; a dense layer is a convolution with one output position.
 
     Args:
         ins, outs: Numbers of input and output channels.
         height, width: Size of the kernel.
-        positions: Number of positions of the output.
+        positions: Number of positions (pixels) of the output.
         stride: Stride of the kernel.
     """
 
@@ -34,17 +36,17 @@ class LayerShape(NamedTuple):
 
     @property
     def tensors(self) -> tuple[int, int]:
-        """Bytes of the kernel, and of the bias or shift vector."""
+        """Bytes of the kernel, and bytes of the bias or shift vector."""
         return FLOAT * self.ins * self.outs * self.height * self.width, FLOAT * self.outs
 
     @property
     def operations(self) -> int:
-        """Multiply-adds of one sample's forward pass."""
+        """Number of multiply-adds in the forward pass of one sample."""
         return self.ins * self.outs * self.height * self.width * self.positions
 
     @property
     def multiplications(self) -> float:
-        """Operations with minimal filtering: 16 instead of 36 for 3 × 3 kernels of stride 1.
+        """Operations by minimal filtering: 16 instead of 36 for each 3 × 3 kernel with stride 1.
 
         Source: Lavin and Gray 2016, *Fast algorithms for convolutional neural networks* (arXiv
         1509.09308), F(2 × 2, 3 × 3).
@@ -57,7 +59,7 @@ Layers: TypeAlias = list[LayerShape]
 
 
 def nbytes(layers: Sequence[LayerShape]) -> int:
-    """Return the total bytes of all gradients."""
+    """Return the total bytes of the gradients of all layers."""
     return sum(sum(layer.tensors) for layer in layers)
 
 
@@ -72,7 +74,7 @@ def multiplications(layers: Sequence[LayerShape]) -> float:
 
 
 def _chain(ins: int, side: int, *steps: Step) -> Layers:
-    """Return consecutive convolutions on planes of side × side positions."""
+    """Return a chain of convolutions on images of side × side positions."""
     layers = []
     for outs, height, width, *new_side in steps:
         side = new_side[0] if new_side else side
@@ -88,7 +90,7 @@ def _dense(*sizes: int) -> Layers:
 def inception_v3(classes: int = 1001) -> Layers:
     """InceptionV3 (Szegedy et al. 2015, arXiv 1512.00567), 299 × 299 images, no auxiliary head."""
     net = _chain(3, 149, (32, 3, 3, 149), (32, 3, 3, 147), (64, 3, 3))
-    net[1] = net[1]._replace(stride=1)  # the side shrinks because of missing padding, not stride
+    net[1] = net[1]._replace(stride=1)  # the image shrinks without padding; there is no stride
     net += _chain(64, 73, (80, 1, 1)) + _chain(80, 71, (192, 3, 3))
     for ins, pooled in ((192, 32), (256, 64), (288, 64)):
         net += _chain(ins, 35, (64, 1, 1)) + _chain(ins, 35, (48, 1, 1), (64, 5, 5))
@@ -133,7 +135,7 @@ def vgg(convolutions: Sequence[int]) -> Layers:
 
 
 def alexnet() -> Layers:
-    """AlexNet (Krizhevsky et al. 2012), whose layers 2, 4 and 5 read half of the channels."""
+    """AlexNet (Krizhevsky et al. 2012); its layers 2, 4 and 5 read only half of the channels."""
     net = _chain(3, 55, (96, 11, 11, 55)) + _chain(48, 27, (256, 5, 5))
     net += (
         _chain(256, 13, (384, 3, 3)) + _chain(192, 13, (384, 3, 3)) + _chain(192, 13, (256, 3, 3))
@@ -163,7 +165,7 @@ def googlenet() -> Layers:
 
 
 def overfeat() -> Layers:
-    """OverFeat (Sermanet et al. 2013, arXiv 1312.6229), the fast model in table 1 of the paper."""
+    """OverFeat (Sermanet et al. 2013, arXiv 1312.6229): the fast network in the paper's table 1."""
     net = _chain(3, 56, (96, 11, 11, 56)) + _chain(96, 24, (256, 5, 5))
     net += _chain(256, 12, (512, 3, 3), (1024, 3, 3), (1024, 3, 3))
     return net + _dense(6 * 6 * 1024, 3072, 4096, 1000)

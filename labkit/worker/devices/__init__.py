@@ -1,4 +1,4 @@
-"""Placement of a step's operations on the logical devices of one TensorFlow process."""
+"""Placement of a training step's operations on logical devices of one TensorFlow process."""
 
 from labkit.worker.devices.client import carry_out, examine
 from labkit.worker.devices.request import DeviceRequest

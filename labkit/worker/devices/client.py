@@ -1,4 +1,4 @@
-"""Start of processes with logical devices, because TensorFlow fixes its devices at start."""
+"""Starts child processes with logical devices, because TensorFlow fixes its devices at start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROCESS = "labkit.worker.devices.server"
 
 
 def examine(communicator: Communicator, request: DeviceRequest) -> PlacementMeasurements:
-    """Measure TensorFlow's placements, the tasks of a step, and the cost of copies and products."""
+    """Measure TensorFlow's placements, tasks of a step, and times of copies and matrix products."""
     return cast(PlacementMeasurements, _ask(communicator, request, True, "examine"))
 
 
@@ -26,12 +26,12 @@ def carry_out(
     plans: Sequence[PlacementPlan],
     rounds: int | None = None,
 ) -> list[PlanMeasurement]:
-    """Run and time a step of each placement plan on the logical devices, alternating the plans.
+    """Run and time a training step by each placement plan, alternating between the plans.
 
     Args:
-        communicator: Communicator of the rank that starts the process.
-        request: Request that was passed to `examine`, which returned the tasks of the plans.
-        plans: Placement plans for one machine's devices.
+        communicator: Communicator of the rank that starts the child process.
+        request: The same request as for `examine`, which returned the tasks of the plans.
+        plans: Placement plans for the devices of one machine.
         rounds: Number of rounds, each with one step of each plan; default: `request.repeats`.
     """
     answer = _ask(communicator, request, False, "carry_out", list(plans), rounds or request.repeats)
@@ -41,7 +41,7 @@ def carry_out(
 def speeds_of(
     communicator: Communicator, request: DeviceRequest, pair: tuple[str, str]
 ) -> list[Row]:
-    """Measure matrix products by size on two devices, and copies in both directions."""
+    """Measure matrix products of several sizes on two devices, and copies in both directions."""
     return cast("list[Row]", _ask(communicator, request, False, "speeds", pair))
 
 

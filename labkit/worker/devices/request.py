@@ -1,4 +1,4 @@
-"""The request to a process that runs a step on logical TensorFlow devices."""
+"""The request to a child process that runs a training step on logical TensorFlow devices."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Positive: TypeAlias = Annotated[int, Field(gt=0)]
 
 
 class DeviceRequest(Checked):
-    """A model with parallel towers, the logical devices on which it is placed, and repetitions.
+    """A model with parallel towers, the logical devices for it, and the numbers of repetitions.
 
     Args:
-        devices: Number of logical CPU devices, 2 to 8, which share the cores of this machine.
-        widths: Units per layer of each tower; all layers of a tower have this width.
-        depth: Number of layers per tower.
+        devices: Number of logical CPU devices, from 2 to 8; they share the cores of this machine.
+        widths: For each tower, the number of units of every one of its layers.
+        depth: Number of layers of each tower.
         features: Number of input features per sample.
         classes: Number of classes of the softmax output.
         batch: Number of samples per training step.
-        threads: Maximum number of threads of one operation.
-        repeats: Number of repetitions of each measurement.
-        sizes: Sizes n of the n × n matrices that are multiplied.
+        threads: Maximum number of threads that one operation uses.
+        repeats: Number of times that each measurement is repeated.
+        sizes: Sizes n of the n × n matrices in measurements of matrix products.
         seed: Seed of the random weights and samples.
     """
 

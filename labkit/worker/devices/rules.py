@@ -1,4 +1,4 @@
-"""The rules of TensorFlow's placer, shown by requested devices, actual devices and kernels."""
+"""The rules of TensorFlow's placer, shown by examples of requested and actual devices."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from labkit.worker.executed_step import executed_graph
 if TYPE_CHECKING:
     import tensorflow as tf
 
-# Prefix of the XLA compiler's device types, which the kernel registry lists, but operations cannot
-# use.
+# Prefix of the XLA compiler's device types. The kernel registry lists them, but operations cannot
+# be placed on them.
 COMPILED = "XLA"
 LETTERS = 160  # maximum number of characters of an error text
 
 
 def kernels(op: str) -> list[Row]:
-    """Return for each device type the data types for which an operation has a kernel.
+    """Return the data types for which an operation has a kernel, for each device type.
 
     TensorFlow's kernel registry lists GPU kernels even on a machine without a GPU.
     """
@@ -43,11 +43,11 @@ def kernels(op: str) -> list[Row]:
 
 @dataclass(frozen=True)
 class PlacementQuery:
-    """A test of TensorFlow's placer: an operation with a requested device.
+    """A test of TensorFlow's placer: an operation, and the device that it requests.
 
     Attributes:
-        what: Description of the case, shown to users.
-        op: Type of the operation whose placement is observed in the executed graph.
+        what: Description of the test, which users see.
+        op: Type of the operation whose actual device is read from the executed graph.
         asked: Device that the operation requests.
         build: Function that creates the operation.
     """
@@ -59,15 +59,16 @@ class PlacementQuery:
 
 
 def rules(devices: Sequence[str], gpus: Sequence[str]) -> list[Row]:
-    """Return for each case, with soft and with strict placement, the actual device or the error.
+    """Run each test with soft and strict placement; return the actual device or the error.
 
     Args:
-        devices: Names of logical CPU devices; most tests request the last device.
-        gpus: Names of the GPUs; if empty, the GPU case requests a GPU that does not exist.
+        devices: Names of the logical CPU devices; most tests request the last one.
+        gpus: Names of the GPUs. If there are none, the GPU test requests a GPU that does not exist.
     """
     import tensorflow as tf
 
-    # The graph optimizer is off, because it would compute constant expressions at compile time.
+    # The graph optimizer is switched off, because it would replace constant operations by their
+    # results.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     rows = []
     try:
@@ -128,7 +129,7 @@ def _cases(devices: Sequence[str], gpus: Sequence[str]) -> Iterator[PlacementQue
         f"an int32 product on a GPU{suffix}", "MatMul", gpu, lambda: product("int32", gpu)
     )
     yield PlacementQuery(
-        "a type without any kernel", "MatMul", last, lambda: product("uint32", last)
+        "a data type without any kernel", "MatMul", last, lambda: product("uint32", last)
     )
     yield PlacementQuery(f"a variable is on {last}", "AssignAddVariableOp", first, add)
     yield PlacementQuery(f"colocated with an operation on {first}", "Relu", last, colocated)

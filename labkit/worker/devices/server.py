@@ -1,4 +1,4 @@
-"""The process that sets up logical devices before TensorFlow starts, and answers requests."""
+"""The process that sets up logical devices before TensorFlow starts, then answers requests."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from labkit.worker.devices.request import DeviceRequest
 from labkit.worker.devices.rules import kernels, rules
 from labkit.worker.devices.speeds import links, products_and_copies
 from labkit.worker.devices.towers import TowerStep, towers
-from labkit.worker.devices.traced import Traced, trace
+from labkit.worker.devices.traced_step import Traced, trace
 from labkit.worker.executed_step import executed_graph, step_graph
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-LOSSES = 3  # number of steps whose losses are compared between plans
-# Matches a line of TensorFlow's placement log, such as `tower0/MatMul: (MatMul):
+LOSSES = 3  # number of steps whose losses must agree between plans
+# This pattern matches a line of TensorFlow's placement log, such as `tower0/MatMul: (MatMul):
 # /job:…/device:CPU:1`.
 PLACED = re.compile(r"^(\S+): \((\w+)\): \S*device:(\w+:\d+)$", re.MULTILINE)
 
 
 class Devices:
-    """TensorFlow in this process, with the logical devices of a request."""
+    """TensorFlow in this process, with the logical devices that a request defines."""
 
     def __init__(self, request: DeviceRequest, log: bool) -> None:
         import tensorflow as tf
@@ -48,7 +48,7 @@ class Devices:
         self.listed = [device.name.removeprefix("/device:") for device in devices]
 
     def examine(self) -> PlacementMeasurements:
-        """Measure placements, tasks and costs, see `client.examine`."""
+        """Measure placements, tasks and times, see `client.examine`."""
         scoped = towers(self.request, self.request.names)
         log = logged(lambda: _once(scoped.run, scoped.batch))
         placed = step_graph(scoped.run, *scoped.batch, repeats=self.request.repeats)
@@ -73,7 +73,7 @@ class Devices:
         )
 
     def carry_out(self, plans: Sequence[PlacementPlan], rounds: int) -> list[PlanMeasurement]:
-        """Run and time a step of each plan, see `client.carry_out`."""
+        """Run and time a training step by each plan, see `client.carry_out`."""
         step, traced = self._traced()
         graphs, functions, losses = [], [], []
         for plan in plans:
@@ -87,15 +87,15 @@ class Devices:
         ]
 
     def speeds(self, pair: tuple[str, str]) -> list[Row]:
-        """Measure products and copies on two devices, see `client.speeds_of`."""
+        """Measure matrix products and copies on two devices, see `client.speeds_of`."""
         return products_and_copies(self.clock, self.request, pair)
 
     def _traced(self) -> tuple[TowerStep, Traced]:
-        """Trace a step without device scopes, and then switch TensorFlow's graph optimizer off."""
+        """Trace a step without device requests, then switch TensorFlow's graph optimizer off."""
         step = towers(self.request)
         _optimize(True)
         traced = trace(step)
-        _optimize(False)  # later graphs must keep all operations
+        _optimize(False)  # graphs that are built later must keep all operations
         return step, traced
 
     def _steps(
@@ -104,7 +104,7 @@ class Devices:
         batch: tuple[tf.Tensor, tf.Tensor],
         rounds: int,
     ) -> list[list[float]]:
-        """Return the seconds of each function's steps; every second round has reverse order."""
+        """Return step times of each function; every second round calls them in reverse order."""
         seconds: list[list[float]] = [[] for _ in functions]
         for number in range(1 + rounds):
             for at in list(range(len(functions)))[:: -1 if number % 2 else 1]:
@@ -116,9 +116,9 @@ class Devices:
 
 
 def logged(work: Callable[[], object]) -> Mapping[str, str]:
-    """Call a function; return the device of each node from TensorFlow's placement log.
+    """Call a function; read the device of each node from TensorFlow's placement log.
 
-    The placer writes the log to file descriptor 1, which is redirected to a file during the call.
+    The placer writes this log to file descriptor 1, which is redirected to a file during the call.
     """
     flush = ctypes.CDLL(None).fflush
     saved_descriptor = os.dup(1)
@@ -149,7 +149,7 @@ def _optimize(enabled: bool) -> None:
 
 
 def start(task: tuple[DeviceRequest, bool]) -> Mapping[str, Callable[..., object]]:
-    """Set up the logical devices; return the functions that the parent process may call."""
+    """Set up the logical devices; return the functions that the parent process can call."""
     devices = Devices(*task)
     calls = (devices.examine, devices.carry_out, devices.speeds)
     return {call.__name__: call for call in calls}

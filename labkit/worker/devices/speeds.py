@@ -1,4 +1,4 @@
-"""Times of matrix products on a device, and of copies between two devices, by size."""
+"""Measured times of matrix products on a device and of copies between two devices, by size."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ FLOAT = 4  # bytes of a float32
 
 
 def links(clock: Clock, request: DeviceRequest) -> tuple[list[Row], float, float]:
-    """Return rows of copies between the first two devices, latency (s) and bandwidth (bytes/s).
+    """Return rows on copies between the first two devices, the latency (s) and bandwidth (bytes/s).
 
-    One graph copies a tensor back and forth, so each hop costs a send, a receive and an identity
-    operation. The latency is the time of a hop with the smallest tensor. The bandwidth is infinite
-    if a hop with the largest tensor takes no longer than with the smallest, as between devices that
-    share memory.
+    One graph copies a tensor back and forth; each copy takes a send, a receive and an identity
+    operation. The latency is the time of one copy of the smallest tensor. The bandwidth is infinite
+    if a copy of the largest tensor takes no longer than one of the smallest, as between devices
+    that share memory.
     """
     import tensorflow as tf
 
@@ -55,9 +55,10 @@ def products_and_copies(clock: Clock, request: DeviceRequest, pair: tuple[str, s
     """Measure n × n matrix products on two devices, copies between them, and round trips.
 
     In a round trip, two matrices are copied to the second device, and their product is copied back.
-    Each measurement waits until the devices are idle. If no round trip is measured, the matrices of
-    a product are already on the product's device. A CPU uses the threads of the request; a GPU
-    computes float32 with TensorFlow's default settings, which may include TF32.
+    The timer of each measurement stops only when the devices are idle. In rows without a round
+    trip, the matrices are already on the device that multiplies them. A CPU uses as many threads as
+    the request specifies. A GPU computes float32 with TensorFlow's default settings, which may
+    include TF32.
     """
     import tensorflow as tf
 
@@ -126,7 +127,7 @@ def _read_result(work: Callable[[tf.Tensor], tf.Tensor], argument: tf.Tensor) ->
 
 
 def _wait_for(work: Callable[..., tf.Tensor], *argument: tf.Tensor) -> None:
-    """Call a function, and wait until all devices are idle, because GPUs work asynchronously."""
+    """Call a function, and wait until all devices are idle, because GPU calls return early."""
     import tensorflow as tf
 
     work(*argument)
@@ -134,7 +135,7 @@ def _wait_for(work: Callable[..., tf.Tensor], *argument: tf.Tensor) -> None:
 
 
 def _timed(clock: Clock, work: Callable[[], object], repeats: int) -> list[float]:
-    work()  # the first call compiles, so it is not timed
+    work()  # the first call compiles, so its time is not measured
     seconds = []
     for _ in range(repeats):
         start = clock.now()

@@ -1,4 +1,4 @@
-"""A training step with parallel branches: towers of dense layers, joined at the end."""
+"""A training step with parallel branches: towers of dense layers, whose outputs are joined."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 RATE = 0.05  # learning rate of gradient descent
-FIRST = "/CPU:0"  # default device, because TensorFlow would choose a GPU
+FIRST = "/CPU:0"  # requested explicitly, because TensorFlow would choose a GPU
 
 
 @dataclass(frozen=True)
 class TowerStep:
-    """A gradient descent step, as a function that returns the loss; its variables; and a batch."""
+    """A gradient descent step as a function that returns the loss; its variables; and a batch."""
 
     run: Callable[..., tf.Tensor]
     variables: Sequence[tf.Variable]
@@ -26,14 +26,14 @@ class TowerStep:
 
 
 def towers(request: DeviceRequest, scopes: Sequence[str] = ()) -> TowerStep:
-    """Return a training step of the tower model; `scopes` requests device scopes[i] for tower i.
+    """Return a training step of the tower model; tower i requests the device `scopes[i]`.
 
-    If there are more towers than scopes, the scopes are used repeatedly. With scopes, TensorFlow's
-    placer places all operations outside the towers. Without scopes, all operations are on the first
-    device.
+    If there are more towers than entries in `scopes`, the entries are used repeatedly. If `scopes`
+    is given, TensorFlow's placer chooses devices for all operations outside the towers. If `scopes`
+    is empty, all operations are on the first device.
 
     The model is \\(\\text{softmax}(W [h_1, …, h_k] + b)\\), where \\(h_i\\) is the output of tower
-    i. A tower is a chain of dense layers with ReLU, and every tower reads the same batch.
+    i. A tower is a chain of dense layers with ReLU; all towers read the same batch.
     """
     import tensorflow as tf
 
@@ -86,7 +86,7 @@ def towers(request: DeviceRequest, scopes: Sequence[str] = ()) -> TowerStep:
 def _tower(
     request: DeviceRequest, width: int, draw: tf.random.Generator, name: str
 ) -> list[list[tf.Variable]]:
-    """Return the kernel and the bias of each layer of a tower."""
+    """Return the kernel and bias of each layer of one tower."""
     inputs = [request.features, *[width] * (request.depth - 1)]
     return [_dense(width_in, width, draw, f"{name}_{at}") for at, width_in in enumerate(inputs)]
 

@@ -1,4 +1,4 @@
-"""Kill ranks from outside at random moments of a call, for every entry point."""
+"""Kill ranks from outside at random moments of a call to `Cluster` or a command."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from tests.acceptance.faults.entry_points import ENTRY_POINTS, WORKERS, Outcome
 EARLY = ("reading data", "checking equivalence", "first step")
 PHASES = ("starting", *EARLY[:2], "building the model", EARLY[2], "training", "evaluating")
 LENGTHS = "call lengths"
-LIMIT = 1000.0  # timeout of a call, seconds between two readings of the ranks' reports
+LIMIT = 1000.0  # timeout of a call, and interval for reading rank reports
 LOOK_EVERY = 0.01  # seconds
 
 
 class Moment(NamedTuple):
-    """The moment of a kill: a phase of the call, and an elapsed share of its usual length."""
+    """The moment of a kill: a phase of the call, and a share of this phase's usual length."""
 
     phase: str
     share: float
 
 
 class Sight:
-    """The phase of a call, as the files of its ranks show it.
+    """The current phase of a call, according to the files that its ranks write.
 
     Args:
         folder: Folder in which the ranks report their progress.
@@ -47,11 +47,11 @@ class Sight:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._reader: StreamReader | None = None
-        self.begins: dict[str, float] = {}  # time at which each phase was first seen
+        self.begins: dict[str, float] = {}  # time at which the campaign first saw each phase
         self.phase = ""
 
     def look(self) -> None:
-        """Read the reports of the ranks."""
+        """Read the files in which the ranks report their progress."""
         if self._reader is None:
             stream = next(self._folder.rglob(FOLDER), None)
             if stream is None:
@@ -70,18 +70,19 @@ class Sight:
 
 
 def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
-    """Kill a rank at a random moment of a call; the entry points of users take turns.
+    """Kill a rank at a random moment of a call; all ways to run an experiment take turns.
 
-    Moments are uniform over the call, except every third: these are in the phases of data reading,
-    equivalence check, or first step. A moment is a share of the length of a phase in undisturbed
-    calls.
+    Moments are uniform over the call, but every third kill falls in one of three phases: data
+    reading, equivalence check, or first step. A moment is a phase and a share of the length that
+    this phase has in calls without a kill.
 
     Args:
-        repeats: Number of kills that hit a running call.
+        repeats: Number of kills that hit a call before its end.
         known: Rows of earlier runs of the campaign.
 
-    Returns: A row of the phases' lengths, and a row per kill: whether the call `finished`, whether
-        its ledger of samples is `exact`, and whether the death is `recorded` once.
+    Returns: One row with the lengths of the phases, and one row per kill: whether the call
+        `finished`, whether its ledger of samples is `exact`, and whether the death is `recorded`
+        once.
     """
     kills = [row for row in known if row["what"] == "calls"]
     struck = sum(bool(row["struck"]) for row in kills)
@@ -91,7 +92,7 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
     with temporary_runs() as folder, _engines() as engines:
         usual = next((row for row in known if row["what"] == LENGTHS), None)
         if usual is None:
-            engines.end()  # the engines after a death are new, too
+            engines.end()  # calls after a death also start new engines
             usual = _lengths(engines, folder / "undisturbed")
             yield usual
         lengths = {phase: float(usual[phase] or 0) for phase in PHASES}
@@ -104,7 +105,7 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
 
 @contextmanager
 def _engines() -> Iterator[LocalEngines]:
-    """Start the engines that all entry points use, and keep them between calls."""
+    """Start the engines that all ways to run an experiment share, and keep them between calls."""
     how = Start.from_options(WORKERS, fault_tolerant=True)
     name = default_name(how)
     engines = LocalEngines(folder_of(name), name, how)
@@ -116,7 +117,7 @@ def _engines() -> Iterator[LocalEngines]:
 
 
 def draw(number: int, lengths: Mapping[str, float]) -> tuple[str, int, Moment]:
-    """Draw the entry point, the rank and the moment of a kill."""
+    """Draw how the experiment is run, which rank is killed, and when."""
     random = np.random.default_rng([number, 29])
     entry_point = list(ENTRY_POINTS)[number % len(ENTRY_POINTS)]
     rank = int(random.integers(WORKERS))
@@ -131,7 +132,7 @@ def draw(number: int, lengths: Mapping[str, float]) -> tuple[str, int, Moment]:
 
 
 def _lengths(engines: LocalEngines, folder: Path) -> Row:
-    """Return the seconds of each phase in an undisturbed call on new engines."""
+    """Return the seconds of each phase of a call without a kill on new engines."""
     sight = Sight(folder)
     with _call(engines, "submit", folder, 0) as call:
         while not call.done():
@@ -149,7 +150,7 @@ def _call(
     engines: LocalEngines, entry_point: str, folder: Path, number: int
 ) -> Iterator[Future[Outcome]]:
     """Start a call in a thread; restart the engines if a rank is missing."""
-    if len(_ranks(engines)) < WORKERS:  # a rank died after its result had been received
+    if len(_ranks(engines)) < WORKERS:  # the rank died after it had returned its result
         engines.end()
         engines.start()
     folder.mkdir()
@@ -162,7 +163,7 @@ def _call(
 
 
 def _kill(engines: LocalEngines, folder: Path, number: int, lengths: Mapping[str, float]) -> Row:
-    """Kill a rank during one call; return its row."""
+    """Kill a rank during one call; return the row of this kill."""
     entry_point, rank, moment = draw(number, lengths)
     sight, began = Sight(folder), time.monotonic()
     with _call(engines, entry_point, folder, number) as call:
@@ -180,8 +181,8 @@ def _kill(engines: LocalEngines, folder: Path, number: int, lengths: Mapping[str
         outcome = _outcome(call)
         replaced = len(_ranks(engines)) == WORKERS
     seconds = time.monotonic()
-    # The kill does not count if the call already had the result of the killed rank. The campaign
-    # may read a rank's report only after the kill, so the phase alone does not decide.
+    # The kill does not count if the killed rank had already returned its result. The phase alone
+    # does not show this, because the campaign may read a rank's report only after the kill.
     last = sight.phase == PHASES[-1] or (not replaced and seconds - killed < lengths[PHASES[-1]])
     if last and not outcome.why and not outcome.faults:
         struck = False
@@ -195,7 +196,7 @@ def _kill(engines: LocalEngines, folder: Path, number: int, lengths: Mapping[str
 def _outcome(call: Future[Outcome]) -> Outcome:
     try:
         return call.result(LIMIT)
-    except Exception as error:  # any error means that the run is lost, and is recorded
+    except Exception as error:  # any error means a lost run, which the row records
         return Outcome(0, False, f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
 
 
@@ -207,6 +208,6 @@ def _ranks(engines: LocalEngines) -> dict[int, psutil.Process]:
             variables = process.environ()
             if variables.get(KEEPER) == lock and "OMPI_COMM_WORLD_RANK" in variables:
                 processes[int(variables["OMPI_COMM_WORLD_RANK"])] = process
-        except psutil.Error:  # the process has ended, or belongs to another user
+        except psutil.Error:  # the process has ended or belongs to another user
             continue
     return processes

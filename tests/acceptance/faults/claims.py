@@ -1,4 +1,4 @@
-"""The strategies that declare to survive deaths of ranks, and the experiment that tests this."""
+"""The strategies that claim to survive deaths of ranks, and the experiment that tests this."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOSSY = (None, COMPRESSORS["OneBit"](), ErrorFeedback(inner=TopK(ratio=0.1)))
 
 
 def data(rows: int = ROWS, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Return different samples, with classes that need some training."""
+    """Return distinct samples with class labels that a model can learn only by some training."""
     x = np.random.default_rng(seed).standard_normal((rows, 12)).astype(np.float32)
     return x, (x[:, 0] * x[:, 1] + x[:, 2] > 0).astype(np.int32)
 
@@ -48,7 +48,7 @@ def _runs(algorithm: str, apart: bool) -> bool:
 
 
 def question(strategy: Strategy, workers: int, seed: int, epochs: int) -> Experiment:
-    """Return an experiment of some hundred short steps, in float64 unless it is lossy."""
+    """Return an experiment of some hundred short steps; it uses float64 unless it is lossy."""
     return Experiment(
         model="mlp",
         model_options={"widths": [32, 16]},
@@ -66,7 +66,7 @@ def question(strategy: Strategy, workers: int, seed: int, epochs: int) -> Experi
 
 
 def named(strategy: Strategy) -> str:
-    """Return the name of a strategy with the fields of its gradient exchange."""
+    """Return the name of a strategy with its algorithm, schedule and lossy compressor."""
     said = (getattr(strategy, field, "") for field in ("algorithm", "schedule"))
     lossy = strategy.lossy
     return " ".join(
@@ -75,5 +75,5 @@ def named(strategy: Strategy) -> str:
 
 
 def lossy_name(strategy: Strategy) -> str:
-    """Return the name of the lossy compressor, or "exact"."""
+    """Return the name of a strategy's lossy compressor, or "exact" if it has none."""
     return "exact" if strategy.lossy is None else type(strategy.lossy).__name__

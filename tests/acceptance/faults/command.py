@@ -1,4 +1,4 @@
-"""Campaigns of faults at random moments; each part of the command is one campaign.
+"""Campaigns that inject faults at random moments; each part of the command is one campaign.
 
 On two quiet cores all parts take some hours. 100 kills on four ranks take 50 min, 60 kills during a
 call 25 min, and 39 recoveries 20 min. 100 resumes take 40 min, 30 injected faults 5 min, and the
@@ -22,14 +22,15 @@ from tests.acceptance.rows import read_rows, record_rows
 
 
 class Part(NamedTuple):
-    """A part of the command: its measurement, its default repeats, and the criteria of a good row.
+    """A part of the command: its measurement, its default repeats, and what makes a row good.
 
     Attributes:
-        measure: Function of the number of repeats and the known rows, which yields further rows.
+        measure: Function that takes the number of repeats and the known rows, and yields further
+            rows.
         repeats: Default number of repeats.
-        good: Columns that are true in a row without an error.
-        counts: Column that is true in rows that count; "": all rows count.
-        numbers: Columns whose medians are shown.
+        good: Names of columns that must be true in a row without an error.
+        counts: Name of the column that is true in rows that count; if "", all rows count.
+        numbers: Names of columns whose medians the summary shows.
     """
 
     measure: Callable[[int, Sequence[Row]], Iterator[Row]]
@@ -64,7 +65,7 @@ PARTS = {
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:
-    """Return a row per part and place: number of rows that count, number of good rows, medians."""
+    """Return a row per part and place: number of rows that count, good rows, and medians."""
     found: list[Row] = []
     for what, part in PARTS.items():
         own = [row for row in rows if row["what"] == what and row.get(part.counts or "what")]
@@ -107,9 +108,9 @@ def trouble(rows: Sequence[Row]) -> list[str]:
 def command(what: list[str], repeats: int | None, file: Path | None) -> None:
     """Kill ranks and trainings at random moments, inject faults, and check the results.
 
-    All parts take some hours on two cores. Rows that FILE already contains are not measured again.
-    Ends with an error if a run does not continue, a ledger of samples is not exact, a fault is not
-    found, or a resumed training differs.
+    All parts together take some hours on two cores. Rows that FILE already contains are not
+    measured again. Ends with an error if a run does not continue, a ledger of samples is not exact,
+    a fault is not reported, or a resumed training differs.
     """
     if unknown := [name for name in what if name not in PARTS]:
         raise InvalidInput(f"what={unknown[0]!r} is not known; allowed: {', '.join(PARTS)}")

@@ -1,4 +1,4 @@
-"""The time that fault tolerance costs if no rank dies."""
+"""Measure how much time fault tolerance costs if no rank dies."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
         repeats: Number of pairs of runs; in every second pair the order is reversed.
         known: Rows of earlier runs of the campaign.
 
-    Returns: A row per model: the median step without fault tolerance, and the relative increase
-        with it. `share` is the median increase over pairs, with minimum and maximum. `quiet_share`
-        compares the lower quartiles of both kinds of runs, which periods of a slow machine do not
-        change.
+    Returns: One row per model: the median step time without fault tolerance, and the relative
+        increase with it. The column `share` is the median increase over all pairs, with minimum and
+        maximum. The column `quiet_share` compares the lower quartiles of both kinds of runs, which
+        slow periods of the machine hardly affect.
     """
     done = {row["case"] for row in known if row["what"] == "cost"}
     cases = [case for case in WIDTHS if case not in done]
@@ -51,7 +51,7 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
 
 
 def _pair(plain: Cluster, tolerant: Cluster, case: str, number: int) -> tuple[float, float]:
-    """Return the median step of both engines, ms; the order of the engines alternates."""
+    """Return the median step time (ms) without and with fault tolerance; their order alternates."""
     asked = Experiment(
         model_options={"widths": WIDTHS[case]},
         dataset="synthetic",

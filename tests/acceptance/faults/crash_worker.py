@@ -1,7 +1,7 @@
 """Train with checkpoints until another process kills this process.
 
-python -m tests.acceptance.faults.crash_worker CLUSTER WORKERS FILE (cluster name, ranks,
-experiment)
+Usage: python -m tests.acceptance.faults.crash_worker CLUSTER WORKERS FILE (cluster name, number of
+ranks, experiment file)
 """
 
 from __future__ import annotations

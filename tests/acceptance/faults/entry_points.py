@@ -1,4 +1,4 @@
-"""The ways in which a user runs an experiment on ranks; each writes its records to a folder."""
+"""The ways in which a user runs an experiment on ranks; each rank stores its records."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 WORKERS, ROWS, BATCH, EPOCHS = 3, 600, 24, 20
 STEPS = ROWS // BATCH
-TASK, RESULT = "task", "result"  # files of a cell; results have the process number
+TASK, RESULT = "task", "result"  # file names of a cell; results also have the process ID
 LIMIT = 900.0  # timeout of one command, seconds
 CELL = """
 import json, os, pathlib, pickle
@@ -63,8 +63,8 @@ class Outcome(NamedTuple):
 
     Attributes:
         faults: Number of faults in the record.
-        exact: Whether each sample was used once per epoch, as far as the remaining ledgers show.
-        why: Error message; "" if the experiment finished.
+        exact: Whether each sample was used once per epoch, according to the remaining ledgers.
+        why: Error message; "" if the experiment ended without an error.
     """
 
     faults: int
@@ -73,14 +73,14 @@ class Outcome(NamedTuple):
 
 
 def ledgers(folder: str) -> list[keras.callbacks.Callback]:
-    """Return callbacks that record the samples of a rank."""
+    """Return callbacks that record which samples a rank uses."""
     from labkit.worker.sample_ledger import SampleLedger
 
     return [SampleLedger(folder)]
 
 
 def question(folder: Path, number: int) -> Experiment:
-    """Return a short training whose equivalence check has no stored verdict."""
+    """Return a short training whose equivalence check has no stored result yet."""
     return Experiment(
         model="mlp",
         model_options={"widths": [16, 8]},
@@ -120,7 +120,7 @@ def notebook(folder: Path, number: int) -> Outcome:
 
 
 def experiment(folder: Path, number: int) -> Outcome:
-    """Run an experiment by `labkit run FILE.yaml`; without callbacks, its history is the ledger."""
+    """Run an experiment by `labkit run FILE.yaml`; its history replaces the ledger of callbacks."""
     fields = {
         "dataset": "synthetic",
         "dataset_options": {"rows": ROWS, "test_rows": 60},
@@ -137,7 +137,7 @@ def experiment(folder: Path, number: int) -> Outcome:
 
 
 def cell(folder: Path, number: int) -> Outcome:
-    """Run an experiment in a cell of `%%ranks` that may be repeated."""
+    """Run an experiment in a `%%ranks` cell that labkit may repeat."""
     (folder / TASK).write_bytes(cloudpickle.dumps(question(folder, number)))
     (folder / "live").mkdir()
     source = CELL.format(folder=str(folder), task=TASK, result=RESULT, suffix=SUFFIX)
@@ -147,7 +147,7 @@ def cell(folder: Path, number: int) -> Outcome:
     ):
         run_cell(cluster, source, retries=1)
     results = len(list(folder.glob(f"{RESULT}*")))
-    faults = errors.getvalue().count("died: the cell runs again")
+    faults = errors.getvalue().count("died, so the cell runs again")
     return Outcome(faults, results == WORKERS and _is_exact(folder))
 
 
@@ -195,7 +195,7 @@ def _is_exact(folder: Path) -> bool:
 
 
 def _is_complete(run: Run) -> bool:
-    """Return whether every step was computed with all rows, as far as all ranks could report."""
+    """Return whether each step used all samples, as far as all ranks could report."""
     history = run.history
     if sorted(history["step"].unique()) != list(range(STEPS * EPOCHS)):
         return False

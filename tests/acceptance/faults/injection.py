@@ -1,4 +1,4 @@
-"""Inject faults at random places, and check that the error names the place."""
+"""Inject faults at random places, and check that the error message names the place."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ STEPS = 5
 LAYERS = ("dense", "dense_1", "dense_2")
 KINDS = ("nan", "inf", "corrupt", "nan", "drop", "inf", "corrupt", "nan", "inf", "kill")
 SENT = ("corrupt", "drop")
-LIMIT = 20.0  # timeout of a wait for a lost message, seconds
-TRIES = 500  # maximum number of draws until a fault is possible
+LIMIT = 20.0  # timeout of a wait for a message, seconds
+TRIES = 500  # maximum number of draws to find a possible fault
 
 
 def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
-    """Inject one fault per run, of every kind that labkit detects at once.
+    """Inject one fault per run; the faults include every kind that labkit detects at once.
 
-    Strategy, clock, rank, step and layer are random. A draw is repeated if the experiment is
-    invalid, the rank did not reach the step, or it sent no message in the step.
+    The strategy, the clock, the rank, the training step and the layer are random. Another draw
+    replaces an invalid experiment, and a fault whose rank did not reach the step or sent no message
+    in it.
 
     Args:
         repeats: faults.
         known: Rows of earlier runs of the campaign.
 
-    Returns: A row per fault: the fault, the error (`said`), and whether the error names its place
-        (`found`). The place is step, layer and rank of a nonfinite number, the sender of a flipped
-        or lost message or the waiting calls, or the killed rank.
+    Returns: One row per fault: the fault, the error message (`said`), and whether the message names
+        the place of the fault (`found`). For a nonfinite number, the place is step, layer and rank;
+        for a flipped or lost message, its sender or the waiting calls; for a kill, the rank.
     """
     done = {row["number"] for row in known if row["what"] == "planted"}
     if wanted := [number for number in range(repeats) if number not in done]:
@@ -54,12 +55,12 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
 
 
 def one(cluster: Cluster, number: int) -> Row:
-    """Run the first drawn fault that is possible in an experiment."""
+    """Run random experiments with a fault until one reaches the fault; return its row."""
     draw, kind = np.random.default_rng([number, 11]), KINDS[number % len(KINDS)]
     strategies = _strategies()
     for _ in range(TRIES):
         strategy, clock = strategies[draw.integers(len(strategies))]
-        whole = strategy.parallelism[0] == "data"  # otherwise a rank has only some of the layers
+        whole = strategy.parallelism[0] == "data"  # otherwise a rank holds only some of the layers
         fault: dict[str, Any] = {
             "rank": int(draw.integers(WORKERS)),
             "step": int(draw.integers(STEPS)),
@@ -110,7 +111,7 @@ def _experiment(strategy: Strategy, clock: str, fault: Fault) -> Experiment:
 
 
 def _found(fault: Fault, said: str, rank: int | None) -> bool:
-    """Return whether an error names the place of a fault."""
+    """Return whether an error message names the place of a fault."""
     if fault.kind == "kill":
         return rank == fault.rank
     if fault.kind in SENT:
@@ -121,8 +122,7 @@ def _found(fault: Fault, said: str, rank: int | None) -> bool:
 
 
 def _ended(cluster: Cluster, asked: Experiment) -> Run | RankError:
-    """Return the error with which a run ends, or the run if it ends without an error. Raises:
-    InvalidInput."""
+    """Return the run of an experiment, or the error that ends it. Raises: InvalidInput."""
     try:
         return cluster.run(asked, show=False)
     except Refused:
@@ -132,7 +132,7 @@ def _ended(cluster: Cluster, asked: Experiment) -> Run | RankError:
 
 
 def _never_was(run: Run, fault: Fault) -> bool:
-    """Return whether the rank did not reach the step, or sent no message in this step."""
+    """Return whether the rank did not reach the fault's step, or sent no message in it."""
     history = run.history
     own = history[(history["rank"] == fault.rank) & (history["step"] == fault.step)]
     return own.empty or (fault.kind in SENT and not own["payload_bytes"].sum())

@@ -1,4 +1,4 @@
-"""Kill ranks at random moments of a training; the surviving ranks must finish it."""
+"""Kill ranks at random moments of a training, and check that the other ranks finish it."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from tests.acceptance.faults.mpi_job import BEGUN, STEPS, TOLD, Ranks, hosts
 
 SIZE = 4
 EACH = 2  # number of kills per run
-SEEDS = {"one host": 10, "two hosts": 1}  # number of seeds without a kill
-SURE = 0.999  # share of further seeds whose accuracy is in the band
+SEEDS = {"one host": 10, "two hosts": 1}  # number of seeds that are run without a kill
+SURE = 0.999  # probability that another seed's accuracy is in the band
 
 
 class Band(NamedTuple):
-    """The range of accuracy, and the duration, of runs without a kill.
+    """The accuracy interval and the duration of trainings without a kill.
 
     Attributes:
-        low, high: Limits of the accuracy.
-        seconds: Duration of one training.
+        low, high: Limits of the accuracy interval.
+        seconds: Duration of one training without a kill.
     """
 
     low: float
@@ -48,21 +48,22 @@ class Band(NamedTuple):
 
 
 def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
-    """Kill ranks until enough kills have hit a running training, every fifth of them on two hosts.
+    """Kill ranks until enough kills have hit a running training, every fifth on two hosts.
 
-    In each run two ranks of four are killed, at moments that are uniform over the duration of a run
-    without a kill. All strategies that declare to survive deaths take turns, in random order.
+    Each run has four ranks; two of them are killed, at moments uniform over the duration of a run
+    without a kill. The strategies that claim to survive deaths of ranks take turns, in random
+    order.
 
     Args:
         repeats: kills.
         known: Rows of earlier runs of the campaign, which are not measured again.
 
-    Returns: A row "band" per seed without a kill, and a row "kills" per kill. A row "kills"
-        contains whether the run `finished` with equal weights on all surviving ranks, whether its
-        ledger of samples is `exact`, and its `accuracy`. `within` is whether the accuracy is in the
-        band of seeds; if it is not, the same seed without a kill joins the band. `seconds` is the
-        time from the kill to the end of the next step, without `trace_s`, or `early_s` if the
-        survivors had not yet traced a step.
+    Returns: One row "band" per seed that was run without a kill, and one row "kills" per kill. A
+        row "kills" contains whether the run `finished` with equal weights on all surviving ranks,
+        whether its ledger of samples is `exact`, and its `accuracy`. The column `within` says
+        whether the accuracy is in the band; if it is not, the same seed without a kill joins the
+        band. The column `seconds` is the time from the kill to the end of the next step, without
+        `trace_s`; it is `early_s` if the survivors had not yet traced a step.
     """
     there = list(known)
     for place, wanted in (("one host", repeats - repeats // 5), ("two hosts", repeats // 5)):
@@ -80,7 +81,7 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
 
 
 def _on(place: str, bed: Testbed | None, wanted: int, there: list[Row]) -> Iterator[Row]:
-    """Kill ranks on one or two hosts until enough kills have hit."""
+    """Kill ranks on one or two hosts until enough kills have hit a running training."""
     claims = claimed(apart=bed is not None)
     order = np.random.default_rng(7).permutation(len(claims))
     done = [row for row in there if row["network"] == place and row["what"] == "kills"]
@@ -93,8 +94,8 @@ def _on(place: str, bed: Testbed | None, wanted: int, there: list[Row]) -> Itera
         band = _band(place, strategy, [*there, *bands])
         rows = list(_killed(place, bed, strategy, number, min(EACH, wanted - struck), band))
         if rows[0]["finished"] and not rows[0]["within"] and not rows[0]["why"]:
-            # The seed, not the kill, may cause the deviation. Therefore the same seed without a
-            # kill joins the band.
+            # The seed, not the kill, may cause an accuracy outside the band. Therefore the same
+            # seed without a kill joins the band.
             more = list(_undisturbed(place, bed, strategy, [int(rows[0]["seed"] or 0)]))
             yield from more
             wider = _band(place, strategy, [*there, *bands, *more])
@@ -109,7 +110,7 @@ def _on(place: str, bed: Testbed | None, wanted: int, there: list[Row]) -> Itera
 def _bands(
     place: str, bed: Testbed | None, strategy: Strategy, there: Sequence[Row]
 ) -> Iterator[Row]:
-    """Run several seeds without a kill, unless rows with the same lossy compressor exist."""
+    """Run several seeds without a kill, unless rows with this lossy compressor already exist."""
     lossy = lossy_name(strategy)
     if any(_is_band(row, lossy, place) for row in there):
         return
@@ -141,7 +142,7 @@ def _is_band(row: Row, lossy: str, place: str = "") -> bool:
 
 
 def _band(place: str, strategy: Strategy, there: Sequence[Row]) -> Band:
-    """Return Student's prediction interval for one further seed, from seeds on any hosts."""
+    """Return the prediction interval (Student's t) for one more seed, from seeds on any hosts."""
     from scipy.stats import t as student
 
     lossy = lossy_name(strategy)
@@ -156,7 +157,7 @@ def _band(place: str, strategy: Strategy, there: Sequence[Row]) -> Band:
 def _killed(
     place: str, bed: Testbed | None, strategy: Strategy, number: int, count: int, band: Band
 ) -> Iterator[Row]:
-    """Kill some ranks during one run; yield a row for each kill."""
+    """Kill some ranks during one run; yield one row per kill."""
     draw = np.random.default_rng([number, len(place)])
     victims = [int(each) for each in draw.permutation(SIZE)[:count]]
     delays = sorted(float(each) for each in draw.uniform(0, band.seconds, count))
@@ -215,13 +216,13 @@ def _killed(
 
 
 def _told(folder: Path) -> dict[int, dict[str, Any]]:
-    """Return the results of the ranks, by rank number."""
+    """Return the result that each rank stored, by rank number."""
     files = sorted(folder.glob(f"{TOLD}*"))
     return {int(path.name[len(TOLD) :]): json.loads(path.read_text()) for path in files}
 
 
 def _steps(folder: Path) -> dict[int, list[tuple[float, int]]]:
-    """Return the time of each step with the number of dead ranks; skip an incomplete line."""
+    """Return each rank's step times and numbers of dead ranks; skip incomplete lines."""
     found = {}
     for path in folder.glob(f"{STEPS}*"):
         whole = path.read_text().rpartition("\n")[0].splitlines()

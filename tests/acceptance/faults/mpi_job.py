@@ -1,4 +1,4 @@
-"""A job of MPI ranks that a campaign kills, on this machine or on two hosts."""
+"""An MPI job whose ranks a campaign kills, on this machine or on two hosts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from labkit.hosts import Testbed
 from labkit.hosts.scripts import AGENT_VARIABLE
 from tests.acceptance.repository import EXPORT_PATH
 
-# Names of files; a file of a rank ends with its number.
+# Names of files; each rank appends its number to the names of its files.
 ASKED, BEGUN, STEPS, TOLD = "asked", "begun", "steps", "told"
-HANG = 120.0  # seconds of a training before all threads report their position
+HANG = 120.0  # seconds per training until all threads print a traceback
 START = 300.0  # maximum seconds until all ranks have started
 
 
 class Ranks:
-    """A context manager of a job of training ranks, which ends with the context.
+    """A context manager that starts ranks for training, and ends them.
 
     Args:
         asked: Experiments that the ranks train in succession, each with the name of its folder.
@@ -38,7 +38,7 @@ class Ranks:
     def __init__(self, asked: Sequence[tuple[str, Experiment]], bed: Testbed | None) -> None:
         self.size, self._bed = asked[0][1].workers, bed
         self._limit = START + HANG * len(asked)
-        # All hosts of the testbed see this folder, but not each other's temporary folders.
+        # All hosts of the testbed see this folder, but each host has its own temporary folder.
         self._temporary = tempfile.TemporaryDirectory(prefix=".labkit-faults-", dir=Path.cwd())
         self.folder = Path(self._temporary.name)
         (self.folder / ASKED).write_bytes(pickle.dumps(asked))
@@ -73,7 +73,7 @@ class Ranks:
         self._temporary.cleanup()
 
     def wait_for(self, what: Callable[[], bool], seconds: float = START) -> bool:
-        """Return whether a condition holds before the ranks end or the seconds are over."""
+        """Return whether a condition holds before a timeout and before the ranks end."""
         end = time.monotonic() + seconds
         while not what():
             if self._process.poll() is not None or time.monotonic() > end:
@@ -90,11 +90,11 @@ class Ranks:
         return True
 
     def said(self) -> str:
-        """Return the end of the ranks' output."""
+        """Return the last part of the ranks' output."""
         return " ".join((self.folder / "said").read_text(errors="replace").split())[-600:]
 
     def kill(self, rank: int) -> float | None:
-        """Kill a rank; return the time by the hosts' clock, or None if the rank has ended."""
+        """Kill a rank; return the time by the hosts' clock, or None if it had already ended."""
         if (process := self._find(rank)) is None:
             return None
         now = time.monotonic()
@@ -109,14 +109,14 @@ class Ranks:
             try:
                 if process.environ().get("OMPI_COMM_WORLD_RANK") == str(rank):
                     return process
-            except psutil.Error:  # the process has ended in the meantime
+            except psutil.Error:  # the process has ended meanwhile
                 continue
         return None
 
 
 @contextmanager
 def hosts(apart: bool) -> Iterator[Testbed | None]:
-    """Create two hosts if the ranks are to be on several hosts; otherwise use this machine."""
+    """Yield a testbed of two hosts if the ranks are to be apart; otherwise None (this machine)."""
     if not apart:
         yield None
         return

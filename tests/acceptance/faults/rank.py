@@ -27,7 +27,7 @@ class Moments(keras.callbacks.Callback):
 
     Args:
         folder: where.
-        communicator: Communicator of this rank.
+        communicator: Communicator of this process.
     """
 
     def __init__(self, folder: Path, communicator: Communicator) -> None:
@@ -37,17 +37,17 @@ class Moments(keras.callbacks.Callback):
         self.weights: list[Any] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Record the time from which this rank may be killed."""
+        """Record the time at which training begins; from then on, the rank may be killed."""
         file = self._folder / f"{BEGUN}{self._communicator.number}"
-        if not file.exists():  # training begins again after a death, without dead ranks
+        if not file.exists():  # after a death, training begins again without dead ranks
             file.write_text(str(self._communicator.clock.now()))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Record the time by the host's clock, and the number of dead ranks."""
+        """Record the time of the step's end by the host's clock, and the number of dead ranks."""
         print(self._communicator.clock.now(), len(self._communicator.dead), file=self._steps)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Store the weights, which are the result if no further training follows."""
+        """Store the weights; those of the last training are the result."""
         self.weights = self.model.get_weights()
 
 

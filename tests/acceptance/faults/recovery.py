@@ -1,4 +1,4 @@
-"""Kill ranks in trainings that need all ranks: a spare or a checkpoint replaces each dead rank."""
+"""Kill ranks of trainings that need all ranks: a spare or a checkpoint must replace each."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from tests.acceptance.faults.claims import named
 from tests.acceptance.faults.crash_worker import EVERY
 from tests.acceptance.faults.resumes import WORKERS, kept, same
 
-BEGIN = 120.0  # timeout until the first step of a training, seconds
+BEGIN = 120.0  # timeout for the first step of a training, seconds
 
 
 def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
     """Kill a rank at a random moment of a training, and check how the training continues.
 
-    Strategies take turns that support checkpoints and cannot continue without the dead rank; they
-    have a spare and a checkpoint every few steps. The processes are engines: ranks 0 to n - 1
-    train, and the last rank is the spare.
+    Strategies take turns if they support checkpoints and cannot continue without the dead rank;
+    each has a spare rank and a checkpoint every few steps. The ranks are engines of one cluster:
+    ranks 0 to n - 1 train, and the last rank is the spare.
 
     Args:
-        repeats: Number of kills that hit a running training.
+        repeats: Number of kills that must hit a running training.
         known: Rows of earlier runs of the campaign.
 
-    Returns: A row per kill: whether the run `finished`, where its state came from (`source`), and
-        whether the result is the `same` as without a kill, see `same`.
+    Returns: One row per kill: whether the run `finished`, the `source` of its restored state, and
+        whether the result is the `same` as without a kill, see the function `same`.
     """
     done = [row for row in known if row["what"] == "comebacks"]
     struck = sum(bool(row["struck"]) for row in done)
@@ -52,7 +52,7 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
         while struck < repeats:
             turn = number % len(asked)
             if turn not in whole:
-                # Imports libraries before the timed part.
+                # This run imports libraries before the timed part.
                 cluster.run(asked[turn].replace(epochs=1), show=False)
                 begin = time.monotonic()
                 run = cluster.run(asked[turn], show=False)
@@ -64,7 +64,7 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
 
 
 def _killed(cluster: Cluster, number: int, asked: Experiment, whole: Run, seconds: float) -> Row:
-    """Kill a rank during one training; return its row."""
+    """Kill a rank during one training; return the row of this kill."""
     draw = np.random.default_rng([number, 17])
     moment, victim = float(draw.uniform(0, seconds)), int(draw.integers(asked.ranks))
     processes = cluster.view.apply_sync(os.getpid)

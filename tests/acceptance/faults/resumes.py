@@ -1,4 +1,4 @@
-"""End trainings with checkpoints by SIGKILL at random moments, resume them, and compare."""
+"""Kill trainings with checkpoints at random moments, resume them, and compare the results."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ WHO = ("caller", "caller", "rank", "caller", "all")  # processes that are killed
 
 
 def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
-    """End trainings at moments that are uniform over their duration, then resume and compare them.
+    """Kill trainings at moments uniform over their duration, then resume and compare them.
 
-    In turn the killed processes are the caller of `cluster.run`, a rank, or the caller and all
-    ranks. Every strategy that supports checkpoints takes its turn, on both clocks.
+    The campaign kills the caller of `cluster.run`, a rank, or the caller and all ranks, in turn.
+    The strategies that support checkpoints take turns, on both clocks.
 
     Args:
         repeats: kills.
         known: Rows of earlier runs of the campaign.
 
-    Returns: A row per kill: whether it hit before the end (`struck`), the `step` of the checkpoint
-        that training resumed from, and whether the result is the `same` as without a kill.
+    Returns: One row per kill: whether it came before the end (`struck`), the `step` of the
+        checkpoint from which training resumed, and whether the result is the `same` as without a
+        kill.
     """
     done = {row["number"] for row in known if row["what"] == "resumes"}
     wanted = [number for number in range(repeats) if number not in done]
@@ -59,7 +60,7 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
             turn = number % len(asked)
             experiment = asked[turn]
             if turn not in whole:
-                # Imports libraries before the timed part.
+                # This run imports libraries before the timed part.
                 cluster.run(experiment.replace(epochs=1), show=False)
                 begin = time.monotonic()
                 run = cluster.run(experiment, show=False)
@@ -68,7 +69,7 @@ def measure(repeats: int, known: Sequence[Row]) -> Iterator[Row]:
 
 
 def kept() -> Iterator[Experiment]:
-    """Yield an experiment for each strategy that labkit can checkpoint and resume."""
+    """Yield an experiment for each strategy whose training labkit can checkpoint and resume."""
     for kind in STRATEGIES.values():
         for clock in ("wall", "virtual"):
             try:
@@ -117,7 +118,7 @@ def _resumed(
 def _killed(
     cluster: Cluster, asked: Experiment, who: str, victim: int, moment: float, folder: Path
 ) -> bool:
-    """Train in another process and kill it; return whether it was still training."""
+    """Train in another process and kill it; return whether the kill came before the end."""
     ranks = cluster.view.apply_sync(os.getpid)
     folder.mkdir()
     file = folder / "asked"
@@ -135,7 +136,7 @@ def _killed(
         struck = process.poll() is None
         if who in ("caller", "all"):
             process.kill()
-        # A call that has ended needs no ranks, but the resumed call needs them.
+        # A call that has ended no longer needs its ranks, but the resumed call needs them.
         dying = {"all": ranks, "rank": [ranks[victim]], "caller": []}[who] if struck else []
         for rank in dying:
             psutil.Process(rank).kill()
@@ -152,10 +153,10 @@ def _killed(
 
 
 def same(asked: Experiment, run: Run, whole: Run) -> bool:
-    """Return whether losses and weights of two runs are equal, bit for bit.
+    """Return whether two runs have equal losses and equal weights, bit for bit.
 
-    Asynchronous runs on the wall clock never repeat exactly. For these runs, the number of applied
-    gradients must be equal, and every worker must have computed each step once.
+    Asynchronous runs on the wall clock never repeat exactly. For these runs, both must apply the
+    same number of gradients, and every worker must compute each step once.
     """
     waits = asked.strategy.cell(asked.workers).synchronization in ("synchronous", "periodic")
     if asked.clock == "wall" and not waits:
@@ -165,7 +166,7 @@ def same(asked: Experiment, run: Run, whole: Run) -> bool:
 
 
 def _is_gapless(run: Run) -> bool:
-    """Return whether the steps of each worker are 0, 1, 2, …, each once."""
+    """Return whether each worker computed the steps 0, 1, 2, … without gaps, each once."""
     steps = run.history.groupby("rank")["step"]
     return all(sorted(own) == list(range(len(own))) for _, own in steps)
 

@@ -1,4 +1,4 @@
-"""The campaign of forecasts: forecast all settings, then measure the settings in turns."""
+"""The campaign of forecasts: it forecasts all settings, then measures them in turns."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from tests.acceptance.forecasts.settings import LINK, Setting
 def measure(
     chosen: Sequence[Setting], repeats: int, known: Sequence[Row], calibration: Calibration
 ) -> Iterator[Row]:
-    """Forecast all settings, then run them in turns.
+    """Forecast the step times of all settings, then run the settings in turns.
 
     Args:
         chosen: settings.
-        repeats: Number of runs per setting; every repeat runs all settings, every second repeat in
-            reverse order.
-        known: Rows of earlier runs of the campaign; their forecasts stay valid.
-        calibration: Calibration without the networks and batches of the settings.
+        repeats: Number of runs per setting; each repeat runs all settings, and every second repeat
+            reverses their order.
+        known: Rows of earlier runs of the campaign, whose forecasts stay valid.
+        calibration: Calibration that contains neither the networks nor the batch sizes of the
+            settings.
 
-    Returns: A row "forecast" per setting, then a row "measured" per run with the number of its
-        forecast, and a row "skipped" per setting that this machine cannot run.
+    Returns: One row "forecast" per setting, then one row "measured" per run with the number of its
+        forecast, and one row "skipped" per setting that this machine cannot run.
 
     Raises:
-        LabkitError: The known rows are of another calibration, or of other settings.
+        LabkitError: The known rows belong to another calibration or to other settings.
     """
     foreseen = [row for row in known if row["what"] == "forecast"]
     asked = [each.experiment.hash8 for each in chosen]
@@ -54,7 +55,8 @@ def measure(
         for row in (foreseen if repeat % 2 == 0 else foreseen[::-1])
         if (row["number"], repeat) not in done and row["number"] not in over
     ]
-    # Only one cluster runs at a time, because another cluster's ranks would use the same cores.
+    # Only one cluster runs at a time, because the ranks of another cluster would use the same
+    # cores.
     places = {(each.hosts is not None, each.experiment.workers) for each in chosen}
     with temporary_runs():
         for hosts, workers in sorted(places):

@@ -1,4 +1,4 @@
-"""The campaign of forecasts: its options, and its tables."""
+"""The command of the campaign of forecasts: its options, and its tables."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from tests.acceptance.rows import read_rows, record_rows
 def command(
     path: Path | None, repeats: int, only: str, figure: Path | None, file: Path | None
 ) -> None:
-    """Compare forecasts with runs; settings and forecasts are written before any run starts.
+    """Compare forecasts with runs; all forecasts are written before the first run starts.
 
-    There are 76 settings: 64 with two ranks, the others with one rank, with more ranks than cores,
-    or on two hosts. All runs take about 40 minutes. Rows that FILE already contains are not
-    measured again.
+    There are 76 settings: 64 settings with two ranks; the others have one rank, more ranks than
+    cores, or two hosts. All runs take about 40 minutes. The campaign does not measure rows again
+    that FILE already contains.
     """
     if not (chosen := settings(only)):
         cases = "; ".join(dict.fromkeys(each.case for each in settings()))

@@ -1,4 +1,4 @@
-"""Forecasts compared with runs: their order, and their errors."""
+"""Compare forecasts with runs: check the order of rows, and compute the errors of forecasts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from labkit.bench.timing import Row
 from tests.acceptance.forecasts.predictions import seal
 
-LOUD = 0.10  # relative difference of repeats above which a setting does not count
+LOUD = 0.10  # relative spread of repeats above which a setting does not count
 NINE_TENTHS = 0.9
 
 
 def verify(rows: Sequence[Row]) -> list[str]:
-    """Return the errors in the order of rows: forecasts that were written late, or changed."""
+    """Return errors in the order of rows: forecasts that were written too late, or changed."""
     kinds = [row["what"] for row in rows]
     first = kinds.index("measured") if "measured" in kinds else len(kinds)
     wrong = [
@@ -37,11 +37,11 @@ def verify(rows: Sequence[Row]) -> list[str]:
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
-    """Return a row per setting: predicted and measured time (median of runs), error, and group.
+    """Return a row per setting: forecast time, measured time (median of runs), error, and group.
 
     `error` is predicted / measured - 1. The column `group` separates settings on two hosts,
-    settings whose ranks share cores, and settings whose runs differ by more than 10 %. The column
-    `held` is the share of runs in the forecast interval.
+    settings with more ranks than cores, and settings whose runs differ by more than 10 %. The
+    column `held` is the share of runs whose time is in the forecast interval.
     """
     found = []
     for row in (row for row in rows if row["what"] == "forecast"):
@@ -69,7 +69,7 @@ def compared(rows: Sequence[Row]) -> list[Row]:
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:
-    """Return a row per group: settings, median and 90th percentile of |error|, share held, bias."""
+    """Return a row per group: number of settings, median and p90 of |error|, `held`, and bias."""
     table = compared(rows)
     found: list[Row] = []
     for group in dict.fromkeys(str(row["group"]) for row in table):
@@ -89,6 +89,6 @@ def summary(rows: Sequence[Row]) -> list[Row]:
 
 
 def worst(rows: Sequence[Row], count: int = 5) -> list[Row]:
-    """Return the settings with the largest |error| among those that count."""
+    """Return the settings with the largest |error|, all from the group "calm"."""
     calm = [row for row in compared(rows) if row["group"] == "calm"]
     return sorted(calm, key=lambda row: -abs(float(row["error"] or 0)))[:count]

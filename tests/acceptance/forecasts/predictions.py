@@ -1,4 +1,4 @@
-"""Forecasts that are written before any setting runs, each with a checksum, and calibrations."""
+"""Write forecasts with checksums before any setting runs, and load or make their calibration."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from labkit.forecast import Calibration
 from labkit.forecast.calibration_store import merged
 from tests.acceptance.forecasts.settings import ROWS, STEPS, Setting, calibrated
 
-SECONDS = 2.5  # duration of a run by its forecast, seconds
-CORES = 2  # number of cores; with more ranks the calibration is quick
+SECONDS = 2.5  # forecast duration of each run, seconds
+CORES = 2  # number of cores; for more ranks, the calibration is quick
 
 
 def known(chosen: list[Setting], path: Path | None, rows: Path | None) -> Calibration:
-    """Load a calibration from a file, or from beside the rows, or calibrate now."""
+    """Load a calibration from `path`, or from beside the file of rows, or calibrate now."""
     beside = rows.with_suffix(".calibration.json") if rows is not None else None
     if path is not None or (beside is not None and beside.is_file()):
         return Calibration.load(path or beside or Path())
     wanted, parts = calibrated(chosen), []
-    # The quick calibration of many ranks comes first, so that the precise one of few ranks replaces
-    # its values.
+    # The quick calibration of many ranks comes first; the precise calibration of few ranks then
+    # replaces its values.
     for own in (
         [each for each in wanted if each.workers > CORES],
         [each for each in wanted if each.workers <= CORES],
@@ -49,14 +49,14 @@ def _told(line: str) -> None:
 
 
 def forecasts(chosen: Sequence[Setting], calibration: Calibration, first: int = 0) -> Iterator[Row]:
-    """Yield a row "forecast" per setting, from a number on, with the `seal` of its content."""
+    """Yield a row "forecast" per setting, beginning at index `first`; `seal` is its checksum."""
     for number, setting in enumerate(chosen[first:], first):
         yield _forecast(number, setting, calibration)
 
 
 def _forecast(number: int, setting: Setting, calibration: Calibration) -> Row:
     experiment, name = setting.experiment, str(setting.network) if setting.network else None
-    emulated = True if setting.hosts else None  # all ranks share the cores of one machine
+    emulated = True if setting.hosts else None  # two hosts, but all ranks share one machine's cores
     found = experiment.forecast(network=setting.hosts, calibration=calibration, emulated=emulated)
     steps = int(np.clip(SECONDS / found.seconds, *STEPS))
     row = head("forecasts", setting.case, "forecast", experiment.workers, name, number=number)

@@ -1,4 +1,4 @@
-"""The settings that are forecast and run, and other settings that are calibrated for them."""
+"""The settings that are forecast and run, and the experiments from which they are calibrated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from labkit.strategies import (
     Strategy,
 )
 
-MODELS = {"small": [128, 128], "large": [512, 512]}  # widths of the layers
+MODELS = {"small": [128, 128], "large": [512, 512]}  # widths of the models' layers
 NETWORKS = (
     Network.named("10GbE"),
     Network(name="500Mb", latency=100e-6, bandwidth=500e6 / 8),
@@ -36,10 +36,10 @@ WAYS: dict[str, Strategy] = {
 }
 BATCHES = (24, 80, 320)  # global batch sizes, samples
 CROWDED = (3, 4)  # numbers of ranks that share two cores
-# Strategies of the settings with these ranks.
+# Strategies of the settings with more ranks than cores.
 FEW = ("ring", "ring, overlap", "averaging", "server")
 APART = ("ring", "averaging")  # strategies of the settings on two hosts
-LINK = 250  # bandwidth between these hosts, Mb/s
+LINK = 250  # bandwidth between the two hosts, Mb/s
 HOSTS = Network(
     name="two hosts",
     latency=PRESETS["1GbE"].latency,
@@ -48,19 +48,19 @@ HOSTS = Network(
     host_latency=PRESETS["100Gb-infiniband"].latency,
     host_bandwidth=PRESETS["100Gb-infiniband"].bandwidth,
 )
-ROWS = (8, 64, 256)  # batch sizes of a rank in the calibration, samples
-BATCH = 64  # global batch size of calibrated whole steps, samples
+ROWS = (8, 64, 256)  # batch sizes per rank in the calibration, samples
+BATCH = 64  # global batch size of the calibrated experiments, samples
 STEPS = (40, 200)  # minimum and maximum number of steps of a run
 FEATURES = 64
 
 
 class Setting(NamedTuple):
-    """A setting that is forecast and run.
+    """A setting whose training is first forecast and then run.
 
     Attributes:
-        case: Text with model, strategy, ranks and batch.
-        experiment: Experiment that is run.
-        hosts: Network between two hosts, whose link is real; None: one host.
+        case: Name of the setting: its model, strategy, ranks and batch size.
+        experiment: The experiment that runs.
+        hosts: Network between two hosts, for a setting whose link is real; None for one host.
     """
 
     case: str
@@ -77,12 +77,12 @@ def settings(only: str = "") -> list[Setting]:
     """Return settings of one rank, two ranks, more ranks than cores, and two hosts.
 
     Args:
-        only: Text that the case of each returned setting contains, such as "2 ranks".
+        only: Text that the name of each returned setting contains, such as "2 ranks".
     """
     pairs = product(enumerate(MODELS), enumerate(NETWORKS), enumerate(WAYS))
     found = [
-        # Every strategy is combined with all networks and all batches, but not with all pairs of
-        # both.
+        # Every strategy occurs with every network and with every batch size, but not with every
+        # pair of network and batch size.
         _setting(model, way, 2, BATCHES[(m + n + w) % len(BATCHES)], network)
         for (m, model), (n, network), (w, way) in pairs
     ]
@@ -99,7 +99,7 @@ def settings(only: str = "") -> list[Setting]:
 
 
 def calibrated(chosen: list[Setting]) -> list[Experiment]:
-    """Return the experiments to calibrate: those of the settings with another batch size."""
+    """Return the experiments to calibrate: those of the settings, with a different batch size."""
     known = [each.experiment.replace(batch_size=BATCH, network=None) for each in chosen]
     return list({each.hash8: each for each in known}.values())
 

@@ -1,4 +1,4 @@
-"""Allreduces of ranks on two hosts: by algorithm, and compared with an emulation of their link."""
+"""Time allreduces of ranks on two hosts: each algorithm, and an emulation of the hosts' link."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ RATE = "1Gb"
 def measure_levels(
     repeats: int = 5, algorithms: Sequence[str] = ALGORITHMS, nbytes: int = NBYTES
 ) -> list[Row]:
-    """Time float32 allreduces of 2 × 2 ranks placed by node at 1 Gb/s; the algorithms alternate.
+    """Time float32 allreduces of 2 × 2 ranks at 1 Gb/s, placed by node; the algorithms alternate.
 
     Args:
         repeats: Number of rounds over all algorithms; each result is the median of `CALLS` calls.
         algorithms: Names of algorithms; the first is "ring", the reference of all ratios.
         nbytes: Size of the buffer, which is in memory that the ranks of a host share.
 
-    Returns: One row per algorithm: median, minimum and maximum of the repeats' medians (ms), and
-        the ratio to the ring by repeat, with its median, minimum and maximum. Simulated values use
-        the measured latency and the paths inside the hosts. `link_bytes` is the number of bytes
-        that left the first host per call by the ranks' count, and `sent` by the count of its link.
+    Returns: One row per algorithm: the median, minimum and maximum of the repeats' medians (ms),
+        and the ratio of its time to the ring's, with median, minimum and maximum over repeats.
+        Simulated values use the measured latency between hosts and the measured paths inside the
+        hosts. `link_bytes` is the number of bytes per call that left the first host, as counted by
+        the ranks; `sent` is this number as counted by the host's network link.
     """
     with testbed(slurm=False) as bed, ranks_on(bed, EACH) as ranks:
         facts: Row = json.loads(ranks.answer())
@@ -51,7 +52,7 @@ def measure_levels(
                 before = bed.sent(bed.hosts[0])
                 ranks.ask([(algorithm, nbytes, CALLS)])
                 (answer,) = json.loads(ranks.answer())
-                # One call more, for the check of the sum.
+                # The ranks make one additional call, which checks the sum.
                 sent = (bed.sent(bed.hosts[0]) - before) / (CALLS + 1)
                 found.append((*answer, sent))
         network = Network(
@@ -62,7 +63,7 @@ def measure_levels(
             host_bandwidth=facts["inside_bandwidth"],
         )
         size = EACH * len(bed.hosts)
-    # The shape is (repeat, algorithm, column).
+    # The array's axes are repeat, algorithm and column.
     values = np.array(found, float).reshape(repeats, len(algorithms), -1)
     rows = []
     for number, algorithm in enumerate(algorithms):
@@ -78,7 +79,7 @@ def measure_levels(
 
 
 def _times(own: np.ndarray, ring: np.ndarray) -> Row:
-    """Return the row of an algorithm from its values and those of the ring."""
+    """Return the row of an algorithm from its measured values and those of the ring."""
     seconds, ratios = own[:, 0], own[:, 0] / ring[:, 0]
     return {
         "median_ms": 1e3 * float(np.median(seconds)),
@@ -96,9 +97,10 @@ def _times(own: np.ndarray, ring: np.ndarray) -> Row:
 def measure_emulation(
     repeats: int = 5, algorithms: Sequence[str] = EMULATED, sizes: Sequence[int] = SIZES
 ) -> list[Row]:
-    """Time allreduces of two ranks on two hosts, and of two ranks that emulate the link, in turns.
+    """Time allreduces of two ranks on two hosts, and of two ranks on an emulated link, in turns.
 
-    Arguments and rows are those of `labkit.bench.link.measure`, whose ranks use TCP without MPI.
+    Arguments and rows are those of `labkit.bench.link.measure`; that function's ranks use TCP
+    without MPI.
     """
     rows = link.measure((RATE,), sizes, algorithms, repeats, joined=_on_two_hosts)
     return [row | {"bench": "hosts", "what": "emulated"} for row in rows]

@@ -1,4 +1,4 @@
-"""Ranks on two hosts of a testbed: allreduces, emulation of their link, and starts of clusters."""
+"""Ranks on two hosts of a testbed: allreduces, emulation of the link, and starts of clusters."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.acceptance.hosts import allreduce, starts
 
 
 class Part(NamedTuple):
-    """A part of the command: its measurement, its default repeats, and the columns of its table.
+    """A part of the command: its measurement, its default repeats, and its table's columns.
 
-    The measurement raises LabkitError if this machine supports no testbed.
+    The measurement raises LabkitError if this machine does not support testbeds.
     """
 
     measure: Callable[[int], list[Row]]
@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
 
 def trouble(row: Row) -> str:
-    """Return a text of the errors in a row; "" if there is no error.
+    """Return a text that names the errors in a row; "" if there are none.
 
     >>> trouble({"correct": False}), trouble({"repeats": 3, "started": 2, "left": 1})
     ('not correct', '1 of 3 did not start, 1 left something')
@@ -72,9 +72,10 @@ PARTS = {
 @click.option("--repeats", type=click.IntRange(1), help="Default: 5, and 20 starts.")
 @AS_JSON
 def command(what: list[str], repeats: int | None, file: Path | None) -> None:
-    """Measure allreduces, their emulation and starts on two virtual hosts (Linux, root).
+    """Measure allreduces, an emulated link, and cluster starts on two virtual hosts (Linux, root).
 
-    Ends with an error if a sum is wrong, a start fails, or an end leaves processes or jobs.
+    Ends with an error if a sum is wrong, a cluster does not start, or processes or jobs remain
+    after its end.
     """
     if unknown := [name for name in what if name not in PARTS]:
         raise InvalidInput(f"what={unknown[0]!r} is not known; allowed: {', '.join(PARTS)}")

@@ -1,4 +1,4 @@
-"""Ranks on the hosts of a testbed, which time allreduces for a campaign."""
+"""Ranks on the hosts of a testbed; they time allreduces for a campaign."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from labkit.hosts.scripts import AGENT_VARIABLE
 from tests.acceptance.repository import EXPORT_PATH
 
 LIMIT = 3600.0  # timeout between two requests, seconds
-# The congestion control Reno enlarges its window until a packet is lost. No packet is lost here, so
-# the link alone limits the speed. After a pause, a connection does not start slowly again.
+# The congestion control Reno enlarges its window until a packet is lost. No packet is lost on this
+# link, so the link alone limits the speed. After a pause, a connection continues without a slow
+# start.
 RENO = "cd /proc/sys/net/ipv4 && echo reno > tcp_congestion_control && "
 RENO += "echo 0 > tcp_slow_start_after_idle"
 
@@ -27,24 +28,25 @@ def ranks_on(bed: Testbed, each: int) -> Iterator[LinkedProcesses]:
     """Start ranks on each host, placed by node; rank 0 reads requests and writes results.
 
     The ranks first report the links: `latency` (s), `bandwidth` (bytes/s) and `payload` (bytes of a
-    frame) between hosts, and `inside_latency` and `inside_bandwidth` if a host has two ranks. For
-    each tuple (algorithm, bytes, calls) of a list, the ranks return the result of `Sums.case`.
+    frame) between hosts, and `inside_latency` and `inside_bandwidth` if a host has two ranks. The
+    caller then sends lists of tuples (algorithm, bytes, calls); for each tuple, the ranks return
+    the result of `Sums.case`.
     """
     at = ",".join(f"{host}:{each}" for host in bed.hosts)
     started_by = [*launcher.mpiexec(each * len(bed.hosts)), *EXPORT_PATH]
     started_by += ["--prtemca", "plm", "ssh", "--host", at]
     variables = os.environ | launcher.environment(over_hosts=True)
     variables |= {AGENT_VARIABLE: str(bed.agent), "OMPI_MCA_btl_tcp_if_include": bed.network}
-    for host in bed.hosts:  # if allowed: /proc is read-only in some containers
+    for host in bed.hosts:  # some containers do not allow this: their /proc is read-only
         bed.run(host, ["sh", "-c", RENO])
-    # The module mpi4py ends all ranks if one rank fails.
+    # With `-m mpi4py`, the failure of one rank ends all ranks.
     command = [*started_by, sys.executable, "-P", "-m", "mpi4py", "-m", __name__]
     with started([bed.command("login", command)], variables) as ranks:
         yield ranks
 
 
 def main() -> None:
-    """Read lists of cases from stdin, one per line, and print their results."""
+    """Read lists of cases from stdin, one list per line, and print their results."""
     communicator = world(timeout=LIMIT)
     speaks = communicator.rank == 0
     if speaks:

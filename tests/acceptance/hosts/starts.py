@@ -1,6 +1,7 @@
 """Start and end clusters on two hosts many times, with each launcher.
 
-python -m tests.acceptance.hosts.starts REPEATS prints one JSON line per start, inside a Slurm job
+Inside a Slurm job, `python -m tests.acceptance.hosts.starts REPEATS` prints one JSON line per
+start.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "srun": {"workers": RANKS, "nodes": NODES, "launch_command": "srun"},
 }
 INSIDE = "in a job, mpiexec"
-ENDS = 60.0  # seconds after the end until leftovers count
+ENDS = 60.0  # seconds after which a remaining process counts as left over
 OURS = "labkit.cluster|prted|prterun"  # pattern for command lines of a cluster's processes
 
 
@@ -33,14 +34,14 @@ def measure(repeats: int = 20) -> list[Row]:
     """Start and end clusters of 2 × 2 ranks; the launchers take turns.
 
     A start succeeds if all ranks form one MPI world on the requested hosts, and a call returns from
-    all ranks. An end succeeds if no process of the cluster remains on a host, and no job in the
-    queue.
+    all ranks. An end succeeds if no process of the cluster remains on a host, and no job remains in
+    the queue.
 
     Args:
         repeats: Number of starts per launcher.
 
-    Returns: One row per launcher: seconds of a start and of an end (median, minimum, p90), the
-        number of successful starts, and the number of ends that left something.
+    Returns: One row per launcher: the seconds of starts and ends (median, minimum, p90), the number
+        of successful starts, and the number of ends that left processes or jobs.
     """
     with testbed() as bed:
         found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
@@ -54,7 +55,7 @@ def measure(repeats: int = 20) -> list[Row]:
 def _once(asked: Mapping[str, Any], bed: Testbed | None) -> tuple[float, float]:
     """Return the seconds of a start and an end; NaN: failed; infinite: processes or jobs remain.
 
-    After a failed start, the time of the end is NaN unless something remains.
+    If the start fails, the time of the end is NaN, or infinite if processes or jobs remain.
     """
     begin, started, cluster = time.monotonic(), np.nan, None
     try:
@@ -71,7 +72,7 @@ def _once(asked: Mapping[str, Any], bed: Testbed | None) -> tuple[float, float]:
 
 
 def _stays(is_there: Callable[[], object]) -> bool:
-    """Return whether processes or jobs remain after the time that an end may take."""
+    """Return whether a condition still holds after the time that the end of a cluster may take."""
     limit = time.monotonic() + ENDS
     while is_there():
         if time.monotonic() > limit:
@@ -81,13 +82,13 @@ def _stays(is_there: Callable[[], object]) -> bool:
 
 
 def _left(bed: Testbed) -> bool:
-    """Return whether processes of a cluster are on a host, or its jobs are in the queue."""
+    """Return whether processes of a cluster run on a host, or jobs are in the queue."""
     jobs = bed.login(["squeue", "--noheader"]).stdout
     return bool(jobs) or any(bed.run(h, ["pgrep", "-f", OURS]).stdout for h in bed.hosts)
 
 
 def _inside(bed: Testbed, repeats: int) -> Iterator[tuple[float, float]]:
-    """Measure starts and ends in one Slurm job, whose nodes all clusters use."""
+    """Measure starts and ends of clusters inside one Slurm job, on the nodes of this job."""
     job = [
         "salloc",
         "--quiet",
@@ -105,7 +106,7 @@ def _inside(bed: Testbed, repeats: int) -> Iterator[tuple[float, float]]:
 
 
 def row_of(way: str, seconds: Sequence[tuple[float, float]], repeats: int) -> Row:
-    """Return the row of a launcher from the seconds of starts and ends, which may be empty."""
+    """Return the row of a launcher from the seconds of its starts and ends; they may be empty."""
     row = head("hosts", way, "starts", RANKS, "1Gb/s between two hosts", repeats=repeats)
     starts, ends = np.reshape(seconds, (-1, 2)).T
     came, over = starts[np.isfinite(starts)], ends[np.isfinite(ends)]

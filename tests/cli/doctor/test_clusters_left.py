@@ -1,4 +1,4 @@
-"""What is left of a cluster whose kernel or keeper is gone is told, with the way to end it."""
+"""Test that the doctor reports clusters whose kernel or keeper is gone, and how to end them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Start = Callable[..., int]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a cluster that says it is ready."""
+    """Return the folder of a cluster whose state is "ready"."""
     monkeypatch.setenv("LABKIT_RUNTIME", str(tmp_path))
     own = runtime_folder("clusters") / "mine"
     own.mkdir()
@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts Python with a script and arguments; it ends with the test."""
+    """Yield a function that starts Python with a script; the process ends with the test."""
     children = []
 
     def process(*arguments: object, **variables: str) -> int:
@@ -46,7 +46,7 @@ def start() -> Iterator[Start]:
         )
         children.append(child)
         assert child.stdout is not None
-        child.stdout.readline()  # it is up
+        child.stdout.readline()  # the process is running
         return child.pid
 
     yield process
@@ -56,14 +56,19 @@ def start() -> Iterator[Start]:
 
 def test_none_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LABKIT_RUNTIME", str(tmp_path))
-    assert list(clusters()) == [Diagnosis("ok", "clusters: none is running, none is left over")]
+    assert list(clusters()) == [
+        Diagnosis("ok", "clusters: no cluster is running, and none has left processes or files")
+    ]
 
 
 def test_one_that_is_held_says_by_whom_and_stays_held(folder: Path, start: Start) -> None:
     start(KEEPS, folder / "keeper.lock")
     lease = Lease(folder)
     (found,) = clusters()
-    held = f"clusters: mine: running, held by process {os.getpid()}; ends with its last holder"
+    held = (
+        f"clusters: mine: running, in use by process {os.getpid()}; the cluster ends when no "
+        "process uses it"
+    )
     assert found == Diagnosis("ok", held)
     asks = f"{KEEPER}; print(Lock(Path(sys.argv[1])).is_held())"
     said = subprocess.run(
@@ -80,7 +85,7 @@ def test_one_whose_kernel_is_gone_says_how_to_end_it(folder: Path, start: Start)
     (folder / "leases" / f"{int(gone.stdout)}-0a1b2c3d").touch()
     (found,) = clusters()
     assert (found.state, found.fix) == ("note", "kill 12345")
-    assert "running without a holder" in found.what
+    assert "running, but no process uses it" in found.what
 
 
 def test_engines_that_have_outlived_their_keeper_are_named(folder: Path, start: Start) -> None:

@@ -1,4 +1,4 @@
-"""Live figures need a kernel's half and a browser's half; each that is missing is named."""
+"""Test that the doctor names missing parts of live figures, in the kernel or in JupyterLab."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_an_extension_that_is_not_there_is_named_with_its_package(
     brought = {**jupyter.EXTENSIONS, "@nobody/has-this": "nothing"}
     monkeypatch.setattr(jupyter, "EXTENSIONS", brought)
     (found,) = jupyter.widgets()
-    assert "JupyterLab does not have @nobody/has-this" in found.what
+    assert "JupyterLab lacks the extensions @nobody/has-this" in found.what
     assert found.fix.endswith("pip install --force-reinstall --no-deps nothing")
 
 

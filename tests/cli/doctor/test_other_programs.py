@@ -1,4 +1,4 @@
-"""Tools that are absent, fail, or find less than there is: a line each, never an error."""
+"""Test that tools that are absent or fail, or find too little, yield one line and no error."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 from labkit.cli.doctor import programs
 
-pytestmark = pytest.mark.heavy  # programs are asked
+pytestmark = pytest.mark.heavy  # other programs are started
 
 Tool = Callable[[str, str], None]
 
 
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
-    """Puts a command of this name and script on a PATH that has nothing else."""
+    """Return a function that creates a command; PATH contains only these commands."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -57,9 +57,9 @@ def test_a_browser_that_is_on_no_path_is_found(
 
 def test_nothing_is_there(tool: Tool) -> None:
     (queue,) = programs.slurm()
-    assert (queue.state, queue.what) == ("ok", "slurm: none; ranks start on this machine")
+    assert (queue.state, queue.what) == ("ok", "slurm: not installed; ranks start on this machine")
     assert programs.devices() == []
-    assert programs.gpus(0, []).what == "gpus: none; ranks compute on cores"
+    assert programs.gpus(0, []).what == "gpus: none found; ranks compute on CPU cores"
 
 
 def test_a_browser_tells_its_version_or_why_not(tool: Tool) -> None:
@@ -91,7 +91,7 @@ def test_ranks_of_a_host_take_its_gpus_in_turn(tool: Tool, monkeypatch: pytest.M
     said = "gpus: 2; on a host rank 0 takes GPU 0, rank 1 takes GPU 1, rank 2 takes GPU 0, …"
     assert (found.state, found.what) == ("ok", said)
     found = programs.gpus(0, there)
-    assert found.what == "gpus: TensorFlow finds 0 of 2 (NVIDIA H200)"
+    assert found.what == "gpus: TensorFlow finds 0 of the driver's 2 GPUs (NVIDIA H200)"
     assert "pip install 'tensorflow[and-cuda]==" in found.fix
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     found = programs.gpus(1, there)

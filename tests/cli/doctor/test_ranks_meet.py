@@ -1,4 +1,4 @@
-"""Ranks that do not meet, hang, or are not free are told apart."""
+"""Test that the doctor distinguishes ranks that do not connect, that hang, or that are bound."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ def fake_mpiexec(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_ranks_that_do_not_find_each_other_are_a_mismatch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What an mpiexec of another MPI does: it starts two processes, each a world of its own.
+    # An mpiexec of another MPI library starts two processes, each of which is alone in its MPI
+    # world.
     alone = f'"{sys.executable}" "$2" "$3" "$4"; "{sys.executable}" "$2" "$3" "$4"'
     fake_mpiexec(tmp_path, alone, monkeypatch)
     (found,) = ranks.ranks()
     assert found.broken
-    assert "each rank is alone" in found.what
+    assert "each rank has its own MPI_COMM_WORLD" in found.what
     assert "pip install --force-reinstall" in found.fix
 
 
@@ -46,10 +47,10 @@ def test_without_a_namespace_the_ranks_meet_all_the_same_and_it_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_mpiexec(tmp_path, "echo it was asked >&2; exit 1", monkeypatch)
-    monkeypatch.setenv("PATH", "")  # there is no command that makes one
+    monkeypatch.setenv("PATH", "")  # without a command that creates network namespaces
     note, found = ranks.ranks()
     assert note.state == "note"
-    assert "listens on every interface for some seconds" in note.what
+    assert "listens on every network interface for some seconds" in note.what
     assert "it was asked" in found.what
 
 
@@ -89,10 +90,10 @@ def test_an_mpiexec_of_another_library_is_told_with_the_one_that_belongs(
 ) -> None:
     (one, two) = ranks.mpiexec()
     assert (one.state, two.state) == ("ok", "ok")
-    assert "of the library that mpi4py works with, of this environment" in one.what
-    assert "chosen by MPI4PY_LIBMPI=…/libmpi.so LABKIT_MPIEXEC=…/bin/mpiexec" in two.what
+    assert "of the same MPI library that mpi4py uses, of this environment" in one.what
+    assert "set MPI4PY_LIBMPI=…/libmpi.so LABKIT_MPIEXEC=…/bin/mpiexec" in two.what
     fake_mpiexec(tmp_path, "echo 'mpiexec (OpenRTE) 4.1.4'", monkeypatch)
     (found,) = ranks.mpiexec()
-    assert "mpiexec (OpenRTE) 4.1.4, but mpi4py works with Open MPI v" in found.what
+    assert "mpiexec (OpenRTE) 4.1.4, but mpi4py uses the MPI library Open MPI v" in found.what
     own = Path(sys.executable).with_name("mpiexec")
     assert (found.broken, found.fix) == (True, f"export LABKIT_MPIEXEC={own}")

@@ -1,4 +1,4 @@
-"""Room that is short and folders that cannot be used are told before a run finds out."""
+"""Test that the doctor reports full disks and unusable folders before a run fails."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_folder_is_told_once_for_all_that_lies_on_its_disk() -> None:
 
 def test_a_folder_that_cannot_be_written_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LABKIT_RUNS", raising=False)
-    may = os.access  # root may write everywhere
+    may = os.access  # the test patches it, because root may write everywhere
     monkeypatch.setattr(os, "access", lambda path, mode: path != Path() and may(path, mode))
     (found,) = (each for each in machine.disk() if each.broken)
     assert "for runs" in found.what

@@ -1,4 +1,4 @@
-"""Docstrings say what a method is, in the forms that this project writes."""
+"""Test how descriptions of methods are read from docstrings of this project's forms."""
 
 from __future__ import annotations
 

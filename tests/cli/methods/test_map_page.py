@@ -1,4 +1,4 @@
-"""The map of methods as a page that opens offline: cells, papers, notebooks, and empty ones."""
+"""Test the map of methods, an offline page with cells, papers, notebooks and empty cells."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The page, in a folder beside the notebooks."""
+    """Return the page, which is written to a folder beside the notebooks."""
     folder = tmp_path_factory.mktemp("lab")
     (folder / "notebooks").symlink_to(NOTEBOOKS)
     with pytest.MonkeyPatch.context() as patch:

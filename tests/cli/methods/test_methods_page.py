@@ -1,4 +1,4 @@
-"""Every method has a source and a notebook, and the page that says so is up to date."""
+"""Test that every method has a source and a notebook, and that the methods page is up to date."""
 
 from __future__ import annotations
 

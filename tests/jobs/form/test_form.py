@@ -1,4 +1,4 @@
-"""A form shows a widget of each type, refuses as `labkit run` does, and runs the notebook."""
+"""Test that a form has a widget for each type, refuses as `labkit run` does, and runs notebooks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 
 
 def notebook(tmp_path: Path, cell: str, *cells: str) -> Path:
-    """A notebook with this parameters cell, and others after it."""
+    """Return a notebook with this parameters cell, followed by other cells."""
 
     def code(number: int, source: str, *tags: str) -> dict[str, Any]:
         head = {"cell_type": "code", "id": f"c{number}", "metadata": {"tags": list(tags)}}
@@ -93,7 +93,7 @@ def errors(made: Form) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("sizes", "1,two", r"sizes = '1,two' is not list\[int\]: the notebook declares"),
+        ("sizes", "1,two", r"sizes = '1,two' is not list\[int\]; the notebook declares"),
         ("workers", 0, "workers=0 is impossible: input should be greater than 0"),
         ("learning_rate", -1.0, "learning_rate=-1.0 is impossible"),
         ("network", "2GbE", "no network is called '2GbE'"),
@@ -135,7 +135,7 @@ def test_it_runs_the_notebook_with_the_values_and_links_the_result(tmp_path: Pat
     made = parameter_form(path)
     made.fields["word"].input.value = "xyz"
     made.run.click()
-    made.run.click()  # it was on its way when the first disabled the button
+    made.run.click()  # a second click that was already sent before the button was disabled
     assert made.run.disabled
     result = made.wait()
     assert [job.name for job in Path("runs/asks").iterdir() if job.is_dir()] == ["001_word=xyz"]
@@ -192,7 +192,7 @@ def test_a_job_that_can_be_followed_no_more_is_interrupted(
 def test_a_path_from_where_the_lab_was_started_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel works in its notebook's folder, beside which `labkit lab` knows the runs."""
+    """Test paths relative to where `labkit lab` started, besides the kernel's own folder."""
     (tmp_path / "notebooks").mkdir()
     notebook(tmp_path / "notebooks", TYPES)
     monkeypatch.chdir(tmp_path / "notebooks")

@@ -1,4 +1,4 @@
-"""The values of one parameter: read from a text or a file, or refused in one sentence."""
+"""Test the values of one parameter: read from a text or a file, or refused in one sentence."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_commas_outside_of_brackets_and_quotes_divide_values(text: str, values: 
         ("range(a,b)", "one to three whole numbers"),
         ("range(1,true)", "one to three whole numbers"),
         ("range(1,5,0)", "must not be 0"),
-        ("range(5,1)", "is empty"),
-        ("range(0)", "is empty"),
+        ("range(5,1)", "has no values"),
+        ("range(0)", "has no values"),
         ("range(100000000000000000000)", "more than 10,000 values"),
         ("uniform(1)", "two numbers"),
         ("uniform(2,1)", "two numbers"),
@@ -78,7 +78,7 @@ def test_a_file_has_lists_ranges_distributions_and_single_values() -> None:
     assert from_yaml("x", "loguniform(1e-4, 0.1)") == Draw(1e-4, 0.1, log=True)
     assert from_yaml("x", "a,b") == ("a,b",)
     assert from_yaml("x", {"widths": [1]}) == ({"widths": [1]},)
-    with pytest.raises(InvalidInput, match="empty list"):
+    with pytest.raises(InvalidInput, match="the list of x is empty"):
         from_yaml("x", [])
 
 
@@ -117,4 +117,4 @@ def test_a_draw_lies_within_its_bounds_and_has_four_figures(seed: int, log: bool
 def test_a_logarithmic_draw_favours_no_order_of_magnitude() -> None:
     generator = random.Random(0)
     values = [Draw(1e-4, 1.0, log=True).sample(generator) for _ in range(400)]
-    assert 60 < sum(value < 1e-3 for value in values) < 140  # a quarter of them
+    assert 60 < sum(value < 1e-3 for value in values) < 140  # about a quarter of the values

@@ -1,4 +1,4 @@
-"""Combinations: all of them, or some at random, none twice and the same for the same seed."""
+"""Test combinations: all, or some at random without repeats, and the same for the same seed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_draws_and_lists_mix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "words"), [(0, "impossible"), (10_001, "impossible"), (3, "more than the 2")]
+    ("count", "words"), [(0, "impossible"), (10_001, "impossible"), (3, "exceeds the 2")]
 )
 def test_an_impossible_count_is_refused(count: int, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
@@ -78,5 +78,5 @@ def test_a_distribution_has_no_every() -> None:
 
 
 def test_a_distribution_too_narrow_for_the_count_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="give 2 different"):
+    with pytest.raises(InvalidInput, match="give only 2 different"):
         random_combinations({"rate": Draw(1.0, 1.001)}, 3, 0)

@@ -1,4 +1,4 @@
-"""A sweep's record beside its members' own: read with doubt, replaced but never lost."""
+"""Test a sweep's record beside its members' records: read with care, replaced but never lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from labkit.common.errors import LabkitError
 from labkit.jobs.sweep import manifest
-from labkit.jobs.sweep.plan import SweepPlan, SweepSpec, make, read_assignments
+from labkit.jobs.sweep.sweep_plan import SweepPlan, SweepSpec, make, read_assignments
 from labkit.records import store
 from labkit.records.scan import scan
 

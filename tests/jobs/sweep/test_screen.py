@@ -1,4 +1,4 @@
-"""What a person sees: whole lines in a log, one changing line in a terminal."""
+"""Test what a sweep displays: whole lines in a log, one changing line in a terminal."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from labkit.jobs.sweep.plan import SweepMember
 from labkit.jobs.sweep.progress_screen import SweepScreen
+from labkit.jobs.sweep.sweep_plan import SweepMember
 
 MEMBER = SweepMember("001_x=1", {"x": 1}, 0, 1, 1)
 

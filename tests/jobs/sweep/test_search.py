@@ -1,4 +1,4 @@
-"""A search asks Optuna for each member, tells it how each ended, and prunes."""
+"""Test that a search asks Optuna for each member, reports how each ended, and prunes members."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from labkit.cli import sweep as cli
 from labkit.cli.app import app
 from labkit.cli.sweep import SAMPLERS
 from labkit.common.errors import InvalidInput, Pruned
-from labkit.figures.runs.parameters import search_history
+from labkit.figures.runs.parameter_effects import search_history
 from labkit.jobs.log import RunLog
-from labkit.jobs.sweep import manifest, plan
+from labkit.jobs.sweep import manifest, sweep_plan
 from labkit.jobs.sweep.grid import Draw
-from labkit.jobs.sweep.plan import SweepMember
 from labkit.jobs.sweep.search import Search, of_record
+from labkit.jobs.sweep.sweep_plan import SweepMember
 from labkit.jobs.sweep.trials import PRUNERS, Trials
 from labkit.records import store
 from labkit.records.analysis.search_results import folders, search_result
@@ -36,20 +36,20 @@ def search(**changes: Any) -> Search:
 
 
 def begun(root: Path, **changes: Any) -> Trials:
-    found, _ = plan.make_search(NOTEBOOK, AXES, search(**changes))
+    found, _ = sweep_plan.make_search(NOTEBOOK, AXES, search(**changes))
     assert found.search is not None
     return Trials(manifest.create(root, "sweep", found), found, found.search)
 
 
 def resumed(trials: Trials) -> Trials:
-    """The same, as a later process finds it."""
+    """Return the same trials as a later process restores them from the sweep's record."""
     record = manifest.read(trials.folder)
     given = of_record(record["search"])
-    return Trials(trials.folder, plan.again(NOTEBOOK, record["members"], given), given)
+    return Trials(trials.folder, sweep_plan.again(NOTEBOOK, record["members"], given), given)
 
 
 def end(trials: Trials, member: SweepMember, accuracy: float) -> None:
-    """Complete a member with this result."""
+    """Complete a member of the sweep with this accuracy."""
     job = manifest.queue(trials.folder, trials.plan, member)
     log = RunLog(store.new_run_directory(job, "run"), {})
     log.add({"accuracy": accuracy})
@@ -78,7 +78,7 @@ def test_what_members_came_to_steers_those_after_them(tmp_path: Path) -> None:
         member = trials.ask()
         end(trials, member, 0.9 if member.values["mode"] == "tree" else 0.1)
     late = [member.values["mode"] for member in trials.plan.members[20:]]
-    assert late.count("tree") >= 15  # at random about 10
+    assert late.count("tree") >= 15  # a random search would choose about 10
     assert trials.best().startswith("best accuracy 0.9")
 
 
@@ -88,10 +88,10 @@ def test_a_search_goes_on_where_it_ended(tmp_path: Path) -> None:
     end(trials, completed, 0.5)
     trials.tell(failed, "failed")
     trials.tell(stopped, "interrupted")
-    end(trials, untold, 0.7)  # told below by the record, as if the sweep had been killed before
+    end(trials, untold, 0.7)  # Optuna learns of it below, from the record, as after a killed sweep
     again = resumed(trials)
     assert [member.folder for member in again.open] == [stopped.folder]
-    assert (again.done, again.left) == (2, 1)  # a new one instead of the one that failed
+    assert (again.done, again.left) == (2, 1)  # a new trial replaces the failed one
     assert again.ask().folder.startswith("005_")
 
 
@@ -130,7 +130,7 @@ def test_the_objective_is_that_of_the_last_run_of_a_notebook(tmp_path: Path) -> 
 
 
 def tells(trials: Trials, member: SweepMember, *values: float) -> Path:
-    """The live folder of a member whose run tells these accuracies."""
+    """Write a member's live file with these accuracies, and return its live folder."""
     job = manifest.queue(trials.folder, trials.plan, member)
     live = store.new_run_directory(job, "run") / FOLDER
     live.mkdir()
@@ -145,7 +145,7 @@ def test_a_member_that_is_worse_than_others_at_the_same_step_shall_end(
     tmp_path: Path, pruner: str
 ) -> None:
     trials = begun(tmp_path, prune=pruner, trials=10)
-    for _ in range(5):  # so many Optuna lets run to their ends
+    for _ in range(5):  # Optuna never prunes its first five trials
         member = trials.ask()
         tells(trials, member, 0.5, 0.6, 0.7)
         log = RunLog(store.new_run_directory(trials.folder / member.folder, "result"), {})
@@ -236,7 +236,7 @@ def test_what_cannot_be_searched_is_refused(given: list[str], words: str) -> Non
 
 def test_an_axis_is_checked_at_all_its_values() -> None:
     with pytest.raises(InvalidInput, match="count"):
-        plan.make_search(NOTEBOOK, {"count": (1, "many")}, search())
+        sweep_plan.make_search(NOTEBOOK, {"count": (1, "many")}, search())
 
 
 def test_search_random_is_random(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a sweep runs is known, named and checked before anything starts."""
+"""Test that a sweep knows, names and checks its members before anything starts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 from labkit.common.errors import InvalidInput
 from labkit.jobs.sweep import manifest
-from labkit.jobs.sweep import plan as plans
+from labkit.jobs.sweep import sweep_plan as plans
 from labkit.jobs.sweep.grid import Draw
-from labkit.jobs.sweep.plan import SweepPlan, SweepSpec, make, read_assignments, read_file
+from labkit.jobs.sweep.sweep_plan import SweepPlan, SweepSpec, make, read_assignments, read_file
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 SPEAKS = NOTEBOOKS / "says_its_parameters.ipynb"
@@ -89,8 +89,8 @@ def test_what_runs_is_the_notebook_as_it_was_when_the_sweep_began(tmp_path: Path
         (["mode=ring,star"], {}, "mode = 'star' is not a choice"),
         (["count=1.5,2"], {}, "count = '1.5' is not int"),
         (["count=uniform(1,2)"], {"random": 2}, "count = 1.0 is not int"),
-        (["count=1,2,1"], {}, "count has 1 twice"),
-        (["rate=1,1.0"], {}, "rate has 1.0 twice"),
+        (["count=1,2,1"], {}, "count has the value 1 twice"),
+        (["rate=1,1.0"], {}, "rate has the value 1.0 twice"),
         (["count=1"], {"fixed": {"count": 2}}, "count is both swept and fixed"),
         (["count=1"], {"repeats": 0}, "--repeats 0 is impossible"),
         (["count=range(9000)"], {"repeats": 2}, "exceed the maximum of a sweep"),

@@ -1,4 +1,4 @@
-"""Kernels of their own at each place, and models of them as machines in a grid see them."""
+"""Test layers with unshared kernels, and models of them as a grid of ranks sees them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_model_is_saved_and_comes_back(tmp_path: Path) -> None:
         (2, (2, 2)),
         (3, (2, 2)),
     ]
-    # Glorot's limit, by what one place reads and gives.
+    # Glorot's limit uses the number of inputs and outputs of one place.
     assert 0.9 < np.abs(model.layers[0].kernel.numpy()).max() / (6 / (4 + 2)) ** 0.5 <= 1
 
 
@@ -95,7 +95,7 @@ def test_planes_are_those_of_the_model_that_keras_builds(
 
     from labkit.model_parallel.grid import cut
 
-    keras.backend.clear_session()  # which names layers from the first on
+    keras.backend.clear_session()  # Keras then numbers the names of layers from the start
     shapes = datasets.check("digits", {})
     planes = models.grid_layers(name, options, shapes)
     model = models.build(name, shapes, **options)
@@ -139,11 +139,11 @@ def test_branches_and_inputs_of_an_unknown_size_are_refused() -> None:
 
     inputs = keras.Input((6,))
     shared = Dense(6)
-    with pytest.raises(InvalidInput, match="layers one after another"):
+    with pytest.raises(InvalidInput, match="needs a chain of layers"):
         cut(keras.Model(inputs, Add()([Dense(3)(inputs), Dense(3)(inputs)])))
     with pytest.raises(InvalidInput, match="each called once"):
         cut(keras.Model(inputs, shared(shared(inputs))))
-    with pytest.raises(InvalidInput, match="begin it with keras"):
+    with pytest.raises(InvalidInput, match="begin the model with keras"):
         cut(keras.Sequential([Dense(3)]))
 
 

@@ -1,4 +1,4 @@
-"""Functions cut out of one graph: each thing is computed once, in the order of the trace."""
+"""Test functions cut out of one graph: each operation runs once, in the order of the trace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Layers = keras.layers
 
 
 def compiled(model: Any, first: bool = False) -> Compiled:
-    """A pass whose results are the output and nothing else."""
+    """Return a compiled pass whose only result is the model's output."""
 
     def compute(x: Any) -> tuple[list[Any], list[Any], Any]:
         y = model(x, training=True)
@@ -118,7 +118,7 @@ def test_both_parts_and_the_whole_are_what_the_tape_says(build: Any, first: bool
 
 
 class Called(keras.layers.Layer):
-    """Writes down when it is passed, forward and back."""
+    """A layer that records each forward and backward pass through it."""
 
     def __init__(self, call_back: Any, **options: Any) -> None:
         super().__init__(**options)
@@ -148,7 +148,7 @@ def test_what_python_does_in_a_model_is_done_once_and_in_order(
 ) -> None:
     calls: list[str] = []
     x = keras.Input((4,))
-    side = Called(calls.append, name="b")(Layers.Dense(4)(x))  # beside, not behind one another
+    side = Called(calls.append, name="b")(Layers.Dense(4)(x))  # side by side, not in sequence
     other = Called(calls.append, name="a")(Layers.Dense(4)(x))
     model = keras.Model(x, Called(calls.append, name="end")(Layers.Add()([side, other])))
     stage = Stage(model, first=True, recompute=recompute)

@@ -1,4 +1,4 @@
-"""What stages really keep, byte by byte, and what shapes say that they would."""
+"""Test the bytes that stages keep, against the prediction from shapes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from labkit.schedules.pipeline import interleaved
 
 Layers = keras.layers
 ROWS, FLOAT = 8, 4
-# Bytes a row: input 16, outputs 20, 24, 28.
+# Bytes per row: 16 inputs, and layer outputs of 20, 24 and 28 numbers.
 DENSE = FLOAT * (16 + 20 + 24 + 28)
-KEPT = FLOAT * (16 + 20 + 24)  # no gradient of a linear layer reads its output
+KEPT = FLOAT * (16 + 20 + 24)  # no gradient of a linear layer needs its output
 
 
 def dense() -> Any:
@@ -46,7 +46,7 @@ def opened(stages: list[Stage], steps: int = 1) -> MemoryLedger:
 
 
 def step(stage: Stage, count: int) -> None:
-    """All micro-batches forward, then all back."""
+    """Run all micro-batches forward, then all backward."""
     x = tf.random.normal((ROWS, *stage.model.input_shape[1:]))
     for number in range(count):
         y = stage.forward(number, x + number, 1.0)
@@ -82,7 +82,7 @@ def test_recomputed_are_inputs_and_one_micro_batch() -> None:
 
 
 def test_between_both_parts_of_backward_the_weight_part_is_kept() -> None:
-    """In place of the outputs their gradients, and of the last output, too; of the input none."""
+    """Test that each layer's input and output gradient are kept, but no gradient of the input."""
     stage = Stage(dense())
     ledger = opened([stage])
     for _ in range(2):
@@ -101,7 +101,7 @@ def test_changed_weights_that_a_pass_still_needs_are_versions() -> None:
     for _ in range(2):
         ledger.step()
         x = tf.random.normal((ROWS, 16))
-        for number in range(3):  # one update between any two forwards
+        for number in range(3):  # one update between two forward passes
             y = stage.forward(number, x + number, 1.0)
             ones = [tf.ones_like(variable.value) for variable in stage.variables]
             optimizer.apply(ones, stage.variables)
@@ -126,7 +126,7 @@ def test_weights_of_another_stage_of_the_rank_are_no_old_ones() -> None:
             for stage in reversed(stages):
                 y = stage.backward(number, y)
     assert ledger.most["versions"] == 0
-    assert ledger.most["activations"] == 2 * ROWS * KEPT  # what is passed on lies there once
+    assert ledger.most["activations"] == 2 * ROWS * KEPT  # a tensor between stages counts once
 
 
 def test_a_closed_ledger_counts_nothing() -> None:
@@ -182,7 +182,7 @@ def test_versions_of_weights_are_predicted_where_a_schedule_keeps_them() -> None
 def test_chunks_of_a_rank_count_by_their_own_sizes() -> None:
     models = split_model(dense(), [0, 1, 3])
     found = footprint.of_stages(models, interleaved(1, 2, 2), 0, ROWS)
-    # A micro-batch in each; 20 numbers on both sides of the cut.
+    # Each chunk holds a micro-batch, and both sides of the cut keep its 20 numbers.
     assert found["activations"] == ROWS * (DENSE + FLOAT * 20)
 
 

@@ -1,4 +1,4 @@
-"""The blocks of a named model are known before it is built: as many as its chain then has."""
+"""Test that a named model's number of blocks is known before the model is built."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labkit import datasets, models
 from labkit.model_parallel.stages import BlockChain
 from labkit.models import MODELS
 
-pytestmark = pytest.mark.heavy  # models are built
+pytestmark = pytest.mark.heavy  # the tests build models
 
 CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     ("linear", {}, "digits", {}),

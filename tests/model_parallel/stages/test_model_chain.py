@@ -1,4 +1,4 @@
-"""A model as a chain: cuts where one tensor passes alone, and parts that make up the whole."""
+"""Test a model as a chain: cuts where a single tensor passes, and stages that form the whole."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_model_that_hides_its_layers_is_refused() -> None:
             return x
 
     for model in (Own(), keras.Sequential([Dense(3)])):
-        with pytest.raises(InvalidInput, match="hides its layers: give a"):
+        with pytest.raises(InvalidInput, match="is unknown; give a"):
             BlockChain(model)
 
 
@@ -131,7 +131,7 @@ def masked_words() -> Any:
 
 
 def run_apart(model: Any, blocks: Blocks, edges: Any, x: list[Any]) -> Any:
-    """What stages give one after the other, each from its sources."""
+    """Return the outputs of the stages run one after the other, each from its sources."""
     parts = blocks.split(edges)
     made = {(INPUTS, number): keras.ops.convert_to_tensor(value) for number, value in enumerate(x)}
     for stage, (part, takes) in enumerate(zip(parts.models, parts.takes, strict=True)):
@@ -161,7 +161,7 @@ def test_a_cut_lets_a_tensor_pass_with_its_mask() -> None:
     parts = chain.split([0, 1, 3, 4])
     passed = [[str(x.dtype) for x in part.inputs] for part in parts.models]
     assert passed == [["int32"], ["bool", "float32"], ["bool", "float32"]]
-    assert [source.stage for source in parts.takes[2]] == [0, 1]  # the mask comes straight
+    assert [source.stage for source in parts.takes[2]] == [0, 1]  # the mask comes from stage 0
 
 
 def test_calls_that_share_weights_stand_in_one_block_also_of_wide_ones() -> None:

@@ -1,4 +1,4 @@
-"""The loss that ranks report has what layers of all stages add."""
+"""Test that the loss that ranks report includes the losses added by layers of all stages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plain() -> Any:
 
 
 def steps(communicator: Any, questions: list[Experiment]) -> list[tuple[list[Any], int]]:
-    """The losses of each experiment's steps on this rank; how often it has acted slow."""
+    """Return each experiment's losses per step on this rank, and its number of slowdowns."""
     from labkit.communicator import Communicator
     from labkit.worker.feed import read
     from labkit.worker.session import TrainingSession
@@ -104,7 +104,7 @@ def test_losses_of_layers_in_all_stages_are_in_the_loss(
 
 
 def first_loss(communicator: Any, question: Experiment) -> float:
-    """What the whole model says of the first batch, before a step."""
+    """Return the whole model's loss on the first batch, before any step."""
     import tensorflow as tf
 
     from labkit.worker.feed import read
@@ -143,7 +143,7 @@ def test_a_slow_rank_is_slow_in_each_of_its_passes_and_updates(
 
 
 class Alone:
-    """Counts what it is asked for."""
+    """A communicator of one rank that records its calls."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -1,4 +1,4 @@
-"""Stages that see time in stretches have the gradients of back-propagation through all of it."""
+"""Test that stages over time segments have the gradients of full back-propagation through time."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def stages_of(model: Any, edges: Any, count: int, recompute: bool = False) -> li
 def sweep(
     stages: list[RecurrentStage], count: int, x: Any, y: Any, weight: Any = None
 ) -> tuple[float, list[Any]]:
-    """All stretches to the last one, and back; what the last stage says, and all gradients."""
+    """Run all time segments forward, then backward; return the loss and all gradients."""
     opened = [is_open(s.model.inputs[0]) for s in stages] + [is_open(stages[-1].model.outputs[0])]
     parts = TimeSegments(Batch(x, y, weight), count, opened)
     loss = 0.0
@@ -108,7 +108,7 @@ def sweep(
         for place, stage in reversed(list(enumerate(stages))):
             if parts.reaches(number, place):
                 gradient = stage.backward(number, gradient)
-        assert gradient is None  # nobody asks for the input's
+        assert gradient is None  # the input needs no gradient
     return loss, [gradient for stage in stages for gradient in stage.take_gradients()]
 
 
@@ -140,7 +140,7 @@ def test_gradients_are_those_of_the_whole_sequence(build: Any, recompute: bool, 
     _, expected = whole(model, x, y)
     blocks = len(BlockChain(model))
     stages = stages_of(model, range(blocks + 1), count, recompute)
-    for _ in range(2):  # nothing is left over from the batch before
+    for _ in range(2):  # nothing remains from the batch before
         loss, found = sweep(stages, count, x, y)
         assert_same(found, expected)
     own = sum(float(each) for each in stages[-1].model.losses)
@@ -193,7 +193,7 @@ def test_an_opened_model_shares_its_layers_and_leaves_them_as_they_were() -> Non
     assert BlockChain(opened).names() == BlockChain(model).names()
     held = {id(variable) for variable in opened.trainable_variables}
     assert held == {id(variable) for variable in model.trainable_variables}
-    for length in (STEPS, 3):  # the state begins anew with each call
+    for length in (STEPS, 3):  # the state starts anew with each call
         np.testing.assert_allclose(opened(x[:, :length]), before[:, :length], rtol=1e-12)
     np.testing.assert_array_equal(model(x), before)
 
@@ -254,7 +254,9 @@ def test_stretches_cover_the_steps_and_are_of_equal_length_up_to_one(
     steps: int, count: int
 ) -> None:
     if count > steps:
-        with pytest.raises(InvalidInput, match=f"of {steps} time steps.* allowed: 1 to {steps}"):
+        with pytest.raises(
+            InvalidInput, match=f"exceeds the {steps} time steps.* allowed: 1 to {steps}"
+        ):
             time_segments(steps, count)
         return
     edges = time_segments(steps, count)
@@ -267,5 +269,5 @@ def test_targets_and_weights_without_steps_for_a_model_that_answers_each_are_ref
     with pytest.raises(InvalidInput, match=r"each of 7 steps.* shape \[None\]; give one target"):
         TimeSegments(Batch(np.zeros((5, STEPS, 2)), np.zeros(5)), 2, [True, True])
     x = y = np.zeros((5, STEPS, 2))
-    with pytest.raises(InvalidInput, match=r"weight steps, not rows.* give shape \[None, 1\]"):
+    with pytest.raises(InvalidInput, match=r"weight time steps, not rows.* give shape \[None, 1\]"):
         TimeSegments(Batch(x, y, np.zeros(5)), 2, [True, True])

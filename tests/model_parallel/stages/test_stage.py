@@ -1,4 +1,4 @@
-"""A stage's gradients are those of the tape on the whole model, whatever happens in between."""
+"""Test that a stage's gradients equal the tape's on the whole model, in all circumstances."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def stages_of(model: Any, recompute: bool = False) -> list[Stage]:
 
 
 def forward(stages: list[Stage], x: Any, y: Any, edges: list[int]) -> float:
-    """All micro-batches, one after the other; the loss."""
+    """Run all micro-batches forward one after the other, and return the loss."""
     loss = 0.0
     for number, (a, b) in enumerate(pairwise(edges)):
         value = x[a:b]
@@ -72,12 +72,12 @@ def forward(stages: list[Stage], x: Any, y: Any, edges: list[int]) -> float:
 
 
 def backward(stages: list[Stage], count: int, later: bool = False) -> list[Any]:
-    """All micro-batches back; the gradients."""
+    """Run all micro-batches backward, and return the gradients."""
     for number in range(count):
         gradient = None
         for stage in reversed(stages):
             gradient = stage.backward(number, gradient, later)
-        assert gradient is None  # nobody asks for the input's
+        assert gradient is None  # the input needs no gradient
     return [gradient for stage in stages for gradient in stage.take_gradients()]
 
 
@@ -100,11 +100,11 @@ def test_gradients_are_those_of_the_whole(build: Any, recompute: bool) -> None:
     model = build()
     x, y = batch_of(model)
     expected = whole(model, x, y)
-    edges = [0, 1, 5, 7]  # micro-batches of unequal rows: each row counts the same
+    edges = [0, 1, 5, 7]  # unequal micro-batches, in which each row counts the same
     stages = stages_of(model, recompute)
     loss = forward(stages, x, y, edges)
     assert_same(backward(stages, 3), expected)
-    if not model.losses:  # those of layers are with their own stages
+    if not model.losses:  # each stage adds its own layers' losses
         assert loss == pytest.approx(float(squared(y, model(x), None)))
     assert [stage.max_in_flight for stage in stages] == [3] * len(stages)
 
@@ -133,7 +133,7 @@ def test_input_and_weight_parts_together_are_the_backward() -> None:
     ],
 )
 def test_weights_may_change_between_forward_and_backward(build: Any, optimizer: str | None) -> None:
-    """By assignment, or in place as optimizers do it."""
+    """Change the weights by assignment, or in place as optimizers do."""
     model = build()
     x, y = batch_of(model)
     expected = whole(model, x, y)

@@ -1,4 +1,4 @@
-"""Which layers can be cut, which cannot and why, and which make pairs."""
+"""Test which layers can be sliced, why others cannot, and which layers form pairs."""
 
 from __future__ import annotations
 

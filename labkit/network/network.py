@@ -1,4 +1,4 @@
-"""The network model (latency, bandwidth, topology, slow ranks), and presets by name."""
+"""The network model: latency, bandwidth, topology, and slow ranks, with named presets."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from labkit.network.random_streams import uniform
 from labkit.schedules.round import Schedule
 
 Rank: TypeAlias = Annotated[int, Field(ge=0)]
-MAX_UNFOLDED_LINKS = 12  # the maximum number of links in an unfolded table
+MAX_UNFOLDED_LINKS = 12  # longer link tables are folded (hidden until clicked)
 _UNITS = ((1e9, "Gb/s"), (1e6, "Mb/s"), (1e3, "kb/s"), (1.0, "b/s"))
 
 
 class Slowdown(Checked):
-    """The slowdown of a rank's computation and of its transfers.
+    """The factors by which a rank computes and transfers data more slowly than other ranks.
 
     Args:
-        compute: The factor on compute times, at least 1; for random distributions, the mean factor;
+        compute: The factor on compute times, at least 1; the mean factor if it is random;
             default: 1.
         transfer: The factor on the time for which a message occupies the rank's links; default: 1.
         distribution: "constant"; "uniform" on [1, 2 · compute - 1]; "exponential", 1 plus an
             exponential random number of mean compute - 1; "lognormal", 1 plus a lognormal random
             number of mean compute - 1 with σ = 1; default: "constant".
-        pause: The interval (from, to) in which the rank computes nothing, in seconds on the run's
-            clock; default: none.
+        pause: The interval (from, to) in which the rank computes nothing, in seconds since the
+            start of the run; default: none.
     """
 
     compute: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
@@ -62,23 +62,24 @@ class Slowdown(Checked):
     def _as_before_there_were_pauses(
         self, write: SerializerFunctionWrapHandler
     ) -> dict[str, object]:
-        # The default is not serialized, so that hashes of earlier experiments stay valid.
+        # The default value of `pause` is not serialized, so that hashes of earlier experiments
+        # remain valid.
         fields: dict[str, object] = write(self)
         if self.pause is None:
             fields.pop("pause", None)
         return fields
 
     def resumes(self, start: float, stop: float) -> float:
-        """Return the end of a computation that would last from start to stop without the pause."""
+        """Return the end of a computation, given its start and its end if there were no pause."""
         if self.pause is None or stop <= self.pause[0] or start >= self.pause[1]:
             return stop
         return stop + self.pause[1] - max(start, self.pause[0])
 
     def factor(self, number: float) -> float:
-        """Return the factor on a compute time that belongs to a quantile of the distribution.
+        """Return the factor on a compute time, as the quantile of the distribution.
 
         Args:
-            number: The quantile, a uniform random number in [0, 1).
+            number: The probability of the quantile, a uniform random number in [0, 1).
         """
         excess = self.compute - 1
         if self.distribution == "uniform":
@@ -102,17 +103,18 @@ class Network(Checked):
 
     Args:
         latency: Seconds between the departure and the arrival of a byte, or a text such as "5ms".
-        bandwidth: Bytes/s of each link in each direction, or a text such as "1Gb/s".
-        jitter: Maximum additional latency in s, drawn uniformly for each message from `seed` and
-            the number of the message; default: 0.
+        bandwidth: Bytes/s of each link in each direction, as a number or as a text such as "1Gb/s".
+        jitter: Maximum random delay in s that is added to each message's latency, uniform and
+            determined by `seed` and the number of the message; default: 0.
         seed: The random seed of jitter and slowdowns; default: 0.
-        hosts: The list of ranks of each host, or the number of ranks per host. The ranks of a host
-            share its uplink of `bandwidth`; default: each rank has its own link to one switch.
+        hosts: For each host, the list of its ranks; or the number of ranks per host. The ranks of a
+            host share its uplink, which has the bandwidth `bandwidth`; default: each rank has its
+            own link to one switch.
         host_latency, host_bandwidth: Latency in seconds and bandwidth in bytes/s between ranks of
             one host; default: `latency` and `bandwidth`.
         links: A directed graph instead of a switch: a mapping of (source, destination) to bytes/s.
-            A message takes the route with the fewest hops. Of several such routes it takes the one
-            through the lowest ranks.
+            In such a graph, a message takes the route with the fewest links. If several routes are
+            equally short, the message takes the one through the lowest rank numbers.
         stragglers: Slow ranks: a mapping of rank to `Slowdown`, or to a factor on both compute and
             transfer times; default: none.
         sharing: How messages share a link: "fair", max-min fair as TCP approximately does, or
@@ -140,7 +142,7 @@ class Network(Checked):
             return value
         rows = list(value) if isinstance(value, list | tuple) else []
         if not rows or any(not isinstance(row, list | tuple) or len(row) != 3 for row in rows):
-            raise ValueError("links are rows of (source, destination, bytes/s), at least one")
+            raise ValueError("links must be a list of at least one (source, destination, bytes/s)")
         return {(source, destination): bandwidth for source, destination, bandwidth in rows}
 
     @field_serializer("links")
@@ -153,7 +155,7 @@ class Network(Checked):
     def _as_before_there_was_sharing(
         self, write: SerializerFunctionWrapHandler
     ) -> dict[str, object]:
-        # The default is not serialized, so that hashes of earlier experiments stay valid.
+        # Default values are not serialized, so that hashes of earlier experiments remain valid.
         fields: dict[str, object] = write(self)
         if self.sharing == "fair":
             fields.pop("sharing", None)
@@ -172,17 +174,21 @@ class Network(Checked):
     @model_validator(mode="after")
     def _one_topology(self) -> Network:
         if self.hosts is not None and self.links is not None:
-            raise ValueError("give hosts or links, not both: links define the whole topology")
+            raise ValueError(
+                "give hosts or links, not both, because links define the whole topology"
+            )
         if self.hosts is None and (self.host_latency, self.host_bandwidth) != (None, None):
-            raise ValueError("host_latency and host_bandwidth need hosts: give the ranks of each")
+            raise ValueError(
+                "host_latency and host_bandwidth need hosts; give the ranks of each host"
+            )
         return self
 
     @classmethod
     def named(cls, name: str) -> Network:
-        """Return the preset of this name.
+        """Return the network preset with this name.
 
         Raises:
-            InvalidInput: No preset has this name; the message lists all names.
+            InvalidInput: If no preset has this name; the error message lists all names.
         """
         if name not in PRESETS:
             raise InvalidInput(
@@ -193,21 +199,21 @@ class Network(Checked):
 
     @classmethod
     def parse(cls, value: str | Network | None) -> Network | None:
-        """Convert a preset's name to its network; return a Network or None unchanged."""
+        """Return the network of a preset's name; return a `Network` or None unchanged."""
         return cls.named(value) if isinstance(value, str) else value
 
     def schedule(self, name: str) -> Schedule:
-        """Return the collective schedule of this name, adapted to this network's hosts or links."""
+        """Return the named collective schedule, adapted to the hosts or links of this network."""
         schedule = schedules.get_collective(name)
         if schedule.layout is None or getattr(self, schedule.layout) is None:
             return schedule
         return partial(schedule, **{schedule.layout: getattr(self, schedule.layout)})
 
     def part(self, ranks: Sequence[int], size: int) -> Network:
-        """Return the part of the network between some ranks, which are renumbered 0, 1, …
+        """Return the part of the network that connects some ranks, which are renumbered 0, 1, …
 
-        Contention with messages of other ranks is ignored. Emulations include it, because their
-        processes share the links' state.
+        This part of the network ignores contention with messages of other ranks. Emulations do
+        include this contention, because their processes share the state of the links.
 
         Args:
             ranks: The ranks to keep, in their new order.
@@ -236,13 +242,13 @@ class Network(Checked):
 
     @property
     def with_full_speed_compute(self) -> Network:
-        """A copy of the network whose ranks compute at full speed, with the same slow links."""
+        """A copy of the network with the same slow links, but without slow computation."""
         full_speed = {"compute": 1.0, "distribution": "constant", "pause": None}
         slow = {rank: slow.model_copy(update=full_speed) for rank, slow in self.stragglers.items()}
         return self.model_copy(update={"stragglers": slow})
 
     def compute_factor(self, rank: int, number: int) -> float:
-        """Return the slowdown factor of a rank's computation (a step or a pass) of this number."""
+        """Return the slowdown factor of a rank's computation number `number`, a step or a pass."""
         if rank not in self.stragglers:
             return 1.0
         return self.stragglers[rank].factor(float(uniform(self.seed, rank, number)[0]))
@@ -322,21 +328,25 @@ def _preset(name: str, latency: float, bandwidth: float) -> Network:
     return Network(name=name, latency=latency, bandwidth=bandwidth)
 
 
-# Latencies are those of a small message between two programs, including kernel and library.
+# The latencies in this table are times of a small message between two programs, including kernel
+# and library.
 PRESETS: dict[str, Network] = {
     network.name: network
     for network in (
-        # MPI over InfiniBand: 1.5 µs (Koop, Jones and Panda 2008, MVAPICH-Aptus, on 12 Gb/s).
+        # Latency of MPI over InfiniBand: 1.5 µs (Koop, Jones and Panda 2008, MVAPICH-Aptus, on 12
+        # Gb/s).
         _preset("100Gb-infiniband", latency=1.5e-6, bandwidth=12.5e9),
-        # Tuned TCP between hosts: 20 µs (Hurwitz and Feng 2003, Initial end-to-end performance
-        # evaluation of 10-Gigabit Ethernet).
+        # Latency of tuned TCP between hosts: 20 µs (Hurwitz and Feng 2003, Initial end-to-end
+        # performance evaluation of 10-Gigabit Ethernet).
         _preset("10GbE", latency=20e-6, bandwidth=1.25e9),
-        # Half of the minimum round trip of 100 µs on ordinary hardware (Rumble et al. 2011, It's
-        # time for low latency).
+        # The latency is half of the minimum round-trip time of 100 µs on ordinary hardware (Rumble
+        # et al. 2011, It's time for low latency).
         _preset("1GbE", latency=50e-6, bandwidth=125e6),
-        # As 1GbE, plus 120 µs in which a switch stores a frame of 1,500 bytes before forwarding.
+        # The latency is that of 1GbE plus 120 µs, in which a switch stores a frame of 1,500 bytes
+        # before forwarding it.
         _preset("100Mb", latency=170e-6, bandwidth=12.5e6),
-        # Light needs 5 µs per km for 5,000 km of fibre. The link has 100 Mb/s.
+        # The latency is that of light in 5,000 km of fibre, 5 µs per km. The wide-area link has a
+        # bandwidth of 100 Mb/s.
         _preset("wan", latency=25e-3, bandwidth=12.5e6),
     )
 }

@@ -1,4 +1,4 @@
-"""Scatter plots of runs: two parameters or metrics, and Pareto fronts of accuracy and cost."""
+"""Scatter plots of runs over two parameters or metrics; Pareto fronts of accuracy and cost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WIDE = 30.0
 
 
 def scatter(runs: Iterable[Run] | Run, x: str, y: str) -> Figure:
-    """Draw a parameter or metric over another, with a marker per run and error bars over seeds.
+    """Draw `y` over `x` (metrics or parameters): a marker per run, with error bars over seeds.
 
     Args:
         runs: Runs to compare.
@@ -71,15 +71,15 @@ def scatter(runs: Iterable[Run] | Run, x: str, y: str) -> Figure:
 def _table(
     shown: Sequence[RunEntry], x: tuple[str, list[Value]], y: tuple[str, list[Value]]
 ) -> pd.DataFrame:
-    """Return a table row per run that has both values: axis positions, and ranges over seeds."""
+    """Return a table row per run that has both x and y: axis positions, and ranges over seeds."""
     rows = []
     for place, entry in enumerate(shown):
         row: dict[str, str | float] = {"run": entry.key}
         for axis, (name, values) in (("x", x), ("y", y)):
             if values[place] is not None:
                 row[axis] = _place(values, values[place])
-                # Without a range over seeds, both ends of the range equal the value, so that no
-                # error bar is drawn.
+                # If a run has no range over seeds, both ends equal the value, so that no error bar
+                # is drawn.
                 ends = seed_range(entry.run, name) or (row[axis], row[axis])
                 row[f"{axis}_low"], row[f"{axis}_high"] = ends
         row["hover"] = safe_text(f"{text_of(y[0], y[1][place])}, {text_of(x[0], x[1][place])}")
@@ -91,7 +91,7 @@ _COLUMNS = ["run", *(f"{axis}{end}" for axis in "xy" for end in ("", "_low", "_h
 
 
 def _place(values: Sequence[Value], value: Value) -> float:
-    """Return the axis position of a value: a number itself, or the index of a text value."""
+    """Return the axis position of a value: the number itself, or a text's index in `values`."""
     if _words(values):
         return float([repr(slot) for slot in sorted_values(values)].index(repr(value)))
     return float(value or 0.0)
@@ -117,7 +117,7 @@ def _axis(name: str, values: Sequence[Value], is_parameter: bool) -> Trace:
 
 _NAMED = 3  # greatest number of run names in a note
 _COSTS = {
-    "bytes": ("bytes after the first step, all ranks", bytes_axis, bytes_text),
+    "bytes": ("bytes sent after the first step, all ranks", bytes_axis, bytes_text),
     "seconds": ("seconds after the first step", seconds_axis, seconds_text),
 }
 
@@ -125,10 +125,10 @@ _COSTS = {
 def pareto(runs: Iterable[Run] | Run) -> Figure:
     """Draw test accuracy over bytes on the wire and over seconds, with their Pareto fronts.
 
-    Error bars span the seeds. A marker is filled if no other run with the same network and clock
-    dominates the marker's run. A run dominates another run if it is at least as good in accuracy,
-    bytes and seconds, and better in at least one of these values. A run that failed its equivalence
-    check has no value in seconds.
+    Error bars show the range over random seeds. A marker is filled if no other run with the same
+    network and clock dominates the marker's run. A run dominates another run if it is at least as
+    good in accuracy, bytes and seconds, and better in at least one of these values. A run that
+    failed its equivalence check has no value in seconds.
 
     Raises:
         LabkitError: There are no runs.
@@ -137,15 +137,16 @@ def pareto(runs: Iterable[Run] | Run) -> Figure:
 
 
 def pareto_sheet(entries: Sequence[RunEntry]) -> Sheet:
-    """Return the panels and texts of the figure `pareto` for these runs."""
+    """Return the panels and texts of the figure `pareto` for the given runs."""
     looks: dict[str, RunEntry] = {entry.key: entry for entry in entries}
     table = spending({key: entry.run for key, entry in looks.items()})
-    # A filled marker depends on accuracy, bytes and seconds, although each panel shows only
-    # accuracy and one cost.
+    # Whether a marker is filled depends on accuracy, bytes and seconds, although each panel shows
+    # only accuracy and one cost.
     table["open"] = ~table.index.isin(front(table, MEASURES).index)
     panels = [_panel(table, looks, cost, refusals(entries)) for cost in _COSTS]
     remarks = [
-        "filled: no run on its network is better in accuracy, bytes and seconds; error bars: seeds"
+        "filled marker: no run on the same network is better in accuracy, bytes and seconds; "
+        "error bar: range over seeds"
     ]
     known = set(table["run"])
     missing = [entry.label for entry in entries if entry.key not in known]
@@ -158,11 +159,12 @@ def pareto_sheet(entries: Sequence[RunEntry]) -> Sheet:
 
 def _panel(table: pd.DataFrame, looks: Looks, cost: str, refused: str) -> Panel:
     x, axis, text = _COSTS[cost]
-    # Runs without bytes (of one worker) are omitted, because a logarithmic axis cannot show zero.
+    # Runs with a single worker send no bytes; they are omitted, because a logarithmic axis cannot
+    # show zero.
     drawn = table[table[f"{cost}_low"] > 0]
     hover = [f"{y:.2%}, {text(x)}" for x, y in zip(drawn[cost], drawn["accuracy"], strict=True)]
     drawn = drawn.assign(hover=hover)
-    none = "" if len(drawn) else f"no run with a test accuracy and {cost}"
+    none = "" if len(drawn) else f"no run has both a test accuracy and {cost}"
     silent = [looks[run].label for run in table["run"][table["bytes_low"] <= 0]]
     more = f" and {len(silent) - _NAMED} more" if silent[_NAMED:] else ""
     not_shown = (
@@ -185,7 +187,7 @@ def _panel(table: pd.DataFrame, looks: Looks, cost: str, refused: str) -> Panel:
 
 
 def _fronts(drawn: pd.DataFrame, cost: str) -> list[Trace]:
-    """Return the Pareto fronts; if the cost is seconds, one for each network and clock."""
+    """Return the lines of the Pareto fronts; for the cost in seconds, one per network and clock."""
     best = front(drawn, ("accuracy", cost)).sort_values(cost)
     links = best.groupby(["network", "clock"], sort=False)
     groups = [best] if cost == "bytes" else [group for _, group in links]

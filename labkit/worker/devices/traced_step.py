@@ -1,4 +1,4 @@
-"""A traced training step as a task graph, and its execution as a placement plan specifies."""
+"""A traced training step as a task graph, which can run as a placement plan specifies."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     import numpy as np
     import tensorflow as tf
 
-# Types of nodes that are no tasks. A constant is duplicated on each device that reads it, and a
-# return node only passes on another node's value.
+# Types of graph nodes that are not tasks. A constant is duplicated on each device that reads it,
+# and a return node only passes on the value of another node.
 PLAIN = ("Const", "_Retval")
 HOST = 0  # number of the device that holds the batch and receives the loss
 
 
 @dataclass(frozen=True)
 class Traced:
-    """The graph of a step after TensorFlow's optimizer, with the data to run it on other devices.
+    """A step's graph after TensorFlow's optimizer, with all data to run it on other devices.
 
     Attributes:
         nodes: TensorFlow's node definitions (NodeDef).
         graph: The same graph as a `StepGraph`.
-        values: Values of the variables at the time of tracing, in the order of the arguments.
-        captured: Position of each argument by name; inputs come first, then variables.
-        inputs: Number of arguments that are inputs, not variables.
+        values: Values of the variables when the graph was traced, in the order of the arguments.
+        captured: Index of each argument, by name; inputs come first, then variables.
+        inputs: Number of arguments that are inputs; all other arguments are variables.
     """
 
     nodes: tuple[Any, ...]
@@ -42,7 +42,7 @@ class Traced:
     inputs: int
 
     def tasks(self, graph: StepGraph | None = None) -> TaskGraph:
-        """Return the step as a task graph with times from `graph`; default: from `self.graph`."""
+        """Return the step as a task graph, with times from `graph` (default: from `self.graph`)."""
         operations = (graph or self.graph).operations
         variables = {name for name, number in self.captured.items() if number >= self.inputs}
         operations_by_name = {
@@ -74,12 +74,12 @@ class Traced:
         return TaskGraph(tuple(tasks), tuple(needs))
 
     def placed(self, plan: PlacementPlan) -> Callable[..., tf.Tensor]:
-        """Return the step as a function that uses the devices and the task order of a plan.
+        """Return the step as a function that follows the devices and task order of a plan.
 
-        A control edge from each task of a device to the device's next task enforces the order. A
-        logical device therefore runs one task at a time, although the processor could run more. The
-        function has new variables on the devices of their groups, with the values at the time of
-        tracing.
+        To enforce the order, a control edge leads from each task of a device to the next task of
+        the same device. A logical device therefore runs one task at a time, although the processor
+        could run more. The function has new variables with the values at the time of tracing, on
+        the devices that the plan assigns to their groups.
         """
         import tensorflow as tf
         from tensorflow.python.framework import ops
@@ -99,12 +99,12 @@ class Traced:
             )
             return loss
 
-        # `tf.function` is unsuitable, because it would add further control edges.
+        # `tf.function` is unsuitable, because it would add more control edges.
         wrapped: Callable[..., tf.Tensor] = tf.compat.v1.wrap_function(body, specs)
         return wrapped
 
     def timed(self, plan: PlacementPlan, batch: tuple[tf.Tensor, ...], repeats: int) -> StepGraph:
-        """Return the graph with the measured times of its operations under a placement plan."""
+        """Return the graph with measured times of its operations, placed as a plan specifies."""
         step = self.placed(plan)
         for _ in range(3):
             step(*batch)
@@ -126,7 +126,7 @@ class Traced:
         return variables
 
     def _definition(self, plan: PlacementPlan) -> Any:
-        """Return the nodes on a plan's devices, with the plan's order as control edges."""
+        """Return the nodes on the devices of a plan; control edges enforce the plan's order."""
         import tensorflow as tf
 
         device_names = [f"/job:localhost/replica:0/task:0/device:{d}" for d in plan.machine.devices]
@@ -165,10 +165,10 @@ class Traced:
 
 
 def trace(step: TowerStep) -> Traced:
-    """Run a step on one device, and return its graph after TensorFlow's optimizer.
+    """Run a training step on one device; return its graph after TensorFlow's optimizer.
 
     Raises:
-        LabkitError: The step ran on several devices, or returns more than one tensor.
+        LabkitError: If the step ran on several devices, or returns more than one tensor.
     """
     import tensorflow as tf
 
@@ -176,10 +176,12 @@ def trace(step: TowerStep) -> Traced:
     compiled = tf.function(step.run)
     parts, library = executed_partitions(compiled, *step.batch)
     if len(parts) != 1:
-        raise LabkitError(f"the step ran on {len(parts)} devices: trace it without device scopes")
+        raise LabkitError(
+            f"the step ran on {len(parts)} devices; trace the step without device scopes"
+        )
     nodes = tuple(parts[0].node)
     if sum(node.op == "_Retval" for node in nodes) != 1:
-        raise LabkitError("the step returns several tensors: let it return its loss alone")
+        raise LabkitError("the step returns several tensors; let the step return only its loss")
     captured = {node.name: node.attr["index"].i for node in nodes if node.op == "_Arg"}
     inputs = len(step.batch)
     handles = compiled.get_concrete_function(*step.batch).captured_inputs
@@ -197,7 +199,7 @@ def _spec(nodes: tuple[Any, ...], name: str) -> tf.TensorSpec:
 
 
 def _node_name(name: str) -> str:
-    """Return the name of the node that an input refers to: `node` for `^node` and `node:1`."""
+    """Return the node that an input refers to: `node` for `^node` and for `node:1`."""
     return name.removeprefix("^").partition(":")[0]
 
 

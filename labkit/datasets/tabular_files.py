@@ -46,7 +46,8 @@ def read_table(path: Path) -> pd.DataFrame:
         raise InvalidInput(f"{path} cannot be read: {error}") from error
     if numbers := [name for name in table.columns if re.fullmatch(r"-?\d+\.\d+", str(name))]:
         raise InvalidInput(
-            f"{path} has the number {numbers[0]} as a column name: give names in the first line"
+            f"{path} has the number {numbers[0]} as a column name: write the names of the "
+            "columns in the first line"
         )
     return table
 
@@ -69,20 +70,23 @@ def features_of(name: str, train: pd.Series, test: pd.Series) -> tuple[Array, Ar
         numbers = [part.fillna(mean).to_numpy(float) for part in (train, test)]
         if infinite := sum(int(np.isinf(part).sum()) for part in numbers):
             raise InvalidInput(
-                f"{name} has {infinite} infinite values in {column}: leave them empty to use the "
-                "mean, or drop their rows"
+                f"{name} has {infinite} infinite values in {column}: leave these cells empty to "
+                "use the column's mean, or drop their rows"
             )
         return standardised(*numbers)
     if kind in "mM":
-        raise InvalidInput(f"{name} has dates in {column}: convert them to numbers, or drop it")
+        raise InvalidInput(
+            f"{name} has dates in {column}: convert the dates to numbers, or drop the column"
+        )
     _check_texts(name, train)
     # A column with a different text in most rows is rejected, because such texts only identify
     # rows.
     distinct, allowed = train.nunique(), max(FEW_CLASSES, len(train) // 2)
     if distinct > (allowed := CATEGORIES if distinct > CATEGORIES else allowed):
         raise InvalidInput(
-            f"{name} has {distinct:,} distinct texts in {column}, and each would be a "
-            f"feature; allowed: {allowed:,}: convert them to numbers, or drop the column"
+            f"{name} has {distinct:,} distinct texts in {column}, and each text would become a "
+            f"feature; allowed are at most {allowed:,}: convert the texts to numbers, or drop "
+            "the column"
         )
     return one_hot(*(part.astype(str).to_numpy(str) for part in (train, test)))
 
@@ -99,5 +103,5 @@ def _check_texts(name: str, column: pd.Series) -> None:
         odd = texts[~numbers] if not numbers.all() else texts
         raise InvalidInput(
             f"{name} has numbers as texts in column {column.name!r}, such as {odd.iloc[0]!r}: "
-            "write numbers with a point, and leave missing ones empty"
+            "write numbers with a decimal point, and leave the cells of missing numbers empty"
         )

@@ -1,4 +1,4 @@
-"""Training state in .npz files, which contain named pieces (boxes) of tensors."""
+"""Training state in .npz files, which contain tensors or rectangular parts of tensors."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from labkit.common.state import decoding
 from labkit.records import store
 
 Corner: TypeAlias = tuple[int, ...]
-_INDEX = "index"  # name of the array that describes the others in UTF-8 JSON
+_INDEX = "index"  # name of the array with UTF-8 JSON that describes the others
 
 
 class TensorBox(NamedTuple):
-    """A piece of a tensor: all elements whose indices are within a box (hyperrectangle).
+    """A rectangular part (box) of a tensor: all elements whose indices are in given ranges.
 
     Attributes:
         name: Name of the tensor in the whole model.
-        values: Elements of the tensor in the box.
+        values: The elements of the tensor that are in the box.
         whole: Shape of the whole tensor.
-        corner: Index in the whole tensor of the first element of the box.
+        corner: The index, in the whole tensor, of the box's first element.
         own: True if the tensor is local to one rank, so that other ranks may have other values;
             default: False.
     """
@@ -42,17 +42,17 @@ class TensorBox(NamedTuple):
 
     @classmethod
     def local(cls, name: str, values: np.ndarray) -> TensorBox:
-        """Return a piece that contains a whole tensor, which is local to this rank."""
+        """Return a box that contains a whole tensor, which is local to this rank."""
         return cls(name, values, values.shape, (0,) * values.ndim, own=True)
 
 
 def assemble(pieces: Sequence[TensorBox], corner: Corner, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the box of a tensor with this corner and shape, assembled from pieces of the tensor.
+    """Return the elements of a tensor in the box with this corner and shape, joined from pieces.
 
-    Where pieces overlap, the elements of the first piece are used.
+    If several pieces contain an element, the first of these pieces is used.
 
     Raises:
-        LabkitError: The pieces do not cover the whole box.
+        LabkitError: If the pieces do not cover the whole box.
     """
     values = np.empty(shape, pieces[0].values.dtype)
     filled = np.zeros(shape, bool)
@@ -60,22 +60,24 @@ def assemble(pieces: Sequence[TensorBox], corner: Corner, shape: tuple[int, ...]
         start = np.maximum(piece.corner, corner)
         stop = np.minimum(
             np.add(piece.corner, piece.values.shape), np.add(corner, shape)
-        )  # intersection of the piece with the box
+        )  # the part of the piece that is in the requested box
         if np.any(stop <= start):
             continue
         target = tuple(map(slice, start - corner, stop - corner))
         values[target] = piece.values[tuple(map(slice, start - piece.corner, stop - piece.corner))]
         filled[target] = True
     if not filled.all():
-        raise LabkitError(f"{pieces[0].name} is incomplete in the checkpoint: a part is missing")
+        raise LabkitError(
+            f"{pieces[0].name} is incomplete in the checkpoint: a part of the tensor is missing"
+        )
     return values
 
 
 def pack(pieces: Iterable[TensorBox], record: Mapping[str, JSON]) -> bytes:
-    """Return the bytes of an .npz file that contains one rank's pieces.
+    """Return the bytes of an .npz file that contains the tensors of one rank.
 
     Args:
-        pieces: Pieces of tensors in the rank's training state.
+        pieces: The tensors, or parts of tensors, in the rank's training state.
         record: Other state of the rank as JSON values, in which numbers may be infinite or NaN.
     """
     arrays: dict[str, Any] = {}
@@ -91,7 +93,7 @@ def pack(pieces: Iterable[TensorBox], record: Mapping[str, JSON]) -> bytes:
 
 
 def write(path: Path, pieces: Iterable[TensorBox], record: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Write one rank's pieces to an .npz file, and return the size in bytes and the checksum.
+    """Write a rank's tensors to an .npz file; return the file's size in bytes and its checksum.
 
     Args: See `pack`.
     """
@@ -101,7 +103,7 @@ def write(path: Path, pieces: Iterable[TensorBox], record: Mapping[str, JSON]) -
 
 
 class RankFile:
-    """The state file of one rank; a tensor is read from the file only when it is accessed."""
+    """The state file of one rank, from which each tensor is read only when it is accessed."""
 
     def __init__(self, file: Path | bytes) -> None:
         self._name = "a rank's state" if isinstance(file, bytes) else f"the state in {file}"
@@ -116,7 +118,7 @@ class RankFile:
                 entries.append((number, *map(tuple, place), kind))
 
     def local_tensors(self) -> dict[str, np.ndarray]:
-        """Return the tensors that are local to this rank, by name."""
+        """Return, by name, the tensors that are local to this rank."""
         return {
             name: piece.values
             for is_local, name in self._index
@@ -125,11 +127,11 @@ class RankFile:
         }
 
     def pieces(self, name: str, is_local: bool) -> Iterator[TensorBox]:
-        """Yield this rank's pieces of the tensor with this name."""
+        """Yield the parts of the tensor with this name that this rank's file contains."""
         for number, whole, corner, kind in self._index.get((is_local, name), ()):
             with decoding(self._name):
                 values = self._file[str(number)]
-                if values.dtype.kind == "V":  # a type that NumPy lacks, such as bfloat16
+                if values.dtype.kind == "V":  # a type that NumPy does not have, such as bfloat16
                     values = values.view(np.dtype(kind))
             yield TensorBox(name, values, whole, corner, is_local)
 
@@ -146,7 +148,7 @@ class CheckpointState:
 
     @classmethod
     def from_folder(cls, folder: Path, ranks: int) -> Self:
-        """Return the training state from a checkpoint folder that `ranks` ranks have written."""
+        """Return the training state from a checkpoint folder that `ranks` ranks wrote."""
         return cls({rank: rank_file(folder, rank) for rank in range(ranks)})
 
     @cached_property
@@ -155,12 +157,12 @@ class CheckpointState:
         return {rank: RankFile(file) for rank, file in self._files.items()}
 
     def tensor(self, name: str) -> list[TensorBox]:
-        """Return all ranks' pieces of a tensor; pieces of common tensors precede local tensors."""
+        """Return all parts of a tensor from all ranks; parts of common tensors come first."""
         kinds = [(is_local, rank) for is_local in (False, True) for rank in self.ranks.values()]
         return [piece for is_local, rank in kinds for piece in rank.pieces(name, is_local)]
 
     def full_tensor(self, name: str) -> np.ndarray | None:
-        """Return a whole tensor, assembled from all ranks' pieces; None if there are no pieces."""
+        """Return a whole tensor, assembled from all ranks' files; None if no file contains it."""
         pieces = self.tensor(name)
         return assemble(pieces, (0,) * len(pieces[0].whole), pieces[0].whole) if pieces else None
 
@@ -168,11 +170,11 @@ class CheckpointState:
 def _arrays(content: Any) -> Any:
     """Return the arrays of an .npz file; raise an error if it is compressed or encrypted."""
     arrays = np.load(content, allow_pickle=False)
-    # In the flags of an entry, bit 0 means that the entry is encrypted.
+    # Bit 0 of an entry's flags means that the entry is encrypted.
     if any(
         entry.compress_type != ZIP_STORED or entry.flag_bits & 1 for entry in arrays.zip.filelist
     ):
-        raise ValueError("encrypted or compressed arrays, which labkit does not write")
+        raise ValueError("it contains encrypted or compressed arrays, which labkit does not write")
     return arrays
 
 

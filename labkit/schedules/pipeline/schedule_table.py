@@ -1,4 +1,4 @@
-"""A pipeline schedule as data: the action and the micro-batch of each stage in each tick."""
+"""A pipeline schedule as a table: which action and micro-batch each stage has in each tick."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Action: TypeAlias = Literal[
 Call = ParamSpec("Call")
 Row: TypeAlias = tuple[int, int, Action, int, int]
 MESSAGES = ("send", "receive")
-# Letters of the actions in the drawing; as in Qi et al. 2024, B is only the input gradient if the
+# Letters of the actions in the drawing. As in Qi et al. 2024, B is only the input gradient if the
 # schedule also has W.
 LETTERS = {"forward": "F", "backward": "B", "backward_input": "B", "backward_weight": "W"}
 # The colors of the Gantt chart; transparency keeps the page's text color readable.
@@ -31,31 +31,35 @@ SHOWN = 64  # maximum number of ticks in the HTML display
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ScheduleTable:
-    """Rows (tick, stage, action, micro-batch), sorted so that each row follows its dependencies.
+    """Rows (tick, stage, action, micro-batch); each row comes after the rows that it depends on.
 
-    Stages are numbered along the model. Rank r has the stages r, r + ranks, r + 2 ranks, …; with
-    `chunks` = 1 each rank has one stage. Every interpreter of a schedule table follows these rules:
+    Stages are numbered from the first to the last layers of the model. Rank r has the stages r, r +
+    ranks, r + 2 ranks, …; with `chunks` = 1 each rank has one stage. Every interpreter of a
+    schedule table follows these rules:
 
-    - A rank executes its rows in order. In a tick, a rank receives, computes once, and sends.
-    - A tick is a position in the order, not a time. The result of one tick is available in the next
-    tick. The interpreter decides how long a computation takes.
-    - `send` does not wait; `receive` waits. Messages between two stages stay in order. Messages to
-    a later stage carry activations. Messages to an earlier stage carry gradients of the loss with
-    respect to activations. Stages of the same rank exchange no messages.
+    - A rank executes its rows in their order in the table. In one tick, a rank receives, performs
+      one computation, and sends.
+    - A tick is a number that orders the rows; it is not a time. The result of one tick is available
+      in the next tick. The interpreter of the table decides how long a computation takes.
+    - A sender does not wait at `send`; a receiver waits at `receive` until the message arrives.
+      Messages between two stages arrive in the order in which they were sent. Messages to a later
+      stage carry activations. Messages to an earlier stage carry gradients of the loss with respect
+      to activations. Stages on the same rank exchange no messages.
     - `backward` combines `backward_input`, for which the previous stage waits, and
     `backward_weight`.
-    - Weights change once, after all rows. If `asynchronous`, each stage updates its weights after
-      each of its micro-batches; a backward uses the same weights as its forward.
-    - If `recurrent`, micro-batches are time steps. A forward then also needs the same stage's
-      forward of the previous time step. A backward then also needs the same stage's backward of the
-      next time step.
+    - Weights change once, after all rows of the table. If `asynchronous`, each stage updates its
+      weights after each micro-batch; a backward uses the same weights as its forward.
+    - If `recurrent`, micro-batches are time steps. A forward then also needs the forward of the
+      previous time step on the same stage. A backward then also needs the backward of the next time
+      step on the same stage.
 
     Args:
-        name: Name in figures.
+        name: Name of the schedule in figures.
         ranks, chunks, microbatches: Numbers of ranks, stages per rank, and micro-batches.
         tick, stage, action, microbatch: Columns of the table, of equal length.
-        peer: Column with the stage at the other end of a message; -1 for computations.
-        asynchronous, recurrent: Whether stages update their weights after each micro-batch, and
+        peer: Column with the stage that sends or receives the message at the other end; -1 for
+            computations.
+        asynchronous, recurrent: Whether each stage updates its weights after each micro-batch;
             whether micro-batches are time steps.
         schedule: The `PipelineSchedule` that computed the table, or None.
     """
@@ -85,12 +89,12 @@ class ScheduleTable:
 
     @property
     def chunk(self) -> Integers:
-        """The chunk of the row's stage: its index among the stages of its rank, from 0."""
+        """The chunk of each row's stage: its index among the stages of its rank, from 0."""
         return self.stage // self.ranks
 
     @property
     def computes(self) -> Booleans:
-        """Whether each row is a computation, not a message."""
+        """Whether each row is a computation; the other rows are messages."""
         return self.peer < 0
 
     def __len__(self) -> int:
@@ -104,7 +108,7 @@ class ScheduleTable:
 
     def take(self, index: Integers | Booleans) -> ScheduleTable:
         """Return the rows that an index or a mask selects, in the order of the index."""
-        # Only the columns change; the numbers of ranks, chunks and micro-batches describe the
+        # Only the columns change; the numbers of ranks, chunks and micro-batches still describe the
         # complete table.
         names = ("tick", "stage", "action", "microbatch", "peer")
         return replace(self, **{name: getattr(self, name)[index] for name in names})
@@ -114,23 +118,24 @@ class ScheduleTable:
         return self.take(self.rank == rank)
 
     def bubble(self, forward: float, backward_input: float, backward_weight: float) -> float | None:
-        """Return the longest idle time of a rank, in s, for equal ranks and instant messages.
+        """Return the longest idle time of a rank in s, if ranks are equal and messages are instant.
 
-        The idle time of a rank counts from its first row to its last. Except for ZB-H2, the whole
-        run has the same maximum. For an asynchronous schedule, the result is the idle time between
-        filling and draining of the pipeline. The result is None if the schedule's formula does not
-        apply to the table or to these times.
+        The idle time is counted between the first and the last row of the rank. For all schedules
+        except ZB-H2, the maximum is the same if it is counted over the whole run. For an
+        asynchronous schedule, the result is the idle time while the pipeline fills and drains. The
+        result is None if the schedule's formula does not apply to the table or to these times.
 
         Args:
-            forward, backward_input, backward_weight: Times F, B, W in s of a micro-batch on a rank.
+            forward, backward_input, backward_weight: Times F, B, W in s that a rank needs for one
+                micro-batch.
 
         Raises:
             InvalidInput: If no `PipelineSchedule` computed the table.
 
         Source: Huang et al. 2019, arXiv 1811.06965; Narayanan et al. 2021, arXiv 2104.04473; Qi et
-        al. 2024, arXiv 2401.10241. Differs from it: Qi et al. state no bounds for W. Above the
-        bounds of `zero_bubble` and `zero_bubble_h2`, the weight gradients are too long for the
-        gaps.
+        al. 2024, arXiv 2401.10241. Differs from it: Qi et al. state no upper bounds for W. If W
+        exceeds the bounds of `zero_bubble` and `zero_bubble_h2`, the weight gradients do not fit
+        into the gaps.
         """
         return self._known_schedule().bubble(self, forward, backward_input, backward_weight)
 
@@ -139,7 +144,8 @@ class ScheduleTable:
     ) -> float | None:
         """Return the bubble divided by the total time; for `gpipe` it is (p - 1)/(m + p - 1).
 
-        Arguments and errors are those of `bubble`; the result is None if the bubble is None.
+        The arguments and the errors are those of `bubble`; the result is None if `bubble` returns
+        None.
         """
         idle = self.bubble(forward, backward_input, backward_weight)
         if idle is None:
@@ -148,13 +154,14 @@ class ScheduleTable:
         return idle / (idle + self.microbatches * (forward + backward_input + backward_weight))
 
     def most_in_flight(self) -> Integers:
-        """Return an upper bound of the activations that each rank stores at once, shape (ranks,).
+        """Return the maximum number of activations that each rank may store at once, as (ranks,).
 
         Raises:
             InvalidInput: If no `PipelineSchedule` computed the table.
         """
         bound = self._known_schedule().most(self, np.arange(self.ranks))
-        # The schedule's bound on stored activations may exceed the total number of activations.
+        # The schedule's bound on stored activations may exceed the number of activations that
+        # exist.
         most: Integers = np.minimum(
             np.broadcast_to(bound, (self.ranks,)), self.microbatches * self.chunks
         )
@@ -162,7 +169,9 @@ class ScheduleTable:
 
     def _known_schedule(self) -> PipelineSchedule[...]:
         if self.schedule is None:
-            raise InvalidInput(f"no formula for {self.name!r}: no known schedule made this table")
+            raise InvalidInput(
+                f"{self.name!r} has no formula, because no schedule of labkit made this table"
+            )
         return self.schedule
 
     def __repr__(self) -> str:
@@ -181,7 +190,7 @@ class ScheduleTable:
         return card(repr(self).strip("<>"), f"<table><tbody>{body}</tbody></table>", rest)
 
     def __str__(self) -> str:
-        """Return the drawing: a line per rank, a column per tick; letters a, b, … are chunks."""
+        """Return a drawing: a line per rank, a column per tick; letters a, b, … are chunks."""
         cells = np.full((self.ranks, int(self.tick.max(initial=-1)) + 1), "·", dtype="<U8")
         for tick, stage, action, microbatch, peer in self.rows():
             if peer < 0:
@@ -201,22 +210,23 @@ def _cell(text: str) -> str:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PipelineSchedule(DrawnFunction, Generic[Call]):
-    """A pipeline schedule and its known properties; a call returns the table.
+    """A pipeline schedule and its known properties; a call returns the schedule's table.
 
-    The symbols are p ranks, m micro-batches and v chunks per rank. F, B, W are the times in s of
-    forward, input gradient and weight gradient of one micro-batch in all chunks of a rank.
+    The symbols p, m and v are the numbers of ranks, of micro-batches and of chunks per rank. F, B,
+    W are the times in s of forward, input gradient and weight gradient of one micro-batch through
+    all chunks of a rank.
 
     Args:
         drawing: Function from p and m (and v, if `chunked`) to the table.
-        name: Name in `PIPELINE`.
+        name: Key of the schedule in `PIPELINE`.
         bubble: Function (table, F, B, W) -> bubble in s, as `ScheduleTable.bubble` defines it.
-        most: Function (table, rank numbers) -> upper bound of stored activations
+        most: Function (table, rank numbers) -> largest possible number of stored activations
             (`ScheduleTable.most_in_flight`).
-        asynchronous, recurrent: Whether stages update their weights after each micro-batch, and
+        asynchronous, recurrent: Whether each stage updates its weights after each micro-batch;
             whether micro-batches are time steps.
         chunked: Whether ranks may have several stages.
-        scheduling: "micro-batches" if parts of a batch follow each other; "sequential" if the batch
-            moves as a whole.
+        scheduling: "micro-batches" if a batch is divided into micro-batches that follow each other;
+            "sequential" if it is not divided.
     """
 
     drawing: Callable[Call, ScheduleTable]
@@ -243,16 +253,16 @@ class PipelineSchedule(DrawnFunction, Generic[Call]):
 
     @property
     def synchronization(self) -> str:
-        """Either "synchronous" (a step uses all earlier updates) or "stale synchronous".
+        """Either "synchronous" (a training step uses all earlier updates) or "stale synchronous".
 
-        "stale synchronous" means that the weights of a step lack at most as many updates as the
-        pipeline has stages.
+        "stale synchronous" means that at most as many updates are missing from the weights of a
+        training step as the pipeline has stages.
         """
         return "stale synchronous" if self.asynchronous else "synchronous"
 
     @property
     def exact(self) -> bool:
-        """Whether all gradients use the same weights, as in training on one process."""
+        """Whether all gradients of a batch use the same weights, as in training on one process."""
         return not self.asynchronous
 
 

@@ -1,4 +1,4 @@
-"""The metrics of a run, computed from its history by rules that are equal for all runs."""
+"""The metrics of a run, computed from its history by the same rules for all runs."""
 
 from __future__ import annotations
 
@@ -27,32 +27,34 @@ def summarise(
     ranks: Mapping[int, RankResult],
     whole_result: WholeResult,
 ) -> Record:
-    """Return the metrics of a run, which are stored in metrics.json.
+    """Return the metrics of a run, which labkit stores in the file metrics.json.
 
-    The duration of a step is that of its slowest rank. With asynchronous workers, each step of each
-    worker is a separate measurement. The first step is reported separately, because it traces the
-    model. If a run has more than 20 steps, the 10 steps after the first are warm-up steps and are
-    not timed. The median, p10 and p90 of the step time are those of the remaining steps. Steps in
-    which compression statistics are measured are excluded, unless all steps measure them.
+    The duration of a training step is that of the slowest rank. With asynchronous workers, each
+    step of each worker is a separate measurement. The first training step is reported separately,
+    because the model is traced in it. If a run has more than 20 steps, the 10 steps after the first
+    are warm-up steps and are not timed. The median, p10 and p90 of the step time are computed from
+    the remaining steps. Steps that measure compression statistics are excluded, unless all steps
+    measure them.
 
     Args:
         experiment: Experiment that was run.
         rows: History rows of all ranks.
-        ranks: Results of the ranks that survived, in the order of ranks.
-        whole_result: Results of the run as a whole, which rank 0 returns.
+        ranks: Results of the ranks that survived, by rank number.
+        whole_result: Results of the whole run, which rank 0 returns.
     """
     # The import is inside the function, because most callers of this module do not need psutil.
     import psutil
 
     steps = _Steps.of(rows, experiment.seed)
-    # The first step is excluded, because it also sends one-time data, such as initial weights.
+    # The first training step is excluded, because ranks also send one-time data in it, such as
+    # initial weights.
     later = [row for row in rows if row["step"] > 0] or rows
     # Step times have a minimum and a long tail, so percentiles describe them better than a standard
     # deviation.
     median, p10, p90 = (float(np.percentile(steps.timed, q)) for q in (50, 10, 90))
     evaluation = {f"test_{name}": value for name, value in whole_result.evaluation.items()}
     cores = psutil.cpu_count(logical=True) or 1
-    # The key `test_loss` is always present, so that other code need not check for it.
+    # The key `test_loss` is always present, so that other code need not test whether it exists.
     return (
         {"test_loss": None}
         | evaluation
@@ -91,7 +93,7 @@ def summarise(
 
 
 def _nonfinite_values(experiment: Experiment, ranks: Sequence[RankResult]) -> Record:
-    """Return a record of non-finite losses and gradients; {} if all values are finite."""
+    """Return a record of infinite or NaN losses and gradients; {} if all values are finite."""
     bad_values = sorted((b for rank in ranks for b in rank.nonfinite), key=lambda b: b["step"])
     if not bad_values:
         return {}
@@ -100,20 +102,20 @@ def _nonfinite_values(experiment: Experiment, ranks: Sequence[RankResult]) -> Re
 
 
 def _process_count(experiment: Experiment) -> int:
-    """Return the number of concurrent processes of a run; on the virtual clock it is 1."""
+    """Return the number of concurrent processes of a run, which is 1 on the virtual clock."""
     virtual = experiment.clock == "virtual"
     return 1 if virtual else experiment.strategy.processes(experiment.workers)
 
 
 @dataclass(frozen=True)
 class _Steps:
-    """The durations of a run's timed steps, and its rate of samples.
+    """The durations of a run's timed training steps, and its samples per second.
 
     Attributes:
         timed: Seconds of each timed step.
-        rate: Samples per second of all ranks. With asynchronous workers, only the samples of
-            gradients that were applied after the warm-up count.
-        first, whole: Seconds of the first step, and of all steps together.
+        rate: Samples per second, summed over all ranks. With asynchronous workers, only samples
+            whose gradients are applied after the warm-up are counted.
+        first, whole: Seconds of the first training step, and total seconds of all training steps.
     """
 
     timed: np.ndarray
@@ -123,7 +125,7 @@ class _Steps:
 
     @classmethod
     def of(cls, rows: Sequence[Row], seed: int) -> _Steps:
-        """Return the durations of steps, computed from the history rows of all ranks."""
+        """Return the durations of training steps, computed from the history rows of all ranks."""
         import pandas as pd
 
         history = pd.DataFrame(list(rows)).assign(seed=seed)
@@ -140,8 +142,8 @@ class _Steps:
         first = 1 + WARM_UP if len(steps) > 2 * WARM_UP else min(1, len(steps) - 1)
         ended, late = steps["ended"].to_numpy(), steps.iloc[first:]
         chosen = table[table["step"] >= first] if paced else late
-        # A step that measures compression statistics compresses twice, so it takes longer than
-        # other steps.
+        # A training step that measures compression statistics compresses gradients twice, so it
+        # takes longer than other steps.
         unseen = chosen[chosen["relative_error" if paced else "looked"].fillna(0) == 0]
         chosen = unseen if len(unseen) else chosen
         timed = chosen["seconds"].to_numpy(float)
@@ -159,29 +161,31 @@ def _link_bytes(rows: Sequence[Row]) -> Record:
 
 
 def aggregate(seeds: Sequence[Run]) -> Record:
-    """Return one record of metrics for several repeats of a run, with medians of the metrics.
+    """Return one record of metrics for several repeats of a run, with the medians of metrics.
 
-    The entry `spread` contains the [minimum, maximum] over the repeats of each numeric metric.
-    For metrics that are texts, the text of the first repeat is used. The verdict of the equivalence
-    check is the worst verdict of all repeats. The medians of epoch metrics are computed over the
-    epochs with the same index.
+    The entry `spread` contains, for each numeric metric, the [minimum, maximum] over the repeats.
+    Metrics that are texts have the text of the first repeat. The verdict of the equivalence check
+    is the worst one of all repeats. Medians of epoch metrics combine epochs that have the same
+    index.
 
     Raises:
-        LabkitError: None of the repeats has completed.
+        LabkitError: If no repeat has completed.
     """
     records = [seed.metrics for seed in seeds if seed.status["state"] == "completed"]
     if not records:
-        raise LabkitError(f"none of {len(seeds)} repeats completed; there is nothing to aggregate")
-    gates = [record["equivalence"] for record in records if "equivalence" in record]
+        raise LabkitError(
+            f"none of {len(seeds)} repeats completed, so there are no results to aggregate"
+        )
+    checks = [record["equivalence"] for record in records if "equivalence" in record]
     merged: Record = _median(records)
-    if gates:
-        # A failed verdict is the worst one; among verdicts of the same kind, the worst has the
-        # largest difference.
+    if checks:
+        # A failed verdict is the worst; among equal verdicts, the one with the largest difference
+        # is the worst.
         rank = [
-            (gate["verdict"] == "failed", gate.get("max_abs_difference") or 0) for gate in gates
+            (check["verdict"] == "failed", check.get("max_abs_difference") or 0) for check in checks
         ]
-        merged["equivalence"] = gates[rank.index(max(rank))]
-    # The flag `oversubscribed` is set if it is set in any repeat, unlike texts, which come from the
+        merged["equivalence"] = checks[rank.index(max(rank))]
+    # The flag `oversubscribed` is set if any repeat sets it, unlike texts, which come from the
     # first repeat.
     merged["oversubscribed"] = any(record.get("oversubscribed") for record in records)
     merged["repeats"] = len(records)
@@ -190,8 +194,8 @@ def aggregate(seeds: Sequence[Run]) -> Record:
 
 
 def _spread(records: Sequence[Record]) -> dict[str, list[float]]:
-    # Epochs are lists, and only the worst verdict is used, so both have no meaningful minimum and
-    # maximum.
+    # Epochs are lists, and only the worst verdict is kept, so a minimum and a maximum of either is
+    # meaningless.
     scalars = ({k: v for k, v in r.items() if k not in ("epochs", "equivalence")} for r in records)
     flat = [flatten(record) for record in scalars]
     columns = {key: [row[key] for row in flat if is_number(row.get(key))] for key in flat[0]}
@@ -199,12 +203,12 @@ def _spread(records: Sequence[Record]) -> dict[str, list[float]]:
 
 
 def _median(values: Sequence[Any]) -> Any:
-    """Return the median of numbers; dicts by key, lists by index; otherwise the first value."""
+    """Return medians: of numbers, of dicts by key, of lists by index; else the first value."""
     first = next((value for value in values if value is not None), None)
     if is_number(first):
         return statistics.median(value for value in values if is_number(value))
     if isinstance(first, dict):
-        # The dict has the keys in the order of the first repeat; a set would lose this order.
+        # The dict keeps the order of keys in the first repeat, which a set would lose.
         keys = dict.fromkeys(key for value in values if value for key in value)
         return {key: _median([value.get(key) for value in values if value]) for key in keys}
     if isinstance(first, list):

@@ -1,4 +1,4 @@
-"""Loss curves: training progress over steps, seconds and bytes."""
+"""Loss curves: the loss over training steps, seconds and bytes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 
 def loss_curve(history: pd.DataFrame) -> pd.DataFrame:
-    r"""Return a run's mean loss over ranks r by step, weighted by their samples \(n_r\).
+    r"""Return a run's mean loss per step: the mean over ranks r, weighted by samples \(n_r\).
 
-    Seconds and bytes are counted from the end of the first step, which also traces and compiles the
-    model. The first step also sends one-time data, such as initial weights and the trials of the
-    algorithm `auto`. The duration of a step is that of its slowest rank. For asynchronous workers,
-    a step ends when as many gradients as there are workers have been applied. Steps that some seeds
-    did not reach are omitted.
+    Seconds and bytes are counted from the end of the first training step, which also traces and
+    compiles the model. In the first training step, ranks also send one-time data, such as initial
+    weights, and trials for the algorithm `auto`. The duration of a training step is that of the
+    slowest rank. For asynchronous workers, a step ends when the number of gradients applied in it
+    equals the number of workers. Training steps that some seeds did not reach are omitted.
 
     Returns:
         A table with step (1, 2, 3, … as in epoch records), seconds of training, bytes sent by all
         ranks, and number of seeds. loss, `loss_low` and `loss_high` are the mean, minimum and
         maximum over seeds. The columns smooth, smooth_low and smooth_high are moving means over
-        about a twentieth of the run.
+        about one twentieth of the run's steps.
     """
     import pandas as pd
 
@@ -36,12 +36,12 @@ def loss_curve(history: pd.DataFrame) -> pd.DataFrame:
     seeds, seed = np.unique(rows["seed"], return_inverse=True)
     step, column = np.unique(rows["step"], return_inverse=True)
     shape = (len(seeds), len(step))
-    # The code uses NumPy, because pandas groups would take ten times as long, and a page may show
+    # NumPy is used here, because pandas groups would take ten times as long, and a page may show
     # 100 curves.
     cell = seed * len(step) + column
     losses, ended, wire = (rows[name].to_numpy(float) for name in ("loss", "ended", "wire_bytes"))
     # The loss of a rank with an empty batch is NaN, so its weight is 0. If the history has no
-    # sample counts, all other rows have weight 1.
+    # sample counts, every other rank has weight 1.
     weight = np.where(np.isnan(losses), 0.0, rows["samples"].fillna(1).to_numpy(float))
 
     def summed(values: np.ndarray) -> np.ndarray:
@@ -50,9 +50,10 @@ def loss_curve(history: pd.DataFrame) -> pd.DataFrame:
     seed_steps = shape[0] * shape[1]
     seconds = np.full(seed_steps, np.nan)
     np.fmax.at(seconds, cell, ended)
-    # Only steps that all seeds reached are used, because the mean would jump where a seed ends.
+    # Only steps that all seeds reached are used, because the mean would jump at a step where one
+    # seed ends.
     reached = (np.bincount(cell, minlength=seed_steps).reshape(shape) > 0).all(axis=0)
-    # Losses with weight 0 are replaced by 0 before the multiplication, because NaN x 0 is NaN.
+    # Losses with weight 0 are replaced by 0 before the multiplication, because NaN times 0 is NaN.
     weights = summed(weight)[:, reached]
     weighted = summed(np.where(weight > 0, losses, 0.0) * weight)[:, reached]
     loss = np.divide(weighted, weights, out=np.full_like(weights, np.nan), where=weights > 0)
@@ -61,7 +62,7 @@ def loss_curve(history: pd.DataFrame) -> pd.DataFrame:
     lines = {"loss": loss.mean(axis=0)}
     lines |= {"loss_low": np.fmin.reduce(loss), "loss_high": np.fmax.reduce(loss)}
     smooth = smoothed(lines["loss"])
-    # With only one seed, the minimum and maximum curves equal the mean curve.
+    # With only one seed, the minimum and the maximum curve are the same as the mean curve.
     bands = [smoothed(line) if len(seeds) > 1 else smooth for line in [*lines.values()][1:]]
     return pd.DataFrame(
         {
@@ -76,26 +77,26 @@ def loss_curve(history: pd.DataFrame) -> pd.DataFrame:
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """Return a centred moving mean over a twentieth of the values, or over fewer at the ends.
+    """Return the moving mean, centred at each value, over 1/20 of all values (fewer at the ends).
 
-    An infinite or NaN value becomes NaN in the result, but does not change the other means.
+    A window's infinite or NaN values do not change its mean; the result at their own index is NaN.
     """
     import pandas as pd
 
-    width = len(values) // 40  # values on each side of the centre
+    width = len(values) // 40  # number of values on each side of the centre
     finite = pd.Series(values, dtype=float).where(np.isfinite(values))
     mean = finite.rolling(2 * width + 1, center=True, min_periods=1).mean()
     return np.asarray(mean.where(finite.notna()))
 
 
 def epoch_results(run: Run, curve: pd.DataFrame) -> pd.DataFrame:
-    """Return the metrics after each epoch, with steps, seconds and bytes up to the epoch's end.
+    """Return the metrics after each epoch, with the steps, seconds and bytes until its end.
 
     Args:
         run: Run whose epoch metrics are returned.
-        curve: Loss curve of the run, returned by `loss_curve`, from which seconds and bytes are
-            interpolated. Epochs that end after the curve's last step have the seconds of rank 0,
-            and NaN bytes.
+        curve: Loss curve of the run, as `loss_curve` returns it, from which seconds and bytes are
+            interpolated. For epochs that end after the curve's last step, seconds are those of rank
+            0, and bytes are NaN.
     """
     import pandas as pd
 
@@ -103,15 +104,15 @@ def epoch_results(run: Run, curve: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(metrics.get("epochs") or [])
     if table.empty:
         return pd.DataFrame(columns=["step", "seconds", "bytes"])
-    # The duration of the first step is subtracted, because this step also traces and compiles the
-    # model.
+    # The duration of the first training step is subtracted, because this step also traces and
+    # compiles the model.
     first = (metrics.get("first_step_ms") or 0.0) / 1e3
     step = np.array([steps_until(run, step) for step in table["step"]])
     spent = {"seconds": np.clip(table["seconds"].to_numpy(float) - first, 0.0, None)}
     spent["bytes"] = np.full(len(step), np.nan)
     if len(curve):
         reached = step <= curve["step"].iloc[-1]
-        # The curve's seconds are preferred to those of rank 0, because they are those of the
+        # The seconds of the curve are preferred over those of rank 0, because they are those of the
         # slowest rank.
         for name, rank0_seconds in spent.items():
             spent[name] = np.where(

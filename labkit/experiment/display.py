@@ -17,7 +17,7 @@ def html_of(title: str, record: BaseModel) -> str:
     fields = {name: brief(getattr(record, name)) for name in type(record).model_fields}
     return card(
         title,
-        pairs(changed) if changed else line("every field has its default"),
+        pairs(changed) if changed else line("every field has its default value"),
         folded("all fields", pairs(fields)),
     )
 

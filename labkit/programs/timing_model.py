@@ -18,10 +18,11 @@ class TimingModel:
         compute: Compute time of a worker that has no slowdown.
         slow: Slowdown of each slow worker, by worker number.
         seed: Seed of the random durations.
-        measured: Seconds per gradient, measured in this process if `compute` needs them.
+        measured: Seconds per gradient, measured in this process if `compute` has no fixed time.
         update: Seconds that a server needs for one update.
-        later: Additional delays of gradient messages, in s, by (worker, step).
-        faults: Injected faults; those that slow or pause a worker change its compute times.
+        later: Additional delays, in s, of messages with gradients, by (worker, step).
+        faults: Injected faults, of which those that slow or pause a worker change its compute
+            times.
     """
 
     compute: ComputeTime
@@ -34,7 +35,7 @@ class TimingModel:
 
     @property
     def even(self) -> bool:
-        """Whether each worker has the same compute time in all steps."""
+        """Whether each worker has the same compute time in all of its training steps."""
         calm = all(
             slowdown.distribution == "constant" and slowdown.pause is None
             for slowdown in self.slow.values()
@@ -42,7 +43,7 @@ class TimingModel:
         return calm and self.compute.even and not (self.later or self.faults)
 
     def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
-        """Return the time when a worker ends a step's computation, or a fraction `share` of it."""
+        """Return the end time of a worker's computation: a step, or its fraction `share`."""
         seconds = share * self.compute.of(worker, step, self.seed, self.measured)
         for fault in self.faults:
             if fault.rank == worker and fault.hits(step):
@@ -55,11 +56,11 @@ class TimingModel:
         return slow.resumes(start, start + factor * seconds)
 
     def updated(self, server: int, start: float) -> float:
-        """Return the time when a server ends an update that it starts at `start`."""
+        """Return the end time of an update that a server starts at the time `start`."""
         return start + self.update
 
     def late(self, to: int, message: Message) -> float:
-        """Return a message's injected delay in s, which is added to the network's delay."""
+        """Return the injected delay of a message in s, which is added to the network's delay."""
         if not self.later or message.values is None:
             return 0.0
         return self.later.get((message.source, message.step), 0.0)

@@ -13,10 +13,10 @@ from labkit.forecast.order_statistics import TAIL
 from labkit.forecast.query import Query
 from labkit.network import ComputeTime
 from labkit.programs import Message
-from labkit.programs.timing import TimingModel
+from labkit.programs.timing_model import TimingModel
 
-WIDEST = 0.3  # maximum σ of drawn times; a few repeats on a busy machine may give a larger σ
-UNLIKE = 0.02  # maximum σ of drawn times for ranks that share a machine
+WIDEST = 0.3  # maximum σ of random times; few repeats on a busy machine may give more
+UNLIKE = 0.02  # maximum σ of random times for ranks that share a machine
 
 
 @dataclass
@@ -28,11 +28,14 @@ class Pace:
         laws: Timing models, one per worker.
         shares: Fraction of all weights that each server updates, by program number.
         hosts: Simulated rank of each program; messages between programs on one rank take no time.
-        alone: Factor on the time of a server's update by one gradient.
-        mean: Factor on the time of a server's update by the mean of several gradients.
-        predictions: Factor on the time of one prediction of soft targets.
+        alone: Factor by which the time of a server's update is multiplied if the update uses one
+            gradient.
+        mean: Factor by which the time of a server's update is multiplied if the update uses the
+            mean of several gradients.
+        predictions: Factor by which the time of one prediction of soft targets is multiplied.
         overheads: Whether messages have the measured overhead of this machine.
-        factor: Factor on the next duration; the runtime sets the factor for each action.
+        factor: Factor by which the next duration is multiplied; the runtime sets the factor for
+            each action.
     """
 
     query: Query
@@ -43,7 +46,7 @@ class Pace:
     mean: float = 1.0
     predictions: float = 1.0
     overheads: bool = False
-    factor: float = 1.0  # factor on the next duration
+    factor: float = 1.0  # the next duration is multiplied by this factor
     _known: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
     def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
@@ -64,7 +67,7 @@ class Pace:
         )
 
     def overhead_seconds(self, kind: str, nbytes: float) -> float:
-        """Return the median seconds of an overhead from a cache, such as that of a message."""
+        """Return the median seconds of an overhead, such as that of a message (cached)."""
         key = kind, nbytes
         if key not in self._known:
             self._known[key] = self.query.overhead_cost(kind, nbytes).median

@@ -25,7 +25,7 @@ def reduce_all(
     states: Sequence[State],
     on_requests: Callable[[Sequence[Request]], None] = lambda requests: None,
 ) -> list[Reduced]:
-    """Return the result of each rank, which reduces its tensor from its state, in rank order.
+    """Return the result of each rank's reduction of its tensor and state, in rank order.
 
     Args:
         compressor: The compressor that all ranks use.
@@ -46,7 +46,8 @@ def reduce_all(
                 results.append(end.value)
         if results and requests:
             raise LabkitError(
-                f"{compressor!r}: some ranks have finished while others request a collective"
+                f"{compressor!r}: some ranks have ended their compression, but other ranks still "
+                "request a collective operation"
             )
         if results:
             return results

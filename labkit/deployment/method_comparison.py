@@ -87,7 +87,7 @@ def compare(
     data = _data(trained, data)
     # The copy has no optimizer state, because this state would count as bytes of the model.
     original = uncompiled_copy(trained.model() if isinstance(trained, Run) else trained)
-    # Raises an error if accuracy is undefined.
+    # This call raises an error if accuracy is undefined for the data.
     before = metrics.right_answers(original, data, batch_size)
     if folder is None and isinstance(trained, Run):
         folder = trained.path / "deployment"
@@ -141,7 +141,7 @@ def _write_and_read(
 
 
 def _answers(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> Row:
-    """Compare a compressed model's right answers (one flag per answer) with the original's."""
+    """Compare the right answers of compressed and original model, given as a flag per answer."""
     lost, gained = int(np.sum(before & ~after)), int(np.sum(after & ~before))
     return {
         "accuracy": float(after.mean()),
@@ -177,7 +177,7 @@ def _add_times(
 def _validate(methods: Sequence[CompressionMethod], **numbers: int) -> None:
     for name, value in numbers.items():
         if not isinstance(value, int) or value < 1:
-            raise InvalidInput(f"{name}={value!r} is impossible; give a whole number from 1")
+            raise InvalidInput(f"{name}={value!r} is impossible; give a whole number of at least 1")
     refuse_alike(methods)
 
 
@@ -187,7 +187,9 @@ def refuse_alike(methods: Sequence[CompressionMethod]) -> None:
     repeated = sorted({label for label in labels if labels.count(label) > 1})
     if repeated or not labels:
         problem = f"{', '.join(repeated)} twice" if repeated else "no methods"
-        raise InvalidInput(f"{problem} cannot be compared; give one or more different methods")
+        raise InvalidInput(
+            f"the list of methods contains {problem}; give one or more methods, each of them once"
+        )
 
 
 def _data(trained: Run | keras.Model, data: Dataset | None) -> Dataset:
@@ -196,7 +198,8 @@ def _data(trained: Run | keras.Model, data: Dataset | None) -> Dataset:
     name = trained.experiment["dataset"] if isinstance(trained, Run) else None
     if not isinstance(name, str):
         raise LabkitError(
-            "the run names no data set: give data=labkit.datasets.load(…), or a Dataset"
+            "no data set is given, and the trained model has no run that names one: give "
+            "data=labkit.datasets.load(…), or a Dataset"
         )
     return datasets.load(name, **trained.experiment["dataset_options"])
 

@@ -25,7 +25,7 @@ from labkit.records.run import KEY_METRICS, Run, key_metrics, verdict
 _SHOWN_ELSEWHERE = ("seed", "repeats", "verify")
 _FIXED_COLUMNS = ("label", "state", "equivalence", "seeds")  # columns of every table
 _MAX_RESULTS = 24  # greatest number of result columns; filters also accept results without a column
-_MAX_HINTS = 3  # greatest number of distinct tooltips in the cell of a value that all rows share
+_MAX_HINTS = 3  # greatest number of tooltips in a cell that stands for all rows
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _HEADS = {
     "samples_per_second": "samples/s",
@@ -44,7 +44,7 @@ class TableCell:
 
     @property
     def filter_value(self) -> Value:
-        """Value that a filter on this column compares, in the displayed unit."""
+        """Value that a filter compares with, in the unit that the table shows."""
         return self.text if self.order is None else self.order
 
 
@@ -63,12 +63,12 @@ class TableColumn:
 
     @cached_property
     def is_same(self) -> bool:
-        """True if there are several cells and all are equal."""
+        """True if the column has several cells and all of them are equal."""
         return len({cell.text for cell in self.cells}) == 1 and len(self.cells) > 1
 
     @property
     def summary(self) -> TableCell:
-        """Cell that represents a column of equal cells, with their distinct tooltips."""
+        """One cell that stands for a column of equal cells, with all their distinct tooltips."""
         hints = list(dict.fromkeys(cell.hint for cell in self.cells if cell.hint))
         further = [f"and {len(hints) - _MAX_HINTS} more"] if len(hints) > _MAX_HINTS else []
         return TableCell(self.cells[0].text, hint="; ".join(hints[:_MAX_HINTS] + further))
@@ -76,12 +76,12 @@ class TableColumn:
 
 @dataclass(frozen=True)
 class ReportTable:
-    """A table with one row per setting; the page lists columns with equal cells above it.
+    """A table with one row per setting; the page lists columns of equal cells above the table.
 
     Attributes:
         entries: Settings (runs that differ only in the seed), one per row.
         columns: Columns of differing parameters, of states and of results.
-        names: Names of the columns that are parameters.
+        names: Names of the columns that contain parameters.
         values: For each row, the values that filters can use, by name, in displayed units.
         more: Number of results that have no column, for lack of room.
     """
@@ -99,7 +99,7 @@ class ReportTable:
 
     @property
     def shared_cells(self) -> list[tuple[str, TableCell]]:
-        """Headings and cells of columns with equal cells, and of the task's equal parameters."""
+        """Headings and cells of columns with equal cells, and of equal parameters of the task."""
         rows = [plain_parameters(run) for run in self._begun_runs]
         shared = {k: v for k, v in rows[0].items() if all(r.get(k, self) == v for r in rows)}
         task_cells = [
@@ -111,10 +111,10 @@ class ReportTable:
 
     @property
     def shared_by(self) -> str:
-        """Text that states which rows share the equal values; jobs that failed early do not."""
+        """Text that names the rows with the equal values; jobs that failed early lack them."""
         failed_jobs = len(self.entries) - len(self._begun_runs)
         return (
-            f"all but {plural(failed_jobs, 'job')} that failed before an experiment"
+            f"all but {plural(failed_jobs, 'job')} that failed before an experiment began"
             if failed_jobs
             else "all"
         )
@@ -217,7 +217,7 @@ def _names(parameter_rows: Sequence[dict[str, Value]], reserved: Sequence[str]) 
 
 
 def _fixed_values(entry: RunEntry) -> dict[str, Value]:
-    """Return the values of every row: label, state, result of the equivalence check, seeds."""
+    """Return the columns of every row: label, state, result of the equivalence check, seeds."""
     words = {"label": entry.label, "state": _state(entry).text, "equivalence": _gate(entry).text}
     return words | {"seeds": int(entry.metrics.get("repeats") or 1)}
 
@@ -255,7 +255,7 @@ def _gate(entry: RunEntry) -> TableCell:
 
 
 def _result_column(name: str, entries: Sequence[RunEntry], values: Sequence[Value]) -> TableColumn:
-    """Return a column of results in the unit that the heading names; cells may also be texts."""
+    """Return a column of results in the unit named by its heading; a cell may also contain text."""
     magnitudes = [abs(float(value)) for value in values if is_number(value)]
     head, factor = _HEADS.get(name) or TITLES.get(name) or name.replace("_", " "), 1.0
     if name == "payload_bytes_per_step":

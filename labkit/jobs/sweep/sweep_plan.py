@@ -34,8 +34,8 @@ class SweepMember:
         folder: Name of the job's folder.
         values: Parameter values, converted to the types that the notebook declares.
         repeat: Number of the repeat among notebook runs with the same values, from 0.
-        workers: Maximum number of ranks that the notebook requests; 1 if it has no parameter
-            `workers`.
+        workers: Maximum number of ranks that the notebook requests; 1 if the notebook has no
+            parameter `workers`.
         threads: Maximum number of threads per rank; 1 if the notebook has no parameter `threads`.
         known: Whether the notebook has a parameter `workers`; without it, the number of ranks is
             unknown.
@@ -69,7 +69,7 @@ class SweepPlan:
 
     @property
     def name(self) -> str:
-        """The hash of the requested values; not of the notebook's content or labkit's version."""
+        """The sweep's name: a hash of the requested values, not of notebook or labkit version."""
         request: JSON = [[member.values, member.repeat] for member in self.members]
         if self.search is not None:
             request = self.search.to_json()
@@ -125,7 +125,7 @@ def read_assignments(texts: tuple[str, ...]) -> dict[str, Axis]:
         if not equals or not name.isidentifier():
             raise InvalidInput(f"{text!r} is not of the form name=a,b,c or name=range(1,5)")
         if name in axes:
-            raise InvalidInput(f"{name} is given twice; give all its values at once")
+            raise InvalidInput(f"{name} is given twice; give all its values in one list")
         axes[name] = from_text(name, values)
     return axes
 
@@ -146,7 +146,8 @@ def read_file(text: str, origin: str) -> tuple[dict[str, Axis], dict[str, int]]:
     numbers = {name: number for name, number in known_entries.items() if type(number) is int}
     if len(numbers) < len(entries):
         raise InvalidInput(
-            f"{origin}: random: {random_entry!r} is not a number, nor samples and seed"
+            f"{origin}: random: {random_entry!r} is invalid; give a number, or numbers for samples "
+            "and seed"
         )
     return {name: from_yaml(name, value) for name, value in record.items()}, numbers
 
@@ -158,7 +159,9 @@ def make_search(notebook: Path, axes: Mapping[str, Axis], search: Search) -> tup
         InvalidInput: A name is unknown, a value is not allowed, or no parameter is searched.
     """
     if not axes:
-        raise InvalidInput("nothing to search over: give name=a,b,c or name=uniform(0,1)")
+        raise InvalidInput(
+            "a search needs a parameter to vary; give name=a,b,c or name=uniform(0,1)"
+        )
     declared, axes, fixed = _convert_request(notebook, axes, search.fixed)
     ends = {name: [a.low, a.high] if isinstance(a, Draw) else [*a] for name, a in axes.items()}
     first_values = {name: values[0] for name, values in ends.items()} | fixed
@@ -197,11 +200,13 @@ def make(notebook: Path, spec: SweepSpec) -> SweepPlan:
     if len(combinations) * spec.repeats > LARGEST:
         raise InvalidInput(
             f"{len(combinations):,} combinations × {spec.repeats} repeats exceed the maximum of a "
-            f"sweep ({LARGEST:,})"
+            f"sweep ({LARGEST:,}); give fewer values or repeats"
         )
     swept = [name for name, axis in axes.items() if not isinstance(axis, tuple) or len(axis) > 1]
     if spec.repeats > 1 and "seed" in swept:
-        raise InvalidInput("--repeats increments the parameter seed, which is also swept")
+        raise InvalidInput(
+            "--repeats increments the parameter seed, which is also swept; give one of the two"
+        )
     described = [
         ({**combination, **fixed}, repeat)
         for combination in combinations
@@ -287,7 +292,7 @@ def _convert_axis(parameter: parameters.NotebookParameter, axis: Axis) -> Axis:
     for text in map(json.dumps, values):
         if text in texts:
             raise InvalidInput(
-                f"{parameter.name} has {text} twice; --repeats runs members several times"
+                f"{parameter.name} has the value {text} twice; to repeat each run, give --repeats"
             )
         texts.add(text)
     return values
@@ -299,7 +304,9 @@ def _repeat_values(declared: Known, values: Combination, repeat: int) -> Describ
         return values, repeat
     first = values.get("seed", declared["seed"].default)
     if type(first) is not int:
-        raise InvalidInput(f"--repeats increments the parameter seed, but {first!r} is no integer")
+        raise InvalidInput(
+            f"--repeats increments the parameter seed, but seed={first!r} is not a whole number"
+        )
     return values | {"seed": first + repeat}, 0
 
 

@@ -42,7 +42,7 @@ __all__ = ["has_grid", "heat_map"]
 _MOST = 9  # maximum number of axes that leaves room for their labels
 _BELOW, _ABOVE = -0.055, 1.055  # y positions of the labels below and above an axis from 0 to 1
 _ACROSS = 125  # letters that fit in one line across the whole panel
-_SPREAD = 0.5  # fraction of a slot over which the lines of its runs are spread
+_SPREAD = 0.5  # part of the space per value over which its runs are spread
 
 Axis = tuple[str, list[Value], AxisScale]
 
@@ -121,10 +121,11 @@ def _lines(shown: Sequence[RunEntry], axes: Sequence[Axis]) -> list[Trace]:
 
 
 def _side_by_side(axis_scale: AxisScale) -> list[float | None]:
-    """Return positions on an axis; runs in one slot are spread, so that all lines are visible."""
+    """Return axis positions; runs that share a discrete value are spread, so all are visible."""
     if not axis_scale.slots:
         return list(axis_scale.places)
-    # Runs use only half of each slot; the empty half separates them from the runs of the next slot.
+    # Runs use only half of the space of each discrete value; the empty half separates them from the
+    # runs of the next value.
     room = _SPREAD / len(axis_scale.ticks)
     members: dict[float | None, list[int]] = {}
     for place, value in enumerate(axis_scale.places):
@@ -143,7 +144,7 @@ def _rules(count: int) -> Trace:
 
 
 def _ticks(axes: Sequence[Axis]) -> Trace:
-    """Return one trace with the labels of all slots, and of both ends of each numeric axis."""
+    """Return one trace with the labels of all discrete values, and of both ends of numeric axes."""
     room = _ACROSS // len(axes) + 1  # number of letters that fit between two axes
     rows = [
         (place, y, safe_text(text), f"middle {side}")
@@ -158,7 +159,7 @@ def _ticks(axes: Sequence[Axis]) -> Trace:
 
 
 def _slot_words(name: str, on: AxisScale, room: int) -> list[tuple[float, str, str]]:
-    """Return the labels of slots as (y, text, side), at positions where few lines cross them."""
+    """Return the labels of discrete values as (y, text, side), at positions with few lines."""
     up, side = ((0.5 + _SPREAD / 2) / 2 / len(on.ticks), "right") if room else (0.0, "left")
     gap = "\N{NO-BREAK SPACE}" * 2
     details = [(at + up, word(name, value)) for at, value in on.ticks]
@@ -242,10 +243,14 @@ def heat_sheet(
     table = cross_table({entry.key: entry.run for entry in entries}, x, y, measures)
     names = list(table.columns[4:])  # names of the measures, which follow the first four columns
     several = max(map(len, table["runs"]))
-    remarks = [f"median of up to {several} runs per cell" if several > 1 else "one run per cell"]
+    remarks = [
+        f"each cell shows the median of up to {several} runs"
+        if several > 1
+        else "each cell shows one run"
+    ]
     others = [name for name in parameters(all_runs) if name not in (x, y)]
     remarks += (
-        [f"the runs of a cell differ in {', '.join(others)}"] if others and several > 1 else []
+        [f"the runs in one cell differ in {', '.join(others)}"] if others and several > 1 else []
     )
     title = f"Results by {title_of(y)} and {title_of(x)} · {clock_and_network(entries)}"
     grid = Grid(x, y, sorted_values(list(table[x])), sorted_values(list(table[y])))
@@ -272,8 +277,8 @@ def _cell_table(table: pd.DataFrame, grid: Grid, name: str) -> pd.DataFrame:
     for row, down in enumerate(grid.down):
         for column, across in enumerate(grid.across):
             cell = group.get((repr(down), repr(across)), {})
-            value, failed = cell.get(name, np.nan), cell.get("gate_failed", 0)
-            text = "gate failed" if failed and is_timed(name) else "—"
+            value, failed = cell.get(name, np.nan), cell.get("equivalence_failed", 0)
+            text = "equivalence check failed" if failed and is_timed(name) else "—"
             text = text if np.isnan(value) else text_of(name, value)
             named = ((grid.y, down), (grid.x, across))
             details = ", ".join(f"{title_of(each)} {word(each, at)}" for each, at in named)
@@ -306,7 +311,9 @@ def _panel(cell_rows: pd.DataFrame, grid: Grid, name: str, first: bool) -> Panel
         x=title_of(grid.x),
         y=title_of(grid.y) if first else "",
         traces=[] if blank.all() else [colors, reasons, _dots(cell_rows)],
-        note=f"{plural(failed, 'run')} without speed: equivalence gate failed" if failed else "",
+        note=f"{plural(failed, 'run')} without speed, because the equivalence check failed"
+        if failed
+        else "",
         always_note=bool(failed),
         x_axis=_axis(grid.x, grid.across) | {"range": [-0.5, len(grid.across) - 0.5]},
         # Only the first panel labels the rows, because the rows of all panels are the same.
@@ -379,11 +386,11 @@ def search_history(results: SearchResult) -> Figure:
         "showlegend": False,
     }
     importance = Panel(
-        "Importance of parameters\nOptuna's importance; the sum is 1",
+        "Importance of parameters\nimportance computed by Optuna; the sum is 1",
         "share",
         "",
         [bars] if names else [],
-        note="no importance: one parameter, or too few trials",
+        note="no importance: only one parameter, or too few trials",
     )
     pruned = int((trials["state"] == "pruned").sum())
     words = [f"{len(trials)} trials, {pruned} pruned"]

@@ -18,8 +18,8 @@ from typing import IO, Any, TypedDict, cast
 
 from labkit.common.errors import LabkitError
 from labkit.common.paths import bytecode_variables, runtime_folder
-from labkit.hosts.plan import TestbedPlan
 from labkit.hosts.requirements import require
+from labkit.hosts.testbed_plan import TestbedPlan
 from labkit.records import store
 
 AGENT, LOGIN_COMMAND = "agent", "login"  # files in a testbed's folder
@@ -84,7 +84,7 @@ def start(
         try:
             assert supervisor.stdout is not None  # for the type checker: stdout is a pipe
             line = supervisor.stdout.readline()
-        # For example an interrupt: the caller does not wait for the testbed any more.
+        # After an exception, such as an interrupt, the caller no longer waits for the testbed.
         except BaseException:
             supervisor.terminate()
             supervisor.wait()
@@ -138,7 +138,7 @@ def claim_folder(folder: Path) -> None:
         if error.errno != errno.ENOTEMPTY:
             raise
         raise LabkitError(
-            "a testbed is running or starting: wait for it, or end it: labkit testbed down"
+            "a testbed is running or starting; end it with labkit testbed down, or wait for its end"
         ) from None
 
 
@@ -176,8 +176,8 @@ def end(folder: Path) -> bool:
         while store.is_alive(record):
             if time.monotonic() > limit:
                 raise LabkitError(
-                    f"the testbed has not ended after {LAST:.0f} s: "
-                    f"its supervisor is process {record['pid']}"
+                    f"the testbed has not ended after {LAST:.0f} s; "
+                    f"end its supervisor, which is process {record['pid']}"
                 )
             time.sleep(0.05)
     remove(folder)  # the folder still exists if the supervisor and the host `control` were killed

@@ -1,4 +1,4 @@
-"""Readers of executed notebooks, which check size and structure, because files may be foreign."""
+"""Readers of executed notebooks, which check size and structure, as files may be untrusted."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from labkit.common.safe_files import UnsafeFile, read_file
 from labkit.common.safe_json import NotPlain, read_plain_json
 from labkit.records.store import Record
 
-MAX_NOTEBOOK_BYTES = 2**27  # maximum bytes; notebooks with many figures have tens of millions
+MAX_NOTEBOOK_BYTES = 2**27  # maximum bytes; notebooks with many figures have about 10 % of this
 
 
 def read_notebook(path: Path) -> Record:
     """Return the JSON object of an executed notebook in format 4.
 
     Raises:
-        FileNotFoundError: The file does not exist.
-        LabkitError: The file cannot be read, or is not a notebook in format 4.
+        FileNotFoundError: If the file does not exist.
+        LabkitError: If the file cannot be read, or is not a notebook in format 4.
     """
     try:
-        # The folder of a job may come from another user, so the file is read without following
+        # The folder of a job may belong to another user, so the file is read without following
         # symbolic links.
         record_json = read_plain_json(read_file(path, MAX_NOTEBOOK_BYTES), strict=False)
         if reason := _notebook_problem(record_json):
@@ -40,11 +40,11 @@ def notebook_bytes(path: Path) -> bytes:
     """Return the bytes of the file of a notebook.
 
     Raises:
-        FileNotFoundError: The file does not exist.
-        NotPlain: The file cannot be read, or is larger than `MAX_NOTEBOOK_BYTES`.
+        FileNotFoundError: If the file does not exist.
+        NotPlain: If the file cannot be read, or is larger than `MAX_NOTEBOOK_BYTES`.
     """
     try:
-        if not path.is_file():  # reading a named pipe would block
+        if not path.is_file():  # a read from a named pipe would block
             raise FileNotFoundError(f"no file {path}")
         if (size := path.stat().st_size) > MAX_NOTEBOOK_BYTES:
             raise NotPlain(f"has {size:,} bytes; a notebook has at most {MAX_NOTEBOOK_BYTES:,}")
@@ -56,7 +56,7 @@ def notebook_bytes(path: Path) -> bytes:
 
 
 def _notebook_problem(value: JSON) -> str | None:
-    """Return why a JSON value is not a notebook in format 4; None if it is one."""
+    """Return why a JSON value is not a notebook in format 4, or None if it is one."""
     cells = value.get("cells") if isinstance(value, dict) else None
     if not isinstance(cells, list):
         return "is not a notebook of format 4: it has no list of cells"
@@ -72,9 +72,9 @@ def _cell_problem(cell: Any) -> str | None:
         return f"is not a notebook of format 4: {short(cell)} is not a cell"
     tags, outputs = cell["metadata"].get("tags", []), cell.get("outputs", [])
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
-        return f"has a cell with the tags {short(tags)}"
+        return f"has a cell with the invalid tags {short(tags)}"
     if not isinstance(outputs, list) or not all(map(_is_output, outputs)):
-        return f"has a cell with the outputs {short(outputs)}"
+        return f"has a cell with the invalid outputs {short(outputs)}"
     return None
 
 

@@ -47,16 +47,17 @@ def validate_peers(names: Sequence[str], network: str | None) -> None:
         find(name)
     if names and network is not None:
         raise InvalidInput(
-            f"peers run on this machine's network, not on {network!r}; leave out --network"
+            f"other frameworks (--peer) cannot run on the emulated network {network!r}; remove "
+            "--network or --peer"
         )
 
 
 class PeerComparison:
     """Other frameworks, measured alternately with labkit on the same cases and by the same rules.
 
-    Each call of `turn` starts new processes with one thread on this machine, connected over
-    loopback. No process of a framework runs while another framework is measured, so frameworks do
-    not slow each other down.
+    Each call of `turn` starts new processes on this machine; each process has one thread, and
+    processes communicate over loopback. No process of a framework runs while another framework is
+    measured, so frameworks do not slow each other down.
 
     Args:
         names: Names of other frameworks, such as "ddp" or "horovod".
@@ -113,7 +114,8 @@ class PeerComparison:
         case, same = records[0]["case"], all(each["same_weights"] for each in records)
         if not same:
             self.remarks.append(
-                f"{peer.name}: ranks have unequal weights after steps of {case}, so it has no times"
+                f"{peer.name}: its ranks have unequal weights after steps of {case}, so its "
+                "times are not shown"
             )
         for kind in records[0]["seconds"]:
             what = peer.name if kind == "step" else f"{peer.name} {kind}"
@@ -215,7 +217,7 @@ def _mpirun(python: str) -> str:
     found = shutil.which("mpirun", path=os.pathsep.join(places))
     if found is None:
         raise LabkitError(
-            "Horovod needs the mpirun of the MPI that it was built for; put it on PATH"
+            "no mpirun found: put the mpirun of the MPI that Horovod was built for on PATH"
         )
     return found
 
@@ -229,7 +231,8 @@ def _environment(peer: Installation) -> dict[str, str]:
         outside_mpi(peer.python)
         | computing(1)
         | {
-            # Without fusion, two copies are saved; the fastest measured setting.
+            # Without fusion, Horovod saves two copies; this is the fastest of the measured
+            # settings.
             "HOROVOD_FUSION_THRESHOLD": "0",
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -285,6 +288,9 @@ def _finish(
             lines = (folder / f"rank{number}.err").read_text(errors="replace").splitlines()
             messages = [line for line in lines if re.search("[a-z]", line)]  # skips lines of dashes
             last = messages[-1].strip() if messages else f"exit code {process.returncode}"
-            raise LabkitError(f"{name} ended early on rank {number}: {last}")
+            raise LabkitError(
+                f"the process of {name} on rank {number} ended before its measurement was "
+                f"complete: {last}"
+            )
     if any(process.poll() is None for process in processes):
-        raise LabkitError(f"{name} did not end within {limit:.0f} s")
+        raise LabkitError(f"the processes of {name} did not end within {limit:.0f} s")
