@@ -94,14 +94,11 @@ FAMILIES = frozenset(
         "compression",
         "compression_stats",
         "data_partition",
-        "ddp",
         "delayed",
         "exchange",
         "exported",
         "forecast",
         "frameworks",
-        "fsdp",
-        "horovod",
         "inference",
         "input_pipeline",
         "jax",
@@ -124,6 +121,7 @@ FAMILIES = frozenset(
         "terminal",
         "testbed",
         "tf_config",
+        "torch",
     ]
 )
 # These modules share a name but no subject. No name may be added to this list.
@@ -131,10 +129,7 @@ UNRELATED = frozenset(
     [
         "command",
         "messages",
-        "processes",
-        "rank",
         "steps",
-        "ways",
     ]
 )
 # A docstring may begin with these names in lower case.

@@ -1,4 +1,4 @@
-"""A benchmark of training steps without exchange, and of overlapped parameter averaging."""
+"""A benchmark of local steps, and of parameter averaging that overlaps with computation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import click
 import numpy as np
 
 from labkit.bench.command import AS_JSON, TIMES, show_rows
-from labkit.bench.servers import Counted
+from labkit.bench.servers import Counted, compute_backend
 from labkit.bench.timing import Row, added, head, spread
 from labkit.cluster import Cluster
 from labkit.communicator import Communicator
@@ -47,14 +47,13 @@ def measure(
     Returns:
         One row per strategy for its local steps, and rows for streamed (overlapped) averaging. The
         row of a strategy contains the time of a step in which the strategy exchanges nothing. The
-        row also contains the time that the strategy adds to a step that consists only of gradient
-        and update. In this row, `ratio` is the step time with the strategy, divided by the time of
-        a step with only gradient and update. `own_ms` is the time per step that is spent neither on
-        the gradient nor on the update. The rows of streamed averaging contain the step times of
+        strategy's row also contains the time that the strategy adds to a step of only gradient and
+        update. Its field `ratio` is the time of the strategy's step divided by the time of a step
+        of only gradient and update. `own_ms` is the time per step that is spent neither on the
+        gradient nor on the update. The rows of streamed averaging contain the step times of
         blocking averaging and of averaging that overlaps with the next `delay` steps. The row of
-        streamed averaging also contains the time to transfer one fragment of the weights. In the
-        row of streamed averaging, `hidden` is the share of blocking averaging's added time that
-        overlapped averaging avoids.
+        streamed averaging also contains the time to transfer one fragment of the weights. Its field
+        `hidden` is the share of blocking averaging's added time that overlapped averaging avoids.
     """
     experiment = Experiment(
         model="mlp",
@@ -83,14 +82,14 @@ def _local(communicator: Communicator, experiment: Experiment, repeats: int) -> 
         "springs": ElasticAveraging(alpha=0.1, period=NEVER, center="allreduce"),
         "codistillation": Codistillation(period=NEVER),
     }
-    stage = _stage(communicator, experiment)
+    stage = compute_backend(communicator, experiment, ParameterAveraging(period=NEVER))
     taken: dict[str, list[float]] = {name: [] for name in ways}
     ratios: dict[str, list[float]] = {name: [] for name in ways}
     beside: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(1 + repeats):
         own: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(TURNS):
-            # Every second round reverses the order, so that no kind of step always follows the same
+            # Every other round reverses the order, so that no kind of step always follows the same
             # kind of step.
             for name in list(ways)[:: -1 if turn % 2 else 1]:
                 seconds, more = _stretch(communicator, stage, ways[name])
@@ -113,7 +112,7 @@ def _local(communicator: Communicator, experiment: Experiment, repeats: int) -> 
 def _stretch(
     communicator: Communicator, stage: ComputeBackend, way: Replicas | None
 ) -> tuple[Sequence[float], list[float]]:
-    """Return the seconds of each step of a block, and the seconds outside gradient and update.
+    """Return the seconds of each step of a block, and the part outside gradient and update.
 
     The block's first step and last step are omitted; the last step also averages the weights.
     """
@@ -140,7 +139,7 @@ class _Counted(Counted):
 
 
 def _stream(communicator: Communicator, experiment: Experiment, repeats: int) -> dict[str, Row]:
-    stage = _stage(communicator, experiment)
+    stage = compute_backend(communicator, experiment, ParameterAveraging(period=NEVER))
     local = _wall(communicator, [_bare(communicator, stage, STEPS) for _ in range(3)])
     wire = min(_wire(communicator, stage) for _ in range(3))
     delay = max(1, math.ceil(COMPUTE * wire / local))
@@ -181,22 +180,10 @@ def _wire(communicator: Communicator, stage: ComputeBackend) -> float:
 
 
 def _wall(communicator: Communicator, stretches: Sequence[Sequence[float]]) -> float:
-    """Return the slowest rank's seconds per step, as the median of the mean times of blocks."""
+    """Return the slowest rank's seconds per step: the median over blocks of the block means."""
     own = float(np.median([np.mean(each) for each in stretches]))
     slowest: float = max(communicator.allgather(own))
     return slowest
-
-
-def _stage(communicator: Communicator, experiment: Experiment) -> ComputeBackend:
-    from labkit.worker.feed import read
-    from labkit.worker.played import ComputeBackend
-    from labkit.worker.session import TrainingSession
-
-    session = TrainingSession(experiment, communicator, read(experiment, communicator))
-    session.compile(session.optimizer())
-    stage = ComputeBackend(session, ParameterAveraging(period=NEVER))
-    stage.hold([communicator.rank])
-    return stage
 
 
 def _bare(communicator: Communicator, stage: ComputeBackend, steps: int) -> Sequence[float]:

@@ -1,18 +1,19 @@
-"""A benchmark of the time that the gradient exchange adds to a training step."""
+"""A benchmark of the time that the gradient exchange adds to a training step.
+
+A breakdown divides this time into phases, with lower limits.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.bench import breakdown
-from labkit.bench.interleave import STEPS, WARM, Step, time_interleaved
 from labkit.bench.steps import CASES, WORD_CASES, Averaging, BenchModel, WordModel
-from labkit.bench.timing import Row, added, head, spread
+from labkit.bench.timing import STEPS, WARM, Row, Step, added, head, spread, time_on_ranks
 from labkit.cluster import Cluster
 from labkit.common.nearest import refuse_unknown
 from labkit.communicator import Communicator
@@ -22,7 +23,10 @@ from labkit.strategies import AllReduce
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from labkit.bench.steps import Averaging
+    from labkit.communicator import Communicator
     from labkit.exchange import Exchange, Timeline
+    from labkit.exchange.timeline import Event
 
 KNOWN = CASES | WORD_CASES
 # This is the default schedule of the gradient exchange, with which the other schedules are
@@ -32,6 +36,14 @@ CHAIN = 10  # number of overlapping steps timed together; the last step complete
 # This suffix of a schedule's name means that the gradients of an embedding are averaged as dense
 # tensors.
 DENSE = ", dense"
+COPY, HANDED = (
+    "copy",
+    "handed over",
+)  # names of the steps that are timed in addition to steps with exchange
+LIMITS = {
+    "pack": COPY,
+    "sum": "raw allreduce",
+}  # maps each phase to the kind of step whose time is the phase's lower limit
 
 
 def measure(
@@ -48,7 +60,7 @@ def measure(
     """Measure in turn local steps, steps with exchange, and allreduces of the same bytes.
 
     A "local" step is a training step without exchange; all ranks run local steps concurrently.
-    `labkit.bench.interleave` describes the order in which the kinds of steps run, and how their
+    `labkit.bench.timing` describes the order in which the kinds of steps run, and how their
     times are compared.
 
     Args:
@@ -68,12 +80,11 @@ def measure(
         One row per case and kind of step ("local", "raw allreduce", or a schedule): median, minimum
         and 90th percentile of the repeats' medians (ms). The row of a schedule also contains the
         time that the schedule adds to the local step, and whether all ranks have the same weights
-        at the end. The row of any schedule except "sequential" contains the time that the schedule
-        saves compared with "sequential". Except for "sequential", the row also contains the saving
-        of an ideal link that sends the same buckets in the best order
-        (`labkit.records.overlap.Overlap`). For word models, each schedule has one row with sparse
-        gradients (embedding rows). Each schedule of a word model also has a row for gradients that
-        are converted to dense tensors.
+        at the end. The row of any schedule except "sequential" contains the time that it saves
+        compared with "sequential". Such a row also contains the saving of an ideal link that sends
+        the same buckets in the best order (`labkit.records.overlap.Overlap`). For word models, each
+        schedule has one row with sparse gradients (embedding rows).
+        Another row has dense gradients.
     """
     refuse_unknown("case", cases, KNOWN)
     network = Network.parse(network)
@@ -154,14 +165,8 @@ def _measure(
     steps["raw allreduce"] = sum_raw
     if where:
         handover_model = kind_of_model(KNOWN[name], communicator.rank)
-        steps |= breakdown.kinds(communicator, KNOWN[name].parameters, handover_model.step)
-    taken = time_interleaved(
-        steps,
-        lambda: communicator.barrier("the barrier before the next timed step"),
-        lambda own: np.array(communicator.allgather(own)),
-        repeats,
-        counts,
-    )
+        steps |= limit_steps(communicator, KNOWN[name].parameters, handover_model.step)
+    taken = time_on_ranks(communicator, steps, repeats, counts)
     same = {
         kind: len(set(communicator.allgather(model.checksum()))) == 1
         for kind, model in models.items()
@@ -170,7 +175,7 @@ def _measure(
     all_events = communicator.allgather([*usual]) if where else []
     return {
         "seconds": taken.seconds,
-        "where": breakdown.phase_medians(all_events, repeats * STEPS) if where else {},
+        "where": phase_medians(all_events, repeats * STEPS) if where else {},
         "added": taken.added,
         "same": same,
         "nbytes": 4 * KNOWN[name].parameters,
@@ -212,7 +217,7 @@ def _events(exchange: Exchange, steps: int) -> dict[str, float]:
 
 
 def _delay(communicator: Communicator, timeline: Timeline, steps: int) -> float:
-    """Return the median excess of exposed communication over an ideal link, in s per step."""
+    """Return the median exposed communication per step (s) in excess of that on an ideal link."""
     import pandas as pd
 
     from labkit.exchange import timeline_rows
@@ -240,7 +245,7 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[str, Row]]:
                 row |= _saved(found["added"], kind, found["delay"][kind])
         yield kind, row
     if found["where"]:
-        yield from breakdown.rows(found["where"], found["seconds"], found["added"], USUAL)
+        yield from breakdown_rows(found["where"], found["seconds"], found["added"], USUAL)
 
 
 def _saved(added: dict[str, list[float]], kind: str, delay: float) -> Row:
@@ -252,3 +257,98 @@ def _saved(added: dict[str, list[float]], kind: str, delay: float) -> Row:
         "saved_max_ms": float(saved.max()),
         "ideal_saving_ms": float(np.median(saved)) + 1e3 * delay,
     }
+
+
+def limit_steps(
+    communicator: Communicator, elements: int, step: Callable[[Averaging], Callable[[], object]]
+) -> dict[str, Callable[[], object]]:
+    """Return the steps that the breakdown times in addition to steps with exchange.
+
+    Args:
+        communicator: Communicator of the ranks.
+        elements: Total number of elements of all gradients.
+        step: Function that builds a training step from a function that averages gradients.
+
+    Returns:
+        Two functions by name: one copies as many bytes as packing into shared memory. The other is
+        a training step that only passes gradients to Python and returns values from the shared
+        memory.
+    """
+    shared, own = communicator.allocate(elements), np.zeros(elements, np.float32)
+    shared[...] = 0.0
+    return {COPY: lambda: np.copyto(shared, own), HANDED: step(lambda g: _handed(g, shared))}
+
+
+def _handed(gradients: list[tf.Tensor], shared: np.ndarray) -> list[tf.Tensor]:
+    import tensorflow as tf
+
+    ends = np.cumsum([gradient.shape.num_elements() for gradient in gradients])
+    parts = np.split(shared, ends[:-1])
+    means = [part.reshape(g.shape) for part, g in zip(parts, gradients, strict=True)]
+    outputs = tf.numpy_function(lambda *_: means, gradients, [g.dtype for g in gradients])
+    return [tf.ensure_shape(mean, g.shape) for mean, g in zip(outputs, gradients, strict=True)]
+
+
+def phase_medians(events: Sequence[Sequence[Event]], steps: int) -> dict[str, float]:
+    """Return the median seconds of each phase of the last `steps` steps, from all ranks' timelines.
+
+    The timelines of all ranks use one clock. "pack" is the packing time of the rank that finishes
+    packing last. "sum" is the time from the end of the last rank's packing until all ranks have the
+    mean. "wait" is the time that a rank waits for the last rank, averaged over the ranks. The
+    slowest rank does not wait, so its step is not longer by this time.
+    """
+    packs = np.array(
+        [_last("pack", rank_events, steps) for rank_events in events]
+    )  # (ranks, steps, 2)
+    sums = np.array([_last("communicate", rank_events, steps) for rank_events in events])
+    ends = packs[..., 1]
+    slowest = np.argmax(ends, 0), np.arange(ends.shape[1])
+    lines = {
+        "pack": (ends - packs[..., 0])[slowest],
+        "sum": sums[..., 1].max(0) - ends.max(0),
+        "wait": ends.max(0) - ends.mean(0),
+    }
+    return {line: float(np.median(seconds)) for line, seconds in lines.items()}
+
+
+def _last(kind: str, events: Sequence[Event], steps: int) -> list[tuple[float, float]]:
+    """Return start and stop of the last `steps` events of a kind; each step has one such event."""
+    return [event[3:] for event in events if event[0] == kind][-steps:]
+
+
+def breakdown_rows(
+    medians: Mapping[str, float],
+    seconds: Mapping[str, Sequence[float]],
+    added: Mapping[str, Sequence[float]],
+    schedule: str,
+) -> Iterator[tuple[str, Row]]:
+    """Yield the name and the row of each phase of the breakdown: its time and lower limit in ms.
+
+    The lower limit of a phase is the time that a simple copy, or an allreduce of all bytes, would
+    take. Packing may take less time than its lower limit, because a rank does not pack the elements
+    that it sums itself.
+
+    Args:
+        medians: Seconds of the phases, as `phase_medians` returns them.
+        seconds: Seconds per step for each kind of step, one value per repeat.
+        added: Seconds that each kind of step adds to the local step, one value per repeat.
+        schedule: Exchange schedule whose added time is broken down.
+    """
+    whole = float(np.median(added[schedule]))
+    handover = float(np.median(added[HANDED]))
+    lines = {
+        "pack": medians["pack"],
+        "sum": medians["sum"],
+        "pass gradients from TensorFlow and back": handover,
+    }
+    lines["other"] = whole - sum(
+        lines.values()
+    )  # the rest is mostly the update, which reads memory that other ranks have written
+    lines |= {"wait for other ranks (contained in the other lines)": medians["wait"], "all": whole}
+    for line, line_seconds in lines.items():
+        limit = float(np.median(seconds[LIMITS[line]])) if line in LIMITS else None
+        row: Row = {
+            "median_ms": 1e3 * line_seconds,
+            "limit_ms": None if limit is None else 1e3 * limit,
+        }
+        yield f"where: {line}", row

@@ -9,7 +9,7 @@ import click
 
 from labkit.bench import exchange
 from labkit.bench.command import AS_JSON, NETWORK, TIMES, format_rows, names, write_rows
-from labkit.bench.peers import peer_comparison
+from labkit.bench.peers.peer_comparison import PeerComparison, validate_peers
 from labkit.bench.steps import WORD_CASES
 from labkit.bench.timing import Row
 from labkit.common.errors import InvalidInput
@@ -92,11 +92,11 @@ def command(
     breakdown: bool,
     file: Path | None,
 ) -> None:
-    """Measure the time that gradient exchange adds to a step, also in other chosen frameworks."""
+    """Measure what the gradient exchange adds to a step, optionally also in other frameworks."""
     # Options are validated before the engines start, because a start takes seconds.
     _validate_options(workers, cases, schedules, algorithm, network, repeats, breakdown)
-    peer_comparison.validate_peers(peers, network)
-    others = peer_comparison.PeerComparison(peers, cases, workers) if peers else None
+    validate_peers(peers, network)
+    others = PeerComparison(peers, cases, workers) if peers else None
     arguments = (workers, cases, schedules, algorithm, network, repeats, bucket_bytes)
     rows = exchange.measure(*arguments, others.turn if others else None, breakdown)
     say(format_rows([_with_spread(row) for row in rows], EXCHANGE | OVERLAP))
@@ -116,7 +116,7 @@ def command(
 
 
 def _with_spread(row: Row) -> Row:
-    """Return the row with its added and saved time as text, each with its spread."""
+    """Return the row with texts for the added time and the saved time, each with its spread."""
     more: Row = {}
     if row.get("added_ms") is not None:
         least, most = row["added_min_ms"], row["added_max_ms"]

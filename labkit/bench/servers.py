@@ -13,14 +13,14 @@ import numpy as np
 import psutil
 
 from labkit.bench.command import AS_JSON, TIMES, numbers, show_rows
-from labkit.bench.interleave import Step, time_interleaved
 from labkit.bench.steps import CASES
-from labkit.bench.timing import Row, added, head, spread
+from labkit.bench.timing import Row, Step, added, head, spread, time_on_ranks
 from labkit.cluster import Cluster
 from labkit.communicator import Communicator
 from labkit.experiment import Experiment, VirtualClock
 from labkit.network import ComputeTime
 from labkit.strategies import ParameterServer
+from labkit.strategies.strategy import ProgramStrategy
 
 if TYPE_CHECKING:
     from labkit.communicator import AnyMailbox, Letter
@@ -47,12 +47,11 @@ def measure(workers: Sequence[int] = (16, 64), ranks: int = 2, repeats: int = 5)
 
     Returns:
         Rows of the virtual clock contain the time of the event loop divided by the time of
-        gradients and updates, and the largest number of gradients in flight. The rows of the
-        virtual clock also contain the peak growth of memory after compilation, as a multiple of the
-        weights' bytes. Rows of the wall clock contain the time that servers add to a local step.
-        The rows of the wall clock also contain the time that a ring allreduce of the same bytes
-        adds, and the ratio of the two added times. Rows of a dedicated server compare asynchronous
-        with synchronous steps.
+        gradients and updates, and the largest number of gradients in flight. These rows also
+        contain the peak growth of memory after compilation, as a multiple of the weights' bytes.
+        Rows of the wall clock contain the time that servers add to a local step. These rows also
+        contain the time that a ring allreduce of the same bytes adds, and the ratio of these two
+        times. Rows of a dedicated server compare asynchronous with synchronous steps.
     """
     rows = []
     alone = ParameterServer(servers=1, synchronous=False)
@@ -95,14 +94,17 @@ def _experiment(workers: int, strategy: ParameterServer, virtual: bool = False) 
     )
 
 
-def _stage(communicator: Communicator, experiment: Experiment) -> ComputeBackend:
+def compute_backend(
+    communicator: Communicator, experiment: Experiment, strategy: ProgramStrategy
+) -> ComputeBackend:
+    """Return a compiled backend that holds the workers and servers of this rank (collective)."""
     from labkit.worker.feed import read
     from labkit.worker.played import ComputeBackend
     from labkit.worker.session import TrainingSession
 
     session = TrainingSession(experiment, communicator, read(experiment, communicator))
     session.compile(session.optimizer())
-    stage = ComputeBackend(session, ParameterServer(**experiment.strategy.model_dump()))
+    stage = ComputeBackend(session, strategy)
     stage.hold([n for n, place in enumerate(stage.roles.hosts) if place == communicator.rank])
     return stage
 
@@ -144,9 +146,9 @@ def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -
     from labkit.programs.timing_model import TimingModel
     from labkit.programs.virtual_runtime import VirtualRuntime
 
-    stage = _stage(communicator, experiment.replace(clock="virtual"))
-    stage.hold(stage.roles.servers)
     strategy = ParameterServer(servers=1, synchronous=False)
+    stage = compute_backend(communicator, experiment.replace(clock="virtual"), strategy)
+    stage.hold(stage.roles.servers)
     # All workers share the graphs, which are compiled before memory is measured.
     first = stage.gradient(0, stage.roles.weights)
     stage.update(stage.roles.servers[0], first.values, 0.0)
@@ -223,7 +225,13 @@ def _wall(
     from labkit.programs import EventLog
     from labkit.programs.mpi_runtime import MpiRuntime
 
-    stages = {what: _stage(communicator, each) for what, each in experiments.items()}
+    strategies = {
+        what: ParameterServer(**each.strategy.model_dump()) for what, each in experiments.items()
+    }
+    stages = {
+        what: compute_backend(communicator, each, strategies[what])
+        for what, each in experiments.items()
+    }
     stage, rank = next(iter(stages.values())), communicator.rank
     shard, weights = stage.whole_shard(), stage.roles.weights
     buffer = communicator.allocate(weights.size, weights.dtype)
@@ -242,7 +250,7 @@ def _wall(
         # Without the barrier, a fast rank could send messages to a rank that is still in the
         # previous block of steps.
         communicator.barrier("a stretch with servers")
-        own, strategy = stages[what], ParameterServer(**experiments[what].strategy.model_dump())
+        own, strategy = stages[what], strategies[what]
         here = [n for n, place in enumerate(own.roles.hosts) if place == rank]
         programs = {n: strategy.program(own.roles, n) for n in here}
         event_log = EventLog(own, own.roles.steps)
@@ -253,12 +261,8 @@ def _wall(
     if communicator.size == stage.roles.workers:
         kinds["ring"] = lambda: steps(exchange=True)
     kinds |= {what: partial(serve, what) for what in experiments}
-    taken = time_interleaved(
-        kinds,
-        lambda: communicator.barrier("the barrier before the next timed part of a benchmark"),
-        lambda own: np.array(communicator.allgather(own)),
-        repeats,
-    )
+    label = "the barrier before the next timed part of a benchmark"
+    taken = time_on_ranks(communicator, kinds, repeats, label=label)
     rows = {}
     _, least, *others = kinds
     for kind in kinds:

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from labkit.bench.command import AS_JSON, TIMES, show_rows
-from labkit.bench.temporary_runs import temporary_runs
+from labkit.bench.runs import temporary_runs
 from labkit.bench.timing import Row, head, spread
 from labkit.cluster import Cluster, warm
 from labkit.cluster.start import Start
@@ -145,7 +145,7 @@ def _in_cells(job: Path) -> float:
 )
 @AS_JSON
 def command(notebook: Path, repeats: int, file: Path | None) -> None:
-    """Measure start times of a notebook (cold or with warm engines), of a cell and of a sweep run.
+    """Measure start times: of a notebook (cold, or with warm engines), a cell, and a sweep's run.
 
     The benchmark first ends warm engines with two ranks that `labkit prestart` has started.
     """

@@ -1,19 +1,28 @@
-"""A process with given thread counts and logical devices, which times and traces training steps.
+"""Training steps, timed and traced in processes with given thread counts and logical devices.
 
 TensorFlow fixes its thread counts and logical devices at its first computation, so every setting
-needs a separate process.
+needs a separate process. One benchmark times steps with different numbers of intra-op and inter-op
+threads. Another one traces a step: unchanged, with gated gradients, or split over two devices.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from labkit.bench.steps import Averaging, BenchModel, ModelCase
-from labkit.frameworks.child import serve
+from labkit.common.errors import InvalidInput, short
+from labkit.communicator import Communicator
+from labkit.frameworks.child import Child, serve
 from labkit.records.step_graph import StepGraph
+from labkit.records.thread_counts import StepTime, ThreadSweep
 from labkit.worker.executed_step import step_graph
 
 if TYPE_CHECKING:
@@ -23,6 +32,9 @@ PROCESS = "labkit.bench.step_process"
 KINDS = ("plain", "gated", "split")  # variants of the training step that can be traced
 WARM = 3  # number of untimed steps before the timed steps
 FRONT, BACK = "CPU:0", "CPU:1"  # two logical devices of one process
+MOST = 64  # maximum number of threads, and also of processes
+DEVICES = 2  # number of logical devices
+DEEPEST = 4  # maximum number of hidden layers; more do not fit into the animation
 
 
 class Threads(NamedTuple):
@@ -110,7 +122,7 @@ class SplitModel(BenchModel):
         self.momenta = [_on(place, each) for place, each in zip(places, zeros, strict=True)]
 
     def train(self, x: tf.Tensor, y: tf.Tensor, mean: object = None) -> tf.Tensor:
-        """Run one step as `BenchModel.train` does; `mean` is unused in this single process."""
+        """Run one step like `BenchModel`; `mean` is unused, because there is only one process."""
         import tensorflow as tf
 
         front, back = self.weights[: self.cut], self.weights[self.cut :]
@@ -131,10 +143,9 @@ class SplitModel(BenchModel):
 
 
 def gated(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Return gradients with control dependencies: none is available before all are computed.
+    """Return gradients with control dependencies, so that none is available before all of them.
 
-    In TensorFlow 1, the optimizers' option `gate_gradients=GATE_GRAPH` has the same effect as these
-    control dependencies.
+    The option `gate_gradients=GATE_GRAPH` of TensorFlow 1's optimizers has the same effect.
     """
     import tensorflow as tf
 
@@ -160,6 +171,149 @@ def _on(place: str, value: tf.Tensor) -> tf.Variable:
 
     with tf.device(place):
         return tf.Variable(value)
+
+
+def time_threads(
+    intra: Sequence[int] = (1, 2, 8),
+    inter: Sequence[int] = (1, 2, 8),
+    batches: Sequence[int] = (32, 1024),
+    widths: Sequence[int] = (512, 512),
+    steps: int = 20,
+    repeats: int = 5,
+) -> ThreadSweep:
+    """Measure an MLP's training step with every pair of thread counts, in turn in each repeat.
+
+    Each pair of thread counts (intra-op, inter-op) has its own process. In every repeat, the
+    processes run one after another at each batch size, and all other processes sleep. Every other
+    repeat runs the processes in reverse order. A process takes about a third of a GiB of unshared
+    memory.
+
+    Args:
+        intra: Numbers of intra-op threads (which share the work of one operation) to measure.
+        inter: Numbers of inter-op threads (which run operations concurrently) to measure.
+        batches: Batch sizes to measure, because the best thread counts depend on the batch size.
+        widths: Number of units of each hidden layer.
+        steps: Number of timed steps per process and batch size in a repeat, after some warm-up
+            steps.
+        repeats: Number of repeats; each one times every pair of thread counts at every batch size.
+
+    Raises:
+        InvalidInput: An argument is out of range.
+        RankError: A process ended early.
+    """
+    # Imported here, because the measuring processes import this module, too.
+    from labkit.cluster import Cluster
+
+    refuse_threads(intra, inter, batches, steps, repeats)
+    settings = [Threads(*pair) for pair in product(dict.fromkeys(intra), dict.fromkeys(inter))]
+    cases = tuple(
+        ModelCase(f"batch {batch}", tuple(widths), batch) for batch in dict.fromkeys(batches)
+    )
+    with Cluster(workers=1) as cluster:
+        timed = cluster.call(_sweep, settings, cases, steps, repeats)[0]
+    return ThreadSweep(timed, cores=len(os.sched_getaffinity(0)))
+
+
+def refuse_threads(
+    intra: Sequence[int], inter: Sequence[int], batches: Sequence[int], steps: int, repeats: int
+) -> None:
+    """Raise InvalidInput for arguments that `time_threads` does not support."""
+    for name, values in (("intra", intra), ("inter", inter)):
+        if not values or not all(1 <= value <= MOST for value in values):
+            raise InvalidInput(
+                f"{name}={short(list(values))}: give numbers of threads from 1 to {MOST}"
+            )
+    if (pairs := len(set(intra)) * len(set(inter))) > MOST:
+        raise InvalidInput(
+            f"the {pairs} combinations of intra and inter are too many, because each needs a "
+            f"process; give at most {MOST} combinations"
+        )
+    if not batches or min(batches) < 1:
+        raise InvalidInput(f"batches={short(list(batches))}: give batch sizes of 1 or more")
+    for name, value in (("steps", steps), ("repeats", repeats)):
+        if value < 1:
+            raise InvalidInput(f"{name}={short(value)}: give a whole number of 1 or more")
+
+
+def _sweep(
+    communicator: Communicator,
+    settings: list[Threads],
+    cases: tuple[ModelCase, ...],
+    steps: int,
+    repeats: int,
+) -> list[StepTime]:
+    """Start one process per pair of thread counts, and measure the processes one at a time."""
+    timed = []
+    with ExitStack() as opened:
+        children = {}
+        for threads in settings:
+            name = f"the process with {threads.intra} intra-op and {threads.inter} inter-op threads"
+            setting = Setting(threads, cases)
+            child = Child(PROCESS, name, setting, communicator, threads.intra)
+            children[threads] = opened.enter_context(closing(child))
+        for child in children.values():
+            child.answer()
+        for repeat in range(repeats):
+            # Every other repeat reverses the order, so that no process always follows the same
+            # process.
+            for threads in settings[:: -1 if repeat % 2 else 1]:
+                for case in cases:
+                    seconds = children[threads].ask("take", case.name, steps)
+                    ms = 1e3 * float(np.median(seconds))
+                    timed.append(StepTime(case.batch, threads.intra, threads.inter, repeat, ms))
+    return timed
+
+
+def trace_variants(
+    widths: Sequence[int] = (256, 128),
+    batch: int = 256,
+    inter: int = 2,
+    repeats: int = 5,
+) -> dict[str, StepGraph]:
+    """Trace three variants of an MLP's training step in a new process.
+
+    `plain` is the unchanged training step. The variant `gated` adds control dependencies, so that
+    no variable changes before all gradients are computed. The variant `split` places the first half
+    of the layers on one logical device and the rest on another. Each operation of the graph runs on
+    one thread.
+
+    Args:
+        widths: Number of units of each hidden layer; there are 1 to 4 hidden layers.
+        batch: Batch size in samples.
+        inter: Number of threads that run operations concurrently.
+        repeats: Number of traced steps of each variant; the trace with the median duration is
+            returned.
+
+    Raises:
+        InvalidInput: An argument is out of range.
+    """
+    # Imported here, because the measuring processes import this module, too.
+    from labkit.cluster import Cluster
+
+    refuse_variants(widths, batch, inter, repeats)
+    setting = Setting(Threads(1, inter), (ModelCase("traced", tuple(widths), batch),), DEVICES)
+    with Cluster(workers=1) as cluster:
+        return cluster.call(_trace, setting, repeats)[0]
+
+
+def refuse_variants(widths: Sequence[int], batch: int, inter: int, repeats: int) -> None:
+    """Raise InvalidInput for arguments that `trace_variants` does not support."""
+    if not 1 <= len(widths) <= DEEPEST or min(widths) < 1:
+        raise InvalidInput(
+            f"widths={short(list(widths))}: give the widths of 1 to {DEEPEST} hidden layers, "
+            "each of at least 1 unit"
+        )
+    for name, value in (("batch", batch), ("inter", inter), ("repeats", repeats)):
+        if value < 1:
+            raise InvalidInput(f"{name}={short(value)}: give a whole number of at least 1")
+
+
+def _trace(communicator: Communicator, setting: Setting, repeats: int) -> dict[str, StepGraph]:
+    (case,) = setting.cases
+    child = Child(PROCESS, "the traced process", setting, communicator, setting.threads.intra)
+    with closing(child):
+        child.answer()
+        return {kind: child.ask("graph", case.name, kind, repeats) for kind in KINDS}
 
 
 if __name__ == "__main__":

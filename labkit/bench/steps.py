@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -239,9 +240,13 @@ class BenchModel:
 
     def checksum(self) -> float:
         """Return a checksum of all weights; equal weights have equal checksums."""
-        # The checksum sums absolute values in float64, because values of opposite sign would
-        # cancel.
-        return float(sum(np.abs(w.numpy().astype(np.float64)).sum() for w in self.weights))
+        return checksum([weight.numpy() for weight in self.weights])
+
+
+def checksum(weights: Iterable[ArrayLike]) -> float:
+    """Return a checksum of arrays; equal arrays have equal checksums."""
+    # The checksum sums absolute values in float64, because values of opposite sign would cancel.
+    return float(sum(np.abs(np.asarray(w).astype(np.float64)).sum() for w in weights))
 
 
 def cross_entropy(y: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:

@@ -1,9 +1,15 @@
-"""Verification and timing of an allreduce over any transport, and fields common to all rows."""
+"""Timing of allreduces and of interleaved kinds of steps, and fields common to all rows.
+
+Kinds of steps are interleaved, so that changes of machine speed affect all kinds. An allreduce is
+verified and timed over any transport. The module depends only on NumPy, because it also runs in
+Python environments of other frameworks.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -13,6 +19,10 @@ T = TypeVar("T")
 # A `Row` is one measurement: times are in ms, sizes in bytes, and shares are from 0 to 1; see
 # `head`.
 Row: TypeAlias = "dict[str, str | float | None]"
+WARM, STEPS = 10, 50
+# Successive steps of one kind take at most this many seconds, in which the machine's speed hardly
+# changes.
+TURN = 0.2
 
 
 class TimedRanks(Protocol):
@@ -32,7 +42,7 @@ class TimedRanks(Protocol):
 
 
 def verify_sum(ranks: TimedRanks, algorithm: str, buffer: np.ndarray) -> bool:
-    """Run a first allreduce (also a warm-up); return whether its sums are exact on all ranks."""
+    """Return whether a first allreduce of whole numbers is exact on all ranks (also a warm-up)."""
     # In float32, sums of small whole numbers are exact in any order.
     index = np.arange(len(buffer)) % 1000
     buffer[...] = index * (ranks.rank + 1)
@@ -99,3 +109,103 @@ def added(seconds: Sequence[float]) -> Row:
         "added_min_ms": 1e3 * min(seconds),
         "added_max_ms": 1e3 * max(seconds),
     }
+
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class InterleavedTimes:
+    """Times in seconds, by kind of step, with one value per repeat.
+
+    Args:
+        seconds: Median time of a step of this kind.
+        added: Median time that this kind of step adds to the "local" step. The time differences of
+            two successive rounds, one forward and one backward, are averaged. This average cancels
+            the effect of a linear drift of the machine's speed. A difference of the medians over
+            all rounds would include the drift of the machine's speed.
+    """
+
+    seconds: dict[str, list[float]]
+    added: dict[str, list[float]]
+
+
+def time_interleaved(
+    steps: Mapping[str, Step],
+    meet: Callable[[], None],
+    gather: Callable[[list[float]], np.ndarray],
+    repeats: int,
+    counts: Mapping[str, int] | None = None,
+) -> InterleavedTimes:
+    """Measure all kinds of steps in rounds; each round runs some successive steps of every kind.
+
+    The time of a step is the time of the slowest rank, measured from a common start. Each kind of
+    step has 10 warm-up steps, then 50 timed steps per repeat. All ranks wait at an untimed barrier
+    before each step. A round runs 1, 2, 5 or 10 successive steps of each kind; several successive
+    steps take at most 0.2 s. Short steps run several times in succession, because a single step
+    would find the CPU caches filled by another kind of step. Every other round runs the kinds of
+    steps in reverse order.
+
+    Args:
+        steps: Step function of each kind; one kind is "local".
+        meet: Function that waits until all ranks have called it (a barrier).
+        gather: Function that gathers at most 50 numbers per rank into shape (ranks, numbers).
+        repeats: Number of repeats; each repeat gives one value per kind of step.
+        counts: For each kind of step, the number of overlapping steps in one call; the time of a
+            call is divided by this number.
+    """
+    for step in steps.values():
+        for _ in range(WARM):
+            step()
+    length = _length(float(gather(_turn(meet, steps["local"], 3)).max(axis=0).min()))
+    taken = InterleavedTimes({kind: [] for kind in steps}, {kind: [] for kind in steps})
+    for _ in range(repeats):
+        own: dict[str, list[float]] = {kind: [] for kind in steps}
+        for number in range(STEPS // length):
+            # Every other round reverses the order, so that no kind of step always follows the same
+            # kind.
+            for kind in list(steps)[:: -1 if number % 2 else 1]:
+                calls = _turn(meet, steps[kind], length)
+                own[kind] += [seconds / (counts or {}).get(kind, 1) for seconds in calls]
+        slowest = {kind: gather(values).max(axis=0) for kind, values in own.items()}
+        turns = {kind: np.median(s.reshape(-1, length), axis=1) for kind, s in slowest.items()}
+        for kind in steps:
+            taken.seconds[kind].append(float(np.median(slowest[kind])))
+            more = turns[kind] - turns["local"]
+            # A linear drift of the machine's speed has opposite signs in a forward and a backward
+            # round.
+            taken.added[kind].append(float(np.median((more[:-1] + more[1:]) / 2)))
+    return taken
+
+
+def time_on_ranks(
+    ranks: TimedRanks,
+    steps: Mapping[str, Step],
+    repeats: int,
+    counts: Mapping[str, int] | None = None,
+    label: str = "the barrier before the next timed step",
+) -> InterleavedTimes:
+    """Time all kinds of steps as `time_interleaved` does, with the ranks' barrier and allgather."""
+    return time_interleaved(
+        steps,
+        lambda: ranks.barrier(label),
+        lambda own: np.array(ranks.allgather(own)),
+        repeats,
+        counts,
+    )
+
+
+def _length(seconds: float) -> int:
+    """Return how many steps of `seconds` run in succession: 1, 2, 5 or 10, which divide 50."""
+    return max((count for count in (2, 5, 10) if count * seconds <= TURN), default=1)
+
+
+def _turn(meet: Callable[[], None], step: Step, count: int) -> list[float]:
+    """Run `count` steps on this rank, each after a barrier; return the seconds of each step."""
+    own = []
+    for _ in range(count):
+        meet()
+        start = time.perf_counter()
+        step()
+        own.append(time.perf_counter() - start)
+    return own

@@ -67,13 +67,11 @@ class Child:
         self._patience = communicator.wait_policy
         self._open = resources = ExitStack()
         self._pipe, other = Pipe()
-        variables = environment(python or sys.executable)
-        own_variables = {k: v for k, v in variables.items() if not k.startswith(FOREIGN)}
         run = [sys.executable, "-P", "-m"] if python is None else [python, foreign.__file__]
         self._output = resources.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         self._process = subprocess.Popen(
             [*inside, *run, module, name, str(other.fileno())],
-            env=own_variables | computing(threads, gpus),
+            env=outside_mpi(python or sys.executable) | computing(threads, gpus),
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,
@@ -212,6 +210,11 @@ def environment(python: str) -> dict[str, str]:
     # PYTHONPATH and PYTHONHOME would make another Python import the packages of this Python.
     python_variables = () if python == sys.executable else ("PYTHONPATH", "PYTHONHOME")
     return {name: value for name, value in os.environ.items() if name not in python_variables}
+
+
+def outside_mpi(python: str) -> dict[str, str]:
+    """Return the variables of `environment` without those that make a process an MPI rank."""
+    return {k: v for k, v in environment(python).items() if not k.startswith(FOREIGN)}
 
 
 def computing(threads: int, gpus: bool = False) -> dict[str, str]:

@@ -16,7 +16,7 @@ from labkit.common.nearest import listed, refuse_unknown
 from labkit.common.paths import peers_folder
 from labkit.frameworks import foreign
 from labkit.frameworks.child import environment
-from labkit.frameworks.versions import versions
+from labkit.frameworks.foreign import versions
 
 MARKER_FILE = "labkit.json"  # file that marks a complete environment, and contains the version
 COMPILERS = ("c++", "g++", "clang++")
@@ -202,7 +202,7 @@ def _run(command: list[str], variables: Mapping[str, str]) -> None:
 
 def _versions(python: str, kind: FrameworkRequirements) -> str:
     """Return the versions of a framework's packages in another Python; "" if any is missing."""
-    command = [python, foreign.__file__, "labkit.frameworks.versions", *kind.modules]
+    command = [python, foreign.__file__, foreign.VERSIONS, *kind.modules]
     try:
         completed = subprocess.run(command, env=environment(python), capture_output=True, text=True)
     except OSError:

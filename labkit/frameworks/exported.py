@@ -1,11 +1,16 @@
-"""A training task as plain data (layers, weights, batches, optimizer), readable with NumPy only."""
+"""A training task as plain data (layers, weights, batches, optimizer), readable with NumPy only.
+
+The functions `model_of` and `loss_of` build the exported model and loss with other versions of
+Keras: with an older TensorFlow, or on JAX. This module does not import Keras; callers pass their
+Keras module.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -16,7 +21,7 @@ Layer: TypeAlias = "tuple[str, dict[str, int | str | bool | tuple[int, ...]]]"
 
 @dataclass(frozen=True)
 class Exported:
-    """The training task that a worker's process receives.
+    """The training task that a worker's process receives, together with the framework's name.
 
     Attributes:
         rank, size: Rank of the worker, and total number of workers.
@@ -141,3 +146,17 @@ def calls(training: FrameworkTraining) -> Mapping[str, Callable[..., object]]:
     """Return the functions that answer the requests to a child process, by request name."""
     methods = (training.open, training.join, training.step, training.weights, training.describe)
     return {call.__name__: call for call in methods}
+
+
+def model_of(exported: Exported, weights: list[np.ndarray], keras: Any) -> Any:
+    """Return the exported model with the given weights, built with the caller's Keras module."""
+    layers = [getattr(keras.layers, kind)(**options) for kind, options in exported.layers]
+    model = keras.Sequential([keras.Input(exported.shape), *layers])
+    model.set_weights(weights)
+    return model
+
+
+def loss_of(exported: Exported, keras: Any, **more: str) -> Any:
+    """Return the exported loss function, built with the caller's Keras module; it takes logits."""
+    options = {"SparseCategoricalCrossentropy": {"from_logits": True}}.get(exported.loss, {})
+    return getattr(keras.losses, exported.loss)(**options, **more)

@@ -1,17 +1,24 @@
-"""Run a labkit module in a Python in which labkit is not installed.
+"""Commands for a Python in which labkit is not installed, which need only this file's name.
 
-    python foreign.py labkit.frameworks.ddp ARGUMENTS…
+    python foreign.py labkit.frameworks.torch ARGUMENTS…
+    python foreign.py --versions torch
 
-The command starts this script by its file name, not as a module of labkit. In this way, a labkit
-module can run if it imports only NumPy and the framework.
+The first command runs a labkit module. The command starts this script by its file name, not as a
+module of labkit. In this way, a labkit module can run if it imports only NumPy and the framework.
+The second command prints versions of packages, which it reads without importing the packages. It
+fails if a package is missing.
 """
 
 from __future__ import annotations
 
 import runpy
 import sys
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+
+VERSIONS = "--versions"
 
 
 def main() -> None:
@@ -23,7 +30,33 @@ def main() -> None:
     # horovod.
     script_folder = str(Path(__file__).resolve().parent)
     sys.path[:] = [path for path in sys.path if path != script_folder]
-    runpy.run_module(sys.argv.pop(1), run_name="__main__")
+    if sys.argv[1] == VERSIONS:
+        installed = versions(sys.argv[2:])
+        sys.exit("not installed") if not installed else print(installed)
+    else:
+        runpy.run_module(sys.argv.pop(1), run_name="__main__")
+
+
+def versions(modules: list[str]) -> str:
+    """Return versions such as "jax 0.10.2, keras 3.15.1", or "" if a package is missing.
+
+    Args:
+        modules: Import names of the packages.
+    """
+    installed = {module: _version(module) for module in modules}
+    return ", ".join(map(" ".join, installed.items())) if all(installed.values()) else ""
+
+
+def _version(module: str) -> str:
+    if find_spec(module) is None:
+        return ""
+    try:
+        return version(module)
+    except PackageNotFoundError:
+        # A distribution may have another name than its module (tensorflow-cpu), or the module may
+        # be a folder without a distribution.
+        names = packages_distributions().get(module)
+        return version(names[0]) if names else ""
 
 
 if __name__ == "__main__":

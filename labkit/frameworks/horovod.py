@@ -13,8 +13,7 @@ from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousServer
 
 from labkit.frameworks.child import serve
-from labkit.frameworks.exported import Batches, Exported, calls
-from labkit.frameworks.in_keras import loss_of, model_of
+from labkit.frameworks.exported import Batches, Exported, calls, loss_of, model_of
 
 TIMEOUT = "300"  # maximum seconds until all workers have joined
 
@@ -89,4 +88,4 @@ class Training:
 
 
 if __name__ == "__main__":
-    serve(lambda exported: calls(Training(exported)))
+    serve(lambda task: calls(Training(task[1])))

@@ -18,8 +18,7 @@ import keras
 import numpy as np
 
 from labkit.frameworks.child import serve
-from labkit.frameworks.exported import Batches, Exported, calls
-from labkit.frameworks.in_keras import loss_of, model_of
+from labkit.frameworks.exported import Batches, Exported, calls, loss_of, model_of
 
 
 class Training:
@@ -99,4 +98,4 @@ class Training:
 
 
 if __name__ == "__main__":
-    serve(lambda exported: calls(Training(exported)))
+    serve(lambda task: calls(Training(task[1])))

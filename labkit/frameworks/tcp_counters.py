@@ -103,12 +103,17 @@ class ByteCounters:
     def _open(self) -> Iterator[tuple[int, str]]:
         """Yield (inode, task) for each socket that a task's process has open."""
         for task, pid in reversed(self.tasks.items()):
-            with suppress(OSError):  # The process may have ended.
-                for name in os.listdir(f"/proc/{pid}/fd"):
-                    with suppress(OSError):
-                        target = str(Path(f"/proc/{pid}/fd/{name}").readlink())
-                        if target.startswith("socket:["):
-                            yield int(target[8:-1]), task
+            yield from ((inode, task) for inode in socket_inodes(pid))
+
+
+def socket_inodes(pid: int) -> Iterator[int]:
+    """Yield the inode number of each socket that a process has open; none if it has ended."""
+    with suppress(OSError):  # The process may have ended.
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):  # The descriptor may have been closed.
+                target = str(Path(f"/proc/{pid}/fd/{name}").readlink())
+                if target.startswith("socket:["):
+                    yield int(target[8:-1])
 
 
 def open_socket(inside: Sequence[str] = ()) -> socket.socket | None:

@@ -13,8 +13,13 @@ from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import Communicator
 from labkit.frameworks.child import Child
-from labkit.frameworks.namespaces import ADDRESSES, command_prefix, rate_limited_link, require_tools
-from labkit.frameworks.private_network import private_network
+from labkit.frameworks.namespaces import (
+    ADDRESSES,
+    command_prefix,
+    private_network,
+    rate_limited_link,
+    require_tools,
+)
 from labkit.frameworks.tcp_counters import ByteCounters
 from labkit.network import Network
 from labkit.strategies.strategy import ExperimentSpec, Session

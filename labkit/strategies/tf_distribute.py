@@ -11,8 +11,7 @@ from pydantic import Field, PositiveInt
 
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
-from labkit.frameworks.servers import ServerProcesses
-from labkit.frameworks.tf_config import LOOPBACK_ADDRESS, ClusterSpec, at_addresses
+from labkit.frameworks.tf_config import LOOPBACK_ADDRESS, ClusterSpec, ServerProcesses, at_addresses
 from labkit.network import Network
 from labkit.strategies.external_process import (
     TRUSTED_NETWORK,

@@ -364,14 +364,17 @@ class TrainingSession:
                 namespace.
         """
         from labkit.frameworks.child import Child
+        from labkit.frameworks.environments import PEERS
         from labkit.worker.exported import export
 
         arguments = (self.experiment, self._source, self.communicator.rank, self.model)
         task = export(*arguments, self.optimizer(), self._options.get("loss"), folder)
         # Rank 0 must write the samples before the new processes read them.
         self.communicator.barrier("exported arrays")
-        module, threads = f"labkit.frameworks.{installation.name}", self.experiment.threads
-        return Child(module, name, task, self.communicator, threads, installation.python, inside)
+        framework, threads = installation.name, self.experiment.threads
+        module, python = f"labkit.frameworks.{PEERS[framework].module}", installation.python
+        named = (framework, task)
+        return Child(module, name, named, self.communicator, threads, python, inside)
 
     def batches(self) -> Batches:
         """Return a function (worker, batch number) that returns a training batch of this worker."""

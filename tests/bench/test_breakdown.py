@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.bench.breakdown import HANDED, phase_medians, rows
+from labkit.bench.exchange import HANDED, breakdown_rows, phase_medians
 
 # The fields are kind, step, bucket, start and stop; rank 1 packs later, and rank 0 waits for rank
 # 1.
@@ -21,7 +21,7 @@ def test_lines_are_of_the_rank_for_which_all_wait() -> None:
 def test_lines_add_up_to_what_is_added_and_stand_beside_their_limits() -> None:
     seconds = {"copy": [0.3, 0.4], "raw allreduce": [0.2]}
     found = dict(
-        rows(
+        breakdown_rows(
             phase_medians([FIRST, OTHER], 1),
             seconds,
             {HANDED: [0.1], "sequential": [1.3]},

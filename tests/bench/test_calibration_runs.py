@@ -8,7 +8,7 @@ from click.testing import CliRunner
 import labkit as lk
 from labkit.bench.calibration_runs import Bench, Effort
 from labkit.bench.calibration_runs.messages import wanted
-from labkit.bench.calibration_runs.parts import cost
+from labkit.bench.calibration_runs.model import cost
 from labkit.cli.app import app
 from labkit.common.errors import InvalidInput
 from labkit.forecast import Query

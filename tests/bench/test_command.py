@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from labkit.bench import exchange
-from labkit.bench.peers import peer_comparison
+from labkit.bench import exchange, exchange_command
 from labkit.cli.app import app
 
 
@@ -66,7 +65,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
             return PEER
 
     monkeypatch.setattr(exchange, "measure", measure)
-    monkeypatch.setattr(peer_comparison, "PeerComparison", Others)
+    monkeypatch.setattr(exchange_command, "PeerComparison", Others)
     return calls
 
 

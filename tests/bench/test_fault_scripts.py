@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import labkit as lk
-from labkit.bench.fault_scripts import run_with_faults, run_without_faults
+from labkit.bench.runs import run_with_faults, run_without_faults
 
 
 @pytest.mark.slow

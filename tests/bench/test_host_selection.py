@@ -7,8 +7,7 @@ import os
 import pytest
 
 import labkit as lk
-from labkit.bench.host_allreduce import measure, refuse_impossible
-from labkit.bench.host_selection import HostSelection, groups
+from labkit.bench.host_allreduce import HostSelection, groups, measure, refuse_impossible
 from labkit.cluster.start import VARIABLES
 
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.bench import input_pipeline, step_graphs, threads
+from labkit.bench import input_pipeline
+from labkit.bench.step_process import time_threads, trace_variants
 from labkit.common.errors import InvalidInput
 from labkit.records.input_wait import INSIDE, SYNTHETIC, WAYS
 
@@ -42,15 +43,13 @@ REFUSED: dict[str, Callable[[], object]] = {
     "enlarged=27: give an edge of 28 to": replace(FEEDING, enlarged=27).refuse_impossible,
     "calls=0: give a whole": replace(FEEDING, calls=0).refuse_impossible,
     "repeats=0: give a whole": lambda: input_pipeline.measure(FEEDING, repeats=0),
-    r"intra=\[0\]: give numbers of threads": lambda: threads.measure(intra=[0]),
-    r"inter=\[\]: give numbers of threads": lambda: threads.measure(inter=[]),
-    "each needs a process; give at most 64": lambda: threads.measure(range(1, 10), range(1, 9)),
-    r"batches=\[0\]: give batch sizes": lambda: threads.measure(batches=[0]),
-    "steps=0: give a whole number": lambda: threads.measure(steps=0),
-    r"widths=\[1, 1, 1, 1, 1\]: give the widths of 1 to 4": lambda: step_graphs.measure(
-        widths=[1] * 5
-    ),
-    "inter=0: give a whole number": lambda: step_graphs.measure(inter=0),
+    r"intra=\[0\]: give numbers of threads": lambda: time_threads(intra=[0]),
+    r"inter=\[\]: give numbers of threads": lambda: time_threads(inter=[]),
+    "each needs a process; give at most 64": lambda: time_threads(range(1, 10), range(1, 9)),
+    r"batches=\[0\]: give batch sizes": lambda: time_threads(batches=[0]),
+    "steps=0: give a whole number": lambda: time_threads(steps=0),
+    r"widths=\[1, 1, 1, 1, 1\]: give the widths of 1 to 4": lambda: trace_variants(widths=[1] * 5),
+    "inter=0: give a whole number": lambda: trace_variants(inter=0),
 }
 
 

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from labkit.bench import concurrent_flows
-from labkit.bench.link import measure
-from labkit.bench.pair import RankPair
+from labkit.bench.link import FLOWS, measure, measure_flows
+from labkit.bench.linked_ranks import RankPair
 from labkit.bench.timing import sweep
 from labkit.cli.app import app
 from labkit.common.errors import InvalidInput, LabkitError
@@ -155,8 +154,8 @@ def test_the_emulation_takes_as_long_as_a_real_link_of_20_megabits(means):
 @pytest.mark.slow
 @pytest.mark.alone
 def test_two_flows_at_once_end_when_they_do_on_a_real_link(means):
-    rows = concurrent_flows.measure(["100Mb"], repeats=3)
-    assert len(rows) == 2 * len(concurrent_flows.CASES)
+    rows = measure_flows(["100Mb"], repeats=3)
+    assert len(rows) == 2 * len(FLOWS)
     for first, second in zip(rows[::2], rows[1::2], strict=True):
         # Either of the two TCP flows may end first, but together they fill the link.
         last = max((first, second), key=lambda row: row["median_ms"])
@@ -167,8 +166,8 @@ def test_two_flows_at_once_end_when_they_do_on_a_real_link(means):
 @pytest.mark.slow
 def test_control_c_ends_the_ranks_and_removes_the_link(means):
     code = (
-        "from labkit.bench.linked_processes import linked_ranks\n"
-        "with linked_ranks(10**8, 'labkit.bench.pair') as ranks:\n"
+        "from labkit.bench.linked_ranks import linked_ranks\n"
+        "with linked_ranks(10**8, 'labkit.bench.linked_ranks') as ranks:\n"
         "    print(ranks.answer(), flush=True)\n"
         "    ranks.answer()\n"
     )

@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labkit.bench.peers import peer_comparison, processes
-from labkit.bench.peers.meeting import Meeting, Record, same
-from labkit.bench.peers.peer_comparison import PeerComparison, validate_peers
-from labkit.bench.peers.processes import run
+from labkit.bench.peers import peer_comparison
+from labkit.bench.peers.peer_comparison import PeerComparison, run, validate_peers
+from labkit.bench.peers.rank import Meeting, Record, same
 from labkit.bench.steps import CASES, ModelCase
 from labkit.bench.timing import Row
 from labkit.common.errors import InvalidInput, LabkitError
@@ -162,7 +161,7 @@ def test_equal_weights_are_told_from_unequal_ones(
 def test_whoever_waits_in_vain_is_told(
     pair: list[Meeting], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("labkit.bench.peers.meeting.LIMIT", 0.1)
+    monkeypatch.setattr("labkit.bench.peers.rank.LIMIT", 0.1)
     with pytest.raises(TimeoutError, match="rank 0 waited"):
         pair[0].barrier()
 
@@ -221,8 +220,8 @@ def test_when_one_process_fails_the_others_are_ended_and_its_last_line_is_told(
 
 
 def test_a_peer_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "START", 0.3)
-    monkeypatch.setattr(processes, "CASE", 0.1)
+    monkeypatch.setattr(peer_comparison, "START", 0.3)
+    monkeypatch.setattr(peer_comparison, "CASE", 0.1)
     with pytest.raises(LabkitError, match="ddp did not end within 0 s"):
         run(fake(tmp_path, "import time; time.sleep(600)"), ["cnn"], 2, 1)
 
@@ -232,9 +231,9 @@ def test_the_script_needs_nothing_of_labkits_dependencies(tmp_path: Path) -> Non
     Path("sample_of_peers.py").write_text(
         "import sys\n"
         "from importlib import import_module\n"
-        "for name in ('meeting', 'ddp', 'fsdp', 'horovod', 'jax', 'multi_worker_mirrored'):\n"
+        "for name in ('rank', 'torch', 'jax', 'tensorflow'):\n"
         "    import_module(f'labkit.bench.peers.{name}')\n"
-        "for name in ('child', 'exported', 'in_keras', 'versions'):\n"
+        "for name in ('child', 'exported', 'foreign'):\n"
         "    import_module(f'labkit.frameworks.{name}')\n"
         "assert 'tensorflow' not in sys.modules\n"
     )

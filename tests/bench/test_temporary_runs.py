@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.bench.temporary_runs import temporary_runs
+from labkit.bench.runs import temporary_runs
 from labkit.records.checkpoints import RESUME_VARIABLE
 from labkit.records.store import run_directory
 

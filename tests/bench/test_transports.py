@@ -12,19 +12,20 @@ from listening import watched
 
 from labkit.bench.timing import Row
 from labkit.bench.transports import command, measuring
-from labkit.bench.transports.predicted import PLACE, predict
+from labkit.bench.transports.measuring import summary
 from labkit.bench.transports.starting import hosts_wanted
-from labkit.bench.transports.trained import summary
 from labkit.bench.transports.ways import (
     APART,
     GRPC,
     LOOPBACK,
+    PLACE,
     PLACES,
     SHARED,
     UNATTACHED,
     WAYS,
     WITHIN,
     chosen,
+    predict,
 )
 from labkit.cli.app import app
 from labkit.common.errors import InvalidInput

@@ -11,8 +11,13 @@ import sample_runs
 from sample_calibrations import calibration, experiment
 
 import labkit as lk
-from labkit.bench.calibration_runs.measure import FULL, QUICK
-from labkit.bench.calibration_runs.ways import experiments_to_run, measured, step_seconds
+from labkit.bench.calibration_runs.measure import (
+    FULL,
+    QUICK,
+    experiments_to_run,
+    measured_ways,
+    step_seconds,
+)
 from labkit.cluster import RankError
 from labkit.common.errors import InvalidInput
 from labkit.forecast import WayCost
@@ -49,7 +54,7 @@ class Ranks:
 def whole(ranks: Ranks, lines: list[str], *strategies: Strategy) -> list[WayCost]:
     ways = [experiment(workers=2, network=LINK, strategy=each) for each in strategies]
     known = calibration()
-    return measured(ranks, ways, known, 2, 0.0, lines.append)  # type: ignore[arg-type]
+    return measured_ways(ranks, ways, known, 2, 0.0, lines.append)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("period", [1, 4, 24, 190, "epoch"])

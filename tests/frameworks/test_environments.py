@@ -16,7 +16,7 @@ from labkit.cli.app import app
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.frameworks import environments
 from labkit.frameworks.environments import MARKER_FILE, PEERS, SET_UP, Installation, find, setup
-from labkit.frameworks.versions import versions
+from labkit.frameworks.foreign import versions
 
 
 @pytest.fixture(autouse=True)

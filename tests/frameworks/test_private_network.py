@@ -10,7 +10,7 @@ import pytest
 
 from labkit import LabkitError
 from labkit.common.machine import TRUSTED
-from labkit.frameworks.private_network import isolate, private_network
+from labkit.frameworks.namespaces import isolate, private_network
 from labkit.frameworks.tcp_counters import connections, open_socket
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has namespaces")

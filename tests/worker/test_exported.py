@@ -13,9 +13,8 @@ import pytest
 
 from labkit import Experiment, InvalidInput
 from labkit.experiment.batches import plan_of
-from labkit.frameworks import in_keras
-from labkit.frameworks.exported import Batches, Exported
-from labkit.frameworks.in_keras import model_of
+from labkit.frameworks.exported import Batches, Exported, model_of
+from labkit.frameworks.exported import loss_of as loss_in_another_keras
 from labkit.worker.exported import export, layers_of, loss_of, optimizer_of
 from labkit.worker.feed import read
 from labkit.worker.session import build_model
@@ -161,7 +160,7 @@ def test_another_keras_makes_the_same_model_and_loss_of_it(tmp_path: Path) -> No
     batches = Batches(told)
     again, (x, y, _) = model_of(told, batches.weights, keras), batches.next()
     np.testing.assert_array_equal(model(x), again(x))
-    each = in_keras.loss_of(told, keras, reduction="none")(y, again(x))
+    each = loss_in_another_keras(told, keras, reduction="none")(y, again(x))
     assert float(LOSS(y, model(x))) == pytest.approx(float(np.mean(each)), rel=1e-6)
 
 

@@ -1,20 +1,31 @@
-"""Functions that measure the costs of experiments, and store these costs as a Calibration."""
+"""Functions that measure the costs of experiments, and store these costs as a Calibration.
+
+The measurements include whole training steps of each strategy on emulated networks.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from labkit import datasets
-from labkit.bench.calibration_runs import ways
 from labkit.bench.calibration_runs.messages import codecs, collectives, emulated, overheads, wanted
-from labkit.bench.calibration_runs.model import SMALL_SHAPES, ModelSeen, look, replica_overhead
-from labkit.cluster import Cluster
+from labkit.bench.calibration_runs.model import (
+    SMALL_SHAPES,
+    ModelSeen,
+    cost,
+    look,
+    replica_overhead,
+)
+from labkit.bench.runs import temporary_runs
+from labkit.cluster import Cluster, RankError
 from labkit.common.canonical_json import JSON, digest, label_of
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
@@ -26,13 +37,27 @@ from labkit.forecast import (
     ModelCost,
     Overhead,
     Spread,
+    WayCost,
     model_of,
 )
 from labkit.forecast.calibration_store import earlier, merged, place, this_machine
 from labkit.network import Network
+from labkit.records.pace import with_end_times
+from labkit.records.run import Run
+from labkit.records.run_metrics import WARM_UP
 from labkit.strategies import AllReduce
 
 KIB, MIB = 2**10, 2**20
+# No preset has these rates, so a forecast for a preset is never a forecast for a measured network.
+FAST = Network(name="700Mb", latency=70e-6, bandwidth=700e6 / 8)
+SLOW = Network(name="50Mb", latency=200e-6, bandwidth=50e6 / 8)
+WHOLE = 0.25  # duration of a training run as a share of `Effort.seconds`
+TRAINED = (
+    *("model", "model_options", "dataset", "dataset_options", "precision"),
+    *("optimizer", "optimizer_options", "loss", "metrics", "learning_rate"),
+)
+STEPS = (WARM_UP + 24, 200)  # minimum and maximum number of steps of a run
+STRETCH = 4  # number of steps timed as one block, unless the strategy has an averaging period
 
 
 class Effort(NamedTuple):
@@ -58,15 +83,11 @@ class Effort(NamedTuple):
     runs: int
 
 
-# No preset has these rates, so a forecast for a preset is never a forecast for a measured network.
-FAST = Network(name="700Mb", latency=70e-6, bandwidth=700e6 / 8)
-SLOW = Network(name="50Mb", latency=200e-6, bandwidth=50e6 / 8)
 FULL = Effort(
     *(3, 8.0, 5, (4 * KIB, 64 * KIB, 512 * KIB, 4 * MIB, 16 * MIB), (64 * KIB, MIB, 4 * MIB)),
     *((FAST, SLOW), 3),
 )
 QUICK = Effort(1, 3.0, 2, (4 * KIB, 256 * KIB, 4 * MIB), (64 * KIB, 2 * MIB), (FAST,), 2)
-WHOLE = 0.25  # duration of a training run as a share of `Effort.seconds`
 
 
 def calibrate(
@@ -174,7 +195,7 @@ class Bench:
         return self._made(models=costs)
 
     def messages(self, models: Sequence[ModelCost]) -> Calibration:
-        """Measure allreduces (in memory, in a host, on a link) and overheads with 2, 3, … ranks."""
+        """Measure allreduces by level (memory, host, link), and overheads, with 2, 3, … ranks."""
         gradients = [[w for layer in each.layers for w in layer.weights] for each in models]
         arguments = [SMALL_SHAPES, *gradients], self.effort.repeats
         sums: list[CollectiveCost] = []
@@ -199,12 +220,12 @@ class Bench:
         self, experiments: Sequence[Experiment], batches: Sequence[int], parts: Calibration
     ) -> Calibration:
         """Measure whole training steps of the experiments' strategies, and of one rank alone."""
-        known = ways.experiments_to_run(
+        known = experiments_to_run(
             experiments, batches, self.effort.networks, self.workers, self._trained
         )
         seconds = WHOLE * self.effort.seconds
         arguments = self.cluster, known, parts, self.effort.runs, seconds, self.progress
-        return self._made(ways=ways.measured(*arguments))
+        return self._made(ways=measured_ways(*arguments))
 
     def _trained(self, experiment: Experiment) -> dict[str, Any]:
         return _fields(experiment) | {"threads": self.threads, "verify": False}
@@ -232,15 +253,7 @@ def _fields(experiment: Experiment) -> dict[str, Any]:
     return {name: getattr(experiment, name) for name in TRAINED}
 
 
-TRAINED = (
-    *("model", "model_options", "dataset", "dataset_options", "precision"),
-    *("optimizer", "optimizer_options", "loss", "metrics", "learning_rate"),
-)
-
-
 def _model(experiment: Experiment, threads: int, seen: dict[int, list[ModelSeen]]) -> ModelCost:
-    from labkit.bench.calibration_runs.parts import cost
-
     steps = []
     for rows, turns in sorted(seen.items()):
         for together in turns[0].steps:
@@ -266,3 +279,137 @@ def _data(experiment: Experiment) -> str:
 
 def _name(value: object) -> str:
     return value if isinstance(value, str) else label_of(value)
+
+
+def experiments_to_run(
+    experiments: Sequence[Experiment],
+    batches: Sequence[int],
+    networks: Sequence[Network],
+    workers: int,
+    trained: Callable[[Experiment], dict[str, Any]],
+) -> list[Experiment]:
+    """Return the experiments to run: each strategy on each network, and each model on one rank.
+
+    Args:
+        experiments: Experiments with the strategies; experiments with more than `workers` ranks are
+            omitted.
+        batches: Batch sizes of the runs on one rank.
+        networks: Networks to emulate.
+        workers: Number of available ranks.
+        trained: Function that takes an experiment, and returns its fields that define the model and
+            the optimizer.
+    """
+    alone = [
+        Experiment(strategy=AllReduce(), batch_size=rows, **trained(each))
+        for each in experiments
+        for rows in batches
+    ]
+    ways = [
+        Experiment(
+            strategy=each.strategy,
+            workers=each.workers,
+            batch_size=each.batch_size,
+            network=network,
+            **trained(each),
+        )
+        for each in experiments
+        if each.workers > 1 and each.workers + each.strategy.extra_ranks(each.workers) <= workers
+        for network in networks
+    ]
+    return list({each.hash8: each for each in (*alone, *ways)}.values())
+
+
+def measured_ways(
+    cluster: Cluster,
+    ways: Sequence[Experiment],
+    parts: Calibration,
+    runs: int,
+    seconds: float,
+    progress: Callable[[str], None],
+) -> list[WayCost]:
+    """Run each experiment several times, interleaved; return the step time of each run.
+
+    Args:
+        cluster: Cluster with enough ranks for all experiments.
+        ways: Experiments from `experiments_to_run`.
+        parts: Calibration from which the duration of each run is forecast. Experiments without a
+            forecast are omitted. An experiment is also omitted if one of its runs fails.
+        runs: Number of runs of each experiment.
+        seconds: Desired training time of a run in seconds, from which the number of steps is
+            computed.
+        progress: Callback that receives lines about the progress, including the reason of each
+            omission.
+    """
+    longer = [each for way in ways for each in _longer(way, parts, seconds, progress)]
+    found: dict[int, list[float]] = {number: [] for number in range(len(longer))}
+    with temporary_runs():
+        for turn in range(runs):
+            progress(
+                f"timing complete training steps of {len(longer)} experiments, run "
+                f"{turn + 1} of {runs}"
+            )
+            for number in list(found)[:: -1 if turn % 2 else 1]:
+                try:
+                    seconds = step_seconds(cluster.run(longer[number], show=False))
+                except (InvalidInput, RankError) as error:
+                    progress(f"left out: {longer[number].label}: {error}")
+                    del found[number]
+                else:
+                    found[number].append(seconds)
+    return [
+        WayCost(
+            model=model_of(each),
+            strategy=each.strategy.to_json(),
+            workers=each.workers,
+            threads=each.threads,
+            batch=each.batch_size,
+            network=each.network,
+            runs=tuple(found[number]),
+        )
+        for number, each in enumerate(longer)
+        if number in found
+    ]
+
+
+def step_seconds(run: Run) -> float:
+    """Return the median seconds per step (global batch) of a run, over blocks of steps.
+
+    Raises:
+        InvalidInput: The run has fewer than two blocks of steps.
+    """
+    stretch = _stretch(run.experiment["strategy"], run.experiment.get("steps_per_epoch"))
+    ended = (
+        with_end_times(run.history).groupby("step")["ended"].max().to_numpy(float)[WARM_UP::stretch]
+    )
+    if len(ended) < 2:
+        raise InvalidInput(
+            f"{run.name} has fewer than two blocks of {stretch} steps after the warm-up; train "
+            "for more steps"
+        )
+    return float(np.median(np.diff(ended))) / stretch
+
+
+def long_enough(experiment: Experiment, steps: int) -> Experiment:
+    """Return the experiment with at least `steps` steps, in epochs of whole batches."""
+    rows = experiment.rows or steps * experiment.batch_size
+    an_epoch = min(steps, max(1, rows // experiment.batch_size))
+    return experiment.replace(steps_per_epoch=an_epoch, epochs=-(-steps // an_epoch))
+
+
+def _longer(
+    way: Experiment, parts: Calibration, seconds: float, progress: Callable[[str], None]
+) -> Iterator[Experiment]:
+    try:
+        step = way.forecast(calibration=parts).step.seconds
+    except InvalidInput as error:
+        progress(f"left out: {way.label}: {error}")
+        return
+    least = WARM_UP + 3 * _stretch(way.strategy.to_json(), way.epoch_steps) + 1
+    yield long_enough(way, max(least, int(np.clip(seconds / step, *STEPS))))
+
+
+def _stretch(strategy: Any, epoch: int | None) -> int:
+    """Return how many steps are timed as one block: the averaging period, or `STRETCH` if none."""
+    period = strategy.get("period") if isinstance(strategy, dict) else None
+    steps: int = epoch or 1 if period == "epoch" else period or 1
+    return steps if steps > 1 else STRETCH

@@ -10,9 +10,8 @@ import numpy as np
 
 from labkit.bench.collectives import timed_calls
 from labkit.bench.compression import in_this_process, named, without_fields
-from labkit.bench.interleave import STEPS, Step, time_interleaved
 from labkit.bench.servers import there_and_back
-from labkit.bench.timing import Row
+from labkit.bench.timing import STEPS, Row, Step, time_on_ranks
 from labkit.cluster import Cluster
 from labkit.common.canonical_json import JSON, digest
 from labkit.communicator import Communicator
@@ -54,7 +53,7 @@ def collectives(
 
 
 def emulated(costs: list[CollectiveCost]) -> list[Overhead]:
-    """Return by how much each round of a ring exceeds its simulated time on an emulated network."""
+    """Return the excess time of each ring round over its simulation, on an emulated network."""
     found = []
     for cost in costs:
         if cost.network is None or cost.algorithm != "ring":
@@ -100,7 +99,7 @@ def _meetings(communicator: Communicator, repeats: int) -> list[float]:
 def _buckets(
     communicator: Communicator, gradients: Sequence[Shapes], repeats: int
 ) -> Iterator[tuple[str, int, list[float]]]:
-    """Measure the time that gradient exchange adds to an empty step, apart from allreduces."""
+    """Measure what gradient exchange adds to an empty step, without the time of allreduces."""
     import tensorflow as tf
 
     from labkit.exchange import Exchange
@@ -128,12 +127,7 @@ def _buckets(
     for nbytes, shapes in sizes.items():
         exchange = exchanges[f"{nbytes} exchanged"] = Exchange(communicator, "shared_memory")
         steps |= {f"{nbytes}": step(shapes), f"{nbytes} exchanged": step(shapes, exchange)}
-    taken = time_interleaved(
-        steps,
-        lambda: communicator.barrier("the barrier before the next timed step"),
-        lambda own: np.array(communicator.allgather(own)),
-        repeats,
-    ).added
+    taken = time_on_ranks(communicator, steps, repeats).added
     own = {
         kind: np.array(taken[kind]) - (0.0 if exchange is None else _summing(exchange, repeats))
         for kind, exchange in (dict.fromkeys(steps) | exchanges).items()
@@ -189,7 +183,7 @@ def codecs(
     sizes: Sequence[int],
     repeats: int,
 ) -> list[CodecCost]:
-    """Measure compressors' times to encode and decode, or to reduce, at each size (on ranks)."""
+    """Measure the time to encode and decode, or to reduce, at each size (runs on ranks)."""
     described = [each.to_json() for each in compressors]
     found = []
     for nbytes in sizes:

@@ -1,8 +1,11 @@
-"""Measurements of a model on ranks: steps, reading of batches, layers and memory."""
+"""Measurements of a model on ranks: steps and their parts, reading of batches, layers and memory.
+
+The cost of each part of a training step is the difference of two measured step times.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -14,7 +17,7 @@ from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Clock, Communicator
 from labkit.experiment import Experiment
-from labkit.forecast import CollectiveCost, LayerCost, Overhead, Spread
+from labkit.forecast import CollectiveCost, LayerCost, Overhead, Spread, StepCost
 from labkit.strategies import AllReduce
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 SMALL_SHAPES = ((64, 8), (8,), (8, 10), (10,))  # weight shapes of a small model
 SMALL_NBYTES = 4 * sum(int(np.prod(shape)) for shape in SMALL_SHAPES)
 SMALL_ROWS = 16
+KINDS = ("forward", "gradient", "updated", "fit")
 
 
 @dataclass
@@ -54,7 +58,7 @@ def look(
     from labkit.bench.calibration_runs.steps import measured
 
     with _new_keras(communicator):
-        found = measured(communicator, experiment, rows, seconds)
+        found = measured(communicator, experiment, rows, seconds, KINDS)
         seen = ModelSeen(found.steps, found.read)
         if is_full and communicator.rank == 0:
             model = found.session.model
@@ -71,7 +75,7 @@ def exchanged(
     from labkit.bench.calibration_runs.steps import measured
 
     with _new_keras(communicator):
-        found = measured(communicator, experiment, rows, seconds, exchanges=True)
+        found = measured(communicator, experiment, rows, seconds, KINDS[-1:], exchanges=True)
         return found.steps[communicator.size]["fit"]
 
 
@@ -177,8 +181,8 @@ def replica_overhead(
 ) -> Overhead:
     """Return the time that hooks and callbacks add to a replica's step with a small model.
 
-    This overhead is the time of a joint step, minus the times of an independent step, of the
-    gradient bucket and of its allreduce.
+    This overhead is what remains of the time of joint steps after subtracting the times of
+    independent steps, of the gradient bucket and of its allreduce.
 
     Args:
         cluster: Cluster of the ranks.
@@ -204,3 +208,32 @@ def replica_overhead(
     summed = min((e for e in sums if e.level == "memory"), key=lambda e: e.nbytes).seconds
     rest = np.array(found) - pack.median - summed.median
     return Overhead(what="replicas", workers=ranks, seconds=Spread.of(np.maximum(rest, 0).tolist()))
+
+
+def cost(
+    rows: int, threads: int, ranks_at_once: int, seconds: Mapping[str, Sequence[float]]
+) -> StepCost:
+    """Return the cost of each part of a step, as the difference between two kinds of steps.
+
+    Each kind of step does the same work as the previous kind, and one further part of the training
+    step. The medians of all parts add up to the median time of the whole training step. The spread
+    of a part's cost is how much the difference of the two step times varies over the rounds of
+    measurement.
+    """
+    names = ("forward", "backward", "update", "other")
+    before, floor, found = np.zeros(len(seconds["fit"])), 0.0, {}
+    for name, kind in zip(names, KINDS, strict=True):
+        now = np.asarray(seconds[kind])
+        # A step cannot take less time than a step with less work, so a negative difference is
+        # noise.
+        median = max(floor, float(np.median(now)))
+        low, mid, high = np.quantile(now - before, (0.05, 0.5, 0.95))
+        part = median - floor
+        found[name] = Spread(
+            median=part,
+            low=max(0.0, part + float(low - mid)),
+            high=part + float(high - mid),
+            count=len(now),
+        )
+        before, floor = now, median
+    return StepCost(rows=rows, threads=threads, together=ranks_at_once, **found)

@@ -9,7 +9,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from labkit.bench.calibration_runs.parts import KINDS
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Clock, Communicator
 from labkit.experiment import Experiment
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
 
 WARM = 5  # number of warm-up steps of `fit`; the first step traces the graph
 TURN = 0.2  # maximum seconds spent on one kind of step in a round
-# Allowed numbers of successive steps of a kind in a round; the largest number that fits into TURN
-# is used.
+# Numbers of steps per kind in a round; the largest that fits into TURN is used.
 LENGTHS = (10, 5, 2, 1)
 LEAST, MOST = 3, 50  # minimum and maximum number of rounds
 BATCHES, AHEAD = 20, 2  # number of batches read; number of first batches that are not timed
@@ -49,6 +47,7 @@ def measured(
     experiment: Experiment,
     rows: int,
     seconds: float,
+    kinds: Sequence[str],
     exchanges: bool = False,
 ) -> StepTimes:
     """Measure the step times of independent ranks, while 1, 2, … ranks compute concurrently.
@@ -62,7 +61,8 @@ def measured(
         experiment: Experiment with one worker.
         rows: Number of rows in the batch of one rank.
         seconds: Seconds after which no further round of measurement begins.
-        exchanges: Whether all ranks train jointly; if true, only steps of `fit` are timed.
+        kinds: Kinds of steps to time: those of `parts`, and "fit".
+        exchanges: Whether all ranks train jointly; then "fit" is the only kind.
     """
     size = communicator.size
     parts = [communicator.split(int(communicator.rank >= n)) for n in range(1, size + 1)]
@@ -82,7 +82,6 @@ def measured(
         session.feed.validation = None
         read_s = _read_seconds(session.feed)
         recorder = session.recorder = Recorder(own, lambda kind, records: None, lambda: False)
-        kinds = KINDS[-1:] if exchanges else KINDS
         turns = Turns(communicator, circles, session, kinds, seconds, read_s)
         session.callbacks = [turns, recorder]
         session.experiment.strategy.train(session)
@@ -95,8 +94,8 @@ def measured(
 class Supply:
     """A pause before each step of `fit`, in which the input pipeline prefetches batches.
 
-    Without this pause, the step time could include a wait for input, whose length depends on the
-    step's other work.
+    The pause ensures that the step time includes no wait for input; such a wait depends on the
+    other work of the step.
 
     Args:
         clock: Clock that measures the pause.
@@ -113,7 +112,7 @@ class Supply:
 
 
 class Turns(keras.callbacks.Callback):
-    """A Keras callback that runs and times other kinds of steps between the steps of `fit`.
+    """A Keras callback that runs other kinds of steps between the steps of `fit`, and times them.
 
     The next callback in the list, the recorder of the `TrainingSession`, times the steps of `fit`.
     """

@@ -13,23 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from labkit.bench.peers.meeting import Agreed, Meeting, Task, measure, same
-from labkit.bench.steps import MOMENTUM, RATE, ModelCase
+from labkit.bench.peers.rank import Agreed, Meeting, Task, agreed, measure
+from labkit.bench.steps import MOMENTUM, RATE, ModelCase, checksum
 
 
-def join(meeting: Meeting, task: Task) -> Peer:
-    """Start JAX with one thread per process; the first process is JAX's coordinator."""
-    os.environ |= {"JAX_PLATFORMS": "cpu", "NPROC": os.environ["OMP_NUM_THREADS"]}
-    jax = import_module("jax")  # jax is an optional package, so it is imported by name
-    address = f"127.0.0.1:{task['ports'][0]}"
-    jax.distributed.initialize(address, meeting.size, meeting.rank)
-    return Peer(meeting, jax)
+class JaxPeer:
+    """Measures the training steps of one JAX process; the first process is JAX's coordinator."""
 
-
-class Peer:
-    """Measures the training steps of one JAX process."""
-
-    def __init__(self, meeting: Meeting, jax: Any) -> None:
+    def __init__(self, meeting: Meeting, task: Task) -> None:
+        os.environ |= {"JAX_PLATFORMS": "cpu", "NPROC": os.environ["OMP_NUM_THREADS"]}
+        jax = import_module("jax")  # jax is an optional package, so it is imported by name
+        address = f"127.0.0.1:{task['ports'][0]}"
+        jax.distributed.initialize(address, meeting.size, meeting.rank)
         self._meeting, self._jax = meeting, jax
         self.version = f"JAX {jax.__version__}"
         mesh = jax.sharding.Mesh(np.array(jax.devices()), ("batch",))
@@ -51,9 +46,7 @@ class Peer:
         }
         found = measure(meeting, steps, repeats)
         ones = add(self._row(np.full(8, meeting.rank + 1, np.float32)))
-        right = np.allclose(np.asarray(ones), meeting.size * (meeting.size + 1) / 2)
-        agree = same(meeting, together.checksum())
-        return Agreed(**found, same_weights=agree and bool(right))
+        return agreed(meeting, found, np.asarray(ones), together.checksum())
 
     def leave(self) -> None:
         """Shut down JAX's distributed runtime."""
@@ -62,6 +55,9 @@ class Peer:
     def _row(self, values: np.ndarray) -> Any:
         """Return a distributed matrix; `values` is the row that this process contributes."""
         return self._jax.make_array_from_process_local_data(self._divided, values[np.newaxis])
+
+
+PEERS = {"jax": JaxPeer}
 
 
 class Steps:
@@ -95,7 +91,7 @@ class Steps:
 
     def checksum(self) -> float:
         """Return a checksum of all weights; equal weights have equal checksums."""
-        return float(sum(np.abs(np.asarray(w).astype(np.float64)).sum() for w in self._state[0]))
+        return checksum(self._state[0])
 
     def _train(self, state: Any, x: Any, y: Any) -> Any:
         weights, momenta = state

@@ -9,8 +9,8 @@ import click
 
 from labkit.bench.command import AS_JSON, TIMES, format_rows, names, sizes, write_rows
 from labkit.bench.timing import Row
-from labkit.bench.transports import measuring, predicted
-from labkit.bench.transports.ways import GRPC, LOOPBACK, PLACES, WITHIN
+from labkit.bench.transports import measuring
+from labkit.bench.transports.ways import GRPC, LOOPBACK, PLACES, WITHIN, predict
 from labkit.common.terminal import say
 from labkit.common.units import bytes_text
 
@@ -88,14 +88,14 @@ def command(
                 trained, columns | {"seconds_to_target": "s to 90 %", "accuracy": "accuracy"}
             )
         )
-    rdma = predicted.predict(sizes)
+    rdma = predict(sizes)
     columns = {"case": "predicted, not measured", "bytes": "bytes", "median_ms": "ms"}
     say(format_rows(rdma, columns | {"bandwidth": "B/s", "copies": "copies"}))
     write_rows([*rows, *trained, *rdma], file)
 
 
 def seconds(rows: Sequence[Row], transport: str, place: str, nbytes: int) -> float | None:
-    """Return a transport's median seconds for a place and an array size; None if not measured."""
+    """Return a transport's median seconds in a place at an array size; None if not measured."""
     for row in rows:
         wanted = (row.get("transport"), row.get("place"), row["bytes"], row["what"])
         if wanted == (transport, place, nbytes, "exchange"):

@@ -1,30 +1,41 @@
-"""Measurements of array transfers between two processes, over several transports."""
+"""Measurements of array transfers between two processes, over several transports.
+
+A further measurement shows the effect of a transport on the step time of training, and on the time
+to reach an accuracy.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple, TypeAlias
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from labkit.bench.linked_processes import LinkedProcesses
+from labkit.bench.linked_ranks import LinkedProcesses
 from labkit.bench.timing import Row, head, spread
 from labkit.bench.transports.starting import hosts_wanted, ranks, tasks
-from labkit.bench.transports.trained import ServerTraining, grpc, train_here
 from labkit.bench.transports.ways import APART, GRPC, LOOPBACK, Way, chosen
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.quantities import bits_of
+from labkit.communicator import Transport
+from labkit.experiment import Experiment
 from labkit.frameworks.namespaces import rate_limited_link, require_tools
 from labkit.network import Network
+from labkit.strategies import ParameterServer, Strategy, TFDistribute
+
+if TYPE_CHECKING:
+    from labkit.communicator import Communicator
 
 Question: TypeAlias = Mapping[str, object]  # JSON-serializable
 Asking: TypeAlias = Callable[[Way, Question], Any]
 
 SIZES = (8, 512, 2**14, 2**18, 2**20, 2**22, 2**24, 2**26)  # bytes
 RATE = "1Gb"
+WARM = 10  # number of untimed steps at the start
 
 
 class Plan(NamedTuple):
@@ -51,10 +62,10 @@ def plan(
     """Return the plan with all chosen transports and places that this machine supports.
 
     Args:
-        transports: Names of transports; default: all, see `ways.chosen`.
-        places: Names of places; default: all, see `ways.chosen`.
-        namespaces: Whether to measure a link between two network namespaces. If a link between
-            namespaces is impossible, the plan contains the reason.
+        transports: Names of transports; default: all, see `chosen`.
+        places: Names of places; default: all, see `chosen`.
+        namespaces: Whether to measure a link between two network namespaces. If such a link is
+            impossible, the plan contains the reason.
         rate: Rate of the link between network namespaces in bits/s, such as "1Gb".
 
     Raises:
@@ -96,8 +107,8 @@ def measure(wanted: Plan, sizes: Sequence[int] = SIZES, repeats: int = 5) -> lis
         One row per transport, place and size. A row contains the spread of the time over repeats
         (ms), `bandwidth` (bytes/s), and the number of `copies` of the array with their
         descriptions. `processor_ns` is the CPU time of both processes in ns per byte, including
-        busy waiting. `tcp` is the ratio of the bytes sent by TCP to the array's bytes. `correct`
-        tells whether the returned array was bit-identical to the sent array.
+        busy waiting. `tcp` is the number of bytes sent by TCP as a multiple of the array's bytes.
+        `correct` tells whether the array returned bit-identical.
 
     Raises:
         InvalidInput: `sizes` or `repeats` is out of range.
@@ -235,4 +246,85 @@ def _trained(way: Way, answers: Sequence[Row], wanted: Plan, nbytes: int) -> Row
         "seconds_to_target": float(np.median(reached)) if len(reached) == len(there) else None,
         "target": answers[0]["target"],
         "accuracy": min(float(each["accuracy"] or 0.0) for each in answers),
+    }
+
+
+class ServerTraining(NamedTuple):
+    """Training of an MLP on the data set `digits`, with one worker and one parameter server.
+
+    Attributes:
+        epochs: Number of epochs.
+        widths: Widths of the hidden layers.
+        batch_size: Batch size.
+        target: Validation accuracy that the training must reach; the time to reach it is measured.
+    """
+
+    epochs: int
+    widths: Sequence[int]
+    batch_size: int
+    target: float
+
+    def by(self, strategy: Strategy, network: Network | None = None) -> Experiment:
+        """Return the training as an experiment with this strategy and network."""
+        return Experiment(
+            model="mlp",
+            model_options={"widths": list(self.widths)},
+            dataset="digits",
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            learning_rate=0.1,
+            workers=1,
+            strategy=strategy,
+            network=network,
+            verify=False,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights of the MLP, whose inputs are 64 pixels and outputs 10 digits."""
+        layers = [64, *self.widths, 10]
+        return 4 * sum((before + 1) * after for before, after in pairwise(layers))
+
+
+def served(transport: Transport) -> ParameterServer:
+    """Return labkit's asynchronous parameter server strategy, equivalent to TensorFlow's."""
+    return ParameterServer(servers=1, synchronous=False, transport=transport)
+
+
+def grpc() -> TFDistribute:
+    """Return TensorFlow's parameter server strategy, whose processes use gRPC."""
+    return TFDistribute(kind="parameter_server", servers=1)
+
+
+def train_here(communicator: Communicator, experiment: Experiment, target: float) -> Row:
+    """Train, and return this rank's step times and the time to the target accuracy (collective)."""
+    from labkit.worker.work import work
+
+    result = work(communicator, experiment)
+    whole = communicator.broadcast_object(
+        result.whole and result.whole.epochs, label="what epochs reached"
+    )
+    steps = [float(row["seconds"]) for row in result.rows]
+    # On a server rank, there are no steps.
+    return summary(steps, whole or [], target) if steps else {}
+
+
+def summary(steps: Sequence[float], epochs: Sequence[Mapping[str, float]], target: float) -> Row:
+    """Return the spread of step times (ms) and the time to reach the target accuracy (s).
+
+    Args:
+        steps: Seconds of each step of one worker.
+        epochs: Metrics after each epoch, in order.
+        target: Validation accuracy to reach.
+    """
+    later = 1e3 * np.array(steps[WARM:] or steps)
+    there = next((e for e in epochs if e.get("val_accuracy", 0.0) >= target), None)
+    best = max((float(epoch.get("val_accuracy", 0.0)) for epoch in epochs), default=0.0)
+    return {
+        "median_ms": float(np.median(later)),
+        "min_ms": float(later.min()),
+        "p90_ms": float(np.percentile(later, 90)),
+        "seconds_to_target": None if there is None else float(there["seconds"]),
+        "target": target,
+        "accuracy": best,
     }

@@ -12,17 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from labkit.bench.linked_processes import LinkedProcesses, started
+from labkit.bench.linked_ranks import LinkedProcesses, started
 from labkit.bench.transports.ways import LOOPBACK, UNATTACHED, WITHIN
 from labkit.communicator import launcher
-from labkit.frameworks.child import FOREIGN, computing
-from labkit.frameworks.namespaces import ADDRESSES, DEVICE, command_prefix
-from labkit.frameworks.private_network import isolate, private_network
+from labkit.frameworks.child import computing, outside_mpi
+from labkit.frameworks.namespaces import ADDRESSES, DEVICE, command_prefix, isolate, private_network
 from labkit.frameworks.tf_config import LOOPBACK_ADDRESS, PORT, free_ports
 
 HOSTS = ("labkit-a", "labkit-b")  # names of two emulated hosts on this machine
-_RANK = "labkit.bench.transports.rank"
-_TASK = "labkit.bench.transports.task"
+_PROCESS = "labkit.bench.transports.process"
 # This variable excludes those components of Open MPI that read the memory of another process.
 _UNATTACHED = {"OMPI_MCA_smsc": "^cma,knem,xpmem"}
 # Open MPI's daemons do not use loopback addresses, so their network namespace gets an additional
@@ -52,7 +50,7 @@ def ranks(place: str, namespaces: tuple[str, str] | None = None) -> Iterator[Lin
         LabkitError: The ranks ended early; the message contains their last lines of output.
     """
     # With `-m mpi4py`, all ranks abort when one rank fails.
-    rank = [sys.executable, "-P", "-m", "mpi4py", "-m", _RANK]
+    rank = [sys.executable, "-P", "-m", "mpi4py", "-m", _PROCESS]
     variables = dict(os.environ) | launcher.environment()
     if place == UNATTACHED:
         variables |= _UNATTACHED
@@ -67,7 +65,7 @@ def ranks(place: str, namespaces: tuple[str, str] | None = None) -> Iterator[Lin
         agent.write_text(_agent(dict(zip(HOSTS, namespaces, strict=True)) if namespaces else {}))
         agent.chmod(0o700)
         variables["PRTE_MCA_plm_ssh_agent"] = str(agent)
-        # Both Open MPI variables are set again below, to the values that the place requires.
+        # Both are set again below, as the place requires.
         del variables["OMPI_MCA_btl"], variables["OMPI_MCA_osc"]
         options = (_TCP | {"btl_tcp_if_include": device}).items()
         command = [*launcher.mpiexec(2), "--prtemca", "plm", "ssh"]
@@ -85,9 +83,8 @@ def tasks(namespaces: tuple[str, str] | None = None) -> Iterator[LinkedProcesses
         addresses = [f"{address}:{PORT}" for address in ADDRESSES]
     else:
         addresses = [f"{LOOPBACK_ADDRESS}:{port}" for port in free_ports(2)]
-    variables = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
     unproxied = {"no_proxy": ",".join((LOOPBACK_ADDRESS, "localhost", *ADDRESSES))}
-    environment = variables | computing(1) | launcher.huge_pages() | unproxied
+    environment = outside_mpi(sys.executable) | computing(1) | launcher.huge_pages() | unproxied
     with ExitStack() as opened:
         words: list[Sequence[str]]
         if namespaces:
@@ -95,7 +92,7 @@ def tasks(namespaces: tuple[str, str] | None = None) -> Iterator[LinkedProcesses
         else:
             words = [opened.enter_context(private_network("TensorFlow's tasks"))] * 2
         commands = [
-            [*each, sys.executable, "-P", "-m", _TASK, str(number), *addresses]
+            [*each, sys.executable, "-P", "-m", _PROCESS, str(number), *addresses]
             for number, each in enumerate(words)
         ]
         yield opened.enter_context(started(commands, environment))

@@ -17,7 +17,7 @@ from labkit.cli.doctor.diagnosis import Diagnosis, last_line, output, python
 from labkit.common.errors import LabkitError
 from labkit.common.paths import usable_cores
 from labkit.communicator import launcher
-from labkit.frameworks.private_network import isolate
+from labkit.frameworks.namespaces import isolate
 from labkit.hosts import host_probe
 
 RANKS = 2

@@ -35,7 +35,7 @@ def drawn_step(graph: StepGraph, title: str) -> Figure:
     """Draw the executed graph from top to bottom, with cheap operations merged.
 
     Args:
-        graph: Traced step, the result of `labkit.bench.step_graphs.measure`.
+        graph: Traced step, the result of `labkit.bench.step_process.trace_variants`.
         title: Description of the training step, for the title.
     """
     nodes, edges = nodes_of(graph)

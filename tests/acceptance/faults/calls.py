@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
-from labkit.bench.temporary_runs import temporary_runs
+from labkit.bench.runs import temporary_runs
 from labkit.bench.timing import Row, head
 from labkit.cluster.cluster_name import default_name, folder_of
 from labkit.cluster.lease import KEEPER

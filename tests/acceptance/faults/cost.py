@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from labkit.bench.temporary_runs import temporary_runs
+from labkit.bench.runs import temporary_runs
 from labkit.bench.timing import Row, head
 from labkit.cluster import Cluster
 from labkit.experiment import Experiment

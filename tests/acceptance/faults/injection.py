@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.bench.temporary_runs import temporary_runs
+from labkit.bench.runs import temporary_runs
 from labkit.bench.timing import Row, head
 from labkit.cluster import Cluster, RankError
 from labkit.cluster.calls import Refused

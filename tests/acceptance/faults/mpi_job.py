@@ -16,7 +16,7 @@ import psutil
 
 from labkit.communicator import launcher
 from labkit.experiment import Experiment
-from labkit.frameworks.private_network import isolate
+from labkit.frameworks.namespaces import isolate
 from labkit.hosts import Testbed
 from labkit.hosts.scripts import AGENT_VARIABLE
 from tests.acceptance.repository import EXPORT_PATH

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import psutil
 
-from labkit.bench.temporary_runs import temporary_runs
+from labkit.bench.runs import temporary_runs
 from labkit.bench.timing import Row, head
 from labkit.cluster import Cluster, RankError
 from labkit.common.errors import LabkitError

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from labkit.bench.temporary_runs import temporary_runs
+from labkit.bench.runs import temporary_runs
 from labkit.bench.timing import Row, head
 from labkit.cluster import Cluster
 from labkit.cluster.resume import validate_checkpoint

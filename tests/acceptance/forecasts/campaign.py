@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
-from labkit.bench.calibration_runs.ways import long_enough, step_seconds
-from labkit.bench.temporary_runs import temporary_runs
+from labkit.bench.calibration_runs.measure import long_enough, step_seconds
+from labkit.bench.runs import temporary_runs
 from labkit.bench.timing import Row, head
 from labkit.cluster import Cluster
 from labkit.common.errors import LabkitError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import NamedTuple
 
-from labkit.bench.host_selection import share_of
+from labkit.bench.host_allreduce import share_of
 from labkit.compression import COMPRESSORS, ErrorFeedback, TopK
 from labkit.experiment import Experiment
 from labkit.network import PRESETS, Network

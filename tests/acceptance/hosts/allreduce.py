@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import numpy as np
 
 from labkit.bench import link
-from labkit.bench.host_selection import share_of
-from labkit.bench.linked_processes import LinkedProcesses
+from labkit.bench.host_allreduce import share_of
+from labkit.bench.linked_ranks import LinkedProcesses
 from labkit.bench.timing import Row, head
 from labkit.hosts import testbed
 from labkit.network import Network

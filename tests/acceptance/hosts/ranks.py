@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from labkit.bench.host_allreduce import Sums, ways
-from labkit.bench.linked_processes import LinkedProcesses, started
+from labkit.bench.linked_ranks import LinkedProcesses, started
 from labkit.communicator import launcher, world
 from labkit.hosts import Testbed
 from labkit.hosts.scripts import AGENT_VARIABLE

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labkit.bench import interleave
-from labkit.bench.interleave import STEPS, WARM, InterleavedTimes, time_interleaved
-from labkit.bench.peers.meeting import Meeting, measure
+from labkit.bench import timing
+from labkit.bench.peers.rank import Meeting, measure
+from labkit.bench.timing import STEPS, WARM, InterleavedTimes, time_interleaved
 
 
 def test_a_step_lasts_as_long_as_its_slowest_process(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def taken(
         slows the machine down.
     """
     now = [0.0]
-    monkeypatch.setattr(interleave.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
 
     def step(seconds: float) -> None:
         now[0] += seconds * (1 + slower * now[0])
@@ -75,7 +75,7 @@ def test_what_is_added_stands_out_though_the_machine_slows_down(
 
 def test_kinds_take_turns_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
-    monkeypatch.setattr(interleave, "TURN", 1e9)
+    monkeypatch.setattr(timing, "TURN", 1e9)
     steps = {"local": lambda: log.append("l"), "step": lambda: log.append("s")}
     time_interleaved(steps, lambda: None, lambda own: np.array([own]), repeats=2)
     rounds = "".join(log)[2 * WARM + 3 :]
@@ -85,7 +85,7 @@ def test_kinds_take_turns_forward_and_backward(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_call_of_several_steps_counts_by_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(interleave.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
 
     def step(seconds: float) -> None:
         now[0] += seconds

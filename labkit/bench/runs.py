@@ -1,16 +1,42 @@
-"""Runs of all strategies with the same list of injected faults."""
+"""Runs of a benchmark: in a temporary folder, and of all strategies with injected faults."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.experiment import Experiment
 from labkit.network import Fault
+from labkit.records.checkpoints import RESUME_VARIABLE
 from labkit.records.run import Run
 from labkit.strategies import STRATEGIES, ParameterServer, Strategy
+
+
+@contextmanager
+def temporary_runs() -> Iterator[Path]:
+    """Store runs of this context in a temporary folder, which is removed at the end.
+
+    In a batch job, runs of earlier attempts at the same job are not visible in this context.
+    """
+    ours = ("LABKIT_RUNS", "LABKIT_JOB", RESUME_VARIABLE)
+    before = {name: os.environ[name] for name in ours if name in os.environ}
+    with tempfile.TemporaryDirectory(prefix="labkit-bench-") as folder:
+        # In a batch job, LABKIT_JOB stays set, because it tells processes that they have no
+        # terminal.
+        os.environ |= dict.fromkeys(("LABKIT_RUNS", *before), folder)
+        os.environ.pop(RESUME_VARIABLE, None)
+        try:
+            yield Path(folder)
+        finally:
+            for name in ours:
+                os.environ.pop(name, None)
+            os.environ |= before
 
 
 class FaultFreeRun(NamedTuple):
@@ -50,7 +76,7 @@ def run_without_faults(
 def run_with_faults(
     cluster: Cluster, calm: Mapping[str, FaultFreeRun], script: Sequence[Fault]
 ) -> Pairs:
-    """Run each experiment again with faults; a run is None if the strategy rejects the faults."""
+    """Run each experiment again with faults; None means that the strategy rejects them."""
     return {
         name: (run, _hit(cluster, experiment, tuple(script)))
         for name, (experiment, run) in calm.items()

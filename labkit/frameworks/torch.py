@@ -1,9 +1,12 @@
-"""A process in which PyTorch's DistributedDataParallel trains a model exported by labkit."""
+"""A process in which PyTorch trains a model exported by labkit: with DDP, or with fully_shard.
+
+The benchmark of PyTorch starts its process group and distributes its model by the same functions.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from os import environ
 from typing import Any
@@ -11,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from labkit.frameworks.child import serve
 from labkit.frameworks.exported import Batches, Exported, Layer, calls
@@ -26,6 +31,43 @@ ACTIVATIONS = {
     "selu": nn.SELU,
     "softplus": nn.Softplus,
 }
+
+
+def join_group(rank: int, size: int, timeout: timedelta, **rendezvous: Any) -> None:
+    """Join the gloo process group of all processes, which communicate over loopback.
+
+    Args:
+        rank: Rank of this process.
+        size: Number of processes.
+        timeout: Maximum time until all processes have joined, and of each collective call.
+        rendezvous: Argument of `torch.distributed.init_process_group` through which the processes
+            find each other: `store` or `init_method`.
+    """
+    environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    torch.distributed.init_process_group(
+        "gloo", rank=rank, world_size=size, timeout=timeout, **rendezvous
+    )
+
+
+def replicated(model: nn.Module) -> nn.Module:
+    """Return the model in the wrapper DistributedDataParallel; all processes train it together."""
+    return nn.parallel.DistributedDataParallel(model)
+
+
+def sharded(model: nn.Module, layers: Iterable[nn.Module]) -> nn.Module:
+    """Shard each layer, so that parameters are gathered only while their layer computes."""
+    for layer in layers:
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer)
+    fully_shard(model)
+    return model
+
+
+def full_tensor(parameter: nn.Parameter) -> torch.Tensor:
+    """Return the complete tensor of a parameter; a shard is gathered from all processes."""
+    own = parameter.detach()
+    tensor: torch.Tensor = own.full_tensor() if isinstance(own, DTensor) else own
+    return tensor
 
 
 class Training:
@@ -52,13 +94,10 @@ class Training:
 
         The argument `port` is the port that `open` returned on rank 0.
         """
-        environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
         rank, size = self._exported.rank, self._exported.size
         if rank > 0:
             self._store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False)
-        torch.distributed.init_process_group(
-            "gloo", store=self._store, rank=rank, world_size=size, timeout=TIMEOUT
-        )
+        join_group(rank, size, TIMEOUT, store=self._store)
         self._distributed = self.distribute(self._model)
         options = self._exported.optimizer
         # The distributed model may have new parameter objects, so the optimizer is created from the
@@ -72,11 +111,7 @@ class Training:
 
     def distribute(self, model: TorchModel) -> nn.Module:
         """Return the model wrapped for distributed training, in which all workers take part."""
-        return nn.parallel.DistributedDataParallel(model)
-
-    def full_tensor(self, parameter: nn.Parameter) -> torch.Tensor:
-        """Return the complete tensor of a parameter."""
-        return parameter.detach()
+        return replicated(model)
 
     def step(self) -> float:
         """Train on the next batch, and return the mean loss of this worker's samples."""
@@ -92,15 +127,27 @@ class Training:
 
     def weights(self) -> list[np.ndarray]:
         """Return the trained weights in Keras's layout."""
-        parameters = [
-            self.full_tensor(parameter).numpy() for parameter in self._distributed.parameters()
-        ]
-        return [to_keras(array) for array in parameters]
+        return [to_keras(full_tensor(each).numpy()) for each in self._distributed.parameters()]
 
     def describe(self) -> tuple[str, str]:
         """Return the name of the training class, and the version of the framework."""
         kind = nn.parallel.DistributedDataParallel
         return f"{kind.__module__}.{kind.__qualname__}", f"PyTorch {torch.__version__}"
+
+
+class ShardedTraining(Training):
+    """The training of a worker that stores one shard of all parameters, gradients and momenta."""
+
+    def distribute(self, model: TorchModel) -> nn.Module:
+        """Return the model with sharded layers, which all workers train together."""
+        return sharded(model, model.layers)
+
+    def describe(self) -> tuple[str, str]:
+        """Return the name of the sharding function, and the version of the framework."""
+        return "torch.distributed.fsdp.fully_shard", f"PyTorch {torch.__version__}"
+
+
+TRAININGS = {"ddp": Training, "fsdp": ShardedTraining}
 
 
 class TorchModel(nn.Module):
@@ -156,4 +203,4 @@ def to_keras(array: np.ndarray) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    serve(lambda exported: calls(Training(exported)))
+    serve(lambda task: calls(TRAININGS[task[0]](task[1])))
