@@ -1,4 +1,4 @@
-"""A benchmark of local steps, and of parameter averaging that overlaps with computation."""
+"""A benchmark of training steps without exchange, and of overlapped parameter averaging."""
 
 from __future__ import annotations
 
@@ -47,13 +47,14 @@ def measure(
     Returns:
         One row per strategy for its local steps, and rows for streamed (overlapped) averaging. The
         row of a strategy contains the time of a step in which the strategy exchanges nothing. The
-        strategy's row also contains the time that the strategy adds to a step of only gradient and
-        update. Its field `ratio` is the time of the strategy's step divided by the time of a step
-        of only gradient and update. `own_ms` is the time per step that is spent neither on the
-        gradient nor on the update. The rows of streamed averaging contain the step times of
+        row also contains the time that the strategy adds to a step that consists only of gradient
+        and update. In this row, `ratio` is the step time with the strategy, divided by the time of
+        a step with only gradient and update. `own_ms` is the time per step that is spent neither on
+        the gradient nor on the update. The rows of streamed averaging contain the step times of
         blocking averaging and of averaging that overlaps with the next `delay` steps. The row of
-        streamed averaging also contains the time to transfer one fragment of the weights. Its field
-        `hidden` is the share of blocking averaging's added time that overlapped averaging avoids.
+        streamed averaging also contains the time to transfer one fragment of the weights. In the
+        row of streamed averaging, `hidden` is the share of blocking averaging's added time that
+        overlapped averaging avoids.
     """
     experiment = Experiment(
         model="mlp",
@@ -89,7 +90,7 @@ def _local(communicator: Communicator, experiment: Experiment, repeats: int) -> 
     for number in range(1 + repeats):
         own: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(TURNS):
-            # Every other round reverses the order, so that no kind of step always follows the same
+            # Every second round reverses the order, so that no kind of step always follows the same
             # kind of step.
             for name in list(ways)[:: -1 if turn % 2 else 1]:
                 seconds, more = _stretch(communicator, stage, ways[name])
@@ -112,7 +113,7 @@ def _local(communicator: Communicator, experiment: Experiment, repeats: int) -> 
 def _stretch(
     communicator: Communicator, stage: ComputeBackend, way: Replicas | None
 ) -> tuple[Sequence[float], list[float]]:
-    """Return the seconds of each step of a block, and the part outside gradient and update.
+    """Return the seconds of each step of a block, and the seconds outside gradient and update.
 
     The block's first step and last step are omitted; the last step also averages the weights.
     """
@@ -180,7 +181,7 @@ def _wire(communicator: Communicator, stage: ComputeBackend) -> float:
 
 
 def _wall(communicator: Communicator, stretches: Sequence[Sequence[float]]) -> float:
-    """Return the slowest rank's seconds per step: the median over blocks of the block means."""
+    """Return the slowest rank's seconds per step, as the median of the mean times of blocks."""
     own = float(np.median([np.mean(each) for each in stretches]))
     slowest: float = max(communicator.allgather(own))
     return slowest

@@ -53,8 +53,8 @@ def measure(
     Args:
         compressors: Names from `COMPRESSORS`, compressor objects, or mappings with a name and
             fields; None: all compressors without required fields.
-        elements: Number of elements of the vector. For a compressor that works layer by layer, this
-            is the approximate total number of elements of the layers.
+        elements: Number of elements of the vector. For a compressor that works layer by layer,
+            `elements` is the approximate total number of elements of the layers.
         repeats: Number of rounds over all compressors.
 
     Returns:
@@ -150,7 +150,7 @@ class _Case:
         return {"encode": lambda: encode(tensor, key), "decode": lambda: decode(payload)}
 
     def _reduction(self) -> dict[str, Work]:
-        """Return the reduction as a function to time; store the bytes and error of a first call."""
+        """Return the timed reduction as a function; store the first call's bytes and error."""
         self.bytes = 0
         sent = []
         for index, tensor in enumerate(self.tensors):
@@ -183,7 +183,8 @@ class _Case:
         """Time each operation and a copy of the data, in alternation."""
         turns: dict[str, list[float]] = {what: [] for what in ("copy", *self.works)}
         for _ in range(CALLS):
-            # A copy is a lower bound for the time of code that processes these bytes.
+            # The time of a copy is a lower bound for the time of code that processes the same
+            # bytes.
             turns["copy"].append(_seconds(lambda: np.copyto(self.copy, self.raw)))
             for what, work in self.works.items():
                 turns[what].append(_seconds(work))

@@ -39,7 +39,7 @@ DENSE = ", dense"
 COPY, HANDED = (
     "copy",
     "handed over",
-)  # names of the steps that are timed in addition to steps with exchange
+)  # further kinds of steps that are timed besides the steps with exchange
 LIMITS = {
     "pack": COPY,
     "sum": "raw allreduce",
@@ -80,11 +80,12 @@ def measure(
         One row per case and kind of step ("local", "raw allreduce", or a schedule): median, minimum
         and 90th percentile of the repeats' medians (ms). The row of a schedule also contains the
         time that the schedule adds to the local step, and whether all ranks have the same weights
-        at the end. The row of any schedule except "sequential" contains the time that it saves
-        compared with "sequential". Such a row also contains the saving of an ideal link that sends
-        the same buckets in the best order (`labkit.records.overlap.Overlap`). For word models, each
-        schedule has one row with sparse gradients (embedding rows).
-        Another row has dense gradients.
+        at the end. The row of any schedule except "sequential" contains the time that the schedule
+        saves compared with "sequential". Except for "sequential", the row also contains the saving
+        of an ideal link that sends the same buckets in the best order
+        (`labkit.records.overlap.Overlap`). For word models, each schedule has one row with sparse
+        gradients (embedding rows). Each schedule of a word model also has a row for gradients that
+        are converted to dense tensors.
     """
     refuse_unknown("case", cases, KNOWN)
     network = Network.parse(network)
@@ -217,7 +218,7 @@ def _events(exchange: Exchange, steps: int) -> dict[str, float]:
 
 
 def _delay(communicator: Communicator, timeline: Timeline, steps: int) -> float:
-    """Return the median exposed communication per step (s) in excess of that on an ideal link."""
+    """Return the median excess of exposed communication over an ideal link, in s per step."""
     import pandas as pd
 
     from labkit.exchange import timeline_rows
@@ -262,7 +263,7 @@ def _saved(added: dict[str, list[float]], kind: str, delay: float) -> Row:
 def limit_steps(
     communicator: Communicator, elements: int, step: Callable[[Averaging], Callable[[], object]]
 ) -> dict[str, Callable[[], object]]:
-    """Return the steps that the breakdown times in addition to steps with exchange.
+    """Return the steps that the breakdown measures in addition to steps with gradient exchange.
 
     Args:
         communicator: Communicator of the ranks.
@@ -270,9 +271,9 @@ def limit_steps(
         step: Function that builds a training step from a function that averages gradients.
 
     Returns:
-        Two functions by name: one copies as many bytes as packing into shared memory. The other is
-        a training step that only passes gradients to Python and returns values from the shared
-        memory.
+        Two functions by name: the first copies as many bytes as packing gradients into shared
+        memory does. The second function is a training step that only passes gradients to Python and
+        returns values from the shared memory.
     """
     shared, own = communicator.allocate(elements), np.zeros(elements, np.float32)
     shared[...] = 0.0
@@ -295,7 +296,7 @@ def phase_medians(events: Sequence[Sequence[Event]], steps: int) -> dict[str, fl
     The timelines of all ranks use one clock. "pack" is the packing time of the rank that finishes
     packing last. "sum" is the time from the end of the last rank's packing until all ranks have the
     mean. "wait" is the time that a rank waits for the last rank, averaged over the ranks. The
-    slowest rank does not wait, so its step is not longer by this time.
+    slowest rank does not wait, so the "wait" time does not lengthen its step.
     """
     packs = np.array(
         [_last("pack", rank_events, steps) for rank_events in events]
@@ -312,7 +313,7 @@ def phase_medians(events: Sequence[Sequence[Event]], steps: int) -> dict[str, fl
 
 
 def _last(kind: str, events: Sequence[Event], steps: int) -> list[tuple[float, float]]:
-    """Return start and stop of the last `steps` events of a kind; each step has one such event."""
+    """Return the start and stop times of the last `steps` events of a kind (one event per step)."""
     return [event[3:] for event in events if event[0] == kind][-steps:]
 
 
@@ -322,7 +323,7 @@ def breakdown_rows(
     added: Mapping[str, Sequence[float]],
     schedule: str,
 ) -> Iterator[tuple[str, Row]]:
-    """Yield the name and the row of each phase of the breakdown: its time and lower limit in ms.
+    """Yield each phase of the breakdown: its name, and a row with its time and lower limit (ms).
 
     The lower limit of a phase is the time that a simple copy, or an allreduce of all bytes, would
     take. Packing may take less time than its lower limit, because a rank does not pack the elements
@@ -331,7 +332,8 @@ def breakdown_rows(
     Args:
         medians: Seconds of the phases, as `phase_medians` returns them.
         seconds: Seconds per step for each kind of step, one value per repeat.
-        added: Seconds that each kind of step adds to the local step, one value per repeat.
+        added: Seconds by which each kind of step takes longer than the local step, one value per
+            repeat.
         schedule: Exchange schedule whose added time is broken down.
     """
     whole = float(np.median(added[schedule]))
@@ -341,9 +343,9 @@ def breakdown_rows(
         "sum": medians["sum"],
         "pass gradients from TensorFlow and back": handover,
     }
-    lines["other"] = whole - sum(
-        lines.values()
-    )  # the rest is mostly the update, which reads memory that other ranks have written
+    # The remaining time is mostly the weight update, which reads memory that other ranks have
+    # written.
+    lines["other"] = whole - sum(lines.values())
     lines |= {"wait for other ranks (contained in the other lines)": medians["wait"], "all": whole}
     for line, line_seconds in lines.items():
         limit = float(np.median(seconds[LIMITS[line]])) if line in LIMITS else None

@@ -92,7 +92,7 @@ def command(
     breakdown: bool,
     file: Path | None,
 ) -> None:
-    """Measure what the gradient exchange adds to a step, optionally also in other frameworks."""
+    """Measure the time that gradient exchange adds to a step, also in other chosen frameworks."""
     # Options are validated before the engines start, because a start takes seconds.
     _validate_options(workers, cases, schedules, algorithm, network, repeats, breakdown)
     validate_peers(peers, network)
@@ -116,7 +116,7 @@ def command(
 
 
 def _with_spread(row: Row) -> Row:
-    """Return the row with texts for the added time and the saved time, each with its spread."""
+    """Return the row with its added and saved time as text, each with its spread."""
     more: Row = {}
     if row.get("added_ms") is not None:
         least, most = row["added_min_ms"], row["added_max_ms"]

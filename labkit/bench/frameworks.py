@@ -96,7 +96,7 @@ def experiments(
 def measure(
     cluster: Cluster, experiments: Sequence[Experiment]
 ) -> Iterator[tuple[Row, dict[str, JSON]]]:
-    """For each experiment, yield a row of times and weight differences, and `exchanged`."""
+    """Yield, per experiment, a row (times, weight differences) and the `exchanged` description."""
     for experiment in experiments:
         assert isinstance(experiment.strategy, TFDistribute)  # tells the type checker the type
         result = cluster.call(compare_with_one_process, experiment, ranks=experiment.ranks)[0]

@@ -185,10 +185,10 @@ class Sums:
         self._buffers: dict[int, np.ndarray] = {}
 
     def case(self, algorithm: str, nbytes: int, calls: int) -> tuple[float, bool, float, float]:
-        """Return the median seconds per call, whether the sums are right, and two numbers of bytes.
+        """Return the median seconds per call, whether the sums are right, and two byte counts.
 
-        The two numbers of bytes are the bytes per call that left the host of rank 0, and the bytes
-        per call sent by all ranks.
+        The byte counts per call are the bytes that left the host of rank 0, and the bytes sent by
+        all ranks.
         """
         ranks = self._communicator
         if nbytes not in self._buffers:

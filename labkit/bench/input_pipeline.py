@@ -83,7 +83,7 @@ def measure(feeding: Feeding, steps: int = 20, repeats: int = 5) -> InputTrace:
     r"""Measure training steps with each input pipeline of `WAYS`, in turn.
 
     Images are read from a file, decoded (PNG), enlarged, cropped and standardised. In every repeat,
-    each pipeline feeds `steps` successive steps; every other repeat reverses the order of the
+    each pipeline feeds `steps` successive steps; every second repeat reverses the order of the
     pipelines. In each repeat, a pipeline starts with new iterators, and with untimed steps that
     consume prefetched batches. The pipeline "cache" fills its cache before the first repeat.
     Training uses one thread; the input pipeline has its own threads.
@@ -123,7 +123,7 @@ def take_turns(feeding: Feeding, steps: int, repeats: int) -> InputTrace:
         filled = _fill(ways["cache"], feeding)
         plain, inside = _trained(model), _inside(model, feeding)
         for repeat in range(repeats):
-            # Every other repeat reverses the order, so that no pipeline always follows the same
+            # Every second repeat reverses the order, so that no pipeline always follows the same
             # other pipeline.
             for way in list(ways)[:: -1 if repeat % 2 else 1]:
                 step = inside if way == INSIDE else plain
@@ -277,7 +277,8 @@ def _turn(
         arrived = time.time()
         made_start, made_stop = train(*batch)
         stop = time.time()
-        # Batches from memory or from the cache were prepared before these steps began.
+        # Batches from memory or from the cache were prepared before the timed steps, so their
+        # preparation times are NaN.
         prepared = (made_start, made_stop) if made_start >= began else (float("nan"), float("nan"))
         times.append((requested, arrived, stop, *prepared))
     return times[lead:]

@@ -65,10 +65,10 @@ def measure(
     """Measure float32 allreduces of two ranks in turn on a real link and on its emulation.
 
     The real link connects two network namespaces of this machine through `tbf` queues. Two
-    processes at its ends execute the same schedules over TCP. The latency of the emulated network
-    is half the median round-trip time of one byte, measured on the real link. The emulated network
-    also has the payload rate of the real link: of a full Ethernet frame of 1514 bytes, 1448 bytes
-    are TCP payload.
+    processes at the ends of the real link execute the same schedules over TCP. The latency of the
+    emulated network is half the median round-trip time of one byte, measured on the real link. The
+    emulated network also has the payload rate of the real link: of a full Ethernet frame of 1514
+    bytes, 1448 bytes are TCP payload.
 
     Args:
         rates: Rates of the link in bits/s per direction, such as "100Mb" or "1Gb".

@@ -60,7 +60,7 @@ class LinkedProcesses:
         self._write(json.dumps(cases))
 
     def answer(self) -> str:
-        """Wait for all ranks' answers, return rank 0's; raise LabkitError if a rank has ended."""
+        """Wait for all ranks, and return rank 0's answer; raise LabkitError if a rank has ended."""
         return self._read_lines()[0]
 
     def end(self) -> list[str]:
@@ -254,7 +254,7 @@ def connections(rank: int, address: str, number: int = 1) -> list[socket.socket]
     # TCP Reno grows its window until a packet is lost. No packet is lost on this link, so only the
     # rate of the link limits a flow.
     reno = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-    with suppress(OSError):  # some containers have a read-only file; idle flows then slow down
+    with suppress(OSError):  # without write permission, TCP slows down idle flows
         IDLE.write_text("0")
     with ExitStack() as opened:
         ends = [opened.enter_context(socket.socket()) for _ in range(number if rank else 1)]

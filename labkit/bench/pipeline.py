@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 WARM = 3
 DELAYED = "delayed"
-ITERATIONS = 6  # number of overlapping steps timed together, for delayed gradients
+ITERATIONS = 6  # number of overlapping steps with delayed gradients that are timed together
 
 
 def measure(
@@ -44,8 +44,8 @@ def measure(
     Let T₁ be the step time of one process, and Tₙ the step time of n independent processes that run
     concurrently. The speed-up of n stages with m micro-batches is at most \(\frac{n m}{m + n - 1}
     \cdot \frac{T_1}{T_n}\), with the step times T₁ of one process and Tₙ of n concurrent processes.
-    The bound's first factor is the speed-up with the pipeline bubble. The second factor is the
-    slowdown of processes that share a machine.
+    The bound's first factor is the speed-up with the pipeline bubble. The bound's second factor is
+    the slowdown of processes that share a machine.
 
     Args:
         workers: Number n of pipeline stages; each stage is a rank with one thread.
@@ -62,7 +62,7 @@ def measure(
         step time (ms), and the median step time of one process. The row also contains the speed-up,
         its upper bound, and the ratio of speed-up to bound.
     """
-    # The benchmark supports only schedules with one stage per rank that split a batch by rows.
+    # The benchmark supports only schedules that split a batch by rows and have one stage per rank.
     by_rows = [name for name, each in PIPELINE.items() if not (each.chunked or each.recurrent)]
     allowed = [*by_rows, DELAYED]
     refuse_unknown("schedule", schedules, allowed)

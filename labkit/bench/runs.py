@@ -20,7 +20,7 @@ from labkit.strategies import STRATEGIES, ParameterServer, Strategy
 
 @contextmanager
 def temporary_runs() -> Iterator[Path]:
-    """Store runs of this context in a temporary folder, which is removed at the end.
+    """Store the runs of this context in a temporary folder, which is removed when the context ends.
 
     In a batch job, runs of earlier attempts at the same job are not visible in this context.
     """
@@ -76,7 +76,7 @@ def run_without_faults(
 def run_with_faults(
     cluster: Cluster, calm: Mapping[str, FaultFreeRun], script: Sequence[Fault]
 ) -> Pairs:
-    """Run each experiment again with faults; None means that the strategy rejects them."""
+    """Run each experiment again with faults; a run is None if the strategy rejects the faults."""
     return {
         name: (run, _hit(cluster, experiment, tuple(script)))
         for name, (experiment, run) in calm.items()

@@ -47,11 +47,12 @@ def measure(workers: Sequence[int] = (16, 64), ranks: int = 2, repeats: int = 5)
 
     Returns:
         Rows of the virtual clock contain the time of the event loop divided by the time of
-        gradients and updates, and the largest number of gradients in flight. These rows also
-        contain the peak growth of memory after compilation, as a multiple of the weights' bytes.
-        Rows of the wall clock contain the time that servers add to a local step. These rows also
-        contain the time that a ring allreduce of the same bytes adds, and the ratio of these two
-        times. Rows of a dedicated server compare asynchronous with synchronous steps.
+        gradients and updates, and the largest number of gradients in flight. The rows of the
+        virtual clock also contain the peak growth of memory after compilation, as a multiple of the
+        weights' bytes. Rows of the wall clock contain the time that servers add to a local step.
+        The rows of the wall clock also contain the time that a ring allreduce of the same bytes
+        adds, and the ratio of the two added times. Rows of a dedicated server compare asynchronous
+        with synchronous steps.
     """
     rows = []
     alone = ParameterServer(servers=1, synchronous=False)

@@ -145,7 +145,7 @@ def _in_cells(job: Path) -> float:
 )
 @AS_JSON
 def command(notebook: Path, repeats: int, file: Path | None) -> None:
-    """Measure start times: of a notebook (cold, or with warm engines), a cell, and a sweep's run.
+    """Measure start times of a notebook (cold or with warm engines), of a cell and of a sweep run.
 
     The benchmark first ends warm engines with two ranks that `labkit prestart` has started.
     """

@@ -122,7 +122,7 @@ class SplitModel(BenchModel):
         self.momenta = [_on(place, each) for place, each in zip(places, zeros, strict=True)]
 
     def train(self, x: tf.Tensor, y: tf.Tensor, mean: object = None) -> tf.Tensor:
-        """Run one step like `BenchModel`; `mean` is unused, because there is only one process."""
+        """Run one step as `BenchModel.train` does; `mean` is unused in this single process."""
         import tensorflow as tf
 
         front, back = self.weights[: self.cut], self.weights[self.cut :]
@@ -143,9 +143,10 @@ class SplitModel(BenchModel):
 
 
 def gated(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Return gradients with control dependencies, so that none is available before all of them.
+    """Return gradients with control dependencies: none is available before all are computed.
 
-    The option `gate_gradients=GATE_GRAPH` of TensorFlow 1's optimizers has the same effect.
+    In TensorFlow 1, the optimizers' option `gate_gradients=GATE_GRAPH` has the same effect as these
+    control dependencies.
     """
     import tensorflow as tf
 
@@ -184,7 +185,7 @@ def time_threads(
     """Measure an MLP's training step with every pair of thread counts, in turn in each repeat.
 
     Each pair of thread counts (intra-op, inter-op) has its own process. In every repeat, the
-    processes run one after another at each batch size, and all other processes sleep. Every other
+    processes run one after another at each batch size, and all other processes sleep. Every second
     repeat runs the processes in reverse order. A process takes about a third of a GiB of unshared
     memory.
 
@@ -195,7 +196,8 @@ def time_threads(
         widths: Number of units of each hidden layer.
         steps: Number of timed steps per process and batch size in a repeat, after some warm-up
             steps.
-        repeats: Number of repeats; each one times every pair of thread counts at every batch size.
+        repeats: Number of repeats; each repeat measures every pair of thread counts at every batch
+            size.
 
     Raises:
         InvalidInput: An argument is out of range.
@@ -254,7 +256,7 @@ def _sweep(
         for child in children.values():
             child.answer()
         for repeat in range(repeats):
-            # Every other repeat reverses the order, so that no process always follows the same
+            # Every second repeat reverses the order, so that no process always follows the same
             # process.
             for threads in settings[:: -1 if repeat % 2 else 1]:
                 for case in cases:

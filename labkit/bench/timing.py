@@ -42,7 +42,7 @@ class TimedRanks(Protocol):
 
 
 def verify_sum(ranks: TimedRanks, algorithm: str, buffer: np.ndarray) -> bool:
-    """Return whether a first allreduce of whole numbers is exact on all ranks (also a warm-up)."""
+    """Run a first allreduce (also a warm-up); return whether its sums are exact on all ranks."""
     # In float32, sums of small whole numbers are exact in any order.
     index = np.arange(len(buffer)) % 1000
     buffer[...] = index * (ranks.rank + 1)
@@ -143,7 +143,7 @@ def time_interleaved(
     step has 10 warm-up steps, then 50 timed steps per repeat. All ranks wait at an untimed barrier
     before each step. A round runs 1, 2, 5 or 10 successive steps of each kind; several successive
     steps take at most 0.2 s. Short steps run several times in succession, because a single step
-    would find the CPU caches filled by another kind of step. Every other round runs the kinds of
+    would find the CPU caches filled by another kind of step. Every second round runs the kinds of
     steps in reverse order.
 
     Args:
@@ -162,7 +162,7 @@ def time_interleaved(
     for _ in range(repeats):
         own: dict[str, list[float]] = {kind: [] for kind in steps}
         for number in range(STEPS // length):
-            # Every other round reverses the order, so that no kind of step always follows the same
+            # Every second round reverses the order, so that no kind of step always follows the same
             # kind.
             for kind in list(steps)[:: -1 if number % 2 else 1]:
                 calls = _turn(meet, steps[kind], length)

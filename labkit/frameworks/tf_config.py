@@ -173,7 +173,8 @@ def processes_of_this_task(spec: ClusterSpec) -> list[list[tuple[str, int]]]:
         InvalidInput: The Slurm step does not have one Slurm task per process on each host.
     """
     processes, variables = spec.processes(), os.environ
-    # The step variable is tested, because Slurm also gives batch scripts a task number.
+    # The variable of a Slurm step is tested, because Slurm also sets a task number in batch
+    # scripts.
     if "SLURM_STEP_NODELIST" not in variables:
         return processes
     host, local_index = variables["SLURMD_NODENAME"], int(variables["SLURM_LOCALID"])

@@ -195,7 +195,7 @@ class Bench:
         return self._made(models=costs)
 
     def messages(self, models: Sequence[ModelCost]) -> Calibration:
-        """Measure allreduces by level (memory, host, link), and overheads, with 2, 3, … ranks."""
+        """Measure allreduces (in memory, in a host, on a link) and overheads with 2, 3, … ranks."""
         gradients = [[w for layer in each.layers for w in layer.weights] for each in models]
         arguments = [SMALL_SHAPES, *gradients], self.effort.repeats
         sums: list[CollectiveCost] = []

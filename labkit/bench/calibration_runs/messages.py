@@ -53,7 +53,7 @@ def collectives(
 
 
 def emulated(costs: list[CollectiveCost]) -> list[Overhead]:
-    """Return the excess time of each ring round over its simulation, on an emulated network."""
+    """Return by how much each round of a ring exceeds its simulated time on an emulated network."""
     found = []
     for cost in costs:
         if cost.network is None or cost.algorithm != "ring":
@@ -99,7 +99,7 @@ def _meetings(communicator: Communicator, repeats: int) -> list[float]:
 def _buckets(
     communicator: Communicator, gradients: Sequence[Shapes], repeats: int
 ) -> Iterator[tuple[str, int, list[float]]]:
-    """Measure what gradient exchange adds to an empty step, without the time of allreduces."""
+    """Measure the time that gradient exchange adds to an empty step, apart from allreduces."""
     import tensorflow as tf
 
     from labkit.exchange import Exchange
@@ -183,7 +183,7 @@ def codecs(
     sizes: Sequence[int],
     repeats: int,
 ) -> list[CodecCost]:
-    """Measure the time to encode and decode, or to reduce, at each size (runs on ranks)."""
+    """Measure compressors' times to encode and decode, or to reduce, at each size (on ranks)."""
     described = [each.to_json() for each in compressors]
     found = []
     for nbytes in sizes:

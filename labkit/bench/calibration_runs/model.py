@@ -181,8 +181,8 @@ def replica_overhead(
 ) -> Overhead:
     """Return the time that hooks and callbacks add to a replica's step with a small model.
 
-    This overhead is what remains of the time of joint steps after subtracting the times of
-    independent steps, of the gradient bucket and of its allreduce.
+    This overhead is the time of a joint step, minus the times of an independent step, of the
+    gradient bucket and of its allreduce.
 
     Args:
         cluster: Cluster of the ranks.

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 WARM = 5  # number of warm-up steps of `fit`; the first step traces the graph
 TURN = 0.2  # maximum seconds spent on one kind of step in a round
-# Numbers of steps per kind in a round; the largest that fits into TURN is used.
+# Allowed numbers of successive steps of a kind in a round; the largest number that fits into TURN
+# is used.
 LENGTHS = (10, 5, 2, 1)
 LEAST, MOST = 3, 50  # minimum and maximum number of rounds
 BATCHES, AHEAD = 20, 2  # number of batches read; number of first batches that are not timed
@@ -94,8 +95,8 @@ def measured(
 class Supply:
     """A pause before each step of `fit`, in which the input pipeline prefetches batches.
 
-    The pause ensures that the step time includes no wait for input; such a wait depends on the
-    other work of the step.
+    Without this pause, the step time could include a wait for input, whose length depends on the
+    step's other work.
 
     Args:
         clock: Clock that measures the pause.
@@ -112,7 +113,7 @@ class Supply:
 
 
 class Turns(keras.callbacks.Callback):
-    """A Keras callback that runs other kinds of steps between the steps of `fit`, and times them.
+    """A Keras callback that runs and times other kinds of steps between the steps of `fit`.
 
     The next callback in the list, the recorder of the `TrainingSession`, times the steps of `fit`.
     """

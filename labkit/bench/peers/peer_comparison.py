@@ -32,7 +32,7 @@ from labkit.frameworks.namespaces import private_network
 from labkit.frameworks.tf_config import free_ports
 
 TIMES = ("median_ms", "min_ms", "p90_ms", "added_ms", "added_min_ms", "added_max_ms")
-START, CASE = 120.0, 300.0  # timeouts in seconds: of the start, and of each case
+START, CASE = 120.0, 300.0  # timeouts in seconds, for the start and for each benchmark case
 RANK = [foreign.__file__, "labkit.bench.peers.rank"]
 
 

@@ -95,7 +95,7 @@ def command(
 
 
 def seconds(rows: Sequence[Row], transport: str, place: str, nbytes: int) -> float | None:
-    """Return a transport's median seconds in a place at an array size; None if not measured."""
+    """Return a transport's median seconds for a place and an array size; None if not measured."""
     for row in rows:
         wanted = (row.get("transport"), row.get("place"), row["bytes"], row["what"])
         if wanted == (transport, place, nbytes, "exchange"):

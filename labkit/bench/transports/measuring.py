@@ -64,8 +64,8 @@ def plan(
     Args:
         transports: Names of transports; default: all, see `chosen`.
         places: Names of places; default: all, see `chosen`.
-        namespaces: Whether to measure a link between two network namespaces. If such a link is
-            impossible, the plan contains the reason.
+        namespaces: Whether to measure a link between two network namespaces. If a link between
+            namespaces is impossible, the plan contains the reason.
         rate: Rate of the link between network namespaces in bits/s, such as "1Gb".
 
     Raises:
@@ -107,8 +107,8 @@ def measure(wanted: Plan, sizes: Sequence[int] = SIZES, repeats: int = 5) -> lis
         One row per transport, place and size. A row contains the spread of the time over repeats
         (ms), `bandwidth` (bytes/s), and the number of `copies` of the array with their
         descriptions. `processor_ns` is the CPU time of both processes in ns per byte, including
-        busy waiting. `tcp` is the number of bytes sent by TCP as a multiple of the array's bytes.
-        `correct` tells whether the array returned bit-identical.
+        busy waiting. `tcp` is the ratio of the bytes sent by TCP to the array's bytes. `correct`
+        tells whether the returned array was bit-identical to the sent array.
 
     Raises:
         InvalidInput: `sizes` or `repeats` is out of range.
@@ -305,7 +305,7 @@ def train_here(communicator: Communicator, experiment: Experiment, target: float
         result.whole and result.whole.epochs, label="what epochs reached"
     )
     steps = [float(row["seconds"]) for row in result.rows]
-    # On a server rank, there are no steps.
+    # A server rank runs no training steps, so it returns an empty summary.
     return summary(steps, whole or [], target) if steps else {}
 
 

@@ -26,7 +26,7 @@ from labkit.frameworks.tcp_counters import connections, open_socket, socket_inod
 if TYPE_CHECKING:
     import tensorflow as tf
 
-WARM, LEAST, MOST = 3, 3, 200  # number of warm-up round trips; minimum and maximum number
+WARM, LEAST, MOST = 3, 3, 200  # number of round trips: warm-up, minimum, maximum
 BUDGET = 0.3  # seconds of round trips per transport and array size
 LIMIT = 3600.0  # timeout in seconds; long, because other transports are measured in between
 THERE, BACK = (0, 1), (1, 0)

@@ -14,7 +14,7 @@ from labkit.common.nearest import refuse_unknown
 from labkit.network import Network, finish_times
 
 SHARED, LOOPBACK, APART = "shared memory", "TCP on loopback", "TCP between namespaces"
-# In this place, Open MPI does not read another process's memory, as on kernels that forbid such
+# With UNATTACHED, Open MPI does not read another process's memory, as on kernels that forbid such
 # reads (ptrace(2)).
 UNATTACHED = "shared memory, no attach"
 WITHIN = (SHARED, UNATTACHED)  # places where both processes share the memory of one host
@@ -66,7 +66,7 @@ class Way(NamedTuple):
     Attributes:
         transport: "grpc", or a name of `labkit.communicator.TRANSPORTS`.
         place: Where the two processes run and communicate, one of `PLACES`.
-        copies: One description for each time that the whole array is copied.
+        copies: Descriptions of the copies of the whole array, one per copy.
     """
 
     transport: str
@@ -83,7 +83,7 @@ WAYS = {way.name: way for way in (Way(*key, copies) for key, copies in _COPIES.i
 
 
 def chosen(transports: Sequence[str], places: Sequence[str]) -> list[Way]:
-    """Return the transports with places that have these names; an empty sequence selects all.
+    """Return the combinations of the named transports and places; an empty sequence selects all.
 
     Raises:
         InvalidInput: A name is unknown.
@@ -135,17 +135,18 @@ def predict(
     \[T = m \lambda + \frac{n}{\beta} + c \frac{n}{\gamma},\]
 
     where m is the number of sequential messages of latency λ, n the number of bytes over a link of
-    β bytes/s, and c the number of copies at γ bytes/s. Messages, the transfer and copies do not
-    overlap. The formula for the time neglects kernel load, small packets and memory registration.
+    β bytes/s, and c the number of copies at γ bytes/s. The formula assumes that messages, the
+    transfer and the copies do not overlap. The formula for the time neglects kernel load, small
+    packets and memory registration.
 
     Args:
         sizes: Array sizes in bytes.
         network: The link, of which the latency and the bandwidth are used.
         copy: Rate at which a CPU core copies memory, in bytes/s.
 
-    Source: J. Xue et al.: Fast distributed deep learning over RDMA, EuroSys 2019. The authors
-        report speeds of training, not times of transfers. The authors reach up to 25 times the
-        speed of TensorFlow's gRPC, and up to 169 % more than the speed of an RPC made for RDMA.
+    Source: J. Xue et al.: Fast distributed deep learning over RDMA, EuroSys 2019. Xue et al. report
+    training speeds, not transfer times. Xue et al. train up to 25 times as fast as with
+    TensorFlow's gRPC, and up to 169 % faster than with an RPC made for RDMA.
     """
     link = Network.parse(network)
     assert link is not None  # tells the type checker that `network` is not None
