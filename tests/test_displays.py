@@ -145,7 +145,12 @@ def test_a_pipeline_shows_its_ticks() -> None:
 def test_a_cluster_shows_who_holds_it(cluster: Cluster) -> None:
     cluster.call(lambda communicator: None)  # engines that a test has ended restart at the next use
     shown = text(cluster)
-    for part in (f"Cluster {cluster.name}", "engines up", "ranks 4 of 1 threads", "(this one)"):
+    for part in (
+        f"Cluster {cluster.name}",
+        "engines up",
+        "ranks 4 with 1 threads each",
+        "(this one)",
+    ):
         assert part in shown, part
     assert "cores" in shown
     one_line(cluster)

@@ -67,7 +67,7 @@ def parse_seconds(value: object, field: str = "time", allowed: str = _SECONDS.al
     return _parse(value, field, _SECONDS._replace(allowed=allowed))
 
 
-def parse_limit(value: object, field: str = "limit") -> float:
+def parse_limit(value: object, field: str = "timeout") -> float:
     """Convert a timeout to seconds; raise InvalidInput unless it is above 0."""
     if seconds := parse_seconds(value, field):
         return seconds

@@ -121,7 +121,7 @@ def test_a_cluster_of_the_same_name_and_another_shape_is_refused(cluster: Cluste
 def test_a_smaller_share_of_a_cluster_is_attached_to_by_name(cluster: Cluster) -> None:
     with Cluster(workers=2, name=cluster.name) as part:
         assert part.call(pid_of) == cluster.call(pid_of)[:2]
-        assert f"{cluster.name}: 2 ranks of 1 threads, up" in repr(part)
+        assert f"{cluster.name}: 2 ranks with 1 threads each, up" in repr(part)
     assert len(cluster.call(pid_of)) == 4
 
 

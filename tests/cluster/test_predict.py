@@ -242,7 +242,7 @@ def test_stages_and_slices_measure_what_the_whole_model_measures(cluster: Cluste
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"x": [[1.0]]}, "got float: use numpy.asarray"),
+        ({"x": [[1.0]]}, "contains a float; .*: use numpy.asarray"),
         ({"x": (X, X[:3])}, r"different numbers of rows, \[3, 37\]"),
         ({"batch_size": 0}, "batch_size=0 is impossible; give a whole number of at least 1"),
         ({"workers": 5}, "workers=5 on a cluster of 4 ranks; give workers=1 to 4"),

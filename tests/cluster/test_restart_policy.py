@@ -147,7 +147,7 @@ def test_a_death_in_the_check_of_equivalence_lets_the_run_begin_again(
     assert run.metrics["equivalence"]["verdict"] == "passed"
     (fault,) = run.metrics["faults"]
     assert (fault["ranks"], fault["step"], fault["source"]) == ([1], 0, "the begin")
-    assert "rank 1 died: the run starts again" in capsys.readouterr().err
+    assert "rank 1 died: the run starts again from step 0" in capsys.readouterr().err
 
 
 def hold_the_end(communicator: Any, folder: str) -> None:
@@ -311,7 +311,7 @@ def test_what_keeps_nothing_begins_again_and_says_so(tmp_path: Path) -> None:
     found.note_deaths([0, 1])
     assert found.roll_back([0, 1], DIED) is None
     assert (found.restarts[0]["source"], found.deaths) == ("the begin", 2)
-    assert found.sentence == "rank 0, 1 died: the run starts again"
+    assert found.sentence == "rank 0, 1 died: the run starts again from step 0"
 
 
 def test_deaths_before_the_first_step_end_a_run_only_when_they_come_again_and_again(

@@ -55,9 +55,9 @@ def test_every_spelling_is_read(parse: Callable[[str], float], known: dict[str, 
 @pytest.mark.parametrize(
     ("parse", "wrong", "allowed"),
     [
-        (parse_rate, BAD_RATES, "give bytes/s, or a rate such as '1Gb/s'"),
-        (parse_seconds, BAD_TIMES, "give seconds, or a time such as '5ms'"),
-        (parse_bytes, BAD_SIZES, "give bytes, or a size such as '64KiB'"),
+        (parse_rate, BAD_RATES, "give a number of bytes/s, or a rate such as '1Gb/s'"),
+        (parse_seconds, BAD_TIMES, "give a number of seconds, or a time such as '5ms'"),
+        (parse_bytes, BAD_SIZES, "give a number of bytes, or a size such as '64KiB'"),
     ],
 )
 def test_what_is_no_quantity_is_refused_with_what_is_allowed(
@@ -71,7 +71,7 @@ def test_what_is_no_quantity_is_refused_with_what_is_allowed(
 
 def test_a_limit_is_above_0() -> None:
     assert parse_limit("10min") == 600
-    with pytest.raises(InvalidInput, match=r"limit='0s' is impossible; give more than 0 s"):
+    with pytest.raises(InvalidInput, match=r"timeout='0s' is impossible; give more than 0 s"):
         parse_limit("0s")
 
 
@@ -119,9 +119,13 @@ def test_equal_experiments_have_equal_hashes_however_their_units_are_written() -
 
 
 def test_a_bucket_of_the_exchange_and_a_limit_of_a_cluster_are_refused_at_once() -> None:
-    with pytest.raises(InvalidInput, match=r"bucket_bytes='4Mb' is impossible; give bytes"):
+    with pytest.raises(
+        InvalidInput, match=r"bucket_bytes='4Mb' is impossible; give a number of bytes"
+    ):
         Exchange(_Ranks(), bucket_bytes="4Mb")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match=r"limit='5 parsecs' is impossible; give seconds"):
+    with pytest.raises(
+        InvalidInput, match=r"timeout='5 parsecs' is impossible; give a number of seconds"
+    ):
         lk.Cluster(2, timeout="5 parsecs")
 
 
@@ -133,7 +137,11 @@ class _Ranks:
     ("words", "exit_code", "told"),
     [
         (["simulate", "ring", "--bytes", "100MB"], 0, "100,000,000 bytes"),
-        (["simulate", "ring", "--bytes", "100Mb"], 2, "--bytes='100Mb' is impossible; give bytes"),
+        (
+            ["simulate", "ring", "--bytes", "100Mb"],
+            2,
+            "--bytes='100Mb' is impossible; give a number",
+        ),
         (["bench", "collectives", "--bytes", "1MiB,4 bits"], 2, "bytes='4 bits' is impossible"),
     ],
 )

@@ -39,7 +39,9 @@ def test_a_field_without_its_name_and_one_that_is_missing_are_told_with_what_to_
     class Needs(Checked):
         inner: Cup
 
-    with pytest.raises(InvalidInput, match=r"Needs\(Cup.*give fields by name, Needs\(inner=…\)"):
+    with pytest.raises(
+        InvalidInput, match=r"Needs\(Cup.*give fields by name, as in Needs\(inner=…\)"
+    ):
         Needs(Cup())
     with pytest.raises(InvalidInput, match="Needs needs 'inner': give inner=…"):
         Needs()

@@ -257,5 +257,7 @@ def test_ranks_that_meet_in_different_calls_are_told_so(cluster: Cluster) -> Non
         else:
             communicator.allreduce(np.zeros(9), label="metrics")
 
-    with pytest.raises(RankError, match=r"ranks differ.*rank 0: .*\[3\]; rank 1: .*\[9\]"):
+    with pytest.raises(
+        RankError, match=r"ranks called.*different.*rank 0: .*\[3\]; rank 1: .*\[9\]"
+    ):
         cluster.call(talk, ranks=2)

@@ -95,5 +95,5 @@ def test_what_cannot_be_added_is_refused_in_words_on_every_path(
         for name, text in told.items():
             given = "int32" if "integers" in name else "bool"
             verb = "averaged" if "mean" in name else "summed"
-            assert f"a buffer of {given} cannot be {verb}; allowed: float16" in text, name
+            assert f"a buffer of dtype {given} cannot be {verb}; allowed: float16" in text, name
             assert "astype" in text, name

@@ -39,11 +39,11 @@ AB, BA = ["a/kernel", "b/kernel"], ["b/kernel", "a/kernel"]
 CASES: dict[str, tuple[tuple[list[str], dict[str, Any]], tuple[list[str], dict[str, Any]], str]] = {
     "two layers of one shape in another order": (
         *((AB, {}), (BA, {})),
-        "rank 1 has float32[3] for b/kernel, rank 0 has float32[3] for a/kernel: every rank must",
+        "rank 1 has the gradient float32[3] for b/kernel, but rank 0 has float32[3] for a/kernel",
     ),
     "two layers that Keras has renumber_names in another order": (
         *((["dense/kernel", "dense_1/kernel"], {}), (["dense_1/kernel", "dense/kernel"], {})),
-        "rank 1 has float32[3] for dense_1/kernel, rank 0 has float32[3] for dense/kernel",
+        "the gradient float32[3] for dense_1/kernel, but rank 0 has float32[3] for dense/kernel",
     ),
     "a process that has made other layers before": (
         *((["dense/kernel", "dense_1/kernel"], {}), (["dense_4/kernel", "dense_11/kernel"], {})),
@@ -51,23 +51,23 @@ CASES: dict[str, tuple[tuple[list[str], dict[str, Any]], tuple[list[str], dict[s
     ),
     "rows and a tensor": (
         *((["words"], {}), (["large"], {})),
-        "rank 1 has float32[131072, 3] for large, rank 0 has rows of float32[131072, 3] for words",
+        "float32[131072, 3] for large, but rank 0 has rows of float32[131072, 3] for words",
     ),
     "another schedule": (
         *((AB, {}), (AB, {"schedule": "overlap"})),
-        "rank 1 exchanges with schedule='overlap', rank 0 with schedule='sequential'",
+        "rank 1 exchanges gradients with schedule='overlap', but rank 0 with schedule='sequential'",
     ),
     "another algorithm": (
         *((AB, {}), (AB, {"algorithm": "tree"})),
-        "rank 1 exchanges with algorithm='tree', rank 0 with algorithm='ring'",
+        "rank 1 exchanges gradients with algorithm='tree', but rank 0 with algorithm='ring'",
     ),
     "another size of buckets": (
         *((AB, {}), (AB, {"bucket_bytes": 4})),
-        "rank 1 exchanges with bucket_bytes=4, rank 0 with bucket_bytes=4194304",
+        "rank 1 exchanges gradients with bucket_bytes=4, but rank 0 with bucket_bytes=4194304",
     ),
     "another compressor": (
         *((AB, {}), (AB, {"compressor": "TopK"})),
-        "rank 1 exchanges with compressor={'name': 'TopK'",
+        "rank 1 exchanges gradients with compressor={'name': 'TopK'",
     ),
 }
 

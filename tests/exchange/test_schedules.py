@@ -352,11 +352,11 @@ USUAL = [((4, 3), "float32"), ((3,), "float32")]
         (USUAL[:1], "rank 1 has 1 gradients, but rank 0 has 2: .*the same model"),
         (
             [((4, 5), "float32"), ((3,), "float32")],
-            r"rank 1 has float32\[4, 5\] for layer0/kernel, rank 0 has float32\[4, 3\] for layer0",
+            r"rank 1 has the gradient float32\[4, 5\] .* rank 0 has float32\[4, 3\] for layer0",
         ),
         (
             [((4, 3), "float32"), ((3,), "float64")],
-            r"rank 1 has float64\[3\] for layer1/kernel, rank 0 has float32\[3\] for layer1/kernel",
+            r"rank 1 has the gradient float64\[3\] .* rank 0 has float32\[3\] for layer1/kernel",
         ),
     ],
     ids=["another model", "another shape", "another dtype"],

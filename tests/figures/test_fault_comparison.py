@@ -46,7 +46,7 @@ def test_who_did_not_finish_is_told_first_and_drawn_as_nothing(
     said = figures.summarize_fault(pairs).splitlines()
     assert said[0] == "- Did not finish: 1 of 3; **stops**."
     assert "Keeps the most of its goodput: **outlives**, 100.0%; " in said[1]
-    assert "Largest loss of accuracy: **half**; 50.00%, without faults " in said[-1]
+    assert "Largest loss of accuracy by faults: **half**; 50.00%, without faults " in said[-1]
     figure = figures.fault_comparison(pairs, "one is killed")
     assert "wall clock · network not emulated" in figure.layout.title.text
     assert "stops: did not finish" in figure.alt

@@ -58,7 +58,7 @@ def test_the_figure_shows_the_first_round_until_it_is_played() -> None:
 def test_numbers_accumulate_where_numbers_are_given() -> None:
     figure = message_trace("ring", 2, values=[[1, 2], [30, 40]])
     assert cells(figure.frames[-1].data) == ["31", "42", "31", "42"]
-    with pytest.raises(InvalidInput, match=r"give shape \(2, 2\)"):
+    with pytest.raises(InvalidInput, match=r"give values of shape \(2, 2\)"):
         message_trace("ring", 2, values=[1, 2])
 
 

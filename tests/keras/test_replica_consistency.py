@@ -116,7 +116,7 @@ CASES = {
     "different rates": Case(
         lambda m, at: Lambda(on_epoch_end=lambda e, _: set_rate(m, 0.2 + int(at.name[-1]) / 10)),
         (0, 1),
-        "different replicas after epoch 1: .*learning_rate is 0.2 on rank 0 and 0.3 on rank 1",
+        "replicas different after epoch 1: .*learning_rate is 0.2 on rank 0 and 0.3 on rank 1",
     ),
     "rate within an epoch": Case(
         lambda m, _: Lambda(on_train_batch_end=lambda b, logs: set_rate(m, 0.2)),

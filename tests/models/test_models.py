@@ -78,12 +78,12 @@ def test_checking_imports_neither_tensorflow_nor_scikit_learn_nor_pooch() -> Non
         (
             "transformer",
             {"heads": 5},
-            "heads=5 is impossible; allowed: attention heads.* divisor of width",
+            "heads=5 is impossible; allowed: number of attention heads.* divisor of width",
         ),
         (
             "transformer",
             {"width": 6},
-            "heads=4 is impossible; allowed: attention heads.* divisor of width",
+            "heads=4 is impossible; allowed: number of attention heads.* divisor of width",
         ),
         ("linear", {"units": 3}, "allowed: none"),
         ("inception_v3", {"weights": "imagenet"}, "allowed: none"),

@@ -212,7 +212,7 @@ def test_a_record_begins_without_its_constructor() -> None:
         (nodes(["array", 0]), "IndexError"),
         (nodes(["outside", "world"]), "KeyError"),
         (nodes(["record", ["Popen", [], []]]), "unknown class 'Popen'; allowed: AllReduceAction, "),
-        (nodes(["record", ["Quota", ["x"], [1]]]), "missing or unknown: _at_work"),
+        (nodes(["record", ["Quota", ["x"], [1]]]), "missing or unknown are _at_work"),
         (nodes(["record", ["Quota", [7], [1]]]), "missing or unknown are 7, _at_work"),
         (nodes(["dtype", "O"]), "dtype of Python objects"),
         (nodes(["scalar", ["O", "00"]]), "type of Python objects"),

@@ -130,12 +130,12 @@ VIRTUAL: dict[str, Any] = {"virtual": {"worker_failures": {1: 2.0}}, "workers": 
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"strategy": ParameterServer()}, r"ParameterServer of workers=2 tolerates 0 failures"),
-        ({"strategy": AllReduce("ring")}, "AllReduce of workers=2 tolerates 0 failures"),
+        ({"strategy": ParameterServer()}, r"ParameterServer with workers=2 tolerates 0 failures"),
+        ({"strategy": AllReduce("ring")}, "AllReduce with workers=2 tolerates 0 failures"),
         ({"strategy": StaleSynchronous(0)}, "and with more it would wait forever"),
         (
             {"strategy": SoftSync(1), "virtual": {"worker_failures": {0: 1.0, 1: 2.0}}},
-            "SoftSync of workers=2 tolerates",
+            "SoftSync with workers=2 tolerates",
         ),
         (
             {"strategy": SoftSync(1), "virtual": {"worker_failures": {2: 1.0}}},

@@ -106,7 +106,9 @@ def test_a_damaged_or_compressed_checkpoint_is_refused_by_name(tmp_path: Path) -
 def test_a_state_that_would_read_for_ever_is_refused() -> None:
     _, stage = staged()
     state = stage.save_state()
-    with pytest.raises(LabkitError, match=r"a worker with 1000000000000 batches; .* allows 400"):
+    with pytest.raises(
+        LabkitError, match=r"a worker with 1000000000000 batches, but .* allows 400"
+    ):
         stage.load_state(state | {"replica": ({0: 10**12}, {})})
 
 

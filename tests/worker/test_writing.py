@@ -23,7 +23,7 @@ PATIENCE = 60.0  # seconds to wait for what takes less than one
 
 def writing(run: Path, rank: int) -> CheckpointWriter:
     """Return the checkpoint writer of one of two ranks."""
-    board = SimpleNamespace(check=lambda: None)
+    board = SimpleNamespace(raise_failures=lambda: None)
     ranks = cast(Communicator, SimpleNamespace(rank=rank, size=2, board=board))
     return CheckpointWriter(
         ranks, CheckpointContext(Checkpoint(1), folder=str(run / "checkpoints"), owner=OWNER)
