@@ -124,14 +124,6 @@ FAMILIES = frozenset(
         "torch",
     ]
 )
-# These modules share a name but no subject. No name may be added to this list.
-UNRELATED = frozenset(
-    [
-        "command",
-        "messages",
-        "steps",
-    ]
-)
 # A docstring may begin with these names in lower case.
 FIRST_WORDS = frozenset(("labkit", "ipyparallel", "speedup", "x", "y", "a"))
 
@@ -198,8 +190,8 @@ def test_modules_have_one_name_but_in_families() -> None:
         if path.stem != "__init__":
             places[path.stem].append(str(path.relative_to(PACKAGE)))
     repeated = {stem for stem, found in places.items() if len(found) > 1}
-    assert repeated - FAMILIES - UNRELATED == set()
-    assert (FAMILIES | UNRELATED) - repeated == set()  # both lists contain only names that exist
+    assert repeated - FAMILIES == set()
+    assert FAMILIES - repeated == set()  # the list contains only names that stand several times
 
 
 def docstrings() -> Iterator[tuple[str, str, str]]:

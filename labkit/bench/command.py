@@ -84,7 +84,7 @@ bench = CommandTable(
         "compression": "labkit.bench.compression",
         "pipeline": "labkit.bench.pipeline",
         "tf": "labkit.bench.frameworks",
-        "transport": "labkit.bench.transports.command",
+        "transport": "labkit.bench.transports.transports_command",
         "servers": "labkit.bench.servers",
         "averaging": "labkit.bench.averaging",
         "start": "labkit.bench.start",

@@ -14,7 +14,7 @@ import sample_calibrations
 from click.testing import CliRunner
 
 from labkit.bench.calibration_runs.measure import FULL, QUICK
-from labkit.bench.calibration_runs.messages import LINK
+from labkit.bench.calibration_runs.message_times import LINK
 from labkit.common.errors import LabkitError
 from labkit.forecast import Calibration, model_of
 from tests.acceptance.__main__ import campaigns

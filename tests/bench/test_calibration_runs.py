@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 import labkit as lk
 from labkit.bench.calibration_runs import Bench, Effort
-from labkit.bench.calibration_runs.messages import wanted
+from labkit.bench.calibration_runs.message_times import wanted
 from labkit.bench.calibration_runs.model import cost
 from labkit.cli.app import app
 from labkit.common.errors import InvalidInput
@@ -49,7 +49,7 @@ class ManualClock:
 
 @pytest.mark.heavy
 def test_no_step_is_measured_while_it_waits_for_its_batch() -> None:
-    from labkit.bench.calibration_runs.steps import Supply
+    from labkit.bench.calibration_runs.step_times import Supply
 
     clock, began = ManualClock(), []
     supply = Supply(clock, read_s=3.0)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from listening import watched
 
 from labkit.bench.timing import Row
-from labkit.bench.transports import command, measuring
+from labkit.bench.transports import measuring, transports_command
 from labkit.bench.transports.measuring import summary
 from labkit.bench.transports.starting import hosts_wanted
 from labkit.bench.transports.ways import (
@@ -88,7 +88,7 @@ def timed(transport: str, place: str, milliseconds: float) -> Row:
     return {
         "transport": transport,
         "place": place,
-        "bytes": command.FOUR,
+        "bytes": transports_command.FOUR,
         "what": "exchange",
         "median_ms": milliseconds,
     }
@@ -97,7 +97,7 @@ def timed(transport: str, place: str, milliseconds: float) -> Row:
 def test_grpc_on_loopback_is_held_against_a_put_within_the_host_and_tcp_against_tcp() -> None:
     rows = [timed("one_sided", SHARED, 1.0), timed("two_sided", SHARED, 2.5)]
     rows += [timed("one_sided", LOOPBACK, 8.0), timed(GRPC, LOOPBACK, 6.0)]
-    assert list(command.ratio_sentences(rows)) == [
+    assert list(transports_command.ratio_sentences(rows)) == [
         f"4 MiB, compared with one_sided by {SHARED}: grpc by {LOOPBACK} takes 6.00 times as long; "
         f"two_sided by {SHARED} takes 2.50 times as long",
         f"4 MiB, compared with one_sided by {LOOPBACK}: grpc by {LOOPBACK} takes 0.75 times as "

@@ -16,7 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from labkit import datasets
-from labkit.bench.calibration_runs.messages import codecs, collectives, emulated, overheads, wanted
+from labkit.bench.calibration_runs.message_times import (
+    codecs,
+    collectives,
+    emulated,
+    overheads,
+    wanted,
+)
 from labkit.bench.calibration_runs.model import (
     SMALL_SHAPES,
     ModelSeen,

@@ -55,7 +55,7 @@ def look(
     communicator: Communicator, experiment: Experiment, rows: int, seconds: float, is_full: bool
 ) -> ModelSeen:
     """Measure a model's steps; with `is_full`, also its layers and memory (runs on ranks)."""
-    from labkit.bench.calibration_runs.steps import measured
+    from labkit.bench.calibration_runs.step_times import measured
 
     with _new_keras(communicator):
         found = measured(communicator, experiment, rows, seconds, KINDS)
@@ -72,7 +72,7 @@ def exchanged(
     communicator: Communicator, experiment: Experiment, rows: int, seconds: float
 ) -> list[float]:
     """Return the median step seconds of each round when all ranks train jointly (runs on ranks)."""
-    from labkit.bench.calibration_runs.steps import measured
+    from labkit.bench.calibration_runs.step_times import measured
 
     with _new_keras(communicator):
         found = measured(communicator, experiment, rows, seconds, KINDS[-1:], exchanges=True)
