@@ -230,7 +230,7 @@ def test_compression_says_who_wins_where_and_what_error_feedback_does(tmp_path: 
     readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
     assert "**Int8** against no compression" in readings[1]
     assert "the fastest method is" in readings[1]
-    assert "On digits, after 40 steps on 2 workers" in readings[2]
+    assert "On the data set digits, after 40 steps on 2 workers" in readings[2]
     assert "of 2 seeds**" in readings[2]
     assert "The question is about MNIST; these figures are of digits" in said(job.path)
     runs = load_runs(job.path)
@@ -526,7 +526,11 @@ def test_a_run_that_is_played_again_comes_out_the_same(tmp_path: Path) -> None:
     [
         (
             "staleness",
-            ("**softsync 4, at α₀/τ**, ", "staleness** (Gupta 2015): ", "tolerate** (Dean 2012): "),
+            (
+                "**softsync 4, at α₀/τ**, ",
+                "staleness** (Gupta 2015): ",
+                "with rare exchanges** (Dean 2012): ",
+            ),
         ),
         ("asynchronous", ("With one slow worker", "stale synchronous, s = 2", "downpour, every 4")),
         (
@@ -652,8 +656,8 @@ def test_inference_shows_latency_throughput_and_memory_of_three_ways(tmp_path: P
     assert "Parallel inference · 2 ranks × 1 thread" in text(figures[0], "text/plain")
     reading = [text(data, "text/markdown") for data in outputs(job.path) if "text/markdown" in data]
     for words in (
-        "Lowest latency with batches of 1, 1GbE: **",
-        "Slices, 1GbE: at best",
+        "Lowest latency with batches of 1 row, 1GbE: **",
+        "Slices, 1GbE: lowest latency relative to one process: ",
         "Bytes of weights on",
     ):
         assert words in reading[-1]

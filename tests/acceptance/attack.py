@@ -135,7 +135,7 @@ def _killed_start(role: str, state: str, **more: Any) -> Attack:
 
 TWO, MANY = ("-p", "workers", "2"), ("-p", "workers", "9999")
 ATTACKS = {
-    "keeper killed": _killed("keeper"),
+    "keeper killed": _killed("keeper", "parent process of the engines.*SIGKILL"),
     "controller killed": _killed("controller"),
     "its parts killed": _killed("part of the controller", "child process .* of the controller"),
     "mpiexec killed": _killed("mpiexec"),

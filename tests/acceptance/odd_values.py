@@ -18,7 +18,7 @@ NOTEBOOK: dict[str, Any] = {
                 "learning_rate: float = 0.1  # of one worker\n",
                 'strategy: list[str | dict] = ["AllReduce"]  # what is compared\n',
                 "widths: dict[str, list[int]] = {}  # of layers\n",
-                'feed: Literal["shard", "scatter"] = "shard"  # who reads\n',
+                'input_mode: Literal["shard", "scatter"] = "shard"  # who reads\n',
             ],
         },
         {

@@ -68,7 +68,7 @@ finally:
         (3, "controller", "4 [0]"),
         (1, "deaf", "2 [0]"),
         (1, "unheard", "2 [0]"),
-        pytest.param(9, "controller", "is taken, in each of 5", marks=pytest.mark.slow),
+        pytest.param(9, "controller", "controller, in each of 5", marks=pytest.mark.slow),
         pytest.param(9, "deaf", "failed to start, in each of 5", marks=pytest.mark.slow),
         pytest.param(9, "unheard", "no output, in each of 5", marks=pytest.mark.slow),
     ],

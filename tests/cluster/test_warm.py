@@ -250,7 +250,7 @@ def test_one_user_takes_warm_engines_and_finds_what_fresh_ones_have(
     first = CliRunner().invoke(app, ["prestart"], env={"LABKIT_PEERS": "/of/this/terminal"})
     assert first.output.startswith("warm after"), first.output
     again = CliRunner().invoke(app, ["prestart", "--minutes", "5"])
-    assert again.output.startswith("already warm: 2 ranks of 1 thread"), again.output
+    assert again.output.startswith("engines are already warm: 2 ranks of 1 thread"), again.output
     said = warm.read_status(folder)
     assert said is not None
     assert said["bytes"] > 2 * 100 * 2**20

@@ -76,11 +76,11 @@ def test_memory_is_what_each_rank_holds_and_one_process_is_one() -> None:
 def test_the_reading_says_who_is_ahead_and_where_slicing_pays() -> None:
     said = summarize_serving(measured()).splitlines()
     assert said[0] == (
-        "- Lowest latency with batches of 1 rows, near: **slices**, 1.02 ms (spread 1.00 ms to "
+        "- Lowest latency with batches of 1 row, near: **slices**, 1.02 ms (spread 1.00 ms to "
         "1.04 ms); next one process, 2.04 ms: better than all other strategies beyond the spread."
     )
     assert said[1].startswith(
-        "- Lowest latency with batches of 1 rows, far: **one process**, 2.04 ms"
+        "- Lowest latency with batches of 1 row, far: **one process**, 2.04 ms"
     )
     assert "**replicas**, 6,337 rows/s" in said[2]
     assert "with batches of 8; next slices, 5,281 rows/s" in said[2]

@@ -151,7 +151,7 @@ def test_a_command_leaves_hosts_running_until_it_ends_them(means: None, own_runt
     said = labkit("up", "--bandwidth", "100Mb", "--cores", "4")
     try:
         assert said == labkit("status")
-        assert said.startswith("2 hosts at 100Mb, Slurm with 4 CPUs on each\n")
+        assert said.startswith("2 hosts at 100Mb, Slurm with 4 CPUs on each host\n")
         folder = own_runtime / f"labkit-{os.getuid()}" / "testbed" / "up"
         found = traces(folder)
         again = CliRunner().invoke(app, ["testbed", "up"])

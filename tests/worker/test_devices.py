@@ -43,7 +43,7 @@ def test_a_process_with_two_devices_tells_and_does_what_it_is_asked(cluster: Clu
     ran = {(row["question"], row["soft"]): row["ran_on"] for row in found.rules}
     for soft in (True, False):
         assert ran["a scope names a device", soft] == "CPU:1"
-        assert ran["a type without any kernel", soft] == "nowhere"
+        assert ran["a data type without any kernel", soft] == "nowhere"
         assert ran["a variable is on CPU:1", soft] == "CPU:1"
         assert ran["colocated with an operation on CPU:0", soft] == "CPU:0"
     on = {operation.name: operation.device for operation in found.scoped.operations}

@@ -121,7 +121,7 @@ def _lowest_latency(latency: pd.DataFrame, network: str) -> Finding:
     first, *others = group.sort_values(LATENCY, kind="stable").to_dict("records")
     is_ahead = all(first[f"{LATENCY}_high"] < other[f"{LATENCY}_low"] for other in others)
     return Finding(
-        f"Lowest latency with batches of {size} rows, {network}",
+        f"Lowest latency with batches of {plural(int(size), 'row')}, {network}",
         first["way"],
         first[LATENCY],
         (first[f"{LATENCY}_low"], first[f"{LATENCY}_high"]),
