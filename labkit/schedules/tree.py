@@ -50,7 +50,7 @@ def broadcast_tree(size: int, root: int = 0) -> Iterator[Round]:
         round 2   0 ────► 2       4 ────► 6
         round 3   0 ► 1   2 ► 3   4 ► 5   6 ► 7
 
-    The arguments and the source are those of `reduce_tree`.
+    Args and source: as `reduce_tree`.
     """
     names = (np.arange(size) + root) % size
     for distance in reversed(_doubling(size)):
@@ -95,7 +95,7 @@ def tree(size: int) -> Iterator[Round]:
     Args:
         size: Number of ranks, at least 1.
 
-    Source: the paper that `reduce_tree` names.
+    Source: as `reduce_tree`.
     """
     yield from reduce_tree(size)
     yield from broadcast_tree(size)

@@ -109,7 +109,7 @@ def two_level_butterfly(size: int, hosts: Hosts | None = None) -> Iterator[Round
         hosts: Ranks of each host, or number of ranks per host; invalid hosts raise an error as in
             `hierarchical`.
 
-    Source: the paper that `two_level` names, but with a butterfly instead of the ring.
+    Source: as `two_level`, with a butterfly instead of the ring.
     """
     return _rounds(butterfly, size, hosts)
 

@@ -68,8 +68,8 @@ def zero_bubble_h2(stages: int, microbatches: int) -> ScheduleTable:
     only if each rank updates its weights without waiting for other ranks.
 
     Args, raises and source: as `zero_bubble`.
-    Differs from it: ranks wait for a check of all gradients (their norm, or overflow) before the
-    optimizer step. The paper's ranks do not wait; if the check fails, they undo the optimizer step.
+    Differs from it: the optimizer step is not undone if a later check of all gradients (of their
+    norm or for overflow) fails. Ranks wait for this check before the optimizer step.
     """
 
     def order(stage: int) -> Iterator[Work]:
