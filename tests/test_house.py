@@ -54,7 +54,7 @@ def test_an_import_that_runs_up_is_found_wherever_it_stands(tmp_path: Path, line
         "cluster/live.py": "",
         "schedules/__init__.py": "from labkit.schedules import breaks_the_order\n",
         "schedules/breaks_the_order.py": line,
-        "schedules/ring.py": "",
+        "schedules/collectives.py": "",
     }
     for name, source in files.items():
         path = tmp_path / "labkit" / name

@@ -16,8 +16,12 @@ from labkit.forecast.query import Query, StepForecast, network_error_sources
 from labkit.forecast.slices import SliceCost, slice_cost
 from labkit.network import Slowdown
 from labkit.schedules.pipeline import ScheduleTable
-from labkit.schedules.pipeline.partition import balance_costs, explicit_partition
-from labkit.schedules.pipeline.stage_memory import in_flight, stored_versions
+from labkit.schedules.pipeline_stages import (
+    balance_costs,
+    explicit_partition,
+    in_flight,
+    stored_versions,
+)
 from labkit.simulate import PipelineSimulation, simulate_pipeline
 
 AHEAD = 8  # simulated iterations of a continuous schedule, in addition to one for each rank

@@ -2,23 +2,42 @@
 
 from labkit.common.errors import InvalidInput
 from labkit.common.nearest import listed
-from labkit.schedules.all_to_all import all_to_all
-from labkit.schedules.butterfly import butterfly
-from labkit.schedules.collective import ANY, SUM, Collective, allreduce, count_switches
-from labkit.schedules.formulas import AlphaBetaCost, Counts
-from labkit.schedules.gather import gather
-from labkit.schedules.hierarchical import Hosts, hierarchical, host_groups
-from labkit.schedules.in_network import in_network, switch_above
-from labkit.schedules.master_worker import master_worker
+from labkit.schedules.collective import (
+    ANY,
+    SUM,
+    AlphaBetaCost,
+    Collective,
+    Counts,
+    allreduce,
+    count_switches,
+)
+from labkit.schedules.collectives import (
+    all_to_all,
+    allgather_ring,
+    broadcast_tree,
+    butterfly,
+    gather,
+    master_worker,
+    rabenseifner,
+    reduce_scatter_ring,
+    reduce_tree,
+    ring,
+    round_robin,
+    scatter,
+    tree,
+)
+from labkit.schedules.hosts import (
+    Hosts,
+    hierarchical,
+    host_groups,
+    in_network,
+    switch_above,
+    two_level,
+    two_level_butterfly,
+)
 from labkit.schedules.pipeline import PIPELINE
-from labkit.schedules.rabenseifner import rabenseifner
-from labkit.schedules.ring import allgather_ring, reduce_scatter_ring, ring
 from labkit.schedules.round import Round, Schedule, boundaries, count_chunks
-from labkit.schedules.round_robin import round_robin
-from labkit.schedules.scatter import scatter
 from labkit.schedules.spanning_trees import pack, spanning_trees
-from labkit.schedules.tree import broadcast_tree, reduce_tree, tree
-from labkit.schedules.two_level import two_level, two_level_butterfly
 
 ALLREDUCE: dict[str, Collective[...]] = {
     "all_to_all": all_to_all,

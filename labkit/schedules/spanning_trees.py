@@ -12,8 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.common.errors import InvalidInput
-from labkit.schedules.collective import SUM, all_ranks_hold, collective
-from labkit.schedules.formulas import chunked_cost, chunked_counts, two_round_costs
+from labkit.schedules.collective import (
+    SUM,
+    all_ranks_hold,
+    chunked_cost,
+    chunked_counts,
+    collective,
+    two_round_costs,
+)
 from labkit.schedules.round import Round, run_concurrently
 
 Links: TypeAlias = Mapping[tuple[int, int], float]

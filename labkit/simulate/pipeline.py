@@ -12,7 +12,7 @@ from labkit.common.errors import InvalidInput
 from labkit.network import Network, carrier
 from labkit.network.topology import Seconds
 from labkit.schedules.interpreter import ScheduleError
-from labkit.schedules.pipeline.schedule_table import Row, ScheduleTable
+from labkit.schedules.pipeline_table import Row, ScheduleTable
 
 
 @dataclass(frozen=True, eq=False)

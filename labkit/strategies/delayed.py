@@ -7,8 +7,7 @@ from typing import ClassVar
 from pydantic import Field, PositiveInt
 
 from labkit.forecast import Query, StepForecast, of_stages
-from labkit.schedules.pipeline import ScheduleTable
-from labkit.schedules.pipeline.delayed import delayed
+from labkit.schedules.pipeline import ScheduleTable, delayed
 from labkit.strategies.pipeline_rank import recorder
 from labkit.strategies.staged import Staged
 from labkit.strategies.strategy import Batch, ExperimentSpec, Session

@@ -10,8 +10,7 @@ from pydantic import Field, PositiveInt, field_validator
 from labkit.common.errors import InvalidInput
 from labkit.forecast import Query, StepForecast, of_stages
 from labkit.schedules import PIPELINE
-from labkit.schedules.pipeline import ScheduleTable, gpipe
-from labkit.schedules.pipeline.wavefront import time_segments
+from labkit.schedules.pipeline import ScheduleTable, gpipe, time_segments
 from labkit.strategies.pipeline_rank import PipelineRank, recorder, split, stage_predictor
 from labkit.strategies.staged import Staged
 from labkit.strategies.validation import one_of

@@ -11,7 +11,7 @@ from labkit.common.errors import InvalidInput
 from labkit.figures.schedules.pipeline import ACTIONS, MESSAGE, pipeline_gantt, pipeline_steps
 from labkit.schedules import PIPELINE
 from labkit.schedules.pipeline import ScheduleTable, interleaved
-from labkit.schedules.pipeline.stage_memory import in_flight, ticks
+from labkit.schedules.pipeline_stages import in_flight, ticks
 from labkit.simulate.pipeline import simulate_pipeline
 
 MS = 1e-3

@@ -31,7 +31,7 @@ from labkit.records.run import Run
 from labkit.records.staged_steps import predicted_rows
 from labkit.records.store import write_table
 from labkit.schedules import PIPELINE
-from labkit.schedules.pipeline.delayed import delayed
+from labkit.schedules.pipeline import delayed
 from labkit.simulate.pipeline import PipelineSimulation, simulate_pipeline
 
 MS = 1e-3

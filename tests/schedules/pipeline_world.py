@@ -8,8 +8,8 @@ from typing import TypeAlias
 import numpy as np
 
 from labkit.schedules.interpreter import ScheduleError
-from labkit.schedules.pipeline.schedule_table import MESSAGES, Row, ScheduleTable
-from labkit.schedules.pipeline.stage_memory import in_flight
+from labkit.schedules.pipeline_stages import in_flight
+from labkit.schedules.pipeline_table import MESSAGES, Row, ScheduleTable
 
 Value: TypeAlias = tuple[str, int, int]  # activation or gradient, stage that made it, micro-batch
 

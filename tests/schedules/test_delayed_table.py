@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from labkit.common.errors import InvalidInput
-from labkit.schedules.pipeline.delayed import delayed
+from labkit.schedules.pipeline import delayed
 from labkit.simulate.pipeline import simulate_pipeline
 
 

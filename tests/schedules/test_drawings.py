@@ -25,7 +25,7 @@ from labkit.schedules import (
     two_level,
     two_level_butterfly,
 )
-from labkit.schedules.power_of_two import folded
+from labkit.schedules.collectives import folded
 
 
 def arrows(rounds: Iterable[Round]) -> list[str]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from labkit.schedules import ALLREDUCE, COLLECTIVES, Round, ring
-from labkit.schedules.holdings import chunk_name, follow, message_size, span_name, sum_name
+from labkit.schedules.interpreter import chunk_name, follow, message_size, span_name, sum_name
 
 
 @pytest.mark.parametrize("size", range(2, 13))

@@ -11,8 +11,7 @@ from labkit.common.errors import InvalidInput
 from labkit.communicator import validate_algorithm
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, IN_NETWORK, get_collective, in_network, switch_above
-from labkit.schedules.holdings import follow
-from labkit.schedules.interpreter import final_buffers, verify_schedule
+from labkit.schedules.interpreter import final_buffers, follow, verify_schedule
 from labkit.simulate import closed_form, simulate
 
 A, B, N = 0.25, 0.5, 48.0  # α s, β s a byte, n bytes

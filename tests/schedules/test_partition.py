@@ -9,11 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
-from labkit.schedules.pipeline.partition import (
-    balance_costs,
-    balance_parameters,
-    explicit_partition,
-)
+from labkit.schedules.pipeline_stages import balance_costs, balance_parameters, explicit_partition
 
 
 def test_by_hand_counts_blocks() -> None:

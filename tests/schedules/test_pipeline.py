@@ -22,8 +22,8 @@ from labkit.schedules.pipeline import (
     one_forward_one_backward,
     pipedream,
 )
-from labkit.schedules.pipeline.layout import lay_out
-from labkit.schedules.pipeline.stage_memory import in_flight, stored_versions, versions
+from labkit.schedules.pipeline_stages import in_flight, stored_versions, versions
+from labkit.schedules.pipeline_table import lay_out
 
 UP_TO = range(1, 17)
 

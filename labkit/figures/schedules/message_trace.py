@@ -16,15 +16,15 @@ from labkit.figures.kit.marks import cells, step_colors
 from labkit.figures.kit.panels import Trace
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, IN_NETWORK, get_collective
-from labkit.schedules.holdings import (
+from labkit.schedules.interpreter import (
     Holdings,
     chunk_name,
+    execute,
     follow,
     message_size,
     span_name,
     sum_name,
 )
-from labkit.schedules.interpreter import execute
 from labkit.schedules.round import Integers, Round, Schedule
 from labkit.simulate import simulate
 

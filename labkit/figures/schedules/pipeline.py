@@ -18,8 +18,8 @@ from labkit.figures.runs.speed import refusal
 from labkit.records.run import Run
 from labkit.records.staged_steps import measured_pipeline
 from labkit.schedules.pipeline import ScheduleTable
-from labkit.schedules.pipeline.schedule_table import LETTERS
-from labkit.schedules.pipeline.stage_memory import Tick, ticks
+from labkit.schedules.pipeline_stages import Tick, ticks
+from labkit.schedules.pipeline_table import LETTERS
 from labkit.simulate.pipeline import PipelineSimulation
 
 LANE = 28  # height of the lane of a rank in pixels

@@ -17,11 +17,7 @@ from labkit.model_parallel.stages.probe import block_passes, block_seconds, kept
 from labkit.model_parallel.stages.recurrent import RecurrentStage
 from labkit.model_parallel.stages.runner import Runner
 from labkit.model_parallel.stages.stage import Stage
-from labkit.schedules.pipeline.partition import (
-    balance_costs,
-    balance_parameters,
-    explicit_partition,
-)
+from labkit.schedules.pipeline_stages import balance_costs, balance_parameters, explicit_partition
 
 __all__ = [
     "INPUTS",

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from labkit.model_parallel.functional import functional_of, nodes_of
 from labkit.schedules.pipeline import ScheduleTable
-from labkit.schedules.pipeline.stage_memory import stored_versions
+from labkit.schedules.pipeline_stages import stored_versions
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "versions")
 # Layers that only return a view of their input, or that do nothing during training, so they store

@@ -11,7 +11,7 @@ from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
 from labkit.model_parallel.functional import Nest
 from labkit.model_parallel.losses import LossTargets
-from labkit.schedules.pipeline.wavefront import time_segments
+from labkit.schedules.pipeline import time_segments
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,7 +16,7 @@ from labkit.common.errors import InvalidInput
 from labkit.model_parallel.stages import Batch, BlockChain, RecurrentStage, open_time, split_model
 from labkit.model_parallel.stages.microbatches import TimeSegments
 from labkit.model_parallel.stages.open_time import is_open
-from labkit.schedules.pipeline.wavefront import time_segments
+from labkit.schedules.pipeline import time_segments
 
 Layers = keras.layers
 pytestmark = pytest.mark.usefixtures("in_float64")
