@@ -107,7 +107,7 @@ def calibrate(
 def _show(calibration: Calibration) -> None:
     """Print the source of each quantity, then latency and costs per byte of each network level."""
     from labkit.common.units import seconds_text
-    from labkit.forecast.provenance import fits, sources
+    from labkit.forecast.calibration_store import fits, sources
     from labkit.jobs.listing import table
 
     say(table(sources(calibration), ("quantity", "source")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labkit.communicator.clock import Clock
 from labkit.network import Slowdown
-from labkit.network.random_streams import uniform
+from labkit.network.compute_time import uniform
 
 
 class Slowness:

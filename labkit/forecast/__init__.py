@@ -13,9 +13,9 @@ from labkit.forecast.calibration import (
     WayCost,
     model_of,
 )
+from labkit.forecast.calibration_store import fits, sources
 from labkit.forecast.forecast import Forecast, Prices, forecast
 from labkit.forecast.programs import of_program
-from labkit.forecast.provenance import fits, sources
 from labkit.forecast.query import PARTS, Query, StepForecast
 from labkit.forecast.slices import of_grid, of_tensor_parallel
 from labkit.forecast.stages import of_stages

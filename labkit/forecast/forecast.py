@@ -13,10 +13,9 @@ from labkit.common.renamed import refuse_former_attributes
 from labkit.common.units import bytes_text, duration_text, number_text, seconds_text
 from labkit.common.validated import Checked
 from labkit.forecast.calibration import Calibration, Provenance
-from labkit.forecast.input_stall import add_input_stall
-from labkit.forecast.provenance import origin
+from labkit.forecast.calibration_store import origin
 from labkit.forecast.query import PARTS, Query, StepForecast
-from labkit.forecast.residual_correction import add_residual, single_rank_seconds
+from labkit.forecast.residual_correction import add_input_stall, add_residual, single_rank_seconds
 
 if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON

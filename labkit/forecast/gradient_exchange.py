@@ -22,18 +22,19 @@ from labkit.exchange.bucket import Bucket
 from labkit.exchange.bucket_layout import in_buckets
 from labkit.exchange.gradient import GradientSpec
 from labkit.forecast.allreduce_cost import AllReduceCosts
-from labkit.forecast.bucket_cost import BucketCost, bucket_cost
-from labkit.forecast.bucket_queue import BucketQueue
-from labkit.forecast.calibration import Provenance, Spread, StepCost
-from labkit.forecast.order_statistics import expected_maximum, group_ranks, run_deviation, slowest
-from labkit.forecast.query import COMPUTED, Query, StepForecast, network_error_sources
-from labkit.forecast.time_distributions import (
+from labkit.forecast.buckets import BucketCost, BucketQueue, bucket_cost
+from labkit.forecast.calibration import (
+    Provenance,
+    Spread,
+    StepCost,
     add_spreads,
     percentile_range,
     range_note,
     scale_spread,
     widen,
 )
+from labkit.forecast.order_statistics import expected_maximum, group_ranks, run_deviation, slowest
+from labkit.forecast.query import COMPUTED, Query, StepForecast, network_error_sources
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,9 @@ from functools import reduce
 
 import numpy as np
 
-from labkit.forecast.allreduce_cost import AllReduceCosts, CollectiveEstimate
-from labkit.forecast.calibration import Spread, StepCost
-from labkit.forecast.load import Load
+from labkit.forecast.allreduce_cost import AllReduceCosts, CollectiveEstimate, Load
+from labkit.forecast.calibration import NOTHING, Spread, StepCost, add_spreads, scale_spread
 from labkit.forecast.query import COMPUTED, Query
-from labkit.forecast.time_distributions import NOTHING, add_spreads, scale_spread
 from labkit.network import Links, Network
 from labkit.schedules import Round, host_groups
 from labkit.simulate import simulate

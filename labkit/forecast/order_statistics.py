@@ -12,9 +12,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.forecast.calibration import Spread
+from labkit.forecast.calibration import Spread, add_spreads, scale_spread
 from labkit.forecast.query import COMPUTED, Query
-from labkit.forecast.time_distributions import add_spreads, scale_spread
 from labkit.network import ComputeTime, Slowdown
 
 Draws: TypeAlias = NDArray[np.float64]

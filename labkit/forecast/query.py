@@ -19,10 +19,13 @@ from labkit.forecast.calibration import (
     Provenance,
     Spread,
     StepCost,
+    interpolate,
+    line_through,
     model_of,
+    range_note,
+    scale_spread,
 )
-from labkit.forecast.provenance import fits
-from labkit.forecast.time_distributions import interpolate, line_through, range_note, scale_spread
+from labkit.forecast.calibration_store import fits
 from labkit.network import ComputeTime, Network, Slowdown
 from labkit.programs.virtual_runtime import FORWARDS
 from labkit.simulate import Fit

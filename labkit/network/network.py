@@ -24,7 +24,7 @@ from labkit.common.nearest import listed
 from labkit.common.quantity_fields import BytesPerSecond, Seconds
 from labkit.common.units import seconds_text
 from labkit.common.validated import Checked
-from labkit.network.random_streams import uniform
+from labkit.network.compute_time import uniform
 from labkit.schedules.round import Schedule
 
 Rank: TypeAlias = Annotated[int, Field(ge=0)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from labkit.network import ComputeTime, Fault, Slowdown
-from labkit.network.random_streams import uniform_scalar
+from labkit.network.compute_time import uniform_scalar
 from labkit.programs.actions import Message
 
 

@@ -1,8 +1,16 @@
 """Predicted times of collectives, computed without processes: simulator, formulas, calibration."""
 
 from labkit.schedules import AlphaBetaCost
-from labkit.simulate.calibrate import Fit, Measurement, calibrate
-from labkit.simulate.costs import closed_form, exact_form, modelled, textbook
+from labkit.simulate.costs import (
+    Fit,
+    Measurement,
+    calibrate,
+    closed_form,
+    exact_form,
+    modelled,
+    textbook,
+)
+from labkit.simulate.events import Trace
 from labkit.simulate.pipeline import PipelineSimulation, simulate_pipeline
 from labkit.simulate.predict import Prediction, predict
 from labkit.simulate.published import (
@@ -15,7 +23,6 @@ from labkit.simulate.published import (
     reproduce,
 )
 from labkit.simulate.simulation import Simulation, simulate
-from labkit.simulate.trace import Trace
 
 __all__ = [
     "PUBLISHED",

@@ -11,12 +11,10 @@ from numpy.typing import ArrayLike
 
 from labkit.common.errors import InvalidInput
 from labkit.network import Network
-from labkit.network.topology import Seconds
+from labkit.network.links import Seconds
 from labkit.schedules import Collective, count_switches
 from labkit.schedules.round import Schedule, count_chunks
-from labkit.simulate.events import Events
-from labkit.simulate.lockstep import Lockstep
-from labkit.simulate.trace import Trace
+from labkit.simulate.events import Events, Lockstep, Trace
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from labkit.common.errors import InvalidInput
 from labkit.forecast import Query, StepForecast, of_program
 from labkit.forecast.programs import STEPS
-from labkit.forecast.worker_sampling import shapes_of
+from labkit.forecast.workers import shapes_of
 from labkit.programs import (
     Adopt,
     AllReduceAction,

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from labkit.common.errors import InvalidInput
-from labkit.forecast.worker_sampling import PLAYED, Crowd
+from labkit.forecast.workers import PLAYED, Crowd
 from labkit.programs import (
     Compute,
     Message,

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 
 from labkit.common.errors import InvalidInput
 from labkit.forecast.programs import STEPS, WARM
-from labkit.forecast.worker_sampling import PLAYED, Crowd
+from labkit.forecast.workers import PLAYED, Crowd
 from labkit.programs import (
     Adopt,
     AllReduceAction,

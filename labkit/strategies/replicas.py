@@ -10,7 +10,7 @@ from pydantic import field_validator, model_validator
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Transport
 from labkit.forecast import Query, StepForecast, of_program
-from labkit.forecast.worker_sampling import MEET, PLAYED, Crowd
+from labkit.forecast.workers import MEET, PLAYED, Crowd
 from labkit.programs import Program, Roles, ServerPieces
 from labkit.schedules import ALLREDUCE
 from labkit.strategies.strategy import ExperimentSpec, Session, Strategy

@@ -14,7 +14,7 @@ from labkit.common.errors import InvalidInput
 from labkit.communicator import Transport
 from labkit.compression import Compressor, Nested
 from labkit.forecast import Query, StepForecast, of_program
-from labkit.forecast.worker_sampling import PLAYED, Crowd, shapes_of
+from labkit.forecast.workers import PLAYED, Crowd, shapes_of
 from labkit.programs import (
     Code,
     CodecChannel,

@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
-from labkit.forecast.worker_sampling import PLAYED
+from labkit.forecast.workers import PLAYED
 from labkit.programs import (
     Code,
     Drop,

@@ -12,8 +12,7 @@ from labkit.bench.calibration_runs.model import cost
 from labkit.cli.app import app
 from labkit.common.errors import InvalidInput
 from labkit.forecast import Query
-from labkit.forecast.calibration_store import differences, merged, place
-from labkit.forecast.provenance import fits, sources
+from labkit.forecast.calibration_store import differences, fits, merged, place, sources
 from labkit.network import Network
 
 LINK = Network(name="a link", latency=1e-4, bandwidth=1e7)

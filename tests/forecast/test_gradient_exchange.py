@@ -11,7 +11,7 @@ import labkit as lk
 from labkit.common.errors import InvalidInput
 from labkit.compression import Float16, OneBit, TopK
 from labkit.exchange import SCHEDULES
-from labkit.forecast import CollectiveCost, Forecast, Provenance, Query, fits, load
+from labkit.forecast import CollectiveCost, Forecast, Provenance, Query, allreduce_cost, fits
 from labkit.forecast.query import StepForecast
 from labkit.network import ComputeTime, Network
 from labkit.schedules import ALLREDUCE
@@ -223,7 +223,7 @@ def test_every_algorithm_has_a_forecast_on_every_number_of_ranks() -> None:
 
 def test_ten_thousand_ranks_take_no_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     simulated = []
-    monkeypatch.setattr(load, "simulate", lambda *a, **k: simulated.append(a))
+    monkeypatch.setattr(allreduce_cost, "simulate", lambda *a, **k: simulated.append(a))
     hosts = Network(latency=1e-5, bandwidth=1e9, hosts=8, host_bandwidth=1e10)
     for name in ("hierarchical", "two_level"):
         for schedule in ("sequential", "overlap", "priority"):

@@ -19,12 +19,13 @@ from labkit.forecast import (
 from labkit.forecast.calibration_store import (
     differences,
     earlier,
+    fits,
     local_calibration,
     merged,
     place,
+    sources,
     this_machine,
 )
-from labkit.forecast.provenance import fits, sources
 
 NOW = "2026-01-01T00:00:00+00:00"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labkit.forecast.load import Load, candidates, growing_rounds, load_cost
+from labkit.forecast.allreduce_cost import Load, candidates, growing_rounds, load_cost
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
 from labkit.simulate import simulate

@@ -22,9 +22,9 @@ from labkit.forecast import (
     StepForecast,
     model_of,
 )
-from labkit.forecast.meta_vector import MetaVector
+from labkit.forecast.meta import MetaVector
 from labkit.forecast.programs import run_program
-from labkit.forecast.worker_sampling import Crowd
+from labkit.forecast.workers import Crowd
 from labkit.strategies import STRATEGIES, Strategy
 
 NBYTES = 4 * SIZE * 8  # bytes of the model's weights

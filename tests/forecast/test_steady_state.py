@@ -12,9 +12,8 @@ from sample_programs import FAST
 from test_programs_forecast import asked
 
 import labkit as lk
-from labkit.forecast.programs import run_program
-from labkit.forecast.steady_state import COMPARED, SteadyStateDetector
-from labkit.forecast.worker_sampling import Crowd
+from labkit.forecast.programs import COMPARED, SteadyStateDetector, run_program
+from labkit.forecast.workers import Crowd
 
 NEVER = ((0, 999_999, 1.0),)  # a delayed gradient in a step that is never simulated
 NETWORKS = (

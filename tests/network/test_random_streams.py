@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labkit.network.random_streams import uniform, uniform_scalar
+from labkit.network.compute_time import uniform, uniform_scalar
 
 
 @pytest.mark.parametrize("seed", [0, 1, -3, 2**63 + 5, 2**70])

@@ -13,8 +13,7 @@ from labkit.network import Network, Slowdown
 from labkit.schedules import ALLREDUCE, Round, get_collective
 from labkit.schedules.round import count_chunks
 from labkit.simulate import simulate
-from labkit.simulate.events import Events
-from labkit.simulate.lockstep import Lockstep
+from labkit.simulate.events import Events, Lockstep
 
 SIZES = range(2, 18)
 A, B, G, N = 0.25, 0.5, 0.125, 48.0  # α in s, β and γ in s per byte, n in bytes

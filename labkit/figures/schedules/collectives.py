@@ -19,7 +19,7 @@ from labkit.network import Network
 from labkit.schedules import ALLREDUCE, get_collective
 from labkit.schedules.interpreter import count_messages
 from labkit.simulate import Simulation, closed_form, simulate
-from labkit.simulate.fastest import Costs, costs
+from labkit.simulate.predict import Costs, costs
 
 # These algorithms work on a single switch; all other algorithms need a layout of hosts or links.
 ALGORITHMS = tuple(name for name, algorithm in ALLREDUCE.items() if algorithm.layout is None)

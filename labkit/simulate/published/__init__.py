@@ -1,14 +1,16 @@
 """Published results and their reproduction by the simulator."""
 
 from labkit.simulate.published import allreduce, bugliarello, pipelines
-from labkit.simulate.published.curves import (
+from labkit.simulate.published.reproduction import (
     PUBLISHED,
     SOFTSYNC,
     SOFTSYNC_LATER,
+    VERDICTS,
+    Judged,
+    Reproduction,
     Scaling,
     Softsync,
 )
-from labkit.simulate.published.reproduction import VERDICTS, Judged, Reproduction
 
 REPRODUCTIONS: tuple[Reproduction, ...] = (
     *bugliarello.REPRODUCTIONS,

@@ -13,8 +13,14 @@ from functools import partial
 
 from labkit.schedules import AlphaBetaCost
 from labkit.simulate.costs import textbook
-from labkit.simulate.published.curves import BYTEPS, HOROVOD, PUBLISHED
-from labkit.simulate.published.reproduction import Figures, Parameters, Reproduction
+from labkit.simulate.published.reproduction import (
+    BYTEPS,
+    HOROVOD,
+    PUBLISHED,
+    Figures,
+    Parameters,
+    Reproduction,
+)
 from labkit.simulate.published.shapes import (
     Layers,
     alexnet,

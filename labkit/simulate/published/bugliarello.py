@@ -26,8 +26,16 @@ from statistics import NormalDist
 
 import numpy as np
 
-from labkit.simulate.published.curves import DGX_1, INCEPTION_MB, PUBLISHED, SERVERS
-from labkit.simulate.published.reproduction import Figures, Parameters, Reproduction, Verdict
+from labkit.simulate.published.reproduction import (
+    DGX_1,
+    INCEPTION_MB,
+    PUBLISHED,
+    SERVERS,
+    Figures,
+    Parameters,
+    Reproduction,
+    Verdict,
+)
 from labkit.simulate.published.shapes import inception_v3, nbytes
 
 SOURCE = "Bugliarello 2017"

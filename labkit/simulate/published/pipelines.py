@@ -5,14 +5,16 @@ from __future__ import annotations
 from labkit.network import Network
 from labkit.schedules import PIPELINE
 from labkit.simulate.pipeline import simulate_pipeline
-from labkit.simulate.published.curves import (
+from labkit.simulate.published.reproduction import (
     BUBBLE_1F1B,
     DDG,
     DDG_WRN,
     TORCHGPIPE,
     TORCHGPIPE_AMOEBANET,
+    Figures,
+    Parameters,
+    Reproduction,
 )
-from labkit.simulate.published.reproduction import Figures, Parameters, Reproduction
 
 MESSAGE = "time of a message, in forward passes of a micro-batch"
 F, B, W = 1.0, 1.2, 0.8  # example times in s, for which ZB-H2's bubble is not zero

@@ -1,4 +1,12 @@
-"""Reproductions of published results: some results determine parameters, others are predicted."""
+"""Reproductions of published results: some results determine parameters, others are predicted.
+
+Published results for comparison: scaling curves, efficiencies and errors.
+
+A letter marks the type of source: A is the abstract of the paper, C is computed from its formula,
+and D is the documentation of the project. F is read from a figure (± 3 %), P is the text of the
+paper, and R is a raw result from the authors. A ratio that is measured on one machine is never
+compared with an absolute number from a cluster.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +38,7 @@ class Judged:
 
     Args:
         source, mark: Origin of the result, and the letter for its type of source
-            (`labkit.simulate.published.curves`).
+            (`labkit.simulate.published.reproduction`).
         study, what: Names of the study and of the result.
         unit: Unit of the values.
         parameters: Parameters of the model, by name.
@@ -127,3 +135,156 @@ class Reproduction:
             )
             for name, published in self.figures.items()
         ]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A published scaling curve: the speed-up for several numbers of workers.
+
+    Args:
+        name: Name of the curve.
+        what: Neural network and set-up of the experiment.
+        unit: What a worker is, as the unit of `workers`.
+        workers: Numbers of workers; the first number is the base of all speed-ups.
+        speedup: For each number of workers, the speed-up over the base.
+        source, mark: Origin of the curve, and the letter that marks its type of source (see the
+            module's docstring).
+        base: Throughput of the base in images/s; 0 if it is not published.
+    """
+
+    name: str
+    what: str
+    unit: str
+    workers: tuple[int, ...]
+    speedup: tuple[float, ...]
+    source: str
+    mark: str
+    base: float = 0.0
+
+    @property
+    def efficiency(self) -> tuple[float, ...]:
+        """Parallel efficiency speedup · workers[0] / workers; if workers[0] is 1, T₁ / (n · Tₙ)."""
+        pairs = zip(self.speedup, self.workers, strict=True)
+        return tuple(speedup * self.workers[0] / workers for speedup, workers in pairs)
+
+
+def _rates(rates: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(rate / rates[0] for rate in rates)
+
+
+_BUGLIARELLO = "Bugliarello 2017, e-bug/distributed-tensorflow-benchmarks"
+_SERVERS = "InceptionV3 (gradients 92.9 MB), TensorFlow 1.1 parameter servers, batch 64 a GPU"
+_GPUS = (1, 2, 4, 8, 16, 32, 64, 128)
+_VISHNU = "Vishnu 2016, Distributed TensorFlow with MPI"
+
+PUBLISHED: dict[str, Scaling] = {
+    curve.name: curve
+    for curve in (
+        Scaling(
+            "piz-daint",
+            f"{_SERVERS}, 1 P100 a node",
+            "GPUs",
+            _GPUS,
+            _rates((138.23, 264.57, 523.38, 1018.18, 2001.00, 3840.35, 7118.31, 9219.70)),
+            _BUGLIARELLO,
+            "R",
+            138.23,
+        ),
+        Scaling(
+            "p2.xlarge",
+            f"{_SERVERS}, 1 K80 a node",
+            "GPUs",
+            _GPUS,
+            _rates((30.55, 57.45, 114.57, 228.41, 431.65, 825.64, 996.32, 1077.59)),
+            _BUGLIARELLO,
+            "R",
+            30.55,
+        ),
+        Scaling(
+            "p2.8xlarge",
+            f"{_SERVERS}, 8 K80 a node",
+            "GPUs",
+            _GPUS,
+            _rates((30.55, 58.38, 116.34, 230.75, 448.57, 863.72, 1731.31, 3333.20)),
+            _BUGLIARELLO,
+            "R",
+            30.55,
+        ),
+        Scaling(
+            "vishnu-mnist-dnn",
+            "MNIST-DNN, MPI allreduce",
+            "cores",
+            (1, 32),
+            (1.0, 11.64),
+            _VISHNU,
+            "D",
+        ),
+        Scaling(
+            "vishnu-mnist-cnn",
+            "MNIST-CNN, MPI allreduce",
+            "cores",
+            (16, 64),
+            (1.0, 1.41),
+            _VISHNU,
+            "D",
+        ),
+        *(
+            Scaling(name, f"{what}, MaTEx", "CPUs", (1, 16), (1.0, speedup), "MaTEx", "F")
+            for name, what, speedup in (
+                ("matex-alexnet", "AlexNet", 10.9),
+                ("matex-googlenet", "GoogLeNet", 14.7),
+                ("matex-inceptionv3", "InceptionV3", 14.5),
+                ("matex-resnet50", "ResNet50", 15.3),
+            )
+        ),
+        *(
+            Scaling(name, what, "nodes", workers, speedup, "Das 2016", "A")
+            for name, what, workers, speedup in (
+                ("das-vgg-a", "VGG-A", (1, 64, 128), (1.0, 53.0, 90.0)),
+                ("das-overfeat", "OverFeat", (1, 64), (1.0, 42.0)),
+                ("das-dnn", "7-layer DNN", (1, 16), (1.0, 6.5)),
+                ("das-aws", "Ethernet, AWS, about", (1, 16), (1.0, 14.0)),
+            )
+        ),
+    )
+}
+
+
+# A single letter in these comments marks the type of source, as this module's docstring defines.
+INCEPTION_MB = 92.9  # megabytes of gradients of InceptionV3
+# For each number of nodes of the computer Piz Daint, the number of servers with the highest
+# throughput.
+SERVERS = {1: 1, 2: 1, 4: 3, 8: 2, 16: 4, 32: 12, 64: 40, 128: 116}  # R
+HOROVOD = {"InceptionV3": 0.90, "ResNet-101": 0.90, "VGG-16": 0.68}  # efficiencies (D)
+BYTEPS = {"Horovod": 0.70, "BytePS": 0.90}  # approximate efficiencies (R)
+BUBBLE_1F1B = {"p = 8, m = 24": 0.243, "p = 8, m = 32": 0.199, "p = 8, m = 64": 0.124}  # P
+TORCHGPIPE = {"1 stage": 0.853, "2 stages": 1.41, "4 stages": 2.77, "8 stages": 4.29}  # R
+TORCHGPIPE_AMOEBANET = {"8 stages, m = 1": 0.93, "8 stages, m = 4": 2.62, "8 stages, m = 32": 4.95}
+DDG = {"ResNet-110, K = 2": 1.40, "ResNet-110, K = 3": 1.70, "ResNet-110, K = 4": 1.84}  # (F)
+DDG_WRN = {"WRN-28-10, K = 2": 1.37, "WRN-28-10, K = 3": 1.57, "WRN-28-10, K = 4": 1.64}  # R
+DGX_1 = 0.9956  # efficiency of InceptionV3 on 8 P100 in one node (Bugliarello 2017, P)
+
+
+@dataclass(frozen=True)
+class Softsync:
+    """A published result of n-softsync training, with or without correction of the learning rate.
+
+    Args:
+        remedy: How the learning rate is corrected for staleness; None: the rate is constant.
+        splits: Values of n for which the result holds; empty: all values of n.
+        error: Fraction of misclassified test samples.
+        what: Data set and number of learners.
+        source, mark: Origin of the result, and the letter that marks its type of source (see the
+            module's docstring).
+    """
+
+    remedy: str | None
+    splits: tuple[int, ...]
+    error: float
+    what: str = "CIFAR-10, 30 learners"
+    source: str = "Zhang 2016, arXiv 1511.05950"
+    mark: str = "P"
+
+
+SOFTSYNC = (Softsync(None, (15, 30), 0.90), Softsync("per_gradient", (), 0.18))
+SOFTSYNC_LATER = 1e-4  # largest fraction of gradients over 2n updates old (Zhang 2016, P)

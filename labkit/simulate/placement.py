@@ -1,16 +1,89 @@
-"""List scheduling: tasks with a long path to the end come first, each where it ends earliest."""
+"""Placement of operations on devices: plans with devices and times, computed without devices."""
 
 from __future__ import annotations
 
 import heapq
+import random
 from bisect import insort
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import NamedTuple
 
 from labkit.common.errors import InvalidInput
 from labkit.common.units import bytes_text
-from labkit.simulate.placement.plan import Copy, PlacementPlan
-from labkit.simulate.placement.task_graph import DeviceGroup, GraphTask, Need, TaskGraph
+from labkit.simulate.task_graph import SIGNAL, DeviceGroup, GraphTask, Need, TaskGraph
+
+
+class Copy(NamedTuple):
+    """A copy of a tensor to another device; one copy serves all tasks that read the tensor there.
+
+    output: Index of the task's output tensor, or `task_graph.SIGNAL` for a completion signal.
+    """
+
+    task: str
+    output: int
+    sender: int
+    receiver: int
+    bytes: float
+    start: float
+    stop: float
+
+
+@dataclass(frozen=True)
+class PlacementPlan:
+    """The placement and the times of all tasks of a graph; the times are predicted, not measured.
+
+    Attributes:
+        name: Name of the policy that computed the plan.
+        graph, machine: The task graph, and the devices with their links.
+        devices: For each task, the number of its device.
+        spans: Start and stop times of each task, in s.
+        copies: Copies between devices, sorted by start time.
+    """
+
+    name: str
+    graph: TaskGraph
+    machine: DeviceGroup
+    devices: Mapping[str, int]
+    spans: Mapping[str, tuple[float, float]]
+    copies: tuple[Copy, ...]
+
+    @property
+    def makespan(self) -> float:
+        """Time at which the last task ends, in s."""
+        return max(stop for _, stop in self.spans.values())
+
+    @property
+    def copied_bytes(self) -> float:
+        """Total number of bytes on all links."""
+        return sum(copy.bytes for copy in self.copies)
+
+    @cached_property
+    def kept_bytes(self) -> tuple[float, ...]:
+        """Bytes of memory that the tasks on each device occupy there."""
+        totals = [0.0] * len(self.machine.devices)
+        for task in self.graph.tasks:
+            totals[self.devices[task.name]] += task.bytes
+        return tuple(totals)
+
+    @cached_property
+    def busy(self) -> tuple[float, ...]:
+        """Fraction of the makespan in which each device computes."""
+        seconds = [0.0] * len(self.machine.devices)
+        for name, (start, stop) in self.spans.items():
+            seconds[self.devices[name]] += stop - start
+        return tuple(time / self.makespan if self.makespan else 0.0 for time in seconds)
+
+    def on(self, device: int) -> list[str]:
+        """Return the tasks of a device in execution order.
+
+        Among tasks that take no time and run at the same time, predecessors come first.
+        """
+        position = {name: number for number, name in enumerate(self.graph.order)}
+        names = [name for name, number in self.devices.items() if number == device]
+        return sorted(names, key=lambda name: (*self.spans[name], position[name]))
+
 
 Spans = list[tuple[float, float]]
 
@@ -170,3 +243,102 @@ def first_gap(busy: Spans, ready: float, length: float) -> float:
             break
         ready = max(ready, stop)
     return ready
+
+
+def all_on_one(graph: TaskGraph, machine: DeviceGroup, device: int = 0) -> PlacementPlan:
+    """Place all tasks on one device, except those that are bound to another device.
+
+    Raises:
+        InvalidInput: If the tasks exceed the device's memory.
+    """
+    return _placed("all on one", graph, machine, lambda free, _: device)
+
+
+def round_robin(graph: TaskGraph, machine: DeviceGroup) -> PlacementPlan:
+    """Place each group of tasks on the next device with free memory, in execution order.
+
+    Raises:
+        InvalidInput: If no device has enough free memory for a group of tasks.
+    """
+    count = len(machine.devices)
+
+    def choose(free: Sequence[int], number: int) -> int:
+        return min(free, key=lambda device: (device - number) % count)
+
+    return _placed("round robin", graph, machine, choose)
+
+
+def at_random(graph: TaskGraph, machine: DeviceGroup, seed: int) -> PlacementPlan:
+    """Place each group of tasks on a random device with enough free memory.
+
+    Raises:
+        InvalidInput: If no device has enough free memory for a group of tasks.
+    """
+    generator = random.Random(seed)
+    return _placed(f"random, seed {seed}", graph, machine, lambda free, _: generator.choice(free))
+
+
+def _placed(
+    name: str, graph: TaskGraph, machine: DeviceGroup, choose: Callable[[Sequence[int], int], int]
+) -> PlacementPlan:
+    bound = {task.group_name: task.device for task in graph.tasks if task.device is not None}
+    sizes: dict[str, float] = {}
+    for task in (graph.by_name[task_name] for task_name in graph.order):
+        sizes[task.group_name] = sizes.get(task.group_name, 0.0) + task.bytes
+    free_memory = [machine.memory] * len(machine.devices)
+    for group, device in bound.items():
+        free_memory[device] -= sizes[group]
+    placement: dict[str, int] = dict(bound)
+    for number, group in enumerate(group for group in sizes if group not in bound):
+        free = [device for device, room in enumerate(free_memory) if room >= sizes[group]]
+        if not free:
+            raise InvalidInput(f"{name}: no device has room for {group!r}; give more memory")
+        placement[group] = choose(free, number)
+        free_memory[placement[group]] -= sizes[group]
+    return list_schedule(
+        graph, machine, name, {group: (device,) for group, device in placement.items()}
+    )
+
+
+def compare_policies(
+    graph: TaskGraph, machine: DeviceGroup, seeds: Sequence[int] = (0, 1, 2)
+) -> list[PlacementPlan]:
+    """Return one plan per policy if it fits into memory: simple policies, then list scheduling.
+
+    The simple policies are: all tasks on one device, round robin, and a random placement for each
+    seed.
+
+    Raises:
+        InvalidInput: If no plan fits into memory.
+    """
+    makers: list[Callable[[], PlacementPlan]] = [
+        partial(all_on_one, graph, machine),
+        partial(round_robin, graph, machine),
+        *(partial(at_random, graph, machine, seed) for seed in seeds),
+        partial(list_schedule, graph, machine),
+    ]
+    plans, errors = [], []
+    for make in makers:
+        try:
+            plans.append(make())
+        except InvalidInput as error:
+            errors.append(error)
+    if not plans:
+        raise errors[-1]
+    return plans
+
+
+__all__ = [
+    "SIGNAL",
+    "Copy",
+    "DeviceGroup",
+    "GraphTask",
+    "Need",
+    "PlacementPlan",
+    "TaskGraph",
+    "all_on_one",
+    "at_random",
+    "compare_policies",
+    "list_schedule",
+    "round_robin",
+]

@@ -1,25 +1,212 @@
-"""The virtual clock for forecasts: programs run with messages that have sizes but no values."""
+"""Programs run with meta vectors, which have a size and no values, to forecast their times."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from labkit.common.errors import InvalidInput
 from labkit.compression import Compressor, Mean
-from labkit.forecast.allreduce_cost import AllReduceCosts
-from labkit.forecast.load import FEW, VALUE, Load
-from labkit.forecast.meta_vector import MetaVector
-from labkit.forecast.worker_timing import Pace
+from labkit.forecast.allreduce_cost import FEW, VALUE, AllReduceCosts, Load
+from labkit.forecast.workers import Pace
 from labkit.network import Links, Network
-from labkit.network.topology import Seconds
-from labkit.programs import Backend, Code, CodecChannel, EventLog, Message, Predict, Update
-from labkit.programs.actions import Action, Program, Vector
+from labkit.network.links import Seconds
+from labkit.programs import (
+    Backend,
+    Code,
+    CodecChannel,
+    EventLog,
+    Gradient,
+    Message,
+    Predict,
+    Update,
+)
+from labkit.programs.actions import Action, Passed, Place, Program, Vector
+from labkit.programs.event_log import Row
 from labkit.programs.virtual_allreduce import VirtualAllReduce
 from labkit.programs.virtual_runtime import VirtualRuntime
 from labkit.simulate import Simulation
+
+
+class MetaVector(NDArrayOperatorsMixin):
+    """A substitute for a flat NumPy array, which has a length and a dtype but no values.
+
+        (weights - rate * gradient)[2:5].nbytes      as for a real array
+
+    Results of NumPy functions on such vectors also have no values. Each element has the value 1
+    when it is read, each sum is 0, and a conversion to an array gives zeros.
+
+    Args:
+        size: Number of elements.
+        dtype: Dtype of the elements.
+    """
+
+    ndim = 1
+
+    def __init__(self, size: int, dtype: Any = np.float32) -> None:
+        self.size = size
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that a real array of this size and dtype would have."""
+        return self.size * self.itemsize
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of an element."""
+        return int(self.dtype.itemsize)
+
+    @property
+    def shape(self) -> tuple[int]:
+        """The shape of the vector: a tuple with the number of elements."""
+        return (self.size,)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return MetaVector(len(range(*index.indices(self.size))), self.dtype)
+        return self.dtype.type(1)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Do nothing: no values are stored."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.broadcast_to(np.zeros((), dtype or self.dtype), self.shape)
+
+    def copy(self) -> MetaVector:
+        """Return a vector of the same size and dtype."""
+        return MetaVector(self.size, self.dtype)
+
+    def reshape(self, *shape: Any) -> MetaVector:
+        """Return the vector itself, because it is always flat."""
+        return self
+
+    def astype(self, dtype: Any, copy: bool = True) -> MetaVector:
+        """Return a vector of the same size with another dtype."""
+        return MetaVector(self.size, dtype)
+
+    def any(self) -> bool:
+        """Return whether the vector has elements, because each element reads as 1."""
+        return self.size > 0
+
+    def sum(self) -> float:
+        """Return 0, because elements have no values."""
+        return 0.0
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if method != "__call__":
+            return 0.0
+        if out := options.get("out"):
+            return out[0]
+        return MetaVector(max(np.size(value) for value in inputs), self.dtype)
+
+    def __array_function__(
+        self, function: Callable[..., Any], types: Any, arguments: Sequence[Any], options: Any
+    ) -> Any:
+        if function is np.concatenate:
+            return MetaVector(sum(len(part) for part in arguments[0]), self.dtype)
+        if function is np.append:
+            return MetaVector(self.size + np.size(arguments[1]), self.dtype)
+        if function in (np.empty_like, np.zeros_like):
+            shape = options.get("shape")
+            return MetaVector(
+                self.size if shape is None else prod(np.atleast_1d(shape)), self.dtype
+            )
+        if function in (np.size, np.shape):
+            return self.size if function is np.size else self.shape
+        if function in (np.sum, np.linalg.norm):
+            return 0.0
+        return NotImplemented
+
+
+class MetaBackend:
+    """A backend whose vectors have sizes but no values; it records when each step ends.
+
+    The methods are those of `labkit.programs.event_log.Backend`.
+
+    Args:
+        rows: Number of samples in each worker's batches, by worker.
+        size, dtype: Number and dtype of the weights.
+        slots: Number of values that the optimizer stores per weight.
+        soft: Number of output values of the model per sample.
+
+    Attributes:
+        now: Function that returns the time on the virtual clock, s.
+        rows: End time (s) and history row of each step.
+    """
+
+    def __init__(self, rows: Sequence[int], size: int, dtype: str, slots: int, soft: float) -> None:
+        self._rows, self._size, self._dtype = rows, size, dtype
+        self._slots, self._soft = slots, soft
+        self._steps = [0] * len(rows)
+        self.now: Callable[[], float] = lambda: 0.0
+        self.rows: list[tuple[float, Row]] = []
+
+    def gradient(self, worker: int, weights: Vector) -> Gradient:
+        """Return a gradient for a worker's next batch, with a size but no values."""
+        step, self._steps[worker] = self._steps[worker], self._steps[worker] + 1
+        return Gradient(self._vector(self._size), self._rows[worker], 1.0, step)
+
+    def distilled(self, worker: int, weights: Vector, soft: Vector, share: float) -> Gradient:
+        """Return the gradient of a worker's next batch; its size does not depend on `soft`."""
+        return self.gradient(worker, weights)
+
+    def predictions(self, number: int, worker: int, step: int, weights: Vector) -> Vector:
+        """Return a vector with the size of the model's outputs."""
+        vector: Vector = self._vector(round(self._soft * self._rows[worker]))
+        return vector
+
+    def curved(self, worker: int, weights: Vector, ends: Sequence[int]) -> Gradient:
+        """Return a vector whose size is the number of weights times the number of blocks."""
+        return Gradient(self._vector(self._size * (len(ends) - 1)), self._rows[worker], 0.0, 0)
+
+    def forward(self, place: Place, weights: Vector, values: tuple[Vector, ...]) -> Passed:
+        raise InvalidInput(
+            "replicas with model parallelism have no forecast; give stages=1 and no grid"
+        )
+
+    def backward(self, place: Place, values: tuple[Vector, ...]) -> Gradient:
+        raise InvalidInput(
+            "replicas with model parallelism have no forecast; give stages=1 and no grid"
+        )
+
+    def update(self, holder: int, gradient: Vector, rate: float = 1.0) -> Vector:
+        """Return a vector that has the size of the gradient, but no values."""
+        return gradient
+
+    def states(self, worker: int) -> Vector:
+        """Return a vector that has the size of the optimizer's slots, but no values."""
+        vector: Vector = self._vector(self._slots * self._size)
+        return vector
+
+    def adopt(self, worker: int, weights: Vector, states: Vector | None) -> Vector:
+        """Return the weights unchanged."""
+        return weights
+
+    def forget(self, worker: int) -> None:
+        """Do nothing: the backend stores no state of a worker."""
+
+    def step(self, row: Row) -> None:
+        """Record the history row of a completed step, with the time on the virtual clock."""
+        self.rows.append((self.now(), row))
+
+    def snapshot(self, epoch: int, holder: int, weights: Vector, now: float) -> None:
+        """Do nothing: a forecast evaluates no weights."""
+
+    def stops(self) -> bool:
+        """Return False: a forecast never stops early."""
+        return False
+
+    def _vector(self, size: int) -> Any:
+        return MetaVector(size, self._dtype)
 
 
 class AmountLog:
