@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from labkit.communicator import Communicator
 from labkit.model_parallel.functional import Nest
-from labkit.model_parallel.meter import LayerRow, Meter, uncounted
+from labkit.model_parallel.messages import LayerRow, Meter, uncounted
 
 if TYPE_CHECKING:
     import numpy.typing as npt

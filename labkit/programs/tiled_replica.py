@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from labkit.model_parallel.grid import GridMachine, extent
-from labkit.model_parallel.meter import Batch
+from labkit.model_parallel.messages import Batch
 from labkit.model_parallel.stages import Stage
 from labkit.model_parallel.stages.stage import Loss, Targets
 from labkit.programs.actions import Gradient, Passed, Place, Vector

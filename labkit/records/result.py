@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from labkit.communicator.clock import Offset
     from labkit.exchange import BadValues
     from labkit.model_parallel.memory import Memory
-    from labkit.model_parallel.meter import LayerRow
+    from labkit.model_parallel.messages import LayerRow
 
 Row: TypeAlias = Mapping[str, float]  # history of one training step (`store.HISTORY_COLUMNS`)
 Rows: TypeAlias = list[dict[str, JSON]]

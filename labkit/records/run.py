@@ -154,7 +154,7 @@ class Run:
 
         Kinds: weights, gradients, optimizer, activations (between forward and backward), versions
         (old weights that a backward pass still needs).
-        `labkit.model_parallel.stages.memory_ledger.MemoryLedger` defines how these bytes are
+        `labkit.model_parallel.stages.footprint.MemoryLedger` defines how these bytes are
         counted. Predictions are computed from tensor shapes and the pipeline schedule. The column
         `measured` is missing for a run that did not measure its memory.
         """

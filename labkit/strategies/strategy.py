@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from labkit.frameworks.child import Child
     from labkit.frameworks.environments import Installation
     from labkit.model_parallel.memory import Memory
-    from labkit.model_parallel.meter import LayerRow
+    from labkit.model_parallel.messages import LayerRow
     from labkit.model_parallel.weights import WeightShard
     from labkit.network import Network, Slowdown
     from labkit.programs import Program, Roles, ServerPieces

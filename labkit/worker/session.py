@@ -33,7 +33,7 @@ from labkit.keras import (
 )
 from labkit.keras.equal_batches import EqualBatches
 from labkit.model_parallel.memory import Memory
-from labkit.model_parallel.meter import LayerRow
+from labkit.model_parallel.messages import LayerRow
 from labkit.programs.event_log import Event
 from labkit.programs.replica import Batches
 from labkit.records.checkpoints import CheckpointContext

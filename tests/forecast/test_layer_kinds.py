@@ -14,7 +14,7 @@ from labkit.bench.calibration_runs.model import layers as costs_of
 from labkit.communicator.clock import WALL
 from labkit.forecast.slices import DIVIDED, sliced
 from labkit.model_parallel.functional import functional_of
-from labkit.model_parallel.tensor.sliceable import SLICES, LayerGraph
+from labkit.model_parallel.tensor import SLICES, LayerGraph
 
 
 def images() -> list[Any]:

@@ -1,9 +1,6 @@
 """Models divided into stages: possible cuts, balanced partitions, and execution on each rank."""
 
-from labkit.model_parallel.stages.forward_only import Inference
-from labkit.model_parallel.stages.late_gradients import Delayed
-from labkit.model_parallel.stages.memory_ledger import MemoryLedger
-from labkit.model_parallel.stages.microbatches import Batch
+from labkit.model_parallel.stages.footprint import MemoryLedger
 from labkit.model_parallel.stages.model_blocks import (
     INPUTS,
     BlockChain,
@@ -11,12 +8,11 @@ from labkit.model_parallel.stages.model_blocks import (
     StageModels,
     split_model,
 )
-from labkit.model_parallel.stages.open_time import open_time
 from labkit.model_parallel.stages.passing import OwnLosses, StageMessages
 from labkit.model_parallel.stages.probe import block_passes, block_seconds, kept_bytes
-from labkit.model_parallel.stages.recurrent import RecurrentStage
-from labkit.model_parallel.stages.runner import Runner
-from labkit.model_parallel.stages.stage import Stage
+from labkit.model_parallel.stages.recurrent import RecurrentStage, open_time
+from labkit.model_parallel.stages.runner import Delayed, Inference, Runner
+from labkit.model_parallel.stages.stage import Batch, Stage
 from labkit.schedules.pipeline_stages import balance_costs, balance_parameters, explicit_partition
 
 __all__ = [

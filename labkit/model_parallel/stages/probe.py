@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Clock
-from labkit.model_parallel.stages.memory_ledger import MemoryLedger
+from labkit.model_parallel.stages.footprint import MemoryLedger
 from labkit.model_parallel.stages.model_blocks import INPUTS, Blocks, TensorSource
 from labkit.model_parallel.stages.stage import Stage, as_list, unwrap_single
 

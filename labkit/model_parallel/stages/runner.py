@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import islice
 from typing import TypeAlias
 
+import keras
 import tensorflow as tf
 
 from labkit.communicator import Communicator
-from labkit.model_parallel.losses import Counts, Losses
-from labkit.model_parallel.stages.microbatches import Batch, MicroBatches, TimeSegments
+from labkit.model_parallel.functional import Nest, attach_mask, mask_of
+from labkit.model_parallel.losses import Counts, Losses, LossTargets
 from labkit.model_parallel.stages.model_blocks import TensorSource
-from labkit.model_parallel.stages.open_time import is_open
-from labkit.model_parallel.stages.passing import Ends, OwnLosses, Passing, StageMessages
-from labkit.model_parallel.stages.stage import Stage, as_list
+from labkit.model_parallel.stages.passing import Ends, OwnLosses, Passing, Posted, StageMessages
+from labkit.model_parallel.stages.recurrent import is_open
+from labkit.model_parallel.stages.stage import (
+    Batch,
+    MicroBatches,
+    Passed,
+    Rows,
+    Stage,
+    Targets,
+    TimeSegments,
+    as_list,
+    call_with_masks,
+    is_number,
+)
 from labkit.schedules.pipeline import ScheduleTable
 
 Record: TypeAlias = Callable[[str, int, int], AbstractContextManager[None]]
@@ -157,3 +171,202 @@ class _BatchInFlight:
         else:
             loss: tf.Tensor = output
             self.loss = (self.loss or 0.0) + float(loss) * share / counts
+
+
+class Inference:
+    """Run micro-batches forward through the stages of a replica.
+
+        rank 0   F0 F1 F2 F3
+        rank 1      F0 F1 F2 F3
+        rank 2         F0 F1 F2 F3
+
+    While the following stage processes one micro-batch, a stage already processes the next
+    micro-batch. If a rank has several stages, its first stage first processes a group with as many
+    micro-batches as there are ranks. Then the rank's next stage processes the same group of
+    micro-batches.
+
+    Args:
+        links: Messages to and from the stages on other ranks (`StageMessages`).
+        models: Models of this rank's stages, by stage number.
+        stages: Total number of stages on all ranks.
+    """
+
+    def __init__(
+        self, links: StageMessages, models: Mapping[int, keras.Model], stages: int
+    ) -> None:
+        self._links, self._last = links, stages - 1
+        self._ranks = links.communicator.size
+        self._calls = {number: _compiled(models[number]) for number in sorted(models)}
+        self._passing = Passing(links)
+        self._posted: deque[Posted] = deque()
+
+    def __call__(self, batches: Iterable[Passed]) -> Iterator[tuple[Nest | None, float]]:
+        """Yield each micro-batch's output, and the loss that this rank's layers add for it.
+
+        Args:
+            batches: Inputs (rows, …) of the micro-batches, equal on all ranks, with at least one
+                row each. If the model has several inputs, each element is a list of tensors.
+
+        Yields:
+            The outputs (rows, …) on the rank of the last stage, elsewhere None; and the added loss.
+        """
+        remaining = iter(batches)
+        # A group that has as many micro-batches as there are ranks keeps all ranks busy. When a
+        # rank's first stage finishes the group's last micro-batch, the rank's next stage receives
+        # the group's first micro-batch.
+        while group := list(islice(remaining, self._ranks)):
+            yield from self._run_group([as_list(x) for x in group])
+        while self._posted:
+            self._links.communicator.finish(self._posted.popleft())
+
+    def _run_group(self, group: list[list[Rows]]) -> list[tuple[Nest | None, float]]:
+        outputs: list[Nest | None] = [None] * len(group)
+        penalties = [0.0] * len(group)
+        for stage, call in self._calls.items():
+            for number, read in enumerate(group):
+                self._passing.receive(stage, True, number, (len(read[0]),))
+                y, penalty = call(as_list(self._passing.take(stage, number, read)))
+                penalties[number] += float(penalty)
+                if stage < self._last:
+                    self._passing.store_outputs(stage, number, keras.tree.flatten(y))
+                    self._post(stage, number)
+                else:
+                    outputs[number] = y
+        return list(zip(outputs, penalties, strict=True))
+
+    def _post(self, stage: int, number: int) -> None:
+        self._passing.send(stage, True, number)
+        self._posted.append(self._passing.posted)
+        self._passing.posted = []
+        # Pending sends occupy memory, so their number is limited; with a lower limit, ranks could
+        # deadlock.
+        if len(self._posted) > 2 * self._ranks:
+            self._links.communicator.finish(self._posted.popleft())
+
+
+def _compiled(model: keras.Model) -> Callable[[Sequence[Rows]], tuple[Nest, tf.Tensor]]:
+    def forward(x: list[tf.Tensor]) -> tuple[Nest, list[tf.Tensor | None], tf.Tensor]:
+        y = call_with_masks(model, x, training=False)
+        penalties = [tf.reduce_sum(tf.cast(loss, keras.config.floatx())) for loss in model.losses]
+        masks = [mask_of(output) for output in keras.tree.flatten(y)]
+        return y, masks, tf.add_n(penalties) if penalties else tf.zeros((), keras.config.floatx())
+
+    compiled = tf.function(forward, autograph=False, reduce_retracing=True)
+
+    def call(x: Sequence[Rows]) -> tuple[Nest, tf.Tensor]:
+        y, masks, penalty = compiled([tf.convert_to_tensor(value) for value in x])
+        for output, mask in zip(keras.tree.flatten(y), masks, strict=True):
+            attach_mask(output, mask)  # outputs of compiled functions lose their masks
+        return y, penalty
+
+    return call
+
+
+class Delayed:
+    """Training of one module per rank: modules run forward in sequence, but backward in parallel.
+
+        K = 3, iteration    0   1     2     3
+        module 1            F0  F1    F2B0  F3B1
+        module 2            F0  F1B0  F2B1  F3B2
+        module 3            F0B0  F1B1  F2B2  F3B3
+
+    Args:
+        module: The module of this rank; it stores an iteration's tensors until the iteration's
+            gradient arrives.
+        links: Messages to and from the modules on other ranks (`StageMessages`), with one module
+            per rank.
+        record: Function of (action, module, iteration) that returns a context manager, which is
+            entered around each computation and message.
+        losses: `Losses` that the last module computes, see `Runner`.
+    """
+
+    def __init__(
+        self, module: Stage, links: StageMessages, record: Record, losses: Losses | None = None
+    ) -> None:
+        self.module, self.links, self._record = module, links, record
+        self.place, self._last = links.communicator.rank, links.communicator.size - 1
+        self._losses = losses if self.place == self._last else None
+        self.rows = 0
+        self._rows: dict[int, int] = {}  # by iteration: number of rows whose gradients are pending
+        self._iteration = 0
+        self._passing = Passing(links)
+        self._pending_sends: deque[Posted] = deque()  # pending send requests of each iteration
+        self._own_losses = OwnLosses(links.communicator)
+
+    def step(self, batch: Batch, update: Callable[[], None]) -> float | None:
+        """Run one iteration; return the loss on the rank of the last module, elsewhere None.
+
+        Args:
+            batch: The batch, equal on all ranks of the replica.
+            update: Function that is called when an iteration's gradients are complete; the
+                attribute `rows` is then the number of rows from which these gradients were
+                computed.
+        """
+        self._rows[self._iteration] = batch.rows
+        weight = batch.weight
+        if self._losses is not None:
+            targets = LossTargets(batch.y, weight, self._losses.masks(batch.x))
+            weight = weight, self._losses.counts([targets], [1.0])[0]
+        loss = self._forward(batch, (batch.y, weight)) if batch.rows else None
+        backward_iteration = self._iteration - (self._last - self.place)
+        if backward_iteration >= 0:
+            self.rows = self._rows.pop(backward_iteration)
+            if self.rows:  # iterations without rows have no gradients
+                self._backward(backward_iteration)
+            update()
+        self._iteration += 1
+        # Module m receives a gradient from module s after s - m iterations. Sends that are older
+        # than the number of modules minus 1 are therefore complete, and waiting for them does not
+        # block.
+        self._pending_sends.append(self._passing.posted)
+        self._passing.posted = []
+        if len(self._pending_sends) > self._last:
+            self.links.communicator.finish(self._pending_sends.popleft())
+        return self._own_losses.added_to(loss) if batch.rows else None
+
+    def finish(self) -> None:
+        """Receive the gradients that are still pending after training, and complete all sends."""
+        for reader in range(self.place + 1, self._last + 1):
+            # The module `reader` has run the backward pass of these iterations and has sent their
+            # gradients.
+            sent = range(self._iteration - (self._last - reader))
+            for iteration in sent:
+                if self._rows.get(iteration):  # this module has not received the gradients
+                    self._receive_gradients(reader, self._rows[iteration])
+        while self._pending_sends:
+            self.links.communicator.finish(self._pending_sends.popleft())
+
+    def _receive_gradients(self, reader: int, rows: int) -> None:
+        for place, spec in enumerate(self.links.outputs[self.place]):
+            readers = [stage for stage, _ in self.links.readers(self.place, place)]
+            if is_number(spec) and reader in readers:
+                self.links.receive(spec, self.place, reader, (rows,))
+
+    def _forward(self, batch: Batch, targets: Targets) -> float | None:
+        place, iteration = self.place, self._iteration
+        if place > 0:
+            with self._record("receive", place, iteration):
+                self._passing.receive(place, True, iteration, (batch.rows,))
+        with self._record("forward", place, iteration):
+            x = self._passing.take(place, iteration, as_list(batch.x))
+            y: tf.Tensor = self.module.forward(iteration, x, 1.0, targets)
+        self._own_losses.take(self.module.own_loss)
+        if place == self._last:
+            return float(y)
+        with self._record("send", place, iteration):
+            self._passing.store_outputs(place, iteration, y)
+            self._passing.send(place, True, iteration)
+        return None
+
+    def _backward(self, iteration: int) -> None:
+        place, gradient = self.place, None
+        if place < self._last:
+            with self._record("receive", place, iteration):
+                self._passing.receive(place, False, iteration, (self.rows,))
+                gradient = self._passing.pop_gradients(place, iteration)
+        with self._record("backward", place, iteration):
+            input_gradient = self.module.backward(iteration, gradient)
+        self._passing.store_gradients(place, iteration, input_gradient)
+        if place > 0:
+            with self._record("send", place, iteration):
+                self._passing.send(place, False, iteration)

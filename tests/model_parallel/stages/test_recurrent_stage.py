@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
 from labkit.model_parallel.stages import Batch, BlockChain, RecurrentStage, open_time, split_model
-from labkit.model_parallel.stages.microbatches import TimeSegments
-from labkit.model_parallel.stages.open_time import is_open
+from labkit.model_parallel.stages.recurrent import is_open
+from labkit.model_parallel.stages.stage import TimeSegments
 from labkit.schedules.pipeline import time_segments
 
 Layers = keras.layers

@@ -21,7 +21,7 @@ from keras.layers import (
     SeparableConv2D,
 )
 
-from labkit.model_parallel.tensor.sliceable import LayerGraph
+from labkit.model_parallel.tensor import LayerGraph
 
 
 def graph(*layers: Any, shape: tuple[int, ...] = (8, 8, 4)) -> LayerGraph:
