@@ -1,36 +1,32 @@
 """Gradient compressors: published methods that reduce the bytes sent, one file per method."""
 
-from labkit.compression.bfloat16 import BFloat16
-from labkit.compression.chain import Chain
 from labkit.compression.compressor import (
     COMPRESSORS,
     Compressor,
     Gather,
     Mean,
     Nested,
+    Payload,
     Reduced,
     Reduction,
     Request,
     SparseMean,
     State,
+    Tensor,
+    from_bytes,
+    nbytes,
     parse,
+    to_bytes,
 )
 from labkit.compression.dgc import DGC
-from labkit.compression.errorfeedback import ErrorFeedback
 from labkit.compression.families import FAMILIES, samples
-from labkit.compression.float16 import Float16
-from labkit.compression.int8 import Int8
-from labkit.compression.onebit import OneBit
-from labkit.compression.payload import Payload, Tensor, from_bytes, nbytes, to_bytes
 from labkit.compression.point_to_point import Decoder, Encoder
 from labkit.compression.powersgd import PowerSGD
-from labkit.compression.qsgd import QSGD
-from labkit.compression.randomk import RandomK
-from labkit.compression.sign_sgd import SignSGD
+from labkit.compression.quantization import QSGD, BFloat16, Float16, Int8, TernGrad
+from labkit.compression.signs import OneBit, SignSGD
 from labkit.compression.simulated_reduction import reduce_all
-from labkit.compression.terngrad import TernGrad
-from labkit.compression.threshold import Threshold
-from labkit.compression.topk import TopK
+from labkit.compression.sparsification import RandomK, Threshold, TopK
+from labkit.compression.wrappers import Chain, ErrorFeedback
 
 COMPRESSORS.update(
     (kind.__name__, kind)

@@ -7,17 +7,79 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple, TypeAlias
 
+import numpy as np
 from pydantic import BeforeValidator, PlainSerializer
 
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.common.options import lookup
 from labkit.common.validated import Checked
-from labkit.compression.payload import Payload, Tensor
-from labkit.compression.residual_law import ExpectedResidual
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+
+Tensor: TypeAlias = "tf.Tensor"
+Payload: TypeAlias = "Mapping[str, tf.Tensor | np.ndarray]"  # named vectors
+
+COUNT = np.dtype("<i4")  # type of the element count that precedes each part
+
+
+def to_bytes(payload: Payload) -> np.ndarray:
+    """Serialize the parts in order, each after its element count; return uint8 (nbytes,)."""
+    pieces: list[np.ndarray] = []
+    for part in payload.values():
+        array = np.asarray(part)
+        # The element count is stored, because ranks may send different numbers of elements.
+        pieces += [np.array([array.size], COUNT).view(np.uint8), array.view(np.uint8)]
+    return np.concatenate(pieces)
+
+
+def from_bytes(
+    data: np.ndarray, like: Payload, start: int = 0
+) -> tuple[dict[str, np.ndarray], int]:
+    """Return the payload that starts at a byte offset, and the byte offset of its end.
+
+    Args:
+        data: The bytes, uint8.
+        like: A payload whose parts have the same names and dtypes as those in the bytes.
+        start: The byte offset at which the payload starts.
+    """
+    parts: dict[str, np.ndarray] = {}
+    for name, dtype in _dtypes(like).items():
+        count = int(data[start : start + COUNT.itemsize].copy().view(COUNT)[0])
+        start += COUNT.itemsize
+        stop = start + count * dtype.itemsize
+        parts[name] = data[start:stop].copy().view(dtype)  # the copy is aligned for its dtype
+        start = stop
+    return parts, start
+
+
+def nbytes(payload: Payload) -> int:
+    """Return the size of a payload in bytes, including the element counts."""
+    return sum(COUNT.itemsize + np.asarray(part).nbytes for part in payload.values())
+
+
+def _dtypes(payload: Payload) -> Mapping[str, np.dtype]:
+    return {name: np.asarray(part).dtype for name, part in payload.items()}
+
+
+class ExpectedResidual:
+    r"""A rank's expected residual: the sum of all gradients minus the sum of all sent tensors.
+
+    \(e_T = \sum_t g_t - \sum_t s_t\), with gradients g and sent tensors s, is computed in float64
+    without the compressor's state.
+    """
+
+    def __init__(self) -> None:
+        self._sum: np.ndarray | float = 0.0
+
+    def after(self, gradient: np.ndarray, sent: np.ndarray) -> np.ndarray:
+        """Return the expected residual after one more step; all arrays are (n,)."""
+        residual: np.ndarray = self._sum + gradient.astype(np.float64) - sent
+        self._sum = residual
+        return residual
+
 
 # A state is a tensor, a tuple of tensors, or a nested tuple of tensors.
 State: TypeAlias = "tf.Tensor | tuple[tf.Tensor, ...]"

@@ -9,22 +9,21 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from labkit.common.errors import InvalidInput
-from labkit.compression.blocks import max_magnitudes
 from labkit.compression.compressor import (
     Compressor,
+    ExpectedResidual,
     Reduced,
     Reduction,
     Request,
     SparseMean,
     State,
+    Tensor,
     compiled,
     next_key,
     run_fused,
 )
-from labkit.compression.payload import Tensor
-from labkit.compression.residual_law import ExpectedResidual
-from labkit.compression.selection import scatter
-from labkit.compression.topk import TopK
+from labkit.compression.quantization import max_magnitudes
+from labkit.compression.sparsification import TopK, scatter
 
 STAGES = 4  # warm-up stages, which omit 75, 93.75, 98.4375, 99.6 % of elements
 

@@ -11,13 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.common.state import record
-from labkit.compression.compressor import Compressor, State
-from labkit.compression.payload import from_bytes, to_bytes
+from labkit.compression.compressor import Compressor, State, from_bytes, to_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from labkit.compression.payload import Payload
+    from labkit.compression.compressor import Payload
 
 Bytes = NDArray[np.uint8]
 Vector = NDArray[Any]

@@ -8,20 +8,21 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from labkit.compression.blocks import max_magnitudes
 from labkit.compression.compressor import (
     Compressor,
     Mean,
+    Payload,
     PeerMessage,
     Reduced,
     Reduction,
     Request,
     State,
+    Tensor,
     compiled,
     next_key,
     run_fused,
 )
-from labkit.compression.payload import Payload, Tensor
+from labkit.compression.quantization import max_magnitudes
 
 
 class PowerSGD(Compressor):

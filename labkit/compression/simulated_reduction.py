@@ -14,9 +14,9 @@ from labkit.compression.compressor import (
     Request,
     SparseMean,
     State,
+    Tensor,
 )
-from labkit.compression.payload import Tensor
-from labkit.compression.selection import scatter
+from labkit.compression.sparsification import scatter
 
 
 def reduce_all(

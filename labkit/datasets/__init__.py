@@ -13,8 +13,15 @@ from labkit.datasets.catalogue import (
     locate,
     recorded,
 )
-from labkit.datasets.dataset import Dataset, DatasetSpec, Shapes
-from labkit.datasets.values import check_task, shapes_of, to_array, validate_values
+from labkit.datasets.dataset import (
+    Dataset,
+    DatasetSpec,
+    Shapes,
+    check_task,
+    shapes_of,
+    to_array,
+    validate_values,
+)
 
 __all__ = [
     "DATASETS",

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from labkit.common.errors import InvalidInput
 from labkit.common.options import Count, Options
 from labkit.datasets.files import DataFile
 
@@ -111,3 +112,129 @@ class Dataset:
 def labels(y: Array, task: Task) -> Array:
     """Return labels with the dtype that the losses expect."""
     return np.asarray(y, np.float32 if task == "regression" else np.int32)
+
+
+FEW_CLASSES, MOST_CLASSES = 20, 1000
+
+
+def to_array(label: str, value: Any) -> Array:
+    """Convert an array of pandas, TensorFlow or NumPy to a plain NumPy array.
+
+    Raises:
+        InvalidInput: The array has masked values, or its type is not supported.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        if hidden := int(np.ma.getmaskarray(value).sum()):
+            raise InvalidInput(
+                f"{label} has {hidden} masked values: fill in these values, or drop their rows"
+            )
+        return np.asarray(value.data)
+    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    if array.shape != tuple(value.shape):  # the shapes differ, for example, for a sparse matrix
+        raise InvalidInput(
+            f"{label} is a {type(value).__name__}, which labkit cannot convert: give a NumPy array"
+        )
+    return array
+
+
+def validate_values(label: str, array: Array, texts: bool = False) -> None:
+    """Raise an error if values, such as NaN or dates, cannot be used in losses and layers.
+
+    Args:
+        label: Name of the array in the error message.
+        array: Features or labels.
+        texts: Whether texts are allowed; they are converted to categories or classes later.
+
+    Raises:
+        InvalidInput: Some values are infinite or not numbers.
+    """
+    kind = array.dtype.kind
+    if kind in "US" or (kind == "O" and all(isinstance(v, str | bytes) for v in array.flat)):
+        if texts:
+            return
+        raise InvalidInput(
+            f"{label} contains texts: give whole numbers, such as numpy.unique({label}, "
+            "return_inverse=True)[1]"
+        )
+    if kind in "mM":
+        raise InvalidInput(
+            f"{label} contains dates: give numbers, such as seconds or days since a date"
+        )
+    if kind not in "biuf" and array.dtype.name not in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        raise InvalidInput(
+            f"{label} has the type {array.dtype}: give an array of numbers whose rows have the "
+            "same length"
+        )
+    # The minimum and the maximum reveal non-finite values without a second array. The number of
+    # non-finite values is only computed for the error message.
+    if kind == "f" and array.size and not np.isfinite([array.min(), array.max()]).all():
+        count = int((~np.isfinite(array)).sum())
+        raise InvalidInput(
+            f"{label} has {count} values that are infinite or NaN: replace these values, or drop "
+            "their rows"
+        )
+
+
+def shapes_of(data: tuple[Any, Any], y_validation: Any = None) -> Shapes | None:
+    """Return the shapes and the task that arrays (x, y) imply; None if x or y is not an array."""
+    x, y = data
+    if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
+        return None
+    if y.dtype.kind in "biu" and y.ndim == 1:
+        labels = [part for part in (y, y_validation) if isinstance(part, np.ndarray)]
+        most = max(int(part.max()) for part in labels)
+        return Shapes(tuple(x.shape[1:]), most + 1, "classification")
+    return Shapes(tuple(x.shape[1:]), int(np.prod(y.shape[1:])), "regression")
+
+
+def check_task(data: tuple[Any, Any], y_validation: Any = None, loss: str | None = None) -> None:
+    """Raise an error if the arrays do not determine whether a model classifies or regresses.
+
+    Args:
+        data: The training arrays (x, y).
+        y_validation: Labels of the validation data, or None.
+        loss: The loss that the user has named; if it is given, decimal labels are not checked.
+            With None, the user has named no loss.
+
+    Raises:
+        InvalidInput: Features are texts, or labels may be either classes or amounts, or labels are
+            not valid classes.
+    """
+    x, y = data
+    if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
+        return
+    validate_values("x", x)
+    if y.dtype.kind == "f":
+        if loss is None:
+            _check_amounts(y)
+    elif y.ndim > 1:
+        raise InvalidInput(
+            f"y is an array of whole numbers of shape {y.shape}: give one class per row, such as "
+            "y.ravel() or y.argmax(axis=1), or y.astype(float) for a regression"
+        )
+    else:
+        labels = [part for part in (y, y_validation) if isinstance(part, np.ndarray)]
+        least, most = (int(one) for one in (min(map(np.min, labels)), max(map(np.max, labels))))
+        if least < 0 or most >= max(MOST_CLASSES, len(y)):
+            raise InvalidInput(
+                f"y has labels from {least} to {most}, but classes must be numbered from 0: give "
+                "numpy.unique(y, return_inverse=True)[1], or y.astype(float) for a regression"
+            )
+
+
+def are_whole(y: Array) -> bool:
+    """Return whether floating-point labels may be classes: few distinct values, all integers."""
+    distinct = np.unique(y)
+    return len(distinct) <= min(FEW_CLASSES, len(y) // 2) and bool((distinct % 1 == 0).all())
+
+
+def _check_amounts(y: Array) -> None:
+    if y.ndim == 1 and are_whole(y):
+        raise InvalidInput(
+            "y has few distinct whole numbers, which may be classes or amounts: give "
+            "y.astype(int) for classes, or y.reshape(-1, 1) for a regression"
+        )
+    if y.ndim == 2 and y.shape[1] > 1 and (y.max(axis=1) == 1).all() and (y.sum(axis=1) == 1).all():
+        raise InvalidInput(
+            "y contains one-hot labels: give one class per row, such as y.argmax(axis=1)"
+        )

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
+from labkit.common.errors import InvalidInput
 from labkit.common.options import Count
 from labkit.datasets.dataset import Arrays, DatasetSpec, Rows, Shapes
 
@@ -71,3 +73,142 @@ SYNTHETIC = DatasetSpec(
     lambda options: options.rows or ROWS,
     options=SyntheticOptions,
 )
+
+
+Array = NDArray[np.float64]
+
+
+def correlated_columns(
+    rows: int = 300,
+    columns: int = 500,
+    group: int = 10,
+    correlation: float = 0.5,
+    active: int = 10,
+    noise: float = 0.3,
+    seed: int = 0,
+) -> tuple[Array, Array]:
+    r"""Return features in correlated groups, and a target that depends on few of the features.
+
+    \(x_j = \sqrt{c}\, s_{\lfloor j / g \rfloor} + \sqrt{1 - c}\, e_j\) with standard normal s and
+    e, correlation c and group size g; columns are then standardised to mean 0 and variance 1. \(y =
+    X w + \sigma e\) has mean 0; `active` of the weights w have absolute values between 1 and 3, and
+    all other weights are 0.
+
+    Args:
+        rows, columns: Numbers of rows and columns of x.
+        group: Number g of columns in one group of correlated columns.
+        correlation: Correlation c of two columns in the same group.
+        active: Number of columns of x on which the target y depends.
+        noise: Standard deviation σ of the noise.
+        seed: Seed of the random numbers.
+
+    Returns:
+        The features x (rows, columns), and the target y (rows, 1).
+
+    Raises:
+        InvalidInput: `columns` is not a multiple of `group`, `active` is not from 0 to `columns`,
+            or `correlation` is not from 0 to 1.
+    """
+    if columns % group or not 0 <= active <= columns or not 0 <= correlation <= 1:
+        raise InvalidInput(
+            f"columns={columns}, group={group}, active={active}, correlation={correlation}: give "
+            "columns that are a multiple of group and at least active, and a correlation from 0 "
+            "to 1"
+        )
+    random = np.random.default_rng(seed)
+    shared = np.repeat(random.standard_normal((rows, columns // group)), group, axis=1)
+    ndarray = random.standard_normal((rows, columns))
+    x = np.sqrt(correlation) * shared + np.sqrt(1 - correlation) * ndarray
+    x = (x - x.mean(axis=0)) / x.std(axis=0)
+    weights = np.zeros(columns)
+    sizes = random.choice([-1.0, 1.0], active) * random.uniform(1, 3, active)
+    weights[random.choice(columns, active, replace=False)] = sizes
+    y = x @ weights + noise * random.standard_normal(rows)
+    return x, (y - y.mean())[:, None]
+
+
+def ratings(
+    users: int = 40,
+    items: int = 30,
+    approximation_rank: int = 3,
+    observed: float = 0.5,
+    noise: float = 0.1,
+    seed: int = 0,
+) -> tuple[Array, Array]:
+    r"""Return the known entries of a low-rank table with noise, \(R = U V^\top + \sigma e\).
+
+    The entries of U and V are random normal, and scaled so that entries of R have variance 1 before
+    noise is added.
+
+    Args:
+        users, items: Numbers of rows and columns of the table.
+        approximation_rank: Number of columns of U and V.
+        observed: Fraction of entries that are known; each user and each item has at least one
+            known entry.
+        noise: Standard deviation σ of the noise.
+        seed: Seed of the random numbers.
+
+    Returns:
+        x (entries, 2), the user and item of each known entry, and y (entries, 1), the entry's
+        value.
+    """
+    random = np.random.default_rng(seed)
+    matrices = [random.standard_normal((size, approximation_rank)) for size in (users, items)]
+    table = matrices[0] @ matrices[1].T / np.sqrt(approximation_rank)
+    table += noise * random.standard_normal(table.shape)
+    known = random.random(table.shape) < observed
+    known[np.arange(users), np.arange(users) % items] = True
+    known[np.arange(items) % users, np.arange(items)] = True
+    return np.argwhere(known).astype(float), table[known][:, None]
+
+
+def lasso_optimum(x: Array, y: Array, l1: float) -> float:
+    r"""Return the minimum of \(\tfrac1n \|y - X w\|^2 + \lambda \|w\|_1\), by scikit-learn's Lasso.
+
+    Args:
+        x: Features (rows, columns).
+        y: Targets (rows, 1).
+        l1: Factor λ of the L1 penalty.
+    """
+    from sklearn.linear_model import Lasso
+
+    # scikit-learn's objective is half of the objective in the docstring, so λ is halved.
+    solver = Lasso(alpha=l1 / 2, fit_intercept=False, tol=1e-14, max_iter=1_000_000)
+    lasso = solver.fit(x, y[:, 0])
+    rest = y[:, 0] - lasso.predict(x)
+    return float(rest @ rest / len(x) + l1 * np.abs(lasso.coef_).sum())
+
+
+def factorization_optimum(
+    x: Array, y: Array, approximation_rank: int, l2: float, sweeps: int = 200, seed: int = 0
+) -> float:
+    r"""Return a minimum of \(\tfrac1n \sum (y - u_i \cdot v_j)^2 + \lambda(\|U\|^2 + \|V\|^2)\).
+
+    The method is alternating least squares: it solves exactly for U with V fixed, then for V with U
+    fixed.
+
+    Args:
+        x: User and item of each known entry (entries, 2).
+        y: Values of the known entries (entries, 1).
+        approximation_rank: Number of columns of U and V.
+        l2: Factor λ of the L2 penalty.
+        sweeps: Number of iterations; each solves for U and for V.
+        seed: Seed of the initial U and V.
+
+    Reference: Y. Zhou, D. Wilkinson, R. Schreiber, R. Pan: Large-scale parallel collaborative
+    filtering for the Netflix prize, AAIM 2008. In the paper, the λ of each user or item is
+    multiplied by the number of its known entries; here it is not.
+    """
+    indices, values, count = x.astype(int), y[:, 0], len(x)
+    random, ridge = np.random.default_rng(seed), count * l2 * np.eye(approximation_rank)
+    sizes = indices.max(axis=0) + 1
+    matrices = [random.uniform(-0.5, 0.5, (size, approximation_rank)) for size in sizes]
+    for _ in range(sweeps):
+        for side, other in ((0, 1), (1, 0)):
+            for row in range(sizes[side]):
+                of_row = indices[:, side] == row
+                factors = matrices[other][indices[of_row, other]]
+                square = factors.T @ factors + ridge
+                matrices[side][row] = np.linalg.solve(square, factors.T @ values[of_row])
+    rest = values - (matrices[0][indices[:, 0]] * matrices[1][indices[:, 1]]).sum(axis=1)
+    return float(rest @ rest / count + l2 * sum(float((part**2).sum()) for part in matrices))

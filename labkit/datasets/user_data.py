@@ -14,10 +14,19 @@ from pydantic import Field
 from labkit.common.errors import InvalidInput
 from labkit.common.nearest import listed
 from labkit.common.optional import optional
-from labkit.datasets.dataset import Array, Arrays, DatasetSpec, Rows, Shapes
-from labkit.datasets.pictures import pixels_of, read_pictures, size_of, stack
+from labkit.datasets.dataset import (
+    FEW_CLASSES,
+    MOST_CLASSES,
+    Array,
+    Arrays,
+    DatasetSpec,
+    Rows,
+    Shapes,
+    are_whole,
+    validate_values,
+)
+from labkit.datasets.images import pixels_of, read_pictures, size_of, stack
 from labkit.datasets.tabular_files import features_of, read_table
-from labkit.datasets.values import FEW_CLASSES, MOST_CLASSES, are_whole, validate_values
 
 if TYPE_CHECKING:
     import pandas as pd

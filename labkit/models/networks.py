@@ -2,18 +2,93 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from labkit.common.errors import InvalidInput
-from labkit.common.options import Count
+from labkit.common.options import Count, Options
 from labkit.datasets import Shapes
-from labkit.models.unbuilt import ModelOptions, dense_plane, window_plane
-from labkit.schedules.grid import GridLayer
+from labkit.schedules.grid import GridLayer, Shape, window
 
 if TYPE_CHECKING:
     import keras
+
+
+class ModelOptions(Options):
+    """The options of a named model, with properties of the model that follow from its options.
+
+    The options class of each model overrides the properties that are known before the model is
+    built.
+
+    Attributes:
+        sequences: Whether the model can return predictions at every time step of a sequence.
+        codes: Whether the model accepts only sequences of character codes.
+        recurrent: Whether the model has recurrent layers.
+    """
+
+    sequences: ClassVar[bool] = False
+    codes: ClassVar[bool] = False
+    recurrent: ClassVar[bool] = False
+
+    @property
+    def smallest(self) -> int:
+        """The minimum height and width of an image in pixels; 0 if inputs need not be images."""
+        return 0
+
+    @property
+    def blocks(self) -> int | None:
+        """The number of pipeline blocks of the model; None if it is unknown before the build."""
+        return None
+
+    def max_slices(self, shapes: Shapes) -> int | None:
+        """Return the maximum number of units, filters, words or heads in a layer, or None."""
+        return None
+
+    def hidden(self, layers: list[GridLayer]) -> list[GridLayer] | None:
+        """Return the layers that a grid of machines divides, up to the last hidden layer.
+
+        Args:
+            layers: A list with only the description of the input layer, to which the hidden layers
+                are appended.
+
+        Returns:
+            Descriptions of the input layer and the hidden layers, or None if a grid cannot divide
+            one of them.
+        """
+        return None
+
+
+def first_plane(shapes: Shapes) -> GridLayer:
+    """Return the description of the input layer for a grid of machines."""
+    input_shape = shapes.input_shape
+    shape: Shape = (
+        (input_shape[0], input_shape[1], input_shape[2])
+        if len(input_shape) == 3
+        else (1, 1, prod(input_shape))
+    )
+    return GridLayer("input", "input", shape, trains=False)
+
+
+def window_plane(
+    kind: str, layers: Sequence[GridLayer], channels: int, k: int, s: int, trains: bool = True
+) -> GridLayer:
+    """Return the description of a layer with k × k kernels and strides s that follows `layers`."""
+    return window(_keras_name(kind, layers), layers[-1].shape, channels, (k, k), (s, s), trains)
+
+
+def dense_plane(layers: Sequence[GridLayer], units: int) -> GridLayer:
+    """Return the description of a Dense layer that follows the layers in `layers`."""
+    return GridLayer(_keras_name("dense", layers), "units", (1, 1, units))
+
+
+def _keras_name(kind: str, layers: Sequence[GridLayer]) -> str:
+    """Return the name that Keras gives this layer in the first model of a process, like dense_1."""
+    count = sum(layer.name.startswith(kind) for layer in layers)
+    return f"{kind}_{count}" if count else kind
+
 
 Activation = Annotated[
     Literal["relu", "gelu", "tanh", "sigmoid", "elu", "selu", "silu", "softplus"],
@@ -266,3 +341,89 @@ def _sequential(
     if flat:
         first.append(keras.layers.Flatten())
     return keras.Sequential([*first, *hidden, keras.layers.Dense(shapes.outputs)], name=name)
+
+
+class TransformerOptions(ModelOptions):
+    """The options of the model `transformer`: blocks of attention and feed-forward layers."""
+
+    sequences: ClassVar[bool] = True
+    codes: ClassVar[bool] = True
+
+    layers: Count = Field(2, description="number of transformer blocks, 1 or more")
+    width: Count = Field(64, description="length of a character's embedding vector, 1 or more")
+    heads: Count = Field(
+        4,
+        validate_default=True,
+        description="number of attention heads, a divisor of width, such as 4 for width 64",
+    )
+    feed_forward: Count = Field(
+        256, description="hidden units of the feed-forward layers, 1 or more"
+    )
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="dropout rate of each layer's output, 0 to below 1"
+    )
+
+    @property
+    def blocks(self) -> int:
+        """The number of pipeline blocks: embedding, two per layer, final norm, and output layer."""
+        return 2 * self.layers + 3
+
+    def max_slices(self, shapes: Shapes) -> int:
+        """Return the largest number of words, positions, hidden units or heads in any layer."""
+        return max(shapes.outputs, *shapes.input_shape, self.feed_forward, self.width, self.heads)
+
+    @field_validator("heads")
+    @classmethod
+    def _divides(cls, heads: int, info: ValidationInfo) -> int:
+        if info.data.get("width", heads) % heads:
+            raise ValueError("not a divisor")
+        return heads
+
+
+def transformer(options: TransformerOptions, shapes: Shapes) -> keras.Model:
+    r"""Return a transformer of causal self-attention and feed-forward blocks for text.
+
+        codes ─ words + positions ─┬─ norm ─ attention ─ add ─┬─ norm ─ dense ─ dense ─ add ─ …
+                                   └──────────────────────┘   └───────────────────────┘
+
+    Each half of a block computes \(x + f(\mathrm{norm}(x))\), where f is attention or two Dense
+    layers. The model ends with a norm and a Dense layer of scores. The positions of the characters
+    have learned embeddings. Each character attends to itself and to earlier characters.
+
+    Source: A. Vaswani et al., 2017, arXiv 1706.03762. A norm precedes each attention layer and each
+    pair of Dense layers, as in Xiong et al., 2020, arXiv 2002.04745.
+    """
+    import keras
+    from keras import layers
+
+    steps = shapes.input_shape[0]
+    codes = keras.Input(shapes.input_shape, dtype="int32", name="codes")
+    # One row of position numbers, shape (1, characters), is used for all rows of a batch. Standard
+    # Keras operations compute the position numbers, so that a saved model can be opened without
+    # labkit.
+    places = keras.ops.cumsum(keras.ops.ones_like(codes[:1, :]), axis=1) - 1
+    words = layers.Embedding(shapes.outputs, options.width, name="words")(codes)
+    x = words + layers.Embedding(steps, options.width, name="positions")(places)
+    for number in range(1, options.layers + 1):
+        x = _block(options, x, number)
+    x = layers.LayerNormalization(name="norm")(x)
+    return keras.Model(codes, layers.Dense(shapes.outputs, name="scores")(x), name="transformer")
+
+
+def _block(options: TransformerOptions, x: keras.KerasTensor, number: int) -> keras.KerasTensor:
+    from keras import layers
+
+    def add(half: str, y: keras.KerasTensor) -> keras.KerasTensor:
+        # With a dropout rate of 0, no Dropout layer is added, because each layer counts as a
+        # pipeline block.
+        y = layers.Dropout(options.dropout)(y) if options.dropout else y
+        return layers.Add(name=f"{half}_add_{number}")([x, y])
+
+    attention = layers.MultiHeadAttention(
+        options.heads, options.width // options.heads, name=f"attention_{number}"
+    )
+    y = layers.LayerNormalization(name=f"attention_norm_{number}")(x)
+    x = add("attention", attention(y, y, use_causal_mask=True))
+    y = layers.LayerNormalization(name=f"feed_forward_norm_{number}")(x)
+    y = layers.Dense(options.feed_forward, "gelu", name=f"feed_forward_in_{number}")(y)
+    return add("feed_forward", layers.Dense(options.width, name=f"feed_forward_out_{number}")(y))

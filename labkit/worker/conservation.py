@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from labkit.communicator import Communicator
-from labkit.compression.residual_law import ExpectedResidual
+from labkit.compression.compressor import ExpectedResidual
 from labkit.exchange import BucketLayer, ReductionRecord
 
 # For each float size in bytes, the relative tolerance; it refers to the largest value of each step,

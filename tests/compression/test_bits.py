@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from labkit.compression.bits import pack, split_ranges, unpack
+from labkit.compression.numbers import pack, split_ranges, unpack
 
 
 def there_and_back(codes: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:

@@ -12,14 +12,11 @@ from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
 from labkit.compression import COMPRESSORS, QSGD, Compressor, Int8, TernGrad, reduce_all
-from labkit.compression.chain import Chain
 from labkit.compression.dgc import DGC
-from labkit.compression.errorfeedback import ErrorFeedback
 from labkit.compression.powersgd import PowerSGD
-from labkit.compression.randomk import RandomK
-from labkit.compression.sign_sgd import SignSGD
-from labkit.compression.threshold import Threshold
-from labkit.compression.topk import TopK
+from labkit.compression.signs import SignSGD
+from labkit.compression.sparsification import RandomK, Threshold, TopK
+from labkit.compression.wrappers import Chain, ErrorFeedback
 
 QUANTIZERS = [
     *(

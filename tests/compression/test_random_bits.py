@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labkit.compression.random_bits import uniform
+from labkit.compression.numbers import uniform
 
 MANY = 2**20
 

@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 
 from labkit.common.errors import InvalidInput
 from labkit.compression import Compressor, nbytes, reduce_all
-from labkit.compression.randomk import RandomK
-from labkit.compression.selection import scatter, select_above
-from labkit.compression.threshold import Threshold
-from labkit.compression.topk import TopK
+from labkit.compression.sparsification import RandomK, Threshold, TopK, scatter, select_above
 
 LONG = 100_003  # long enough for sampling, and not a multiple of a row
 

@@ -23,11 +23,11 @@ import pytest
 from labkit import datasets
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.datasets import DATASETS, Dataset, Shapes
-from labkit.datasets.adult import read_adult
+from labkit.datasets.catalogue import TextOptions, read_shakespeare
 from labkit.datasets.dataset import Rows
 from labkit.datasets.files import DataFile, fetch
 from labkit.datasets.images import read_cifar10, read_idx
-from labkit.datasets.shakespeare import TextOptions, read_shakespeare
+from labkit.datasets.tabular_files import read_adult
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from labkit.common.errors import InvalidInput
-from labkit.datasets.planted import (
+from labkit.datasets.synthetic import (
     correlated_columns,
     factorization_optimum,
     lasso_optimum,

@@ -14,7 +14,7 @@ from labkit import datasets, models
 from labkit.common.errors import InvalidInput
 from labkit.datasets import Shapes
 from labkit.models import MODELS
-from labkit.models.applications import APPLICATIONS, class_of, smallest
+from labkit.models.named_models import APPLICATIONS, class_of, smallest
 
 DIGITS = Shapes((8, 8, 1), 10, "classification")
 TABLE = Shapes((12,), 2, "classification")

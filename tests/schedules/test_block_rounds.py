@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import Lasso
 
-from labkit.datasets.planted import correlated_columns
+from labkit.datasets.synthetic import correlated_columns
 from labkit.schedules.blocks import BlockRounds, Select, couplings
 
 SELECTS: tuple[Select, ...] = ("priority", "round_robin", "random")

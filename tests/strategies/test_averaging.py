@@ -24,7 +24,7 @@ from labkit import (
     PowerSGD,
 )
 from labkit.common.errors import InvalidInput
-from labkit.compression.random_bits import uniform
+from labkit.compression.numbers import uniform
 from labkit.network import Slowdown
 from labkit.programs import Gradient
 

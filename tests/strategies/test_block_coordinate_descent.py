@@ -12,7 +12,7 @@ from sklearn.linear_model import Lasso
 
 import labkit as lk
 from labkit.common.errors import InvalidInput
-from labkit.datasets.planted import factorization_optimum, ratings
+from labkit.datasets.synthetic import factorization_optimum, ratings
 from labkit.network import ComputeTime
 from labkit.programs import EventLog, Gradient, Roles
 from labkit.programs.timing_model import TimingModel

@@ -1,0 +1,315 @@
+"""Compressors that keep some of the values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from labkit.compression.compressor import (
+    Compressor,
+    Payload,
+    Reduced,
+    Reduction,
+    Request,
+    SparseMean,
+    State,
+    Tensor,
+    compiled,
+    next_key,
+    run_fused,
+)
+from labkit.compression.numbers import from_bits, magnitude_bits
+
+BLOCK = 16  # elements per searched block; most blocks contain none of the top 1 %
+
+
+class Sparse(Compressor):
+    """A compressor that sends the elements that `select` returns, together with their indices."""
+
+    sparse: ClassVar[bool] = True
+    eager: ClassVar[tuple[str, ...]] = ("decode",)
+
+    def select(self, tensor: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the indices to send, int32 (k,), ascending, and their values (k,)."""
+        raise NotImplementedError(f"{type(self).__name__} must define select")
+
+    def encode(self, tensor: Tensor, key: Tensor) -> Payload:
+        """Return "indices", int32 (k,), ascending; "values" (k,); "length", int32 (1,)."""
+        import tensorflow as tf
+
+        indices, values = self.select(tensor, key)
+        return {"indices": indices, "values": values, "length": tf.constant([tensor.shape[0]])}
+
+    def decode(self, payload: Payload) -> Tensor:
+        """Return a dense tensor (n,): the values at their indices, and zeros at all others."""
+        return scatter(payload["indices"], payload["values"], payload["length"][0])
+
+    def reduce(self, tensor: Tensor, state: State) -> Reduction:
+        """Compute the mean of the sparse vectors that the ranks send."""
+        payload = compiled(self, "encode")(tensor, state)
+        mean = yield SparseMean(payload["indices"], payload["values"], tensor.shape[0])
+        return Reduced(mean, self.decode(payload), next_key(state))
+
+    def collectives(
+        self, shape: Sequence[int], payload: float
+    ) -> tuple[tuple[type[Request], float], ...]:
+        """Return one request, a `SparseMean`, with the bytes that a rank sends for it."""
+        return ((SparseMean, payload),)
+
+
+def count(ratio: float, length: int) -> int:
+    """Return the number of elements to send: at least 1, unless the length is 0."""
+    return min(length, max(1, round(ratio * length)))
+
+
+def scatter(indices: Tensor, values: Tensor, length: Tensor) -> Tensor:
+    """Return a dense vector (length,) with the values (k,) at distinct indices, int32 (k,)."""
+    import tensorflow as tf
+
+    # SparseToDense is used because tf.scatter_nd is slow per element, and
+    # tf.math.unsorted_segment_sum allocates a second vector.
+    return tf.raw_ops.SparseToDense(
+        sparse_indices=indices,
+        output_shape=[length],
+        sparse_values=values,
+        default_value=tf.zeros([], values.dtype),
+        validate_indices=False,
+    )
+
+
+def select_above(tensor: Tensor, threshold: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Return all elements with a magnitude of at least a threshold, and all NaN.
+
+    The function returns a pair: the indices, int32 (k,), ascending, and the values (k,). The search
+    first tests whole blocks, then only the elements of blocks that reach the threshold. This search
+    is faster than `tf.where` on all elements, because it reads most blocks only once.
+    """
+    import tensorflow as tf
+
+    whole = tensor.shape[0] // BLOCK * BLOCK
+    rows = tf.reshape(tensor[:whole], [-1, BLOCK])
+    matching = tf.where(run_fused(_any_reaches, rows, threshold))[:, 0]  # (matching rows,)
+    candidates = tf.reshape(tf.gather(rows, matching), [-1])  # all elements of the matching rows
+    hits = tf.where(_reaches(candidates, threshold))[:, 0]
+    whole_indices = tf.gather(matching, hits // BLOCK) * BLOCK + hits % BLOCK
+    tail = tensor[whole:]
+    tail_hits = tf.where(_reaches(tail, threshold))[:, 0]
+    indices = tf.cast(tf.concat([whole_indices, tail_hits + whole], 0), tf.int32)
+    return indices, tf.concat([tf.gather(candidates, hits), tf.gather(tail, tail_hits)], 0)
+
+
+def _any_reaches(rows: Tensor, threshold: Tensor) -> Tensor:
+    import tensorflow as tf
+
+    # `reduce_any` is faster than a comparison with the maximum, which XLA computes element by
+    # element.
+    return tf.reduce_any(_reaches(rows, threshold), 1)
+
+
+def _reaches(values: Tensor, threshold: Tensor | float) -> Tensor:
+    """Return, for each value, whether it is NaN or its magnitude reaches the threshold."""
+    import tensorflow as tf
+
+    return magnitude_bits(values) >= magnitude_bits(tf.cast(threshold, values.dtype))
+
+
+def draw(key: Tensor, k: Tensor | int, n: Tensor | int) -> tuple[Tensor, Tensor]:
+    """Divide n elements into k ranges; return a random index in each, and each range's length."""
+    import tensorflow as tf
+
+    k, n = tf.cast(k, tf.int64), tf.cast(n, tf.int64)
+    bounds = tf.range(k + 1) * n // tf.maximum(k, 1)
+    pieces = bounds[1:] - bounds[:-1]
+    # Double precision is needed, so that every element of a long range can be selected.
+    place = tf.random.stateless_uniform([k], key, dtype=tf.float64)
+    indices = bounds[:-1] + tf.cast(place * tf.cast(pieces, tf.float64), tf.int64)
+    return tf.cast(indices, tf.int32), pieces
+
+
+HITS = 64  # intended number of sampled elements above the threshold
+
+
+class TopK(Sparse):
+    r"""The k largest elements by magnitude, \(k = \max(1, \mathrm{round}(\mathrm{ratio}\cdot n))\).
+
+    \(\|\hat g - g\|^2 \le (1 - k/n) \|g\|^2\). TopK works best when it is wrapped in
+    `ErrorFeedback`, which sends the other elements later.
+
+    Args:
+        ratio: The fraction of elements that are sent.
+        threshold: Either "exact" or "sampled"; "exact" sends exactly k elements, selected from
+            those above a threshold. "sampled" sends all elements above the threshold, about k; if
+            more than 2 k elements exceed it, the k largest are sent. The threshold is estimated
+            from a random sample. With "sampled", zeros are never sent. Tensors that are not much
+            longer than the sample are sorted without a threshold.
+
+    Source: A. F. Aji, K. Heafield, Sparse Communication for Distributed Gradient Descent, 2017,
+    arXiv 1704.05021. Sampling: Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, Deep Gradient
+    Compression, 2018, arXiv 1712.01887. Differs from them: the sample contains 64 n/k elements, not
+    a fixed fraction of all elements.
+    """
+
+    family: ClassVar[str] = "sparsification"
+    paper: ClassVar[str] = "Aji 2017, arXiv 1704.05021"
+
+    ratio: float = Field(0.01, gt=0, le=1, kw_only=False)
+    threshold: Literal["exact", "sampled"] = "sampled"
+
+    def select(self, tensor: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the largest elements: indices, int32 (k,), ascending, and values (k,)."""
+        n = tensor.shape[0]
+        k = count(self.ratio, n)
+        sample = HITS * n // max(k, 1)
+        if 4 * sample >= n:
+            return _largest(tensor, k)
+        if self.threshold == "exact":
+            return _select_exact(tensor, k, sample, key)
+        return _select_sampled(tensor, k, sample, key)
+
+
+def _largest(tensor: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    import tensorflow as tf
+
+    # Indices are sorted, because sums of sparse vectors merge sorted indices.
+    indices = tf.sort(tf.math.top_k(magnitude_bits(tensor), k, sorted=False).indices)
+    return indices, tf.gather(tensor, indices)
+
+
+def _largest_of(indices: Tensor, values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest of the given elements: their indices in the tensor, and their values."""
+    import tensorflow as tf
+
+    places, largest = _largest(values, k)
+    return tf.gather(indices, places), largest
+
+
+def _select_exact(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Return exactly the k largest elements, selected from those above a sampled threshold."""
+    import tensorflow as tf
+
+    candidates, values = select_above(tensor, _threshold(tensor, sample, HITS * 3 // 2, key))
+    # This flag is false if the sample is atypical or many elements are zero.
+    is_enough = tf.size(candidates) >= k
+    indices, values = tf.cond(
+        is_enough, lambda: _largest_of(candidates, values, k), lambda: _largest(tensor, k)
+    )
+    return indices, values
+
+
+def _select_sampled(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the elements above a sampled threshold, or the k largest if these are too many."""
+    import tensorflow as tf
+
+    candidates, values = select_above(tensor, _threshold(tensor, sample, HITS, key))
+    too_many = tf.size(candidates) > 2 * k  # true if the sample is atypical
+    indices, values = tf.cond(
+        too_many, lambda: _largest_of(candidates, values, k), lambda: (candidates, values)
+    )
+    return indices, values
+
+
+def _threshold(tensor: Tensor, sample: int, hits: int, key: Tensor) -> Tensor:
+    """Return the `hits`-th largest sampled magnitude; at least the smallest normal float."""
+    import tensorflow as tf
+
+    # A separate XLA cluster gathers the sample in memory order, which avoids cache misses.
+    places, _ = draw(key, sample, tensor.shape[0])
+    sizes = run_fused(_sizes, tensor, places)
+    hits = min(hits, sample)
+    threshold = tf.reduce_min(tf.math.top_k(sizes, hits, sorted=False).values)
+    # If most elements are zero, the sampled threshold is also zero; the minimum `least` excludes
+    # zeros.
+    least = magnitude_bits(tf.constant(np.finfo(tensor.dtype.as_numpy_dtype).tiny, tensor.dtype))
+    return from_bits(tf.maximum(threshold, least))
+
+
+def _sizes(tensor: Tensor, places: Tensor) -> Tensor:
+    import tensorflow as tf
+
+    return magnitude_bits(tf.gather(tensor, places))
+
+
+class RandomK(Compressor):
+    r"""Sends one random element from each of k equal ranges, at the same indices on all ranks.
+
+    The number of sent elements is \(k = \max(1, \mathrm{round}(\mathrm{ratio} \cdot n))\) of n.
+    Only values are sent, without indices, and an allreduce sums the values. Without `rescale`, the
+    expectation of the decoded tensor is \(E\,\hat g = \frac{k}{n} g\), which is suitable for
+    `ErrorFeedback`. With `rescale`, \(\hat g_i = \frac{n}{k} g_i\) for selected elements. Then
+    \(E\,\hat g = g\) and \(E \|\hat g - g\|^2 = (\frac{n}{k} - 1) \|g\|^2\); the product of n/k and
+    an element must not overflow. NaN in elements that are not selected remains undetected.
+
+    Args:
+        ratio: The fraction of elements that are sent.
+        rescale: Whether sent elements are multiplied by n/k, so that the expectation of the decoded
+            tensor is the gradient.
+
+    Source: S. U. Stich, J.-B. Cordonnier, M. Jaggi, Sparsified SGD with Memory, 2018, arXiv
+    1809.07599. Rescaled: J. Wangni, J. Wang, J. Liu, T. Zhang, Gradient Sparsification for
+    Communication-Efficient Distributed Optimization, 2017, arXiv 1710.09854. Differs from them: one
+    element of each range is sent instead of any k elements, with the same expectation; if k does
+    not divide n, the lengths of ranges differ by one, and each selected element is scaled by the
+    length of its range.
+    """
+
+    family: ClassVar[str] = "sparsification"
+    paper: ClassVar[str] = "Stich 2018, arXiv 1809.07599"
+    linear: ClassVar[bool] = True
+    shared: ClassVar[bool] = True
+    sparse: ClassVar[bool] = True
+
+    ratio: float = Field(0.01, gt=0, le=1, kw_only=False)
+    rescale: bool = False
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the expectation of the decoded tensor is the encoded tensor."""
+        return self.rescale
+
+    @property
+    def expansive(self) -> bool:
+        """Whether sent elements are multiplied by n/k, so that the error can exceed the tensor."""
+        return self.rescale
+
+    def encode(self, tensor: Tensor, key: Tensor) -> Payload:
+        """Return "values" (k,), the "key" that draws the indices (2,), and "length", int32 (1,)."""
+        import tensorflow as tf
+
+        n = tensor.shape[0]
+        indices, pieces = draw(key, count(self.ratio, n), n)
+        values = tf.gather(tensor, indices)
+        if self.rescale:
+            values *= tf.cast(pieces, values.dtype)
+        return {"values": values, "key": key, "length": tf.constant([n])}
+
+    def decode(self, payload: Payload) -> Tensor:
+        """Return a dense tensor (n,): the values at their indices, and zeros at all others."""
+        import tensorflow as tf
+
+        values, n = payload["values"], payload["length"][0]
+        indices, _ = draw(payload["key"], tf.size(values), n)
+        return scatter(indices, values, n)
+
+
+class Threshold(Sparse):
+    r"""Sends elements with magnitudes of at least `value`; their number depends on the gradient.
+
+    Args:
+        value: The smallest magnitude that is sent, in the units of the gradient.
+
+    Source: N. Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing,
+    Interspeech 2015. Differs from it: elements are sent unchanged, not as plus or minus the
+    threshold; only `ErrorFeedback` stores the unsent part.
+    """
+
+    family: ClassVar[str] = "sparsification"
+    paper: ClassVar[str] = "Strom 2015, Interspeech"
+
+    value: float = Field(gt=0, kw_only=False)
+
+    def select(self, tensor: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the elements above the threshold: indices, int32 (k,), ascending; values (k,)."""
+        return select_above(tensor, self.value)
