@@ -1,4 +1,4 @@
-"""Messages between the parts of a model: their bytes, the sums of slices, and the borders of tiles."""
+"""Messages between parts of a model: their bytes, sums of slices, and borders of tiles."""
 
 from __future__ import annotations
 
