@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from labkit.bench.steps import Averaging
     from labkit.communicator import Communicator
     from labkit.exchange import Exchange, Timeline
-    from labkit.exchange.timeline import Event
+    from labkit.exchange.comm_thread import Event
 
 KNOWN = CASES | WORD_CASES
 # This is the default schedule of the gradient exchange, with which the other schedules are

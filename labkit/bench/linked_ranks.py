@@ -22,8 +22,7 @@ import numpy as np
 from labkit.bench.timing import sweep
 from labkit.common.errors import LabkitError
 from labkit.communicator.clock import WALL
-from labkit.communicator.executor import Executor
-from labkit.communicator.rank_plan import RankPlan, plan
+from labkit.communicator.executor import Executor, RankPlan, plan
 from labkit.communicator.wire import MpiWire as Messages
 from labkit.frameworks.namespaces import ADDRESSES, command_prefix, rate_limited_link
 from labkit.schedules import ALLREDUCE

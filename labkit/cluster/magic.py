@@ -14,8 +14,7 @@ from labkit.cluster.lease import Turn
 from labkit.cluster.stack_probe import request_locations
 from labkit.common.errors import InvalidInput, gist
 from labkit.communicator.clock import WALL
-from labkit.communicator.process_inspector import inspect_processes
-from labkit.communicator.status_table import ENDED
+from labkit.communicator.status_table import ENDED, inspect_processes
 from labkit.records.endings import STOP_SIGNALS, End
 
 ASK_EVERY = 1.0  # seconds between two requests for the current calls of the ranks

@@ -1,21 +1,24 @@
 """Messages and collectives between MPI ranks, with traffic metering and a timeout of every wait."""
 
-from labkit.communicator.algorithms import ALGORITHMS, refuse_unmetered, validate_algorithm
-from labkit.communicator.clock import WALL, Clock, WallClock
+from labkit.communicator.clock import WALL, Clock, WallClock, computing
 from labkit.communicator.communicator import Communicator
-from labkit.communicator.computing import computing
-from labkit.communicator.eager import EagerMailbox
 from labkit.communicator.fault_injector import Injector
 from labkit.communicator.mailbox import Letter, Mailbox, Route
-from labkit.communicator.numbers import scale
-from labkit.communicator.rendezvous import RendezvousMailbox
+from labkit.communicator.one_sided import (
+    TRANSPORTS,
+    AnyMailbox,
+    EagerMailbox,
+    RendezvousMailbox,
+    Transport,
+    Window,
+    open_mailbox,
+)
+from labkit.communicator.reductions import ALGORITHMS, refuse_unmetered, validate_algorithm
 from labkit.communicator.shared_memory import SeparateBuffers
 from labkit.communicator.sparse import merged
 from labkit.communicator.status_board import HostSilent, Mismatch, RankDied, RankFailed, WaitTooLong
-from labkit.communicator.traffic import Traffic
-from labkit.communicator.transports import TRANSPORTS, AnyMailbox, Transport, open_mailbox
-from labkit.communicator.window import Window
-from labkit.communicator.wire import Corrupted
+from labkit.communicator.wait_policy import Traffic
+from labkit.communicator.wire import Corrupted, scale
 from labkit.communicator.world import join, single_rank, world
 
 __all__ = [

@@ -12,24 +12,17 @@ from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.renamed import refuse_former_attributes
 from labkit.common.timeouts import Limits
 from labkit.communicator.clock import WALL, Clock
-from labkit.communicator.eager import EagerMailbox
 from labkit.communicator.emulation import Emulation
-from labkit.communicator.fault_injector import FaultSlowdown, Injector
+from labkit.communicator.fault_injector import FaultSlowdown, Injector, Slowness
 from labkit.communicator.mailbox import Mailbox, Route
-from labkit.communicator.membership import SPARE, Membership
-from labkit.communicator.messages import Messages
-from labkit.communicator.numbers import scale, validate_summable
+from labkit.communicator.membership import SPARE, Membership, agree_all, outlives
+from labkit.communicator.one_sided import EagerMailbox, RendezvousMailbox, Window
 from labkit.communicator.payloads import Payloads
 from labkit.communicator.reductions import Reductions
-from labkit.communicator.rendezvous import RendezvousMailbox
 from labkit.communicator.shared_memory import SeparateBuffers, SharedMemory
-from labkit.communicator.slowness import Slowness
 from labkit.communicator.status_board import StatusBoard, exit_without_finalize
-from labkit.communicator.traffic import Traffic
-from labkit.communicator.ulfm import agree_all, outlives
-from labkit.communicator.wait_policy import WaitPolicy
-from labkit.communicator.window import Window
-from labkit.communicator.wire import MessageRules
+from labkit.communicator.wait_policy import Traffic, WaitPolicy
+from labkit.communicator.wire import MessageRules, Messages, scale, validate_summable
 from labkit.network import Network, Slowdown
 
 if TYPE_CHECKING:

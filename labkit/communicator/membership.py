@@ -1,7 +1,15 @@
-"""Working ranks of a call, and spare ranks that replace dead working ranks."""
+"""Working ranks of a call, and spare ranks that replace dead working ranks.
+
+Detection of dead ranks with MPI's User-Level Failure Mitigation (ULFM).
+
+Source: W. Bland, A. Bouteiller, T. Herault, G. Bosilca, J. Dongarra: Post-failure recovery of
+MPI communication capability, 2013, International Journal of High Performance Computing
+Applications 27.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -9,10 +17,90 @@ import numpy as np
 
 from labkit.common.errors import LabkitError
 from labkit.communicator.clock import Clock
-from labkit.communicator.ulfm import agree_all
+from labkit.communicator.communicator import Communicator
+from labkit.communicator.status_board import Mismatch, WaitTooLong
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+
+UNUSED_TAG = 1 << 30  # no message has this tag; a probe with it detects failures
+NAMING_TIMEOUT = 1.0  # maximum seconds from the first sign of a death until MPI reports the rank
+
+
+class FailureGuard:
+    """A context manager that checks for dead ranks if MPI raises an error inside its block.
+
+    Args:
+        check: A function that raises `RankDied` if a rank is dead.
+        clock: The clock that measures the waits between repeated checks.
+    """
+
+    def __init__(self, check: Callable[[], None], clock: Clock) -> None:
+        self._check, self._clock = check, clock
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, where: object) -> None:
+        if kind is not None:
+            from mpi4py import MPI
+
+            end = self._clock.now() + NAMING_TIMEOUT
+            # The check for dead ranks is repeated, because a receive from a dead rank may fail
+            # before MPI reports the death.
+            while issubclass(kind, MPI.Exception) and outlives() and self._clock.now() < end:
+                self._check()
+                self._clock.sleep(1e-3)
+
+
+def outlives() -> bool:
+    """Return whether MPI runs with ULFM, so that ranks survive the death of other ranks."""
+    return os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"  # noqa: SIM112 - Open MPI's spelling
+
+
+def is_broken(comm: MPI.Intracomm) -> bool:
+    """Return whether a rank of the communicator is dead, or a survivor has revoked it.
+
+    The probe that detects a death or revocation also lets the MPI library make progress.
+    """
+    from mpi4py import MPI
+
+    try:
+        comm.Iprobe(MPI.ANY_SOURCE, UNUSED_TAG)
+    except MPI.Exception as error:
+        if error.Get_error_class() in (
+            MPI.ERR_PROC_FAILED,
+            MPI.ERR_PROC_FAILED_PENDING,
+            MPI.ERR_REVOKED,
+        ):
+            return True
+        raise
+    return False
+
+
+def dead_ranks(comm: MPI.Intracomm, clock: Clock) -> list[int]:
+    """Return the dead ranks that this rank has detected so far in a broken communicator."""
+    from mpi4py import MPI
+
+    end = clock.now() + NAMING_TIMEOUT
+    while True:
+        failed = comm.Get_failed()
+        if failed.size or clock.now() > end:
+            return MPI.Group.Translate_ranks(failed, None, comm.group)
+        MPI.COMM_SELF.Iprobe()  # lets MPI make progress; a probe on `comm` would raise
+        clock.sleep(1e-3)
+
+
+def agree_all(comm: MPI.Intracomm, succeeded: bool) -> bool:
+    """Return whether all ranks are alive and report success; every rank gets the same answer."""
+    from mpi4py import MPI
+
+    try:
+        return bool(comm.Agree(int(succeeded)))
+    except MPI.Exception:
+        return False
+
 
 SPARE = -1  # marks a spare rank, which is not one of the working ranks
 POLL_INTERVAL = 5e-3  # seconds between two checks of a spare rank that waits
@@ -161,3 +249,61 @@ def _filled(numbers: list[int], size: int) -> list[int]:
     """
     missing = sorted(set(range(size)) - set(numbers))
     return [missing.pop(0) if number == SPARE and missing else number for number in numbers]
+
+
+RESERVE_POLL_INTERVAL = 1e-3  # seconds between two polls of a waiting rank
+
+
+class RecoveryBarrier:
+    """A barrier after failed calls, on a separate MPI communicator.
+
+    A failed call may leave pending messages on the communicator that it used, but not on the
+    separate communicator of this barrier.
+
+    Args:
+        comm: The mpi4py communicator of the ranks, which the RecoveryBarrier duplicates.
+        communicator: The Communicator to restart after a failed call.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, communicator: Communicator) -> None:
+        self._comm, self._communicator = comm.Dup(), communicator
+
+    def meet(self, name: str, failure: str = "", settle: Callable[[], None] = lambda: None) -> None:
+        """Wait for all ranks, and restart the communicator if a rank's call failed (collective).
+
+        Args:
+            name: The name of this barrier, the same on all ranks.
+            failure: The error text of this rank's failure since the last barrier; "" if there was
+                no failure. A failure text causes ranks that still wait in the failed call to raise
+                an error.
+            settle: A function that returns when no other thread of this rank uses the communicator
+                any more.
+
+        Raises:
+            Mismatch, WaitTooLong: Another rank does not reach the barrier.
+        """
+        communicator = self._communicator
+        if failure:
+            communicator.board.fail(failure)
+        communicator.board.enter(name, waiting=True)
+        failures = np.zeros(communicator.size)
+        request = self._comm.Iallgather(np.array([float(bool(failure))]), failures)
+        start = communicator.clock.now()
+        while not request.Test():
+            communicator.clock.sleep(RESERVE_POLL_INTERVAL)
+            self._check_wait(name, start)
+        if failures.any():
+            settle()
+            communicator.restart(self._comm)
+
+    def _check_wait(self, name: str, start: float) -> None:
+        communicator, waited = self._communicator, self._communicator.clock.now() - start
+        if calls := communicator.board.find_deadlock():
+            calls_text = "; ".join(f"rank {rank} waits in {call}" for rank, call in calls.items())
+            communicator.board.fail(f"Mismatch: {calls_text}")
+            raise Mismatch(f"ranks wait for each other in different calls: {calls_text}")
+        if waited > communicator.wait_policy.timeout:
+            raise WaitTooLong(
+                f"rank {communicator.rank} has waited {waited:.0f} s in {name}: "
+                f"{communicator.board.describe_ranks(name)}"
+            )

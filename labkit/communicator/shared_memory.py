@@ -13,9 +13,9 @@ import numpy as np
 
 from labkit.common.errors import LabkitError
 from labkit.common.units import bytes_text
-from labkit.communicator.numbers import is_16_bit_float
 from labkit.communicator.status_board import RankDied
 from labkit.communicator.wait_policy import WaitPolicy
+from labkit.communicator.wire import is_16_bit_float
 from labkit.schedules import boundaries
 
 if TYPE_CHECKING:

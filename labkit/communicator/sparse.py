@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.communicator.numbers import is_16_bit_float
+from labkit.communicator.wire import is_16_bit_float
 
 INDEX = np.dtype("<i4")
 

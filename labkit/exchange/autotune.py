@@ -5,8 +5,9 @@ The fastest algorithm is measured on a real network, and simulated for an emulat
 
 from __future__ import annotations
 
+import heapq
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -156,3 +157,107 @@ def fastest(seconds: Mapping[str, float], algorithm: str) -> Choice:
     ranked = sorted(seconds, key=lambda name: seconds[name])
     times = ", ".join(f"{name} {1e3 * seconds[name]:.3g} ms" for name in ranked[:3])
     return Choice(ranked[0], f"{algorithm}: {times}")
+
+
+def by_priority(ready: Sequence[float], seconds: Sequence[float], rank: Sequence[int]) -> list[int]:
+    """Return a fixed bucket order: whenever the link is free, the most urgent ready bucket is sent.
+
+        ready    2  1  0     (the bucket of the last layer is ready first)
+        seconds  1  3  1     -> [2, 1, 0]: when bucket 1 ends at 4, only bucket 0 remains
+        ready    2  1  0
+        seconds  1  1  3     -> [2, 0, 1]: when bucket 2 ends at 3, bucket 0 is the most urgent
+
+    Args:
+        ready: For each bucket, the time in seconds at which it is packed.
+        seconds: For each bucket, the duration of its exchange in seconds.
+        rank: For each bucket, its priority; the bucket with the lowest number is the most urgent.
+
+    Source: Jayarajan et al.: Priority-based parameter propagation, 2019, arXiv 1905.03960; Peng et
+    al.: A generic communication scheduler (ByteScheduler), 2019. Both methods decide the order
+    while buckets wait; this function fixes the order in advance from measured times, so that all
+    ranks use the same order.
+    """
+    coming = sorted(range(len(ready)), key=lambda bucket: ready[bucket])
+    waiting: list[tuple[int, int]] = []
+    order: list[int] = []
+    now = 0.0
+    while coming or waiting:
+        if not waiting:
+            now = max(now, ready[coming[0]])
+        while coming and ready[coming[0]] <= now:
+            bucket = coming.pop(0)
+            heapq.heappush(waiting, (rank[bucket], bucket))
+        _, bucket = heapq.heappop(waiting)
+        order.append(bucket)
+        now += seconds[bucket]
+    return order
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A rule that decides when the buckets of a training step are exchanged.
+
+    All schedules compute the exact mean of the gradients; only the times of exchange differ.
+
+    Attributes:
+        name: The name of the schedule, as in `AllReduce(schedule=…)`.
+        explanation: The description of the schedule and its source, in the form of a docstring.
+        after: Whether the exchange begins after backpropagation and blocks the training step.
+        turns: Whether ranks take turns in using the links that they share.
+        into_next: Whether the exchange overlaps with the next step, which needs `PriorityTraining`.
+    """
+
+    name: str
+    explanation: str
+    after: bool = False
+    turns: bool = False
+    into_next: bool = False
+
+
+SCHEDULES = {
+    schedule.name: schedule
+    for schedule in (
+        Schedule(
+            "sequential",
+            """Exchange all buckets after backpropagation.
+
+    Source: J. Chen, X. Pan, R. Monga, S. Bengio, R. Jozefowicz, Revisiting Distributed Synchronous
+    SGD, 2016, arXiv 1604.00981. Differs from it: ranks use no server and no backup workers.
+    """,
+            after=True,
+        ),
+        Schedule(
+            "overlap",
+            """Exchange each bucket when its gradients are ready, during backpropagation.
+
+    If the ranks of a host compute on all its cores, a core that moves a bucket cannot compute.
+    labkit then exchanges buckets after backpropagation, and the record notes that the step blocks.
+
+    Source: H. Zhang et al., Poseidon, 2017, arXiv 1706.03292 (wait-free backpropagation); buckets:
+    S. Li et al., PyTorch Distributed, 2020, arXiv 2006.15704.
+    """,
+        ),
+        Schedule(
+            "priority",
+            """Exchange front layers first, so that the next step starts during the exchange.
+
+    Large gradients are split into several buckets; each layer is updated before its next use.
+
+    Source: A. Jayarajan et al., Priority-based Parameter Propagation, 2019, arXiv 1905.03960;
+    Y. Peng et al., A Generic Communication Scheduler for Distributed DNN Training Acceleration,
+    SOSP 2019. Differs from them: the order of buckets is fixed from measured times and the same on
+    all ranks, not decided while buckets wait.
+    """,
+            into_next=True,
+        ),
+        Schedule(
+            "staggered",
+            """Exchange after backpropagation; ranks use a shared link one after another.
+
+    Source: folklore; a shared link carries one message at a time without loss of bandwidth.
+    """,
+            after=True,
+            turns=True,
+        ),
+    )
+}

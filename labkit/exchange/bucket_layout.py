@@ -3,16 +3,249 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
 from labkit.communicator import Communicator, SeparateBuffers, merged
-from labkit.exchange.arena import FlatBuffers, Packing, Piece
 from labkit.exchange.autotune import Choice
-from labkit.exchange.bucket import Bucket, holders, pack
 from labkit.exchange.compressed import BucketLayer
 from labkit.exchange.gradient import Signature
+
+ALIGN = 64  # bytes; TensorFlow reads memory with this alignment without a copy
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The elements [start, stop) of a flattened variable, at `offset` in the flat buffer."""
+
+    variable: int
+    start: int
+    stop: int
+    offset: int
+
+    @property
+    def length(self) -> int:
+        """The number of the variable's elements in this slot."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket of gradients exchanged together: elements [start, stop) of a dtype's flat buffer."""
+
+    dtype: str
+    itemsize: int
+    start: int
+    stop: int
+    slots: tuple[Slot, ...]
+
+    @property
+    def length(self) -> int:
+        """The number of elements, including the padding that aligns the variables."""
+        return self.stop - self.start
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of the bucket, including padding."""
+        return self.length * self.itemsize
+
+
+def aligned_starts(
+    lengths: Sequence[int], dtypes: Sequence[str], itemsizes: Sequence[int]
+) -> list[int]:
+    """Return the aligned start index of each variable in the flat buffer of its dtype.
+
+    Args:
+        lengths, dtypes, itemsizes: For each variable, its number of elements, its dtype, and its
+            bytes per element.
+    """
+    ends: dict[str, int] = {}
+    starts = []
+    for length, dtype, itemsize in zip(lengths, dtypes, itemsizes, strict=True):
+        unit = ALIGN // itemsize
+        start = -(-ends.get(dtype, 0) // unit) * unit
+        starts.append(start)
+        ends[dtype] = start + length
+    return starts
+
+
+def pack(
+    lengths: Sequence[int],
+    dtypes: Sequence[str],
+    itemsizes: Sequence[int],
+    limit: int,
+    cut: bool,
+    groups: Sequence[int] | None = None,
+) -> list[Bucket]:
+    """Fill buckets from the last variable to the first, because the last gradient is ready first.
+
+        lengths 6, 2, 3, 1 · limit 4     -> [3, 2] [1] [0]
+        the same with cut                -> [3, 2] [1, end of 0] [begin of 0]
+
+    Each bucket is contiguous in its flat buffer; each variable is also contiguous, even if it is
+    split into several buckets.
+
+    Args:
+        lengths, dtypes, itemsizes: For each variable, its number of elements, its dtype, and its
+            bytes per element.
+        limit: The maximum bytes of a bucket; without `cut`, a larger variable has a separate
+            bucket.
+        cut: Whether to split large variables, so that no bucket exceeds the limit by more than 1/8.
+        groups: The group number of each variable; a bucket contains only variables of one group.
+            With None, all variables form one group.
+    """
+    starts = aligned_starts(lengths, dtypes, itemsizes)
+    itemsize = dict(zip(dtypes, itemsizes, strict=True))
+    buckets: list[Bucket] = []
+    filling: dict[str, list[Slot]] = {}
+
+    def close(dtype: str) -> None:
+        if slots := filling.pop(dtype, None):
+            # Slots are filled from the last variable to the first.
+            first, last = slots[-1], slots[0]
+            stop = last.offset + last.length
+            buckets.append(Bucket(dtype, itemsize[dtype], first.offset, stop, tuple(slots)))
+
+    for variable in reversed(range(len(lengths))):
+        if groups is not None and groups[variable] != groups[min(variable + 1, len(groups) - 1)]:
+            for dtype in list(filling):
+                close(dtype)
+        dtype, room = dtypes[variable], max(limit // itemsizes[variable], 1)
+        stop = lengths[variable]
+        while stop > 0:
+            used = sum(slot.length for slot in filling.get(dtype, []))
+            # The limit may be exceeded by 1/8, because a small bucket for the last elements of a
+            # variable would be inefficient.
+            fits = used + stop <= room + (room // 8 if cut else 0)
+            if used and not fits and (used >= room or not cut):
+                close(dtype)
+                used = 0
+            start = max(stop - (room - used), 0) if cut and not fits else 0
+            slot = Slot(variable, start, stop, starts[variable] + start)
+            filling.setdefault(dtype, []).append(slot)
+            stop = start
+    for dtype in list(filling):
+        close(dtype)
+    return buckets
+
+
+def holders(buckets: Sequence[Bucket], variable: int) -> list[int]:
+    """Return the numbers of the buckets that contain elements of a variable."""
+    return [
+        number
+        for number, bucket in enumerate(buckets)
+        if any(slot.variable == variable for slot in bucket.slots)
+    ]
+
+
+Piece = tuple[int, np.ndarray]  # (offset in the bucket, in elements; values)
+
+
+class FlatBuffers:
+    """Flat buffers for gradients, one per dtype, with the same memory in all training steps.
+
+    By default, the mean gradients overwrite the gradients. If the ranks sum in shared memory, they
+    write the mean gradients once, into a buffer that all ranks share.
+
+    Args:
+        communicator: The Communicator of the ranks; all its ranks must allocate buffers in the same
+            call (collective).
+        lengths: The number of elements of each variable.
+        dtypes: The NumPy dtype of each variable.
+        buckets: The buckets, with their start and stop in the buffers.
+        common: Whether all ranks share one buffer for the mean gradients.
+
+    Attributes:
+        means: The mean gradient of each variable, as a flat view of its buffer.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        lengths: Sequence[int],
+        dtypes: Sequence[np.dtype[np.generic]],
+        buckets: Sequence[Bucket],
+        common: bool,
+    ) -> None:
+        names = [dtype.name for dtype in dtypes]
+        starts = aligned_starts(lengths, names, [dtype.itemsize for dtype in dtypes])
+        ends = dict.fromkeys(names, 0)
+        for bucket in buckets:
+            ends[bucket.dtype] = max(ends[bucket.dtype], bucket.stop)
+        kinds = dict(zip(names, dtypes, strict=True))
+
+        def allocate_buffers(common: bool) -> dict[str, np.ndarray]:
+            return {
+                name: communicator.allocate(end, kinds[name], common) for name, end in ends.items()
+            }
+
+        self._gradients, self._common = allocate_buffers(False), common
+        self._results = allocate_buffers(True) if common else self._gradients
+        self.means = [
+            self._results[name][start : start + length]
+            for start, length, name in zip(starts, lengths, names, strict=True)
+        ]
+
+    def gradients(self, bucket: Bucket) -> np.ndarray:
+        """Return this rank's gradients in a bucket, as a flat view of the buffer."""
+        return self._gradients[bucket.dtype][bucket.start : bucket.stop]
+
+    def mean_buffer(self, bucket: Bucket) -> np.ndarray | None:
+        """Return the buffer for a bucket's mean gradients; None if they overwrite the gradients."""
+        if not self._common:
+            return None
+        return self._results[bucket.dtype][bucket.start : bucket.stop]
+
+    def slot_gradients(self, bucket: Bucket, slot: Slot) -> np.ndarray:
+        """Return this rank's gradients in a bucket's slot (part of a variable), as a flat view."""
+        return self._gradients[bucket.dtype][slot.offset : slot.offset + slot.length]
+
+
+class Packing:
+    """A callable object that copies the gradients of a bucket into the bucket's memory.
+
+    Args:
+        bucket: The bucket; its slots are the parts of variables that it contains.
+        memory: The memory into which the gradients are copied, (length,).
+        stays: The elements of the bucket that this rank itself sums in shared memory. The elements
+            in `stays` are not copied, because the training step blocks until their sum is complete.
+    """
+
+    def __init__(self, bucket: Bucket, memory: np.ndarray, stays: slice) -> None:
+        # Each entry of `_copies` is (slot number, elements to copy, target array).
+        self._copies: list[tuple[int, slice, np.ndarray]] = []
+        # Each entry of `_uncopied` is (slot number, elements, offset in the bucket).
+        self._uncopied: list[tuple[int, slice, int]] = []
+        for number, slot in enumerate(bucket.slots):
+            first = slot.offset - bucket.start
+            begin, end = np.clip((stays.start - first, stays.stop - first), 0, slot.length).tolist()
+            for start, stop in ((0, begin), (end, slot.length)):
+                if start < stop:
+                    place = memory[first + start : first + stop]
+                    elements = slice(slot.start + start, slot.start + stop)
+                    self._copies.append((number, elements, place))
+            if begin < end:
+                elements = slice(slot.start + begin, slot.start + end)
+                self._uncopied.append((number, elements, first + begin))
+
+    def __call__(self, arrays: Sequence[np.ndarray], counts: bool) -> list[Piece] | None:
+        """Copy the gradients; return uncopied (offset, values) pairs, or None if all were copied.
+
+        Args:
+            arrays: For each slot of the bucket, the complete gradient of the slot's variable.
+            counts: Whether this rank has samples; if it has none, every gradient counts as 0, even
+                NaN.
+        """
+        flat = [array.reshape(-1) for array in arrays]
+        for number, elements, place in self._copies:
+            place[...] = flat[number][elements] if counts else 0
+        pieces = [(offset, flat[number][elements]) for number, elements, offset in self._uncopied]
+        if not counts:
+            pieces = [(offset, np.zeros_like(values)) for offset, values in pieces]
+        return pieces or None
+
 
 Dtypes: TypeAlias = Sequence["np.dtype[np.generic]"]
 

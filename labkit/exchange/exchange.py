@@ -15,21 +15,24 @@ from labkit.communicator import Communicator
 from labkit.compression import Compressor, parse
 from labkit.exchange.autotune import (
     MIN_TABLE_BYTES,
+    SCHEDULES,
     Choice,
     all_cores_compute,
+    by_priority,
     choose,
     rows_are_worthwhile,
 )
-from labkit.exchange.bucket import Bucket
-from labkit.exchange.bucket_layout import BucketLayout, in_buckets
-from labkit.exchange.bucket_order import by_priority
-from labkit.exchange.comm_thread import CommThread
-from labkit.exchange.gradient import dtypes_of, signature_of, sum_repeated_rows, validate_agreement
-from labkit.exchange.guard import BadNumbers, Guard
-from labkit.exchange.operations import Operations
-from labkit.exchange.reduction import BucketMean, CompressedReduction, Plain, Watcher
-from labkit.exchange.schedules import SCHEDULES
-from labkit.exchange.timeline import Timeline
+from labkit.exchange.bucket_layout import Bucket, BucketLayout, in_buckets
+from labkit.exchange.comm_thread import CommThread, Operations, Timeline
+from labkit.exchange.compressed import BucketMean, CompressedReduction, Plain, Watcher
+from labkit.exchange.gradient import (
+    BadNumbers,
+    Guard,
+    dtypes_of,
+    signature_of,
+    sum_repeated_rows,
+    validate_agreement,
+)
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.common.canonical_json import captured
 
 if TYPE_CHECKING:
-    from labkit.keras.optimizer_state import Saveable
+    from labkit.keras.optimizer import Saveable
 
 
 def refuse_lost_state(function: Callable[..., Any]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.common.errors import InvalidInput
-from labkit.communicator.algorithms import UNMETERED, refuse_unmetered
+from labkit.communicator.reductions import UNMETERED, refuse_unmetered
 from labkit.exchange.autotune import fastest
 from labkit.forecast.calibration import (
     NOTHING,

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.compression import Compressor, Gather, Mean, Request, SparseMean
-from labkit.exchange.bucket import Bucket, holders
-from labkit.exchange.bucket_order import by_priority
-from labkit.exchange.schedules import Schedule
+from labkit.exchange.autotune import Schedule, by_priority
+from labkit.exchange.bucket_layout import Bucket, holders
 from labkit.forecast.allreduce_cost import AllReduceCosts, CollectiveEstimate, Kind, Load
 from labkit.forecast.calibration import NOTHING, Spread, add_spreads, scale_spread
 from labkit.forecast.query import Query

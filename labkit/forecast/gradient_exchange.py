@@ -18,8 +18,7 @@ from labkit.common.errors import InvalidInput
 from labkit.common.units import plural
 from labkit.compression import Compressor
 from labkit.exchange import SCHEDULES
-from labkit.exchange.bucket import Bucket
-from labkit.exchange.bucket_layout import in_buckets
+from labkit.exchange.bucket_layout import Bucket, in_buckets
 from labkit.exchange.gradient import GradientSpec
 from labkit.forecast.allreduce_cost import AllReduceCosts
 from labkit.forecast.buckets import BucketCost, BucketQueue, bucket_cost

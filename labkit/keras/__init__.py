@@ -22,13 +22,13 @@ import tensorflow as tf
 from labkit.common.nearest import named_arguments
 from labkit.common.quantities import parse_limit
 from labkit.communicator import Communicator, world
-from labkit.keras.evaluation import evaluate, global_metrics, predict
-from labkit.keras.failed_fits import prepare_restarts
+from labkit.keras.evaluation import evaluate, global_metrics, predict, prepare_restarts
 from labkit.keras.lars import LARS
-from labkit.keras.optimizer import DistributedOptimizer, check_compressor
-from labkit.keras.optimizer_state import (
+from labkit.keras.optimizer import (
+    DistributedOptimizer,
     Recipe,
     beyond_configuration,
+    check_compressor,
     copy_of,
     refuse_steps,
     refuse_variables,

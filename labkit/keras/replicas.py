@@ -13,18 +13,24 @@ import tensorflow as tf
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.exchange.hooks import Batch, Hook, Logs, Rows, Variables, hooks_of, synchronized
-from labkit.keras.equal_batches import EqualBatches
-from labkit.keras.equivalence_exceptions import (
+from labkit.keras.evaluation import (
+    IgnoreEmpty,
+    begin_fit,
+    end_fit,
+    global_metrics,
+    ignore_empty_batch,
+    is_inside_fit,
+)
+from labkit.keras.optimizer import distributed_optimizers
+from labkit.keras.replica_consistency import (
     Division,
+    ReplicaConsistency,
+    broadcast,
     draws_in_step,
     embedding_difference,
     why_not,
 )
-from labkit.keras.evaluation import IgnoreEmpty, global_metrics, ignore_empty_batch
-from labkit.keras.failed_fits import begin_fit, end_fit, is_inside_fit
-from labkit.keras.optimizer import distributed_optimizers
-from labkit.keras.replica_consistency import ReplicaConsistency, broadcast
-from labkit.keras.sharding import check_fixed_batch
+from labkit.keras.sharding import EqualBatches, check_fixed_batch
 from labkit.keras.whole_batch import WholeBatch, print_on_first_rank
 from labkit.keras.whole_metrics import WholeMetrics
 

@@ -16,8 +16,7 @@ from keras.src.trainers.compile_utils import CompileMetrics
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Communicator
 from labkit.exchange.hooks import Batch, Hook, Logs, Rows, hooks_of
-from labkit.keras.sums import ReplicaSums
-from labkit.keras.whole_batch import WholeBatch
+from labkit.keras.whole_batch import ReplicaSums, WholeBatch
 from labkit.model_parallel.functional import attach_mask, is_masked, mask_of
 
 # One recorded update: the metric's number, its positional and keyword arguments, and the masks of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.exchange.bucket_order import by_priority
+from labkit.exchange.autotune import by_priority
 from labkit.records.run import Run
 from labkit.records.timed_steps import steady_steps, step_seconds, timeline_of
 

@@ -16,7 +16,7 @@ from labkit.communicator import Communicator
 from labkit.compression import Compressor
 from labkit.exchange.hooks import hooks_of
 from labkit.experiment.experiment import Experiment
-from labkit.keras.equivalence_exceptions import Division, why_not
+from labkit.keras.replica_consistency import Division, why_not
 from labkit.programs import CodecChannel
 from labkit.records.result import FirstDifference, Verdict, place_text
 from labkit.worker import reference

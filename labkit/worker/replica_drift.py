@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from labkit.common.errors import LabkitError
-from labkit.exchange.guard import layer_of
+from labkit.exchange.gradient import layer_of
 from labkit.worker.session import TrainingSession
 
 Sums: TypeAlias = tuple[int, ...]  # one checksum per variable

@@ -31,7 +31,7 @@ from labkit.keras import (
     refuse_variables,
     without_replica_sum,
 )
-from labkit.keras.equal_batches import EqualBatches
+from labkit.keras.sharding import EqualBatches
 from labkit.model_parallel.memory import Memory
 from labkit.model_parallel.messages import LayerRow
 from labkit.programs.event_log import Event

@@ -9,7 +9,7 @@ import keras
 
 from labkit.common.errors import InvalidInput
 from labkit.communicator import Injector
-from labkit.exchange.guard import layer_of
+from labkit.exchange.gradient import layer_of
 from labkit.experiment.fault_injection import sends_every_message
 from labkit.worker.recorder import Recorder
 from labkit.worker.replica_drift import ReplicaDriftCheck

@@ -57,7 +57,7 @@ def test_types_and_messages_are_left_alone() -> None:
 
 
 def test_a_module_is_held_against_its_mirror() -> None:
-    (order,) = mirrors(ROOT, Path("labkit/exchange/bucket_order.py"))
+    (order,) = mirrors(ROOT, Path("labkit/exchange/autotune.py"))
     assert order == Path("tests/exchange/test_bucket_order.py")
     found = mirrors(ROOT, Path("labkit/exchange/compression_stats.py"))  # no test file of this name
     assert Path("tests/exchange/test_compressed.py") in found
@@ -66,7 +66,7 @@ def test_a_module_is_held_against_its_mirror() -> None:
 @pytest.mark.slow
 @pytest.mark.heavy
 def test_a_change_that_matters_is_noticed_and_no_change_survives() -> None:
-    file = Path("labkit/exchange/bucket_order.py")
+    file = Path("labkit/exchange/autotune.py")
     tests = mirrors(ROOT, file)
     assert verdict(ROOT, tests, None).outcome == "survived"
     found = verdict(ROOT, tests, mutants(file, (ROOT / file).read_text())[0])

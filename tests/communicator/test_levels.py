@@ -19,8 +19,7 @@ HOSTS = [[0, 1], [2, 3]]
 
 def in_levels(communicator: Any, name: str, length: int, waits: bool = False) -> Any:
     """Return the rank's input, and its sums in a private buffer and in the pair's memory."""
-    from labkit.communicator.executor import Executor
-    from labkit.communicator.rank_plan import plan
+    from labkit.communicator.executor import Executor, plan
     from labkit.communicator.shared_memory import SharedMemory
     from labkit.communicator.wire import MpiWire
     from labkit.schedules import ALLREDUCE

@@ -12,7 +12,7 @@ import pytest
 from labkit import Cluster, Network
 from labkit.cluster import RankError
 from labkit.communicator import TRANSPORTS, EagerMailbox, open_mailbox
-from labkit.communicator.rendezvous import MIN_SEND_BYTES
+from labkit.communicator.one_sided import MIN_SEND_BYTES
 
 LETTERS, NBYTES = 30, 4096
 SLOW = Network(latency=0.01, bandwidth=2e5)  # a message of 4 kB takes 30 ms

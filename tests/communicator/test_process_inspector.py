@@ -13,13 +13,13 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from labkit.communicator.clock import WALL
-from labkit.communicator.process_inspector import ProcessSnapshot, inspect_processes
+from labkit.communicator.status_table import ProcessSnapshot, inspect_processes
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no memfd on this system")
 
 BEGINS = """
 import ctypes, sys, time
-from labkit.communicator.process_inspector import install_stack_handler
+from labkit.communicator.status_table import install_stack_handler
 install_stack_handler()
 def stuck(call):
     print("ready", flush=True)

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.communicator.executor import _add, _receive_buffer
-from labkit.communicator.rank_plan import PlannedMessage, Sum, plan
+from labkit.communicator.executor import PlannedMessage, Sum, _add, _receive_buffer, plan
 from labkit.schedules import ALLREDUCE, COLLECTIVES
 from labkit.schedules.interpreter import final_buffers
 

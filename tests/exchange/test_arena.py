@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from labkit.communicator import single_rank
-from labkit.exchange.arena import FlatBuffers
-from labkit.exchange.bucket import pack
+from labkit.exchange.bucket_layout import FlatBuffers, pack
 
 
 @pytest.mark.heavy

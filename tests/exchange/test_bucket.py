@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.exchange.bucket import ALIGN, Bucket, aligned_starts, holders, pack
+from labkit.exchange.bucket_layout import ALIGN, Bucket, aligned_starts, holders, pack
 
 SIZES = {"float16": 2, "float32": 4, "float64": 8}
 VARIABLES = st.lists(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.exchange.bucket_order import by_priority
+from labkit.exchange.autotune import by_priority
 
 JOBS = st.lists(
     st.tuples(st.floats(0, 10), st.floats(0.01, 5), st.integers(0, 5)), min_size=1, max_size=9

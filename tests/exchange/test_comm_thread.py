@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.communicator import WALL
-from labkit.exchange.comm_thread import CommThread
-from labkit.exchange.timeline import Timeline
+from labkit.exchange.comm_thread import CommThread, Timeline
 
 
 @settings(max_examples=25, deadline=None)

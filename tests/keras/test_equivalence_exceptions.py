@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from labkit.keras import LARS
-from labkit.keras.equivalence_exceptions import embedding_difference
+from labkit.keras.replica_consistency import embedding_difference
 
 KINDS = (
     *("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Nadam", "Ftrl", "Lion"),

@@ -246,7 +246,7 @@ def difference(communicator: Any, name: str) -> float:
 def read_first(communicator: Any, data: Any) -> None:
     """Read one batch as an epoch does, without training, which takes minutes for many models."""
     from labkit import keras as lkk
-    from labkit.keras.equal_batches import EqualBatches
+    from labkit.keras.sharding import EqualBatches
 
     callback = EqualBatches(communicator)
     callback.set_model(dense())

@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 from typing import Any
 
-from labkit.exchange.timeline import KINDS
+from labkit.exchange.comm_thread import KINDS
 from labkit.records.export.chrome_trace import chrome_trace
 
 ROWS: list[dict[str, Any]] = [

@@ -15,7 +15,7 @@ from labkit.cli.methods.docstring import Docstring, parse
 from labkit.common.validated import by_position
 from labkit.compression import COMPRESSORS, FAMILIES, Compressor, samples
 from labkit.deployment import METHODS
-from labkit.exchange.schedules import SCHEDULES
+from labkit.exchange.autotune import SCHEDULES
 from labkit.schedules import ALLREDUCE, PIPELINE
 from labkit.schedules.pipeline import PipelineSchedule
 from labkit.strategies import AXES, STRATEGIES, Strategy

@@ -219,7 +219,7 @@ class Stage:
             whose loss includes the layers' losses.
         ledger: Counter of the bytes of saved tensors (`MemoryLedger`).
         computing: Function that returns a context manager, which is entered around each pass, see
-            `labkit.communicator.computing`.
+            `labkit.communicator.clock`.
     """
 
     def __init__(

@@ -6,9 +6,9 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.communicator import ALGORITHMS
-from labkit.communicator.algorithms import validate_one_host
+from labkit.communicator.reductions import validate_one_host
 from labkit.compression import COMPRESSORS, ErrorFeedback, TopK
-from labkit.exchange.schedules import SCHEDULES
+from labkit.exchange.autotune import SCHEDULES
 from labkit.experiment import Experiment
 from labkit.strategies import STRATEGIES, AllReduce, Strategy
 

@@ -13,7 +13,7 @@ from labkit.cluster import Cluster, RankError
 from labkit.cluster.calls import Refused
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.communicator import ALGORITHMS
-from labkit.exchange.schedules import SCHEDULES
+from labkit.exchange.autotune import SCHEDULES
 from labkit.experiment import Experiment
 from labkit.network import Fault
 from labkit.records.run import Run

@@ -1,0 +1,467 @@
+"""Windows: memory of a rank that other ranks read and write by one-sided access."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.common.errors import LabkitError
+from labkit.common.nearest import refuse_unknown
+from labkit.communicator.emulation import Emulation
+from labkit.communicator.mailbox import LENGTH, Letter, Mailbox, Route, make_header, open_letter
+from labkit.communicator.wait_policy import WaitPolicy
+
+if TYPE_CHECKING:
+    from labkit.communicator.communicator import Communicator
+
+
+# _PART is the maximum number of bytes of one `get` operation between hosts. Over TCP, the request
+# message that Open MPI 5.0.11 sends for a `get` is as long as the requested data; above _PART
+# bytes, it is twice as long.
+_PART = 1 << 16
+
+
+class Window:
+    """Memory for one-sided access: `put` and `get` move bytes without a call of the target rank.
+
+    A call of `put` or `get` returns after the data have arrived; on an emulated network, it returns
+    at the emulated arrival time. The calling ranks must agree among themselves where and when each
+    rank writes. If all ranks run on one host, the window is shared memory, and each access copies
+    the data once.
+
+    Args:
+        nbytes: The size of this rank's memory in bytes.
+        wait_policy: The wait policy of this rank, with its communicator, traffic meter and clock.
+        emulation: The emulated network; None: the real network.
+
+    Attributes:
+        memory: The memory of this rank, as bytes that other ranks read and write.
+    """
+
+    def __init__(self, nbytes: int, wait_policy: WaitPolicy, emulation: Emulation | None) -> None:
+        from mpi4py import MPI
+
+        self._mpi, self._rank, comm = MPI, wait_policy.rank, wait_policy.comm
+        self._comm = comm
+        self._wait_policy, self._clock = wait_policy, wait_policy.clock
+        self._emulation = emulation
+        # This list contains a view of each rank's memory; it is empty if ranks run on several
+        # hosts.
+        self._views: list[NDArray[np.uint8]] = []
+        if wait_policy.on_one_host:
+            self._window = MPI.Win.Allocate_shared(nbytes, 1, comm=comm)
+            memories = [self._window.Shared_query(rank)[0] for rank in range(comm.size)]
+            self._views = [_view(memory) for memory in memories]
+            self.memory = self._views[self._rank]
+        else:
+            self._window = MPI.Win.Allocate(nbytes, 1, comm=comm)
+            self.memory = _view(self._window.tomemory())
+        self._window.Lock_all()
+        self.memory[...] = 0
+        comm.Barrier()
+
+    def put(self, data: np.ndarray, rank: int, offset: int = 0) -> None:
+        """Write an array's bytes into the memory of a rank, from byte `offset` on."""
+        with self._counted(data.nbytes, self._rank, rank):
+            self.write(data, rank, offset)
+
+    def get(self, data: np.ndarray, rank: int, offset: int = 0) -> None:
+        """Read bytes from the memory of a rank, from byte `offset` on, into an array."""
+        with self._counted(data.nbytes, rank, self._rank):
+            self.read(data, rank, offset)
+
+    def write(self, data: np.ndarray, rank: int, offset: int = 0) -> None:
+        """Write like `put`, but without metering and without network emulation."""
+        flat = data.reshape(-1).view(np.uint8)
+        if self._views:
+            self._views[rank][offset : offset + flat.nbytes] = flat
+            self.sync()
+        else:
+            self._window.Put([flat, self._mpi.BYTE], rank, [offset, flat.nbytes])
+            self._window.Flush(rank)
+
+    def read(self, data: np.ndarray, rank: int, offset: int = 0) -> None:
+        """Read bytes like `get`, but without metering and without network emulation."""
+        into = data.reshape(-1).view(np.uint8)
+        if self._views:
+            self.sync()
+            into[...] = self._views[rank][offset : offset + into.nbytes]
+        else:
+            for start in range(0, into.nbytes, _PART):
+                part = into[start : start + _PART]
+                self._window.Get([part, self._mpi.BYTE], rank, [offset + start, part.nbytes])
+            self._window.Flush(rank)
+
+    def progress(self) -> None:
+        """Let the MPI library process other ranks' accesses to this rank's memory.
+
+        Over TCP, the MPI library of the rank that owns the memory performs the accesses, but only
+        during MPI calls of this rank. A rank that only polls its own memory, without MPI calls,
+        would therefore wait forever.
+        """
+        if not self._views:
+            self._comm.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG)
+
+    def sync(self) -> None:
+        """Synchronize memory, so that the writes of each rank become visible to all ranks."""
+        self._window.Sync()
+
+    def close(self) -> None:
+        """Free the window's memory on all ranks (collective)."""
+        self._views, self.memory = [], np.zeros(0, np.uint8)
+        self._window.Unlock_all()
+        self._window.Free()
+
+    @contextmanager
+    def _counted(self, nbytes: int, source: int, destination: int) -> Iterator[None]:
+        start = self._clock.now()
+        yield
+        self._wait_policy.traffic.payload_bytes += nbytes
+        other = source if destination == self._rank else destination
+        self._wait_policy.count_to(other, nbytes if source != destination else 0)
+        if self._emulation is not None and source != destination:
+            for moment in self._emulation.transfer(source, destination, nbytes):
+                self._clock.sleep_until(moment)
+        self._wait_policy.traffic.transfer_seconds += self._clock.now() - start
+
+
+def _view(memory: Any) -> NDArray[np.uint8]:
+    return np.ndarray(len(memory), np.uint8, memory)
+
+
+LINE = 64  # bytes of a cache line
+HEAD = 2 * LINE  # bytes at the start of a slot: message number and header
+
+Posted: TypeAlias = tuple[Route, NDArray[np.float64], NDArray[np.uint8]]
+
+
+class EagerMailbox:
+    """A mailbox with one receive slot per route, which the sender fills with one-sided puts.
+
+    A route is a pair of endpoints (sender, receiver). Slots are allocated once, and the receiver
+    reads messages directly in their slots. A slot stays occupied until the receiver frees it, or
+    until the receiver posts a message back to the sender. If the slot of a message is occupied, the
+    message waits at its sender. With fixed slots, messages need no handshake, no copy at the
+    receiver, and no allocation. Each route has its own slot, so that endpoints on the same rank do
+    not block each other.
+
+    Args:
+        window: A function that allocates a window of a given number of bytes on this rank
+            (collective).
+        wait_policy: The wait policy of this rank, with its traffic meter and clock.
+        emulation: The emulated network; None: the real network.
+        hosts: The rank on which each endpoint runs, by endpoint number.
+        routes: For each pair of endpoints (sender, receiver), the bytes of the longest message
+            between them.
+
+    Source: J. Xue, Y. Miao, C. Chen, M. Wu, L. Zhang, L. Zhou: Fast distributed deep learning over
+        RDMA, EuroSys 2019: each tensor has a fixed memory area at its receiver, which polls a flag
+        in this area. In the paper, the memory area contains only the values and the flag; here, a
+        slot also contains a header of 96 bytes.
+    """
+
+    in_place: ClassVar[bool] = True  # whether the receiver reads values without copying them
+
+    def __init__(
+        self,
+        window: Callable[[int], Window],
+        wait_policy: WaitPolicy,
+        emulation: Emulation | None,
+        hosts: Sequence[int],
+        routes: Mapping[Route, int],
+    ) -> None:
+        self._wait_policy, self._emulation, self._hosts = wait_policy, emulation, hosts
+        self._capacities = routes
+        self._slots: dict[Route, int] = {}  # offset of each slot in the receiver's memory, in bytes
+        # This mapping contains, for each route, the offset of its read count in the sender's
+        # memory, in bytes.
+        self._reads: dict[Route, int] = {}
+        sizes = [0] * wait_policy.size
+        for route, capacity in routes.items():
+            source, reader = (hosts[number] for number in route)
+            self._slots[route] = sizes[reader]
+            sizes[reader] += HEAD + self._slot_bytes(capacity)
+            self._reads[route] = sizes[source]
+            sizes[source] += LINE + self._send_bytes(capacity)
+        self._window = window(sizes[wait_policy.rank])
+        self._sent = dict.fromkeys((r for r in routes if hosts[r[0]] == wait_policy.rank), 0)
+        self._received = dict.fromkeys((r for r in routes if hosts[r[1]] == wait_policy.rank), 0)
+        memory = self._window.memory
+        self._read = {r: memory[self._reads[r] :][:8].view(np.float64) for r in self._sent}
+        self._heads = {r: memory[self._slots[r] :][:HEAD].view(np.float64) for r in self._received}
+        self._outbox: deque[Posted] = deque()
+        self._incoming: list[Letter] = []
+        self._unfreed: set[Route] = set()  # routes with a slot that the receiver has not yet freed
+
+    def post(self, route: Route, words: NDArray[np.float64], values: NDArray[np.uint8]) -> None:
+        """Send a message, and free the receive slot of the route in the opposite direction.
+
+        Args:
+            route: The endpoint numbers of sender and receiver.
+            words: Header words that the caller may use, at most `WORDS` of them.
+            values: The bytes of the message, flat. The bytes must not change while the message
+                waits for a free slot.
+
+        Raises:
+            LabkitError: The message has more bytes than its route's slot can hold.
+        """
+        self._validate_size(route, values.nbytes)
+        self.free((route[1], route[0]))
+        self._outbox.append((route, words, values))
+        self._deliver()
+
+    def free(self, route: Route) -> None:
+        """Free the slot of a route; the receiver calls this after it has used the values."""
+        if route in self._unfreed:
+            self._unfreed.remove(route)
+            read = np.array([float(self._received[route])])
+            self._window.write(read, self._hosts[route[0]], self._reads[route])
+
+    def collect(self) -> list[Letter]:
+        """Return the messages (`Letter` objects) that have arrived since the last call."""
+        self._window.progress()
+        self._deliver()
+        for route, head in self._heads.items():
+            if head[0] > self._received[route]:
+                # This call makes the values visible that the sender wrote before the message
+                # number.
+                self._window.sync()
+                self._received[route] += 1
+                if (letter := self._receive(route)) is not None:
+                    self._incoming.append(letter)
+        if not self._incoming:
+            return []
+        now = self._wait_policy.clock.now()
+        letters = [letter for letter in self._incoming if letter.has_arrived(now)]
+        self._incoming = [letter for letter in self._incoming if letter not in letters]
+        for letter in letters:
+            self._unfreed.add(letter.route)
+            if not (self.in_place and letter.values.nbytes):
+                self.free(letter.route)
+        return letters
+
+    @property
+    def idle(self) -> bool:
+        """Whether no message of this rank is waiting for a free slot."""
+        self._window.progress()
+        self._deliver()
+        return not self._outbox
+
+    @property
+    def memory(self) -> NDArray[np.uint8]:
+        """The window memory of this rank, which other ranks write to or read from."""
+        return self._window.memory
+
+    def close(self) -> None:
+        """Wait at a barrier, then free the window memory of all ranks (collective)."""
+        self._wait_policy.barrier("the barrier after the last one-sided message")
+        self._read, self._heads = {}, {}
+        self._window.close()
+
+    # --- memory layout and transfer, which `RendezvousMailbox` overrides ------------------------
+
+    def _slot_bytes(self, capacity: int) -> int:
+        """Return the size in bytes of a slot at the receiver, without the slot's header."""
+        return lines(capacity)
+
+    def _send_bytes(self, capacity: int) -> int:
+        """Return the size in bytes of the send buffer at the sender, without the read count."""
+        return 0
+
+    def _validate_size(self, route: Route, nbytes: int) -> None:
+        if nbytes > self._capacities[route]:
+            raise LabkitError(
+                f"a message of {nbytes} bytes exceeds its receive slot of "
+                f"{self._capacities[route]} bytes; use transport='two_sided' or "
+                "'one_sided_dynamic', whose messages may have any length"
+            )
+
+    def _receive(self, route: Route) -> Letter | None:
+        """Return the message in a slot, or None if further parts of it have yet to arrive."""
+        head = self._heads[route][1:]
+        values = self._window.memory[self._slots[route] + HEAD :][: int(head[0])]
+        return open_letter(head, values, self._emulation, self._hosts[route[0]])
+
+    def _write(self, route: Route, words: NDArray[np.float64], values: NDArray[np.uint8]) -> bool:
+        """Write a message into its empty slot; return whether the complete message is written."""
+        at, to, ticket = self._slots[route], self._hosts[route[1]], 0.0
+        if self._emulation:
+            ticket = self._emulation.depart(to, values.nbytes)
+        if values.nbytes:
+            self._window.write(values, to, at + HEAD)
+        self._write_header(route, make_header(route, ticket, words, values))
+        self._count(route, values.nbytes)
+        return True
+
+    def _write_header(self, route: Route, head: NDArray[np.float64]) -> None:
+        at, to = self._slots[route], self._hosts[route[1]]
+        self._sent[route] += 1
+        self._window.write(head, to, at + 8)
+        # The message number is written last. A receiver that reads the new number therefore finds
+        # the complete message.
+        self._window.write(np.array([float(self._sent[route])]), to, at)
+
+    def _count(self, route: Route, nbytes: int) -> None:
+        self._wait_policy.traffic.payload_bytes += nbytes
+        self._wait_policy.count_to(self._hosts[route[1]], nbytes)
+
+    def _deliver(self) -> None:
+        """Write waiting messages into empty slots; messages of the same route stay in order."""
+        waiting: deque[Posted] = deque()
+        behind: set[Route] = set()
+        for posted in self._outbox:
+            route = posted[0]
+            if (
+                route in behind
+                or self._read[route][0] < self._sent[route]
+                or not self._write(*posted)
+            ):
+                behind.add(route)
+                waiting.append(posted)
+        self._outbox = waiting
+
+
+def lines(nbytes: int) -> int:
+    """Round a number of bytes up to a multiple of the cache line size."""
+    return -(-nbytes // LINE) * LINE
+
+
+MIN_SEND_BYTES = 1 << 16  # the minimum bytes of a send buffer
+# A notice consists of a header and three numbers about one part of the values. The numbers are the
+# part's offset in the sender's memory, its length in bytes, and the index of its first byte.
+_PLACE = LENGTH
+_NOTICE = _PLACE + 3
+assert 8 * (1 + _NOTICE) <= HEAD  # the message number and the notice must fit into a slot's header
+
+
+class RendezvousMailbox(EagerMailbox):
+    """A mailbox whose receivers read the values from the senders' memory.
+
+    Each route (sender, receiver) has a fixed slot for notices in the receiver's memory, and a send
+    buffer in the sender's memory. The sender copies values into its send buffer, and writes a
+    notice with their offset and length in bytes. The receiver of a notice then allocates memory and
+    reads the values. Values that are longer than the send buffer are sent in several parts.
+    Therefore the receiver need not know the length of values, such as compressed payloads, in
+    advance.
+
+    On an emulated network, one message takes three latencies: for an empty notice, for a request,
+    and for the transfer of the values. A message of `EagerMailbox` takes only one latency.
+
+    Args:
+        window, wait_policy, emulation, hosts: The same arguments as those of `EagerMailbox`.
+        routes: For each pair of endpoints (sender, receiver), the size of the send buffer in bytes;
+            at least 64 KiB are allocated.
+
+    Source: J. Xue, Y. Miao, C. Chen, M. Wu, L. Zhang, L. Zhou: Fast distributed deep learning over
+    RDMA, EuroSys 2019: for a tensor of unknown shape, the sender writes metadata to a fixed memory
+    area. In this paper, the receiver then allocates memory and reads the tensor. In the paper, the
+    tensor is in RDMA-registered memory from the start; in labkit, the sender copies the values into
+    such memory.
+    """
+
+    in_place: ClassVar[bool] = False  # the receiver gets a copy of the values
+
+    def __init__(
+        self,
+        window: Callable[[int], Window],
+        wait_policy: WaitPolicy,
+        emulation: Emulation | None,
+        hosts: Sequence[int],
+        routes: Mapping[Route, int],
+    ) -> None:
+        super().__init__(window, wait_policy, emulation, hosts, routes)
+        self._bytes_sent: dict[
+            Route, int
+        ] = {}  # bytes of the current message that were already sent in parts
+        self._partial: dict[Route, NDArray[np.uint8]] = {}
+
+    def _slot_bytes(self, capacity: int) -> int:
+        return 0
+
+    def _send_bytes(self, capacity: int) -> int:
+        return lines(max(capacity, MIN_SEND_BYTES))
+
+    def _validate_size(self, route: Route, nbytes: int) -> None:
+        """Accept values of any length."""
+
+    def _write(self, route: Route, words: NDArray[np.float64], values: NDArray[np.uint8]) -> bool:
+        begin, offset = self._bytes_sent.pop(route, 0), self._reads[route] + LINE
+        part = values[begin:][: self._send_bytes(self._capacities[route])]
+        self._window.memory[offset : offset + part.nbytes] = part
+        notice = np.zeros(_NOTICE)
+        notice[:_PLACE] = make_header(route, self._wait_policy.clock.now(), words, values)
+        notice[_PLACE:] = offset, part.nbytes, begin
+        self._window.sync()  # the values must be visible to the receiver before the notice
+        self._write_header(route, notice)
+        if begin == 0:
+            self._count(route, values.nbytes)
+        if begin + part.nbytes == values.nbytes:
+            return True
+        self._bytes_sent[route] = begin + part.nbytes
+        return False
+
+    def _receive(self, route: Route) -> Letter | None:
+        head, source = self._heads[route][1:], self._hosts[route[0]]
+        offset, nbytes, begin = (int(word) for word in head[_PLACE:_NOTICE])
+        if begin == 0:
+            self._partial[route] = np.empty(int(head[0]), np.uint8)
+        values = self._partial[route]
+        if nbytes:
+            self._window.read(values[begin : begin + nbytes], source, offset)
+        if begin + nbytes < values.nbytes:
+            self._unfreed.add(route)
+            self.free(route)  # allows the sender to send the next part
+            return None
+        letter = open_letter(head, self._partial.pop(route), None, source)
+        if self._emulation:
+            letter.delay_until(
+                self._fetch_moments(self._emulation, source, values.nbytes, float(head[1]))
+            )
+        return letter
+
+    def _fetch_moments(
+        self, emulation: Emulation, source: int, nbytes: int, sent_at: float
+    ) -> Iterator[float]:
+        """Yield the arrival times of notice and request, then wake-up times until delivery."""
+        yield sent_at + 2 * emulation.network.latency
+        yield from emulation.transfer(source, self._wait_policy.rank, nbytes)
+
+
+Transport: TypeAlias = Literal["two_sided", "one_sided", "one_sided_dynamic"]
+AnyMailbox: TypeAlias = Mailbox | EagerMailbox
+
+# Each function in `TRANSPORTS` opens a mailbox. The arguments of a transport function are the
+# communicator, the bytes of each route, and the rank of each endpoint.
+TRANSPORTS: dict[str, Callable[[Communicator, Mapping[Route, int], Sequence[int]], AnyMailbox]] = {
+    "two_sided": lambda communicator, routes, hosts: communicator.mailbox(hosts),
+    "one_sided": lambda communicator, routes, hosts: communicator.eager_mailbox(routes, hosts),
+    "one_sided_dynamic": lambda communicator, routes, hosts: communicator.rendezvous_mailbox(
+        routes, hosts
+    ),
+}
+
+
+def open_mailbox(
+    transport: str,
+    communicator: Communicator,
+    routes: Mapping[Route, int],
+    hosts: Sequence[int] | None = None,
+) -> AnyMailbox:
+    """Return a mailbox that uses the given transport (collective).
+
+    Args:
+        transport: The name of a transport in `TRANSPORTS`.
+        communicator: The Communicator of the ranks that exchange messages.
+        routes: For each pair of endpoints (sender, receiver), the bytes of the longest message.
+        hosts: The rank of each endpoint, by endpoint number; default: each rank is one endpoint.
+
+    Raises:
+        InvalidInput: The transport is unknown.
+    """
+    refuse_unknown("transport", [transport], TRANSPORTS)
+    return TRANSPORTS[transport](communicator, routes, hosts or range(communicator.size))
