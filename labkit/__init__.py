@@ -24,8 +24,8 @@ def __getattr__(name: str) -> object:
 
 
 # Functions that are pickled and sent to the ranks may refer to the module labkit. Pickle cannot
-# serialize the module subclass that lazy_loader creates, so this reducer imports labkit by its
-# name.
+# serialize the module subclass that lazy_loader creates. The registered reducer makes pickle import
+# labkit by its name instead.
 copyreg.pickle(
     type(sys.modules[__name__]), lambda module: (importlib.import_module, (module.__name__,))
 )

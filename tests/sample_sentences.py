@@ -21,6 +21,8 @@ PACKAGE, NOTEBOOKS = ROOT / "labkit", ROOT / "notebooks"
 PAGES = ("README.md", "CONTRIBUTING.md", "labkit/README.md", "docs/glossary.md")
 SHORTEST = 3  # fewest words of a sentence
 _DIAGRAM = re.compile(r"(?m)^ +\S.*(?:\S {2,}\S| -> .* -> ).*$|^ +->.*$")  # also aligned columns
+# Regular expressions, markup, command-line options and shell scripts are no sentences.
+_CODE = re.compile(r"\.\*|\(\?|\\[sdwSb(]|^--|</|=\"|&&|\bexec\b|\$\{?#")
 _END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`\"(])")
 
 
@@ -87,7 +89,7 @@ def strings(tree: ast.AST) -> Iterator[tuple[str, str]]:
         if id(node) in inside or id(node) in documents:
             continue
         text = _text(node)
-        if text and len(re.findall(r"[a-z]{2,}", text)) > SHORTEST:
+        if text and len(re.findall(r"[a-z]{2,}", text)) > SHORTEST and not _CODE.search(text):
             yield ("error" if id(node) in errors else "message"), text
 
 

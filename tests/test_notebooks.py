@@ -336,7 +336,7 @@ def test_pipeline_sets_the_measured_beside_the_predicted(tmp_path: Path) -> None
         "Pipeline speed-up · wall clock · network 1GbE, none (by run)",
     ]
     readings = [text(data, "text/markdown") for data in found if "text/markdown" in data]
-    assert readings[0].count("bubble simulated with the measured times of these stages") == 4
+    assert readings[0].count("bubble simulated with the measured times of the stages") == 4
     assert (
         "**1f1b** on 2 ranks: from 1 to 4 micro-batches, the speed-up changes from" in readings[0]
     )

@@ -48,13 +48,13 @@ def measure(
         One row per strategy for its local steps, and rows for streamed (overlapped) averaging. The
         row of a strategy contains the time of a step in which the strategy exchanges nothing. The
         row also contains the time that the strategy adds to a step that consists only of gradient
-        and update. In this row, `ratio` is the step time with the strategy, divided by the time of
-        a step with only gradient and update. `own_ms` is the time per step that is spent neither on
-        the gradient nor on the update. The rows of streamed averaging contain the step times of
-        blocking averaging and of averaging that overlaps with the next `delay` steps. The row of
-        streamed averaging also contains the time to transfer one fragment of the weights. In the
-        row of streamed averaging, `hidden` is the share of blocking averaging's added time that
-        overlapped averaging avoids.
+        and update. In the row of a strategy, `ratio` is the strategy's step time divided by the
+        time of a step with only gradient and update. `own_ms` is the time per step that is spent
+        neither on the gradient nor on the update. The rows of streamed averaging contain the step
+        times of blocking averaging and of averaging that overlaps with the next `delay` steps. The
+        row of streamed averaging also contains the time to transfer one fragment of the weights. In
+        the row of streamed averaging, `hidden` is the fraction of the averaging time that
+        overlapping hides. A fraction of 1 means that overlapped averaging adds no time to a step.
     """
     experiment = Experiment(
         model="mlp",
@@ -113,7 +113,7 @@ def _local(communicator: Communicator, experiment: Experiment, repeats: int) -> 
 def _stretch(
     communicator: Communicator, stage: ComputeBackend, way: Replicas | None
 ) -> tuple[Sequence[float], list[float]]:
-    """Return the seconds of each step of a block, and the seconds outside gradient and update.
+    """Return each step's seconds in a block, and its seconds outside gradient and update.
 
     The block's first step and last step are omitted; the last step also averages the weights.
     """
@@ -181,7 +181,7 @@ def _wire(communicator: Communicator, stage: ComputeBackend) -> float:
 
 
 def _wall(communicator: Communicator, stretches: Sequence[Sequence[float]]) -> float:
-    """Return the slowest rank's seconds per step, as the median of the mean times of blocks."""
+    """Return the slowest rank's median, over all blocks, of the mean seconds per step."""
     own = float(np.median([np.mean(each) for each in stretches]))
     slowest: float = max(communicator.allgather(own))
     return slowest

@@ -66,7 +66,7 @@ def _summary(module: str) -> str:
     """Return the first docstring line of a module's command without importing the module."""
     spec = find_spec(module)
     assert spec is not None
-    assert spec.origin is not None  # tells the type checker that a module file has a path
+    assert spec.origin is not None  # the type checker does not know that a module file has a path
     (text,) = (
         ast.get_docstring(node)
         for node in ast.parse(Path(spec.origin).read_text()).body
@@ -163,7 +163,8 @@ def format_value(name: str, value: str | float | None) -> str:
         return f"{value:+.1%}"
     if isinstance(value, int):
         return str(value)
-    # Both formats have three digits; large bandwidths are written in scientific notation.
+    # Floats have three significant digits. Values of 1e5 or more are written in scientific
+    # notation.
     return f"{value:.3g}" if value < 1e5 else f"{value:.2e}"
 
 

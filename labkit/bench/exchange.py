@@ -1,6 +1,6 @@
 """A benchmark of the time that the gradient exchange adds to a training step.
 
-A breakdown divides this time into phases, with lower limits.
+The benchmark can also divide the time of the exchange into phases, each with a lower limit.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from labkit.exchange.comm_thread import Event
 
 KNOWN = CASES | WORD_CASES
-# This is the default schedule of the gradient exchange, with which the other schedules are
+# `USUAL` is the default schedule of the gradient exchange, with which the other schedules are
 # compared.
 USUAL = AllReduce().schedule
 CHAIN = 10  # number of overlapping steps timed together; the last step completes all updates
-# This suffix of a schedule's name means that the gradients of an embedding are averaged as dense
+# If a schedule's name ends with `DENSE`, the gradients of an embedding are averaged as dense
 # tensors.
 DENSE = ", dense"
 COPY, HANDED = (
@@ -81,8 +81,8 @@ def measure(
         and 90th percentile of the repeats' medians (ms). The row of a schedule also contains the
         time that the schedule adds to the local step, and whether all ranks have the same weights
         at the end. The row of any schedule except "sequential" contains the time that the schedule
-        saves compared with "sequential". Except for "sequential", the row also contains the saving
-        of an ideal link that sends the same buckets in the best order
+        saves compared with "sequential". The row of any schedule except "sequential" also contains
+        the saving of an ideal link that sends the same buckets in the best order
         (`labkit.records.overlap.Overlap`). For word models, each schedule has one row with sparse
         gradients (embedding rows). Each schedule of a word model also has a row for gradients that
         are converted to dense tensors.
@@ -218,7 +218,7 @@ def _events(exchange: Exchange, steps: int) -> dict[str, float]:
 
 
 def _delay(communicator: Communicator, timeline: Timeline, steps: int) -> float:
-    """Return the median excess of exposed communication over an ideal link, in s per step."""
+    """Return the median seconds per step by which exposed communication exceeds an ideal link's."""
     import pandas as pd
 
     from labkit.exchange import timeline_rows
@@ -272,8 +272,8 @@ def limit_steps(
 
     Returns:
         Two functions by name: the first copies as many bytes as packing gradients into shared
-        memory does. The second function is a training step that only passes gradients to Python and
-        returns values from the shared memory.
+        memory does. The second function is a training step that passes the gradients to Python and
+        gets values from shared memory as averages.
     """
     shared, own = communicator.allocate(elements), np.zeros(elements, np.float32)
     shared[...] = 0.0
@@ -343,7 +343,7 @@ def breakdown_rows(
         "sum": medians["sum"],
         "pass gradients from TensorFlow and back": handover,
     }
-    # The remaining time is mostly the weight update, which reads memory that other ranks have
+    # The phase "other" is mostly the weight update, which reads memory that other ranks have
     # written.
     lines["other"] = whole - sum(lines.values())
     lines |= {"wait for other ranks (contained in the other lines)": medians["wait"], "all": whole}

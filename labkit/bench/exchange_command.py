@@ -26,7 +26,7 @@ EXCHANGE = {
     "same_weights": "same weights",
 }
 BESIDE = {"ours_to_theirs": "time added by labkit / by peer", "version": ""}
-OVERLAP = {"saved": "saved ms (min to max) of ideal saving", "recording": "recording"}
+OVERLAP = {"saved": "saved ms (min to max) of ideally saved ms", "recording": "recording"}
 
 
 @click.command("exchange")

@@ -98,7 +98,7 @@ def measure(
 ) -> Iterator[tuple[Row, dict[str, JSON]]]:
     """Yield, per experiment, a row (times, weight differences) and the `exchanged` description."""
     for experiment in experiments:
-        assert isinstance(experiment.strategy, TFDistribute)  # tells the type checker the type
+        assert isinstance(experiment.strategy, TFDistribute)  # the type checker needs the type
         result = cluster.call(compare_with_one_process, experiment, ranks=experiment.ranks)[0]
         kind, case = experiment.strategy.kind, f"{experiment.model} {experiment.optimizer}"
         timed = result.seconds[1:]  # the first step also traces the graph, so it is not counted

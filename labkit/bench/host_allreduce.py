@@ -1,6 +1,6 @@
 """A benchmark of allreduces between hosts, compared with the simulator's predictions.
 
-The hosts are those of the environment, a testbed, or emulated hosts.
+The environment names the hosts; otherwise the hosts are a testbed or emulated hosts.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def measure(
     network = on.network or _measured(cluster)
     if on.network:  # messages of the MPI library bypass the emulated network
         algorithms = [name for name in algorithms if name in ALLREDUCE]
-    assert isinstance(network.hosts, tuple)  # tells the type checker the type
+    assert isinstance(network.hosts, tuple)  # the type checker needs the type
     size, hosts = cluster.workers, [list(group) for group in network.hosts]
     other = "node" if hosts == groups(size, len(hosts), "slot") else "slot"
     apart = network.model_copy(update={"hosts": tuple(map(tuple, groups(size, len(hosts), other)))})
@@ -117,7 +117,7 @@ def _timed(
 
 
 def _measured(cluster: Cluster) -> Network:
-    """Measure the network of these ranks by ping-pong between two hosts and within one host."""
+    """Measure a cluster's network by ping-pong between two hosts and within one host."""
     hosts = sorted({tuple(each) for each in cluster.call(_here)})
     if len(hosts) < 2:
         raise InvalidInput(
@@ -149,7 +149,7 @@ def _out(found: Simulation, network: Network) -> float:
 
 
 def ways(communicator: Communicator) -> dict[str, float]:
-    """Measure latency and bandwidth of rank 0 to another host and within its host (collective)."""
+    """Measure rank 0's latency and bandwidth to another host and inside its own (collective)."""
     here = communicator.broadcast_object(communicator.board.ranks)
     apart = [rank for rank in range(communicator.size) if rank not in here]
     found = {"payload": float(PAYLOAD)}
@@ -204,7 +204,7 @@ class Sums:
 
 
 class HostSelection:
-    """The hosts of a benchmark: those that the environment names, a testbed, or emulated hosts.
+    """The hosts of a benchmark: hosts that the environment names, a testbed, or emulated hosts.
 
     Args:
         workers: Number of ranks.
@@ -262,7 +262,7 @@ class HostSelection:
 
     @contextmanager
     def ranks(self) -> Iterator[Cluster]:
-        """Start ranks on the selected hosts; a testbed is removed at the end of this context."""
+        """Start ranks on the selected hosts; remove a testbed at the end of the context."""
         with self._testbed, Cluster(**self._cluster_options) as cluster:
             yield cluster
 

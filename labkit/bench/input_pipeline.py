@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SIDE = 28  # width and height of a training image in pixels
 MOST = 1024  # maximum of each numeric option
-# Each pipeline runs this number of untimed steps in a repeat, in addition to the steps that consume
+# In each repeat, each pipeline runs `WARM` untimed steps, in addition to the steps that consume
 # prefetched batches.
 WARM = 4
 
@@ -113,7 +113,7 @@ def _on_rank(communicator: Communicator, feeding: Feeding, steps: int, repeats: 
 
 
 def take_turns(feeding: Feeding, steps: int, repeats: int) -> InputTrace:
-    """Run the measurement of `measure` in this process, with its number of threads."""
+    """Run the measurement of `measure` in this process, with the process's threads."""
     model = BenchModel(ModelCase("fed", feeding.widths, feeding.batch), rank=0)
     taken: list[FedStep] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -214,8 +214,8 @@ def _one(record: tf.Tensor, enlarged: int) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.reshape(image, (SIDE * SIDE,)), tf.cast(label, tf.int32)
 
 
-# A `Trains` function runs a training step on a batch. The function returns the times at which the
-# preparation of the batch starts and ends (s).
+# A `Trains` function runs a training step on a batch. A `Trains` function returns the times at
+# which the preparation of the batch starts and ends (s).
 Trains = Callable[..., tuple[float, float]]
 
 

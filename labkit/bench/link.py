@@ -1,7 +1,7 @@
 """A comparison of the emulated network with a real link of equal rate and latency.
 
-Allreduces are compared, and two concurrent flows (messages). The module is also the program of the
-two ranks that send these flows over the real link.
+The comparison covers allreduces, and two concurrent flows (messages). The module is also the
+program of the two ranks that send the two flows over the real link.
 """
 
 from __future__ import annotations
@@ -76,15 +76,15 @@ def measure(
         algorithms: Names of allreduce algorithms in `labkit.schedules.ALLREDUCE`.
         repeats: Number of rounds over both links, all algorithms and sizes; each round gives one
             median.
-        joined: Function that takes the rate of a link in bits/s. The function returns a context
-            manager that starts two ranks at the ends of a link with this rate; see
+        joined: Function that takes the rate of a link in bits/s. `joined` returns a context manager
+            that starts two ranks at the ends of a link with the given rate; see
             `labkit.bench.linked_ranks`.
 
     Returns:
         One row per rate, algorithm and size. A row contains median, minimum and maximum of the
         repeats' medians on the real link (`median_ms` …) and on the emulated link (`emulated_ms`
-        …), and the closed-form time. The row also contains `error` = emulated / real - 1, with its
-        minimum and maximum over repeats. The row also contains `correct` and the properties of the
+        …), and the closed-form time. Each row also contains `error` = emulated / real - 1, with its
+        minimum and maximum over repeats. Each row also contains `correct` and the properties of the
         link.
 
     Raises:
@@ -348,7 +348,7 @@ def _ends(flows: list[socket.socket], remaining: list[int], start: float) -> lis
 
 
 def main() -> None:
-    """Run the cases of each stdin line: `python -m labkit.bench.link RANK ADDRESS`."""
+    """Run the cases of each line of stdin: `python -m labkit.bench.link RANK ADDRESS`."""
     rank, address = int(sys.argv[1]), sys.argv[2]
     control, *flows = connections(rank, address, 3)
     control.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

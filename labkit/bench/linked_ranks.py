@@ -1,7 +1,7 @@
 """Processes at the ends of a network link, which answer requests by lines of JSON.
 
-The module is also the program of two ranks that are connected by TCP. These ranks execute the same
-schedules as MPI ranks.
+The module is also the program of two ranks that are connected by TCP. The two ranks execute the
+same schedules as MPI ranks.
 """
 
 from __future__ import annotations
@@ -250,10 +250,10 @@ def _advance(queue: list[memoryview], nbytes: int) -> None:
 
 def connections(rank: int, address: str, number: int = 1) -> list[socket.socket]:
     """Return `number` sockets to the other rank; rank 0 listens before rank 1 connects."""
-    # TCP Reno grows its window until a packet is lost. No packet is lost on this link, so only the
-    # rate of the link limits a flow.
+    # TCP Reno grows its window until a packet is lost. The rate-limited link loses no packet, so
+    # only the rate of the link limits a flow.
     reno = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-    with suppress(OSError):  # without write permission, TCP slows down idle flows
+    with suppress(OSError):  # without permission to write the setting, TCP slows down idle flows
         IDLE.write_text("0")
     with ExitStack() as opened:
         ends = [opened.enter_context(socket.socket()) for _ in range(number if rank else 1)]
@@ -273,7 +273,7 @@ def connections(rank: int, address: str, number: int = 1) -> list[socket.socket]
 
 
 def main() -> None:
-    """Run the cases of each stdin line: `python -m labkit.bench.linked_ranks RANK ADDRESS`."""
+    """Run the cases of each line of stdin: `python -m labkit.bench.linked_ranks RANK ADDRESS`."""
     rank, address = int(sys.argv[1]), sys.argv[2]
     with connections(rank, address)[0] as connection:
         # Nagle's algorithm would delay the last bytes of each message until an acknowledgement.

@@ -59,8 +59,8 @@ def measure(
 
     Returns:
         One row per schedule and number of micro-batches: median, minimum and 90th percentile of the
-        step time (ms), and the median step time of one process. The row also contains the speed-up,
-        its upper bound, and the ratio of speed-up to bound.
+        step time (ms), and the median step time of one process. Each row also contains the
+        speed-up, its upper bound, and the ratio of speed-up to bound.
     """
     # The benchmark supports only schedules that split a batch by rows and have one stage per rank.
     by_rows = [name for name, each in PIPELINE.items() if not (each.chunked or each.recurrent)]

@@ -20,9 +20,9 @@ from labkit.strategies import STRATEGIES, ParameterServer, Strategy
 
 @contextmanager
 def temporary_runs() -> Iterator[Path]:
-    """Store the runs of this context in a temporary folder, which is removed when the context ends.
+    """Store runs in a temporary folder, which is removed when the context ends.
 
-    In a batch job, runs of earlier attempts at the same job are not visible in this context.
+    In a batch job, runs of earlier attempts at the same job are not visible inside the context.
     """
     ours = ("LABKIT_RUNS", "LABKIT_JOB", RESUME_VARIABLE)
     before = {name: os.environ[name] for name in ours if name in os.environ}

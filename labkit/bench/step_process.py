@@ -2,7 +2,8 @@
 
 TensorFlow fixes its thread counts and logical devices at its first computation, so every setting
 needs a separate process. One benchmark times steps with different numbers of intra-op and inter-op
-threads. Another one traces a step: unchanged, with gated gradients, or split over two devices.
+threads. Another benchmark traces a step: unchanged, with gated gradients, or split over two
+devices.
 """
 
 from __future__ import annotations
@@ -143,10 +144,10 @@ class SplitModel(BenchModel):
 
 
 def gated(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Return gradients with control dependencies: none is available before all are computed.
+    """Return gradients that become available only after all of them are computed.
 
-    In TensorFlow 1, the optimizers' option `gate_gradients=GATE_GRAPH` has the same effect as these
-    control dependencies.
+    In TensorFlow 1, the optimizers' option `gate_gradients=GATE_GRAPH` has the same effect as
+    `gated`.
     """
     import tensorflow as tf
 
@@ -203,7 +204,8 @@ def time_threads(
         InvalidInput: An argument is out of range.
         RankError: A process ended early.
     """
-    # Imported here, because the measuring processes import this module, too.
+    # labkit.cluster is imported inside the function, because the measuring processes import this
+    # module, too.
     from labkit.cluster import Cluster
 
     refuse_threads(intra, inter, batches, steps, repeats)
@@ -289,7 +291,8 @@ def trace_variants(
     Raises:
         InvalidInput: An argument is out of range.
     """
-    # Imported here, because the measuring processes import this module, too.
+    # labkit.cluster is imported inside the function, because the measuring processes import this
+    # module, too.
     from labkit.cluster import Cluster
 
     refuse_variants(widths, batch, inter, repeats)

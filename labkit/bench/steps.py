@@ -135,7 +135,7 @@ class BenchModel:
         return x
 
     def forward(self, layer: int, x: tf.Tensor) -> tf.Tensor:
-        """Apply the layer with this number to its input."""
+        """Apply the layer with the number `layer` to its input."""
         import tensorflow as tf
 
         weight, bias = self.weights[2 * layer : 2 * layer + 2]
@@ -232,8 +232,8 @@ class BenchModel:
         chosen = range(len(self.weights)) if indices is None else indices
         pairs = [(self.weights[number], self.momenta[number]) for number in chosen]
         for (weight, momentum), gradient in zip(pairs, gradients, strict=True):
-            # Keras's optimizer uses the same operation; a direct call avoids the Python overhead of
-            # Keras.
+            # Keras's optimizer applies gradients by ResourceApplyKerasMomentum, too. A direct call
+            # avoids the Python overhead of Keras.
             tf.raw_ops.ResourceApplyKerasMomentum(
                 var=weight.handle, accum=momentum.handle, lr=RATE, grad=gradient, momentum=MOMENTUM
             )

@@ -20,7 +20,7 @@ T = TypeVar("T")
 # `head`.
 Row: TypeAlias = "dict[str, str | float | None]"
 WARM, STEPS = 10, 50
-# Successive steps of one kind take at most this many seconds, in which the machine's speed hardly
+# Successive steps of one kind take at most `TURN` seconds, in which the machine's speed hardly
 # changes.
 TURN = 0.2
 
@@ -121,9 +121,10 @@ class InterleavedTimes:
     Args:
         seconds: Median time of a step of this kind.
         added: Median time that this kind of step adds to the "local" step. The time differences of
-            two successive rounds, one forward and one backward, are averaged. This average cancels
-            the effect of a linear drift of the machine's speed. A difference of the medians over
-            all rounds would include the drift of the machine's speed.
+            two successive rounds, one forward and one backward, are averaged. The average of the
+            two differences cancels the effect of a linear drift of the machine's speed. A
+            difference of the medians over all rounds would include the drift of the machine's
+            speed.
     """
 
     seconds: dict[str, list[float]]

@@ -258,7 +258,7 @@ def report(paths: tuple[Path, ...], output: Path, notebook: Path | None) -> None
     from labkit.records.run import load_runs
     from labkit.report import report as write_report
 
-    # Paths without runs name a notebook, and the report then describes this notebook.
+    # If no path contains runs, the paths name a notebook, and the report describes the notebook.
     write_report(load_runs(paths) or paths, _ready(output), notebook)
     say(f"report: {displayed_path(output)}")
 
@@ -354,9 +354,9 @@ def new(name: str, model: str, dataset: str, strategies: str) -> None:
 def methods(output: Path | None, grid: Path | None) -> None:
     """List all training methods with papers, parameters and notebooks.
 
-    The option --map writes an HTML page that opens offline. The grid of this page classifies the
+    The option --map writes an HTML page that opens offline. The grid of the page classifies the
     strategies by architecture, synchronization, parallelism, compression and scheduling. The page
-    also shows combinations of these properties for which no strategy exists.
+    also shows combinations of the five properties for which no strategy exists.
     """
     from labkit.cli.methods import map_page, page
     from labkit.records.store import write_atomically

@@ -20,7 +20,7 @@ def frameworks() -> None:
 
 @frameworks.command("list")
 def list_peers() -> None:
-    """List the frameworks with version and Python, or how to install a missing framework."""
+    """List each framework with its version and Python, or with the way to install it."""
     for name in PEERS:
         found = find(name)
         if isinstance(found, str):

@@ -22,7 +22,7 @@ class KernelSpecs(KernelSpecManager):
     """A kernel spec manager that starts IPython kernels with the code in LAUNCH."""
 
     def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
-        """Return the kernel spec of this name; the command of an IPython kernel runs LAUNCH."""
+        """Return the named kernel spec; the command of an IPython kernel runs LAUNCH."""
         spec = super().get_kernel_spec(kernel_name)
         words = spec.argv
         for place, (option, module) in enumerate(pairwise(words)):

@@ -37,10 +37,10 @@ def prestart(
     """Start engines (rank processes) in advance for the next cluster.
 
     The engines import TensorFlow, and then wait for a notebook, script or run that uses them. One
-    cluster claims the warm engines. The warm engines end with this cluster, so that no two clusters
-    share state. When the claimed engines have ended, the command starts new engines. A cluster
-    claims warm engines only if their number of ranks and threads, Python, labkit, TensorFlow and
-    environment equal those of the cluster.
+    cluster claims the warm engines. Warm engines end together with the cluster that claimed them,
+    so that no two clusters share state. When the claimed engines have ended, the command starts new
+    engines. A cluster claims warm engines only if their number of ranks and threads, Python,
+    labkit, TensorFlow and environment equal those of the cluster.
     """
     from labkit.cluster import warm as pool
     from labkit.cluster.start import Start
@@ -50,7 +50,7 @@ def prestart(
         for engines in ended:
             say(f"ended: {_shape(engines['workers'], engines['threads'])}")
         if not ended:
-            say("no warm engines have these --workers and --threads")
+            say("no warm engines have the given --workers and --threads")
         return
     how = Start.from_options(workers, threads or 1, launcher="local")
     if force:

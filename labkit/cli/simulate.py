@@ -125,12 +125,12 @@ def _allreduce(algorithm: str, workers: int, nbytes: float, network: str, gamma:
 
 
 def network_of(source: str) -> Network:
-    """Return the network of this name or in this file; raise InvalidInput for unknown names."""
+    """Return the network that a name or a file specifies; raise InvalidInput if neither exists."""
     from labkit.jobs.parameters import read_text, read_yaml
     from labkit.network import Network
 
     path = Path(source)
     if path.suffix not in (".yaml", ".yml", ".json"):
         return Network.named(source)
-    fields = read_yaml(read_text(path), source)  # reads also JSON, which is a subset of YAML
+    fields = read_yaml(read_text(path), source)  # JSON is a subset of YAML, so JSON works, too
     return Network(**{"name": path.stem} | fields)

@@ -29,8 +29,8 @@ FORCE = (
     "Allow more ranks than the cores and the free memory suffice for; the total memory "
     "remains the limit."
 )
-# These samplers and pruners of Optuna need no further package. Without --search, a sweep runs all
-# combinations of the values, or random combinations.
+# `SAMPLERS` and `PRUNERS` are Optuna's samplers and pruners that need no further package. Without
+# --search, a sweep runs all combinations of the values, or random combinations.
 SAMPLERS, PRUNERS = ("tpe", "random", "qmc"), ("median", "halving", "hyperband")
 INTERRUPTED = 130  # exit code of shells after Ctrl-C
 
@@ -177,7 +177,7 @@ def _concurrent_ranks(plan: SweepPlan, jobs: int) -> int:
 
 
 def _slurm_options(launcher: str | None, options: str | None) -> Record:
-    """Return {"slurm": sbatch options}; {"slurm": None} for "local"; {} if both inputs are None."""
+    """Return a record with sbatch options in "slurm" (None for "local"), or {} without inputs."""
     if launcher is None and options is None:
         return {}
     if launcher != "slurm" and options is not None:

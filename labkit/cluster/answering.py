@@ -27,7 +27,7 @@ ANSWERED = {"kernel_info_request", "comm_info_request", "comm_open", "comm_msg",
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Reply to front-end messages inside this block; has no effect before ipykernel 7."""
+    """Reply to front-end messages until the context ends; do nothing before ipykernel 7."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     kernel = cast("IPythonKernel", getattr(shell, "kernel", None))
     if shell is None or getattr(kernel, "shell_channel_thread", None) is None:
@@ -62,8 +62,8 @@ async def _reply(kernel: IPythonKernel, message: list[zmq.Frame], cell: JSON) ->
     answer = kernel.shell_handlers[header["msg_type"]](kernel.shell_stream, identities, request)
     if isinstance(answer, Awaitable):
         await answer
-    # A page waits for the status "idle" after each of its messages. Although the cell is still
-    # running, "idle" is therefore published, and then "busy" again.
+    # A page waits for the status "idle" after each of its messages. The status "idle" is published
+    # for the page although the cell is still running, and then "busy" again.
     publish({"execution_state": "idle"}, parent=request)
     publish({"execution_state": "busy"}, parent=cell)
     return True

@@ -31,8 +31,8 @@ def backing_variables(ranks: int, places: Sequence[Path], shared: Path = SHARED)
         shared: Path of /dev/shm.
 
     Raises:
-        InvalidInput: No folder has enough free space. A rank that runs out of this space would die
-            of SIGBUS during a step.
+        InvalidInput: No folder has enough free space. A rank that runs out of shared memory would
+            die of SIGBUS during a step.
     """
     required = ranks * SEGMENT + BUCKETS
     if not shared.is_dir() or any(name in os.environ for name in FOLDERS):

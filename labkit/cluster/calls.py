@@ -35,7 +35,7 @@ Ts = TypeVarTuple("Ts")
 POLL_INTERVAL = 0.05  # seconds
 _LATE = re.compile(r": rank (\d+) is in ")  # matches messages of WaitTooLong
 HOST_LOST_GRACE = 0.3  # seconds to wait for the other ranks after a host has failed
-# This pattern matches the messages of RankDied.
+# `_DIED` matches the messages of RankDied.
 _DIED = re.compile(rf"rank ([0-9, ]+) failed: {ENDED}")
 _LOST_HOST = re.compile(r"host \S+ with rank (\d+)")  # matches messages of HostSilent
 ANSWER = 1.0  # seconds in which a nanny process must report whether its rank is alive
@@ -148,7 +148,7 @@ class PendingCalls:
         return Limits.of(self._cluster.timeout).grace
 
     def first_failure(self) -> int | None:
-        """Return the rank that failed first, or None; ranks that only report another come last.
+        """Return the first failed rank, or None; ranks that report another's failure come last.
 
         In a fault-tolerant cluster, a dead rank does not count as failed, because the surviving
         ranks may continue without it.
@@ -179,7 +179,7 @@ class PendingCalls:
         return how
 
     def _has_engines(self) -> bool:
-        """Return whether the engines that received the calls are still those of the cluster."""
+        """Return whether the engines that received the calls are still the cluster's engines."""
         return self._cluster.state()["pid"] == self._keeper
 
     def _failure_order(self, rank: int) -> tuple[bool, str]:
@@ -245,7 +245,7 @@ class Calls(PendingCalls, Generic[T]):
         self._silent: set[int] = set()  # ranks that wait for dead ranks and will never return
         self._ended_at = math.inf  # time at which the first surviving rank returned
         try:
-            if dead := cluster.state()["dead"]:  # these ranks died between two calls
+            if dead := cluster.state()["dead"]:  # the dead ranks died between two calls
                 cluster.rebuild(dead)
             # The client is read only after the wait for the turn, because the engines may restart
             # during the wait.
@@ -270,8 +270,8 @@ class Calls(PendingCalls, Generic[T]):
             if (failed := self.first_failure()) is not None:
                 # The other ranks notice the failure themselves, and their own tracebacks explain
                 # more than a kill would. If a host is lost, it sends no traceback, so the wait for
-                # other ranks is shorter. This wait yields control repeatedly, so that a user can
-                # still stop the run.
+                # other ranks is shorter. `wait_polling` yields control repeatedly, so that a user
+                # can still stop the run.
                 yield from self.wait_polling(
                     HOST_LOST_GRACE if reports_lost_host(self.failure(failed)) else self.grace
                 )
@@ -332,7 +332,7 @@ class Calls(PendingCalls, Generic[T]):
         for rank, call in enumerate(self._calls):
             if wait and rank not in dead:
                 call.wait_for_output(self.grace)
-            # The client's thread adds messages to this dictionary.
+            # The client's thread adds messages to the dictionary `metadata["data"]`.
             published = call.metadata["data"]
             yield from ((rank, published.pop(name)) for name in list(published))
 
@@ -407,7 +407,7 @@ class Calls(PendingCalls, Generic[T]):
         raise RankError(f"rank {rank} failed: {name}: {cause}{note}", rank, remote)
 
     def _still_alive(self, rank: int) -> str:
-        """Return a clause for an error message if the rank's nanny reports it alive; else ""."""
+        """Return a clause for an error message if the nanny reports the rank as alive, else ""."""
         # ipyparallel's nanny is a process on the engine's host, which can send signal 0 to the
         # engine to test it.
         engine, client = self._cluster.engines[rank], self._cluster.client

@@ -73,8 +73,8 @@ class Cluster:
     by CurveZMQ. Python and labkit must have the same path on all hosts. The hosts need not see the
     caller's folder: its modules and packages are sent with each call, but data files are not.
     Options that are not given come from the environment variables LABKIT_LAUNCHER, LABKIT_HOSTS,
-    LABKIT_NODES, LABKIT_AGENT and LABKIT_SLURM. A notebook therefore runs on one machine or on many
-    without changes.
+    LABKIT_NODES, LABKIT_AGENT and LABKIT_SLURM. With the environment variables, the same notebook
+    runs on one machine or on many.
 
     Args:
         workers: Number of ranks without spares; default: 2, or with `hosts` one rank for each slot
@@ -85,7 +85,7 @@ class Cluster:
             All notebook runs of a sweep share another default name. A cluster claims warm engines
             of its name, which `labkit prestart` has started in advance.
         timeout: Seconds that a rank waits for another rank before it raises an error with the
-            status of each rank; default: 600. All other deadlines follow from this timeout, see
+            status of each rank; default: 600. All other deadlines follow from `timeout`, see
             `labkit.common.timeouts`.
         hosts: Names of hosts with the number of ranks of each, or the path of a host file.
         launcher: "local", "hosts" or "slurm"; default: chosen by the other arguments.
@@ -96,14 +96,15 @@ class Cluster:
             without a checkpoint, from the start. The run ends if ranks die in three calls in a row
             without progress. All other calls, and cells of `%%ranks`, end when the first rank dies;
             the next call has all ranks again.
-        spares: Number of further ranks, which replace ranks that die during training. After such a
-            replacement, the number of replicas is the same as before. A model that is split over
-            ranks continues from copies of its weights in the memory of neighbouring ranks.
+        spares: Number of further ranks, which replace ranks that die during training. After a spare
+            rank replaces a dead rank, the number of replicas is the same as before. A model that is
+            split over ranks continues from copies of its weights in the memory of neighbouring
+            ranks.
         trusted_network: Whether mpiexec may listen on every interface of this machine, unencrypted
-            and without a key. Every user of the network could then start programs as you. Set this
-            option where labkit cannot bind mpiexec to loopback: on macOS, and in containers without
-            pidfd_getfd. The environment variable LABKIT_TRUSTED_NETWORK=1 has the same effect as
-            this option.
+            and without a key. If `trusted_network` is True, every user of the network can start
+            programs as you. Set `trusted_network` where labkit cannot bind mpiexec to loopback: on
+            macOS, and in containers without pidfd_getfd. The environment variable
+            LABKIT_TRUSTED_NETWORK=1 has the same effect as `trusted_network=True`.
         oversubscribe: Whether to start more than 8 ranks per core of this machine, or more ranks
             than fit into its free memory at 0.7 GiB each. More ranks than fit into the machine's
             total memory are always refused.
@@ -278,10 +279,10 @@ class Cluster:
             checkpoint: Interval between checkpoints: a `Checkpoint`, a number of steps, or a text
                 such as "30s"; None: no checkpoints.
             resume: True: continue the newest interrupted or failed run of the same experiment from
-                its checkpoint, in the same record and with bit-identical results. If there is no
-                such run, start a new one. A run, or its folder: start a new run with that run's
-                weights, optimizer state and data position, on any number of workers and with any
-                split of the model.
+                its checkpoint, in the same record and with bit-identical results. If no run of the
+                experiment can be continued, start a new run. A run or its folder: start a new run
+                with the weights, optimizer state and data position of the given run. The new run
+                may have any number of workers and any split of the model.
 
         Raises:
             InvalidInput: The experiment does not fit the cluster, or its model does not fit its
@@ -354,7 +355,7 @@ class Cluster:
         self, experiment: Experiment, directory: Path, show: bool, context: CheckpointContext | None
     ) -> RunHandle:
         live = SubmittedRun(self, experiment, directory, context)
-        if (client := self._client) is not None:  # the property would restart the engines
+        if (client := self._client) is not None:  # `self.client` would restart the engines
             state = self.state()
             for engine in state["engines"][experiment.ranks : state["workers"]]:
                 client[engine].apply_async(prepare)  # idle ranks import the modules of training
@@ -391,8 +392,8 @@ class Cluster:
             network: Network that the communicator emulates.
 
         Raises:
-            RankError: A rank failed. The call has then also ended on the ranks that waited for the
-                failed rank.
+            RankError: A rank failed. When `RankError` is raised, the call has also ended on the
+                ranks that waited for the failed rank.
         """
         # A call may use fewer ranks, so that one cluster serves experiments of several sizes.
         count = self.workers if ranks is None else ranks
@@ -575,7 +576,7 @@ def run(
     resume: ResumeFrom = None,
     oversubscribe: bool = False,
 ) -> Run:
-    """Run an experiment on a cluster with its numbers of ranks and threads, see `Cluster.run`.
+    """Run an experiment on a cluster that fits its ranks and threads, see `Cluster.run`.
 
     The cluster is started if none is running. Experiments on the virtual clock run in one engine,
     which lives as long as this process.
@@ -600,7 +601,7 @@ def predict(
     batch_size: int = 256,
     oversubscribe: bool = False,
 ) -> Batch:
-    """Predict rows by a run's model on as many ranks as trained it, see `Cluster.predict`."""
+    """Predict rows by a run's model on the run's number of ranks, see `Cluster.predict`."""
     workers, threads = run.experiment["workers"], run.experiment["threads"]
     with Cluster(workers=workers, threads=threads, oversubscribe=oversubscribe) as cluster:
         return cluster.predict(run, x, strategy, workers, batch_size)

@@ -16,14 +16,15 @@ from labkit.common.paths import fingerprint, runtime_folder
 from labkit.communicator import launcher
 from labkit.records import store
 
-# Environment variables with these prefixes are read once, when an engine starts.
+# An engine reads the environment variables with the prefixes in `SHAPING` only once, when the
+# engine starts.
 SHAPING = (
     *("TF_", "XLA_", "KERAS_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "CUDA_", "NVIDIA_", "NCCL_"),
     *("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "UCX_", "HWLOC_", "GLIBC_", "MALLOC_", "LD_", "DYLD_"),
     *("PYTHON", "LANG", "LC_", "MPI4PY_", "LABKIT_MPIEXEC"),
 )
-# These variables match one of the prefixes but do not affect computation: bytecode folders and
-# prompts.
+# The variables in `HARMLESS` match a prefix in `SHAPING` but do not affect computation: bytecode
+# folders and prompts.
 HARMLESS = (
     *("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
     *("PYTHONSTARTUP", "PYTHON_BASIC_REPL"),
@@ -35,7 +36,8 @@ def default_name(launch_options: Start) -> str:
     """Return the default name of a cluster, from its launch options and its environment.
 
     The name depends on the interpreter, package versions, labkit's source, resource limits, and the
-    variables that engines read. Engines for which these values differ could compute other results.
+    variables that engines read. Engines of clusters with different names could compute different
+    results.
     """
     at_start = launcher.environment(launch_options.threads, over_hosts=not launch_options.is_local)
     variables = absolute(os.environ | at_start).items()

@@ -3,8 +3,8 @@
 TensorFlow stores the call stack of each graph operation until the process ends, and stores equal
 stacks only once. A call stack consists of Python code objects. Without interning, each call would
 create new code objects.
-Such an object represents the line with which ipyparallel calls a function, or a function that is
-pickled by value.
+A new code object would represent the line with which ipyparallel calls a function, or a function
+that is pickled by value.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python -m labkit.cluster.early_start FOLDER START
 
-This process starts the cluster that the notebook will need, like `labkit prestart`, but only once.
-The process holds a lease on the cluster until the notebook claims the cluster, or until the
-standard input of this process closes.
+The module's process starts the cluster that the notebook will need, like `labkit prestart`, but
+only once. The process holds a lease on the cluster until the notebook claims the cluster, or until
+the standard input of this process closes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ UNCLAIMED = 60.0  # seconds after which unclaimed engines end
 
 @contextmanager
 def early_engines(launch_options: Start | None) -> Iterator[None]:
-    """Start a cluster while the block runs; a cluster that nobody has claimed ends with the block.
+    """Start a cluster while the context lasts; an unclaimed cluster ends with the context.
 
-    If this early start fails, the notebook starts the cluster itself and reports the error.
+    If the early start fails, the notebook starts the cluster itself and reports the error.
 
     Args:
         launch_options: Launch options of the ranks; None: start no cluster.
@@ -43,7 +43,7 @@ def early_engines(launch_options: Start | None) -> Iterator[None]:
         return
     folder = folder_of(default_name(launch_options)).resolve()
     folder.mkdir(exist_ok=True, mode=0o700)
-    if launch.is_up(folder):  # warm engines, or a cluster that is in use
+    if launch.is_up(folder):  # the engines are warm, or their cluster is in use
         yield
         return
     starter = subprocess.Popen(
@@ -58,7 +58,7 @@ def early_engines(launch_options: Start | None) -> Iterator[None]:
         stdin=subprocess.PIPE,  # the pipe closes when this process ends
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        cwd=folder,  # this folder has no Python modules that could be imported
+        cwd=folder,  # the cluster's folder contains no Python modules to import
         env=inherited(),
         start_new_session=True,
     )

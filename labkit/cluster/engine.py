@@ -38,13 +38,13 @@ from labkit.worker.source_bundle import FOLDER
 POLL_INTERVAL = 1.0  # seconds
 CONNECTION = "IPP_CONNECTION_INFO"  # ipyparallel's variable with the controller's address and keys
 ENDS = 30.0  # seconds in which mpiexec or srun must end its guests
-# A guest exits after this many seconds without the controller, because a network link may recover
+# A guest exits after `UNREACHED` seconds without the controller, because a network link may recover
 # earlier.
 UNREACHED = 30.0
 PROFILE = "IPP_PROFILE_DIR"
 ENGINE_COMMAND = [sys.executable, "-P", "-m", "labkit.cluster.engine"]
 THROTTLED_COMMAND = [sys.executable, "-P", "-m", "labkit.common.semaphore", "labkit.cluster.engine"]
-# This shell command waits until a guest ends, and then removes the guest's folders.
+# The shell command `_TIDIES` waits until a guest ends, and then removes the guest's folders.
 _TIDIES = '(while kill -0 "$0"; do sleep 1; done; rm -rf "$@") >&- 2>&- &'
 
 
@@ -129,7 +129,7 @@ class ImportsInWaves(MetaPathFinder):
             with start_semaphore(self.keeper):
                 execute(module)
 
-        # The method is replaced on this one loader object, not on the loader's class.
+        # `exec_module` is replaced on one loader object, not on the loader's class.
         vars(spec.loader)["exec_module"] = wait_and_execute
         return spec
 
@@ -147,7 +147,7 @@ def run_command(words: Sequence[str], keeper: Path) -> int:
         time.sleep(POLL_INTERVAL / 5)
     if code is not None:
         return code
-    child.terminate()  # sent only once, because mpiexec skips its cleanup at a second signal
+    child.terminate()  # a second signal would make mpiexec skip its cleanup
     try:
         return child.wait(ENDS)
     except subprocess.TimeoutExpired:
@@ -207,5 +207,5 @@ if __name__ == "__main__":
             ends = [str(os.getpid()), os.environ[PROFILE], os.environ[FOLDER]]
             subprocess.run(["sh", "-c", _TIDIES, *ends], start_new_session=True, check=True)
         intern_calls()
-        imports.append_inherited()  # `%%px` cells can then import modules before the first call
+        imports.append_inherited()  # `%%px` cells can import modules before the first call
         Engine.launch_instance()

@@ -23,7 +23,7 @@ def with_injected_faults(experiment: Experiment) -> Experiment:
 
 @contextmanager
 def fault_injected(fault: Fault) -> Iterator[None]:
-    """Inject this fault into each experiment that runs inside this block."""
+    """Inject the fault into each experiment that runs inside the context."""
     _faults.append(fault)
     try:
         yield

@@ -19,7 +19,7 @@ class StreamForwarder:
 
     def __init__(self, folder: Path, calls: Calls[RankResult]) -> None:
         self._folder, self._calls = folder, calls
-        # This mapping contains one writer for each rank that has sent messages.
+        # `_writers` contains one writer for each rank that has sent messages.
         self._writers: dict[int, StreamWriter] = {}
         self._stop_sent = False
 

@@ -49,7 +49,7 @@ CONTROLLER_LOG = "controller.log"
 BEAT = 0.5  # seconds between heartbeats; an engine registers at its second heartbeat
 GIVEN_UP = 60.0  # seconds without a heartbeat after which an engine counts as lost
 TRIES = 5  # maximum number of attempts to start; another program may take a free port meanwhile
-# mpiexec prints this message if an earlier mpiexec with the same pid was killed and has left its
+# mpiexec prints the text `DEAF` if an earlier mpiexec with the same pid was killed and has left its
 # session files.
 DEAF = "listener thread failed to start"
 NOTHING = "no output"
@@ -85,7 +85,7 @@ class _Child:
 class Controller(_Child, LocalControllerLauncher):
     """The controller process of ipyparallel; it watches the lock of the cluster's keeper."""
 
-    # The values are lists, because they replace ipyparallel's traits of type list.
+    # Commands are lists, because they replace ipyparallel's traits of type list.
     controller_cmd = [sys.executable, "-P", "-m", "labkit.cluster.engine", "controller"]  # noqa: RUF012
 
     def _output_file_default(self) -> str:
@@ -119,7 +119,7 @@ class ClusterKeeper:
 
     def __init__(self, folder: Path, how: Start, warms: bool = False) -> None:
         self.folder, self.how, self.warms = folder, how, warms
-        # This folder contains mpiexec's session files, which remain if mpiexec is killed.
+        # `sessions` is the folder of mpiexec's session files, which remain if mpiexec is killed.
         self.sessions = folder / "mpiexec"
         self.warm: float | None = None  # seconds that a warm start took, see `launch.ClusterState`
         self.ranks = how.ranks
@@ -128,14 +128,16 @@ class ClusterKeeper:
         self.hosts: list[str] = []  # host names of the ranks
         self.dead: list[int] = []  # dead ranks of this machine, see `launch.ClusterState`
         self._watch: ProcessWatch | None = None
-        # This set contains the processes that were seen as children of mpiexec during the start.
+        # `_starting` contains the processes that were seen as children of mpiexec during the start.
         self._starting: set[psutil.Process] = set()
         self._counted = 0.0  # time of the last update of `_starting`
-        # The keeper process finds its Slurm job by the name in this file. The number of the Slurm
-        # job may be unknown, because the Slurm command or an earlier keeper process was killed.
+        # The keeper process finds its Slurm job by the job name in the file `job`. The number of
+        # the Slurm job may be unknown, because the Slurm command or an earlier keeper process was
+        # killed.
         name = folder / "job"
         if not name.exists():
-            # Other characters are replaced, because Slurm splits lists of job names at commas.
+            # Commas and other special characters are replaced, because Slurm splits lists of job
+            # names at commas.
             label = re.sub("[^A-Za-z0-9_.-]", "_", folder.name)
             name.write_text(f"labkit-{label}-{secrets.token_hex(4)}")
         self._job = name.read_text()
@@ -147,11 +149,12 @@ class ClusterKeeper:
 
     def start(self) -> None:
         """Start controller and engines; write cluster.json when all engines have registered."""
-        # Child processes inherit these variables, which must be set before TensorFlow is imported.
+        # Child processes inherit the launcher's environment variables, which must be set before
+        # TensorFlow is imported.
         variables = self.how.environment(self._job)
         os.environ.update(variables)
         self.sessions.mkdir(mode=0o700, exist_ok=True)
-        if self.how.is_local:  # mpiexec's daemons on other hosts could not use this folder
+        if self.how.is_local:  # mpiexec's daemons on other hosts could not use `sessions`
             os.environ[SESSIONS] = str(self.sessions)
             os.environ.update(backing_variables(self.ranks, [self.sessions]))
         os.environ[KEEPER] = str(self.folder / "keeper.lock")
@@ -182,7 +185,7 @@ class ClusterKeeper:
         (self.folder / CONTROLLER_LOG).unlink(missing_ok=True)
         # The connection files of a controller that was killed are no longer valid.
         shutil.rmtree(self.folder / "profile", ignore_errors=True)
-        # `stop` removes this folder after each failed attempt.
+        # `stop` removes the folder of session files after each failed attempt.
         self.sessions.mkdir(mode=0o700, exist_ok=True)
         self.cluster = ipp.Cluster(
             n=self.ranks,
@@ -218,7 +221,7 @@ class ClusterKeeper:
             confined = confined or self._confine()  # mpiexec may open its listening socket late
             time.sleep(0.05)
         self._confine()  # binds sockets that the ranks have opened meanwhile
-        # The ranks report now, because they may be busy when a client connects later.
+        # The ranks report during the start, because they may be busy when a client connects later.
         replies = self._call_all(client, _collect_rank_info, not self.how.is_local)
         if self.warms:
             # The function is pickled by name, so that the engines import its module.
@@ -458,7 +461,7 @@ class ClusterKeeper:
 
 
 def _is_rank(child: psutil.Process) -> bool:
-    """Return whether a child of mpiexec is a rank; under a wrapper script, some are not."""
+    """Return whether a child of mpiexec is a rank; a wrapper script may add other children."""
     words: list[str] = Engines.engine_cmd
     with suppress(psutil.Error):
         return child.cmdline()[: len(words)] == words
@@ -481,11 +484,12 @@ def _collect_rank_info(is_guest: bool) -> tuple[int, int, int, str]:
     from mpi4py import MPI
 
     MPI.COMM_WORLD.Barrier()
-    # This file exists only on Linux; on other systems, mpiexec removes shared memory.
+    # The file /proc/self/maps exists only on Linux; on other systems, mpiexec removes shared
+    # memory.
     maps = Path("/proc/self/maps")
     for line in maps.read_text().splitlines() if maps.exists() else []:
         if "/sm_segment." in line:
-            with suppress(FileNotFoundError):  # another rank has already removed this file
+            with suppress(FileNotFoundError):  # another rank has already removed the mapped file
                 os.unlink(line.split(maxsplit=5)[5])
     if is_guest:
         shutil.rmtree(os.environ["IPP_PROFILE_DIR"], ignore_errors=True)
@@ -526,7 +530,7 @@ def main(folder: Path, launch_options: Start, warms: bool) -> None:
     keeper.stop()  # end processes and remove files that a killed keeper process has left
 
     def end(how: End) -> None:
-        # From here on, signals are ignored, because a further signal must not interrupt the
+        # During the cleanup, signals are ignored, because a further signal must not interrupt the
         # cleanup.
         for number in (signal.SIGTERM, signal.SIGALRM):
             signal.signal(number, signal.SIG_IGN)
@@ -540,7 +544,8 @@ def main(folder: Path, launch_options: Start, warms: bool) -> None:
     try:
         keeper.start()
         started.set()
-    # This cleanup runs without the start lock, which the waiting process holds.
+    # The cleanup after a failed start runs without the start lock. The process that waits for the
+    # start holds the start lock.
     except BaseException as error:
         end(_end_of(error))
         clear(folder)

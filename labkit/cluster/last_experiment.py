@@ -22,7 +22,7 @@ from labkit.records.run import Run
 from labkit.records.stream import FOLDER
 
 LAST = "last-run"  # file in a cluster's folder; contains the directory of the last submitted run
-# This mapping contains the handles of runs that this process has submitted.
+# `_handles` contains the handles of runs that this process has submitted.
 _handles: WeakValueDictionary[Path, RunHandle] = WeakValueDictionary()
 
 
@@ -66,13 +66,13 @@ class AttachedRun(RunHandle):
 
 
 def remember(folder: Path, live: RunHandle) -> None:
-    """Remember the run as the last one that was submitted to this folder's cluster."""
+    """Record the run as the last run that was submitted to the cluster in `folder`."""
     _handles[live.directory] = live
     store.write_atomically(folder / LAST, str(live.directory))
 
 
 def last_submitted(folder: Path, show: bool = False) -> RunHandle:
-    """Return the handle of the run that was last submitted to the cluster of this folder.
+    """Return the handle of the run that was last submitted to the cluster in `folder`.
 
     Raises:
         LabkitError: No run was submitted, or its directory is missing.

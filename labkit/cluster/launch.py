@@ -27,10 +27,10 @@ from labkit.records.endings import End, describe_exit
 
 QUIET = 60.0  # minimum seconds between two lines about the same wait in a log
 START_LIMIT = 300.0  # maximum seconds of a start, enough for a busy machine
-# These files remain in a cluster's folder after the cluster's end.
+# The files in `OUTLIVE` remain in a cluster's folder after the cluster's end.
 OUTLIVE = ("last-run", "warm.log")
 UNSETTLED = "unsettled"  # file in a cluster's folder that marks warm engines as not yet claimed
-# A keeper's message with this prefix means that another attempt to start would fail, too.
+# If a keeper's message begins with `REFUSED`, another attempt to start would fail, too.
 REFUSED = "refused: "
 
 
@@ -41,7 +41,7 @@ class NotStarted(LabkitError):
 class ClusterState(TypedDict):
     """The state of a cluster, as its keeper process writes it to cluster.json."""
 
-    state: str  # "starting", "ready" or "ended"
+    state: str  # state of the cluster: "starting", "ready" or "ended"
     message: str
     rank: int | None  # rank whose failure has ended the cluster; None if no rank has failed
     signal: str  # signal that has ended the cluster; "" if none
@@ -57,10 +57,10 @@ class ClusterState(TypedDict):
 
 
 def state(folder: Path) -> ClusterState:
-    """Return the state of the cluster in this folder that its keeper process has last written."""
+    """Return the cluster state that the keeper process has last written to `folder`."""
     try:
-        # No schema version is checked. The folder's name contains a hash of labkit's source, so the
-        # same labkit has written the file.
+        # The schema version of cluster.json is not checked. The folder's name contains a hash of
+        # labkit's source, so the same labkit has written the file.
         record: ClusterState = json.loads((folder / "cluster.json").read_text())
     except FileNotFoundError:
         return ClusterState(
@@ -86,7 +86,7 @@ def is_up(folder: Path) -> bool:
 
 
 def end(folder: Path) -> End | None:
-    """Return how the cluster in this folder has ended, or None while it is running.
+    """Return how the cluster in `folder` has ended, or None while the cluster is running.
 
     The keeper process writes how its cluster has ended into the cluster's state. If the lock of the
     keeper process is free, but the state does not tell how the cluster ended, the keeper process
@@ -144,10 +144,10 @@ def launch(folder: Path, launch_options: Start, warm: bool = False) -> None:
             | bytecode_variables()
             | utf8_variables()
             | {imports.VARIABLE: imports.extra_folders()},
-            start_new_session=True,  # Ctrl-C in a terminal then does not end the engines
+            start_new_session=True,  # Ctrl-C in a terminal does not end the engines
         )
-    # This keeper process may exit, because another keeper process, which an earlier start has left,
-    # has acquired the lock.
+    # The new keeper process may exit, because another keeper process, which an earlier start has
+    # left, has acquired the lock.
     if not _wait(folder, launch_options, lambda: keeper.poll() is None or is_held(path)):
         reason = state(folder)["message"] or last_line(folder / "keeper.log")
         failure = InvalidInput if reason.startswith(REFUSED) else NotStarted
@@ -234,7 +234,7 @@ def _holders(processes: list[int]) -> str:
 
 
 def leases(folder: Path) -> list[int]:
-    """Return the pids of the processes (not sweeps) that hold leases on this folder's cluster.
+    """Return the pids of the processes (not sweeps) that hold leases on the cluster in `folder`.
 
     The pids are read from file names, because opening and closing a lock file would release this
     process's own lock.

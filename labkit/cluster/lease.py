@@ -1,8 +1,9 @@
 """Leases of clusters: a cluster runs as long as a process holds a lease on it.
 
 A lease is a lock on a file. The operating system releases the lock when the process that holds it
-exits, even by a crash. The operating system keeps the lock while that process is busy, stopped or
-asleep. Leases are therefore more reliable than timeouts and heartbeats.
+exits, even by a crash. The operating system keeps the lock while the holding process is busy,
+stopped or asleep. Leases are more reliable than timeouts and heartbeats, because a lease ends
+exactly when its process releases it or exits.
 """
 
 from __future__ import annotations
@@ -72,11 +73,12 @@ def link_hold(folder: Path) -> None:
 
 
 def is_wanted(folder: Path) -> bool:
-    """Return whether another process holds a lease on the cluster in this folder."""
+    """Return whether another process holds a lease on the cluster in `folder`."""
     for path in (folder / "leases").glob("*"):
         if is_held(path):
             return True
-        # The lock of this lease file is free, so its holder has exited without releasing the lease.
+        # If the lock of a lease file is free, the holder of the lease has exited without releasing
+        # the lease.
         path.unlink(missing_ok=True)
     return False
 
@@ -94,8 +96,8 @@ class Turn:
     """The exclusive use of a cluster's ranks by one call; the constructor waits for the ranks.
 
     A file lock does not exclude other threads of the same process, and a thread that closes the
-    lock file would release another thread's lock. Therefore, threads of this process first wait for
-    a thread lock, and then for the file lock.
+    lock file would release another thread's lock. Threads of this process first wait for a thread
+    lock, and then for the file lock.
     """
 
     _thread_locks: ClassVar[dict[Path, threading.Lock]] = {}
@@ -111,8 +113,8 @@ class Turn:
             self._thread_lock.acquire()
         self._lock = Lock(folder / "run.lock")
         try:
-            # A process must hold the second lock, next.lock, while it waits. Waiting is therefore
-            # fair: a process that has used the ranks must queue again.
+            # A process must hold the second lock, next.lock, while it waits. Waiting is fair,
+            # because a process that has used the ranks must queue again.
             with locked(folder / "next.lock"):
                 self._lock.acquire(wait=True)
         except BaseException:
@@ -127,7 +129,7 @@ class Turn:
 
 @contextmanager
 def locked(path: Path, waiting: str = "") -> Iterator[None]:
-    """Hold the lock on a file during a block; print `waiting` first if another process holds it."""
+    """Hold the lock on a file inside the context; print `waiting` before any wait for the lock."""
     lock = Lock(path)
     if not lock.acquire():
         if waiting:
@@ -140,7 +142,7 @@ def locked(path: Path, waiting: str = "") -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool:
-    """Return whether another process holds the lock on this file."""
+    """Return whether another process holds the lock on the file `path`."""
     lock = Lock(path)
     try:
         return lock.is_held()

@@ -100,7 +100,7 @@ def confine(process: psutil.Process, patience: float = 0.0, drop_packets: bool =
 
 @contextmanager
 def _stopped(process: psutil.Process) -> Iterator[None]:
-    """Stop a process during this block; its threads could fail while their sockets change."""
+    """Stop a process inside the context, because its threads could fail while sockets change."""
     process.suspend()
     try:
         end = time.monotonic() + _STOP

@@ -1,4 +1,4 @@
-"""Engines of clusters on this machine: the first user starts them; they end with the last lease."""
+"""Engines of clusters on this machine, from the first lease to the end of the last lease."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class LocalEngines:
         with locked(
             self.folder / "start.lock", f"another process is starting or ending cluster {self.name}"
         ):
-            # The lease is acquired before the check, so that a keeper process that is about to end
-            # the cluster sees the lease.
+            # The lease is acquired before the engines are checked. A keeper process that is about
+            # to end the cluster sees the lease.
             self._lease = Lease(self.folder)
             link_hold(self.folder)
             release_warm_lease(self.folder)

@@ -111,7 +111,7 @@ class _Cell(PendingCalls):
         self._processes = _processes(cluster)
         client, engines = cluster.client, cluster.engines
         super().__init__(cluster, [client[e].execute(source, silent=False) for e in engines])
-        # This mapping contains the current call of each rank, and the time at which the call began.
+        # `_locations` contains the current call of each rank, and the time at which the call began.
         self._locations: dict[int, tuple[str | None, float]] = {}
         self._started_at = self._asked_at = time.monotonic()
         self._warned = False

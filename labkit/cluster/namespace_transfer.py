@@ -45,8 +45,8 @@ def save_variables(
     Args:
         client: Client of the cluster.
         engines: Engine id of each rank.
-        stuck: Ranks that do not answer. A variable of any other rank also counts as lost on each
-            rank in `stuck`.
+        stuck: Ranks that do not answer. Each variable that an answering rank reports counts as lost
+            on every rank in `stuck`.
         seconds: Maximum seconds to wait for the other ranks.
     """
     calls = {r: client[e].apply_async(_pack, MOST) for r, e in engines.items() if r not in stuck}

@@ -52,7 +52,7 @@ class PredictionSpec:
     slowdowns: Mapping[int, Slowdown] = field(default_factory=dict)
 
     def model(self, is_local: bool) -> str | bytes:
-        """Return the model's path, or the file's content for hosts that may not see the file."""
+        """Return the path of the model file if `is_local`, or else the content of the file."""
         return self.file if is_local else Path(self.file).read_bytes()
 
 
@@ -89,8 +89,8 @@ def plan_prediction(
     fields = ("precision", "optimizer", "optimizer_options") if strategy is None and trained else ()
     values = {name: trained[name] for name in fields}  # use the settings of the run's training
     prediction = PredictionSpec(str(file.resolve()), chosen, workers, blocks, **values)
-    # If workers run as programs (`uses_programs`), each has the complete model, so no check is
-    # needed.
+    # A strategy with `uses_programs` gives each worker the complete model, so the strategy need not
+    # check the prediction.
     if not chosen.uses_programs:
         chosen.check(prediction)
     return prediction
@@ -100,7 +100,8 @@ def validate_rows(x: Batch, batch_size: int) -> None:
     """Raise an error unless `x` consists of rows that can be divided among the ranks.
 
     Raises:
-        InvalidInput: `x` is no array, its arrays differ in length, or the batch size is below 1.
+        InvalidInput: A leaf of `x` is not an array, the arrays of `x` differ in length, or the
+            batch size is below 1.
     """
     if not isinstance(batch_size, int) or batch_size < 1:
         raise InvalidInput(

@@ -17,7 +17,7 @@ from labkit.cluster.lease import KEEPER
 from labkit.records.endings import End, describe_exit
 
 EXITED = (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-# This variable sets the parent folder of mpiexec's session folders.
+# The variable PRTE_MCA_prte_local_tmpdir_base sets the parent folder of mpiexec's session folders.
 SESSIONS = "PRTE_MCA_prte_local_tmpdir_base"
 SEGMENT = "/sm_segment."  # part of the file names of Open MPI's shared-memory files
 STOPPED = 30.0  # seconds that a process may be suspended by a signal before the cluster ends
@@ -40,8 +40,8 @@ class ProcessWatch:
     def end(self, seconds: float) -> End | None:
         """Report that a child of the controller has ended, or a process is suspended too long.
 
-        This method does not report the ends of other processes, which the launchers or `dead`
-        report. Return None if no such end or suspension is found.
+        The launchers and the method `dead` report the ends of all other processes. Return None if
+        no child has ended and no process is suspended too long.
 
         Args:
             seconds: Seconds since the last call of this method.
@@ -68,7 +68,7 @@ def has_exited(process: psutil.Process) -> bool:
 
 
 def end_all(lock: Path) -> None:
-    """End all processes that this keeper process, or an earlier one with this lock, has started.
+    """End all processes started by this keeper process or by an earlier one with the same lock.
 
     Open MPI's files are also removed, because mpiexec does not remove its files when SIGKILL ends
     it.
@@ -99,7 +99,7 @@ def _files(process: psutil.Process) -> set[Path]:
     """Return mpiexec's session folder, and the shared-memory files that a process maps."""
     base = os.environ.get(SESSIONS) or tempfile.gettempdir()
     paths = {Path(base) / f"ompi.{process.pid}"}
-    maps = Path(f"/proc/{process.pid}/maps")  # this file exists only on Linux
+    maps = Path(f"/proc/{process.pid}/maps")  # /proc/PID/maps exists only on Linux
     with suppress(OSError):  # the process may have ended
         lines = maps.read_text().splitlines()
         paths |= {Path(line.split(maxsplit=5)[5]) for line in lines if SEGMENT in line}

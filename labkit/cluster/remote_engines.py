@@ -24,7 +24,7 @@ UNREACHED = 30.0  # seconds without a connection after which the engines count a
 
 
 class RemoteEngines:
-    """Engines of another machine's cluster; they end when that machine holds no more lease.
+    """Engines of another machine's cluster; they run while that machine holds a lease.
 
     Calls from different processes of this machine run one after another. Only one machine at a time
     may use the ranks, because labkit does not coordinate calls from several machines.
@@ -57,7 +57,7 @@ class RemoteEngines:
                 "returns, or a copy of that file"
             ) from None
         # Engines reply with pickles, which can execute code. An attacker who can modify the attach
-        # file could therefore run code in this process.
+        # file could redirect this process to engines whose pickles execute malicious code.
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise InvalidInput(
                 f"other users may write {file.name}, and could redirect you to their engines; "

@@ -14,10 +14,10 @@ from labkit.records.run import Run
 def replay(run: Run, show: bool = True, **changes: Any) -> Run:
     """Simulate a run with parameter servers again, and return the run of the simulation.
 
-    Without changes, the servers apply the gradients in the recorded order. The final weights are
-    therefore the same, even if the run used the wall clock. With changes, the order of the updates
-    follows from the compute times. The compute times are the recorded ones, unless a change
-    replaces them.
+    If `changes` is empty, the servers apply the gradients in the recorded order. If `changes` is
+    empty, the final weights equal those of the recorded run, even if the run used the wall clock.
+    If `changes` contains fields, the order of the updates follows from the compute times. `replay`
+    uses the recorded compute times, unless a change replaces them.
 
     Args:
         run: A completed run of a strategy with servers.
@@ -59,7 +59,7 @@ def replay_experiment(run: Run, **changes: Any) -> Experiment:
 
 
 def _with(virtual: VirtualClock, **fields: Any) -> VirtualClock:
-    """Return a copy of a virtual clock with new values for these fields, which are validated."""
+    """Return a validated copy of a virtual clock with the new values `fields`."""
     return VirtualClock(
         **{name: getattr(virtual, name) for name in VirtualClock.model_fields} | fields
     )

@@ -32,8 +32,8 @@ def ranks_to_blame(
     Args:
         error: The error with which the call has ended.
         dead: Ranks of processes that have died.
-        all_ended: Whether all engines have ended; if so, `error.rank` counts as the rank that
-            caused this end.
+        all_ended: Whether all engines have ended; if so, the death of `error.rank` counts as the
+            cause.
         outlived: Dead ranks whose death the call had survived before it ended. A dead spare counts
             as the rank that it replaced.
     """
@@ -42,7 +42,7 @@ def ranks_to_blame(
     culprit = {error.rank} if all_ended and error.rank is not None else set()
     unsurvived = [rank for rank in sorted(dead) if rank not in outlived]
     ranks = {*unsurvived[: max(0, len(dead) - len(outlived))], *culprit}
-    # If the error reports a death, at least one of the deaths has ended the call.
+    # If no rank is to blame yet but the error reports a death, all dead ranks are to blame.
     return sorted(ranks or (dead if ENDED in str(error) else ()))
 
 
@@ -51,9 +51,9 @@ class RestartPolicy:
 
     A call restarts from the newest complete checkpoint, or from its first step. Only the death of a
     rank leads to a restart, because an error of the program would occur again. However, a program
-    may also cause the death of its own rank, for example by using too much memory. The run
-    therefore ends after `TRIES` successive calls that died without further steps and without a
-    newer checkpoint.
+    may also cause the death of its own rank, for example by using too much memory. The run ends
+    after `TRIES` successive calls in which a rank died and training made no progress. Progress
+    means a later step or a newer checkpoint.
 
     Args:
         directory: Run directory.
@@ -106,7 +106,7 @@ class RestartPolicy:
                 seconds["repeat"] = self._lap()
 
     def note_deaths(self, ranks: Sequence[int]) -> None:
-        """Record that these ranks are dead and that all other ranks have ended."""
+        """Record that the given ranks are dead and that all other ranks have ended."""
         files = [self._directory / FOLDER / f"rank{rank}.jsonl" for rank in ranks]
         times = [path.stat().st_mtime for path in files if path.exists()]
         self._detect = time.time() - min(times) if times else self._lap()

@@ -21,8 +21,8 @@ from labkit.records.store import Record
 from labkit.records.stream import FOLDER
 from labkit.strategies import STRATEGIES
 
-# True means the newest interrupted or failed run. A run, a path or a text names the run from whose
-# checkpoint to start.
+# `resume=True` selects the newest interrupted or failed run. A Run, a path or a text selects one
+# run; training starts from the run's newest checkpoint.
 ResumeFrom: TypeAlias = "bool | Run | Path | str | None"
 _SAME = (
     *("clock", "model", "model_options", "strategy", "workers"),
@@ -69,8 +69,7 @@ def find_resumable(experiment: Experiment, resume: ResumeFrom) -> Run | None:
     Args:
         experiment: The experiment.
         resume: True: return the newest interrupted or failed run in the folder of all runs. None:
-            if a batch job runs again, return the next run of this job, which may already be
-            completed.
+            in a batch job that runs again, return the job's next run, even if the run is completed.
 
     Raises:
         UnsafeFile: The folder contains a link or a special file.
@@ -106,7 +105,7 @@ def checkpoint_context(
     Args:
         experiment: The experiment.
         checkpoint: Settings for saving checkpoints, such as the interval between them.
-        run: Run from whose newest complete checkpoint to start; None: start training from the
+        run: Run whose newest complete checkpoint is the start of training; None: train from the
             beginning.
         goes_on: Whether training continues the record of `run`, which may not yet have a
             checkpoint.
@@ -181,7 +180,7 @@ def begin_record(
 ) -> None:
     """Write to the run's record that the run starts, and from which checkpoint it resumes."""
     if context is None or (resume := context.resume) is None:
-        # The checkpoints in this folder are incomplete, so the folder is removed.
+        # The checkpoint folder contains only incomplete checkpoints here, so the folder is removed.
         shutil.rmtree(directory / checkpoints.FOLDER, ignore_errors=True)
         store.start(directory, experiment.to_json())
         return

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from labkit.cluster.panel import LivePanel
 
-READ_EVERY = 0.25  # seconds between two reads; ranks write messages equally often
+READ_EVERY = 0.25  # seconds between two reads of messages; ranks write at the same interval
 DRAW_EVERY = 0.5  # seconds between two updates; more updates would delay clicks in the browser
 
 
@@ -51,7 +51,7 @@ class RunHandle:
         self.epochs: list[Row] = []
         self.progress = RunProgress(experiment.epochs)
         self._stream = StreamReader(directory / FOLDER)
-        # This mapping contains the last step of each rank; the key -1 stands for the last epoch.
+        # `_newest` maps each rank to its last step, and the key -1 to the last epoch.
         self._newest: dict[float, float] = {}
         self._panel: LivePanel | None = None
         self._displays: list[Display] = []
@@ -83,7 +83,7 @@ class RunHandle:
             self._ended.wait()
         if self._error is not None:
             raise self._error
-        assert self._run is not None  # tells the type checker that without an error the run is set
+        assert self._run is not None  # tells the type checker that `_run` is set without an error
         return self._run
 
     def panel(self) -> Widget:
@@ -157,11 +157,11 @@ class RunHandle:
         raise NotImplementedError
 
     def _finish(self) -> Run:
-        """Complete and return the run's record; an exception here becomes the run's failure."""
+        """Complete and return the run's record; if this method fails, the run counts as failed."""
         raise NotImplementedError
 
     def _record_failure(self, error: BaseException) -> None:
-        """Write a failure to the run's record, if it is this process that writes the record."""
+        """Write a failure to the run's record if this process is the writer of the record."""
 
     def _release(self) -> None:
         """Release the ranks, so that other calls can use them."""

@@ -134,7 +134,7 @@ class RunProgress:
 
     @property
     def _mean_steps(self) -> float:
-        """Mean number of completed steps per rank; asynchronous ranks share one total of steps."""
+        """Mean number of completed steps per rank; asynchronous ranks differ in their numbers."""
         return sum(rank.steps for rank in self.ranks.values()) / max(1, len(self.ranks))
 
     @property

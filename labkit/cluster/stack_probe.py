@@ -54,13 +54,13 @@ def request_locations(folder: Path, processes: Sequence[int]) -> list[str | None
 def describe_location(innermost: FrameType) -> str:
     """Return a thread's call and the call's location: "comm.Allreduce(a, b) (cell, line 4)".
 
-    While labkit waits internally, the text names labkit's call, such as `barrier`, and the line
-    that made this call.
+    While labkit waits internally, the text names the labkit method that the user called, such as
+    `barrier`, and the line of the user's call.
     """
     frames = list(_outward(innermost))
     wait = _labkit_wait(frames)
     inner = next((f for f in frames if not (wait and _is_communicator(f))), innermost)
-    # If the call is inside a library, the line of the notebook cell is added to the text.
+    # If the call is inside a library, the text also contains the line of the notebook cell.
     cell = next((frame for frame in frames if _is_cell(frame)), inner)
     text = f"{wait or _call(inner)} ({_location(inner)})"
     return text if cell is inner else f"{text}, from line {cell.f_lineno} of the cell"

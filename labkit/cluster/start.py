@@ -38,8 +38,8 @@ FURTHER = (
     "agent",
     "interface",
 )  # options of a Cluster that are rarely needed
-# `labkit run --launcher …` sets these environment variables, for notebooks that do not choose a
-# launcher themselves.
+# `labkit run --launcher …` sets the environment variables in `VARIABLES` for notebooks that do not
+# choose a launcher themselves.
 VARIABLES = {
     "launcher": "LABKIT_LAUNCHER",
     "hosts": "LABKIT_HOSTS",
@@ -47,18 +47,18 @@ VARIABLES = {
     "agent": "LABKIT_AGENT",
     "options": "LABKIT_SLURM",
 }
-# This environment variable with the value "1" has the effect of `labkit run --fault-tolerant`.
+# LABKIT_FAULT_TOLERANT=1 has the effect of `labkit run --fault-tolerant`.
 TOLERANT = "LABKIT_FAULT_TOLERANT"
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
-# Each of these variables contains the command that replaces ssh: the first for Open MPI 5, the
+# The variables in `AGENTS` contain the command that replaces ssh: the first for Open MPI 5, the
 # second for earlier versions.
 AGENTS = (AGENT_VARIABLE, "OMPI_MCA_plm_rsh_agent")
-# With these variables, Open MPI starts ranks over ssh, even inside a Slurm job.
+# With the variables in `BY_AGENT`, Open MPI starts ranks over ssh, even inside a Slurm job.
 BY_AGENT = {"PRTE_MCA_plm": "ssh", "OMPI_MCA_plm": "rsh"}
 JOB = "LABKIT_QUEUED"  # environment variable with the name of the ranks' own Slurm job
 LOOPBACK = "127.0.0.1"
-SOME = 50  # approximate number of nodes to which routes are compared
-# This mapping contains Slurm's names for the ways of assigning ranks to nodes.
+SOME = 50  # approximate maximum number of nodes whose routes are compared
+# `DISTRIBUTIONS` maps labkit's ways of assigning ranks to nodes to Slurm's names for them.
 DISTRIBUTIONS = {"slot": "block", "node": "cyclic"}
 
 
@@ -76,7 +76,7 @@ def _names() -> tuple[str, ...]:
 
 
 class RankInfo(NamedTuple):
-    """What a rank reports about its process after the first barrier of the start."""
+    """Facts about a rank's process; the rank reports them after the first barrier of the start."""
 
     rank: int
     size: int  # number of ranks in the rank's MPI_COMM_WORLD
@@ -210,7 +210,7 @@ class Start:
             workers = max(slots - spares, 1) if slots else max(nodes, 2)
         for field in ("agent", "options"):
             more[field] = more.get(field) or defaults[field]
-        if launcher == "local":  # the variables for agent and options concern only other launchers
+        if launcher == "local":  # local ranks need neither an agent nor options of Slurm
             more |= {"agent": "", "options": ""}
         return cls(
             workers,
@@ -248,7 +248,7 @@ class Start:
         return min(self.ranks, here)
 
     def check_hosts(self) -> None:
-        """Raise an error if all hosts are this machine, as no host list would be needed then.
+        """Raise an error if all hosts are this machine, so that a host list is unnecessary.
 
         Raises:
             InvalidInput: All hosts are this machine, and the network is not trusted. mpiexec would
@@ -274,7 +274,7 @@ class Start:
 
     @property
     def name(self) -> str:
-        """Name that is equal for equal numbers of ranks and threads and equal launch options."""
+        """Name of the cluster, from its numbers of ranks and threads and its launch options."""
         shape = f"{self.workers}x{self.threads}{'-ft' if self.fault_tolerant else ''}"
         shape += f"-{self.spares}spare" if self.spares else ""
         shape += "-trusted" if self.trusted_network else ""

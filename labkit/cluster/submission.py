@@ -220,7 +220,7 @@ class SubmittedRun(RunHandle):
         return Run(self.directory)
 
     def _rows_of(self, ranks: set[int], results: Mapping[int, RankResult]) -> list[Row]:
-        """Return those rows of dead ranks that the results do not contain.
+        """Return the rows of dead ranks that are missing from the results.
 
         Rows that a dead rank has produced in its last quarter of a second are lost. A spare
         continues the rows of the rank that it replaces.
@@ -263,7 +263,7 @@ def _emulated(experiment: Experiment) -> str | Network | None:
 
 
 def _why(error: KeyboardInterrupt) -> str:
-    """Return the reason of a stop, if possible the reason that this kernel's job recorded."""
+    """Return the reason that this kernel's job recorded for a stop, or else the error's reason."""
     job = os.environ.get("LABKIT_JOB")
     return (store.read_reason(Path(job)) if job else None) or interruption_text(error, "stopped")
 

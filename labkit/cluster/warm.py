@@ -2,12 +2,13 @@
 
     python -m labkit.cluster.warm FOLDER START SECONDS
 
-This process holds a lease on a cluster; the cluster has the default name for the given launch
-options. The first `Cluster` with the same launch options claims the warm engines. While it holds
-the start lock, this `Cluster` ends the lease of the prestart process and acquires its own lease.
-The claimed cluster then belongs to the process that has claimed it, and ends with that process. No
-process therefore sees the state of another. After that cluster and its users have ended, this
-process warms the next cluster, so that the start does not disturb the users' measurements.
+The prestart process holds a lease on a cluster that has the default name for the given launch
+options. The first `Cluster` with the same launch options claims the warm engines. The claiming
+`Cluster` holds the start lock while it ends the prestart process's lease and acquires its own
+lease. The claimed cluster then belongs to the process that has claimed it, and ends with that
+process. Because the claimed cluster ends with its process, no process sees the state of another
+process. After the claimed cluster and its users have ended, the prestart process warms the next
+cluster, so that the start does not disturb the users' measurements.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ if TYPE_CHECKING:
 LOCK, FILE = "warm.lock", "warm.json"  # files in a cluster's folder
 POLL_INTERVAL = 0.25  # seconds
 ENDS = 90.0  # maximum seconds to wait for the end of a cluster
-# Warm engines inherit variables with these prefixes from the terminal of `labkit prestart`. The
-# process that claims the engines later supplies its own values of these variables, and all its
-# other variables.
+# Warm engines inherit variables with the prefixes in `CARRIED` from the terminal of `labkit
+# prestart`. A process that claims the engines replaces the inherited variables by its own, and adds
+# its other variables.
 CARRIED = ("PATH", "HOME", "USER", "TMP", "TEMP", "XDG_", "LABKIT_", "PYTHON", "PWD")
 
 
@@ -91,7 +92,7 @@ class WarmPool(NamedTuple):
                 self._write_status("warming")
                 lease = Lease(self.folder, WARM)
                 launch.launch(self.folder, self.how, warm=True)
-                # If `warm` is None, another process has started these engines.
+                # If `warm` is None, another process has started the engines.
                 if launch.state(self.folder)["warm"] is None:
                     return True
             self._write_status("warm")
@@ -146,7 +147,7 @@ class WarmPool(NamedTuple):
 
 
 def start(launch_options: Start, idle: float) -> tuple[WarmStatus, bool]:
-    """Keep engines for these launch options warm, in a process that continues after this one.
+    """Keep engines with the launch options warm, in a process that outlives this process.
 
     Args:
         launch_options: Launch options of the ranks.
@@ -164,7 +165,7 @@ def start(launch_options: Start, idle: float) -> tuple[WarmStatus, bool]:
     if (status := read_status(folder)) is not None:
         return status, True
     check_ranks(launch_options.ranks)
-    (folder / FILE).unlink(missing_ok=True)  # this file contains the status of an earlier process
+    (folder / FILE).unlink(missing_ok=True)  # the status file is from an earlier process
     with (folder / "warm.log").open("wb") as log:
         words = [sys.executable, "-P", "-m", "labkit.cluster.warm"]
         keeper = subprocess.Popen(
@@ -172,7 +173,7 @@ def start(launch_options: Start, idle: float) -> tuple[WarmStatus, bool]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            cwd=folder,  # this folder has no Python modules that could be imported
+            cwd=folder,  # the cluster's folder contains no Python modules to import
             env=inherited(),
             start_new_session=True,
         )
@@ -189,13 +190,13 @@ def start(launch_options: Start, idle: float) -> tuple[WarmStatus, bool]:
 
 
 def inherited() -> dict[str, str]:
-    """Return the environment variables that warm engines inherit (by `SHAPING` and `CARRIED`)."""
+    """Return environment variables for warm engines, selected by prefix (`SHAPING`, `CARRIED`)."""
     variables = {k: v for k, v in os.environ.items() if k.startswith((*SHAPING, *CARRIED))}
     return absolute(variables) | bytecode_variables()
 
 
 def stop(workers: int | None = None, threads: int | None = None) -> list[WarmStatus]:
-    """End processes that keep engines of this size warm (default: all); claimed clusters continue.
+    """End prestart processes for `workers` and `threads` (None: any); claimed clusters continue.
 
     Returns:
         The last status of the engines of each ended process.
@@ -221,11 +222,12 @@ def stop(workers: int | None = None, threads: int | None = None) -> list[WarmSta
 
 
 def claim_warm_engines(folder: Path, client: ipyparallel.Client) -> None:
-    """Give unclaimed warm engines the environment of this process, as if it had started them."""
+    """Give unclaimed warm engines this process's environment, as if this process started them."""
     mark = folder / launch.UNSETTLED
     if not mark.exists():
         return
-    # A second process waits here, and then finds the engines claimed.
+    # If two processes claim the engines, the second process waits here, and then finds the engines
+    # claimed.
     with locked(folder / "start.lock"):
         if mark.exists():
             here = {"PWD": os.getcwd(), imports.VARIABLE: imports.extra_folders()}
@@ -255,7 +257,7 @@ def adopt_environment(folder: str, environment: Mapping[str, str]) -> None:
 
 
 def read_status(folder: Path) -> WarmStatus | None:
-    """Return the status of this folder's warm cluster, or None if no process keeps it warm."""
+    """Return the status of the warm cluster in `folder`; None if no process keeps it warm."""
     if not (folder / LOCK).exists() or not is_held(folder / LOCK):
         return None
     try:

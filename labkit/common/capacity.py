@@ -10,14 +10,14 @@ from labkit.common.errors import InvalidInput
 from labkit.common.paths import usable_cores
 from labkit.common.units import plural
 
-# This is the resident memory, in GiB, of a rank that has imported TensorFlow and built a small
-# model. This value was measured with TensorFlow 2.21, Keras 3, Linux and one thread.
+# Resident memory in GiB of a rank that has imported TensorFlow and built a small model. `RANK_GIB`
+# was measured with TensorFlow 2.21, Keras 3, Linux and one thread.
 RANK_GIB = 0.7
 RANKS_PER_CORE = 8
-# The option --force of a command sets this environment variable.
+# The option --force of a command sets the environment variable LABKIT_OVERSUBSCRIBE.
 OVERSUBSCRIBE = "LABKIT_OVERSUBSCRIBE"
-# These files contain the memory limit of a container: the first in version 2 of cgroups, the second
-# in version 1.
+# The memory limit of a container is in `memory.max` for version 2 of cgroups, and in
+# `memory.limit_in_bytes` for version 1.
 _LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 
 

@@ -52,8 +52,8 @@ def partition_samples(
     same label proportions. For α → 0, each of the first shards has samples of only one label.
 
     Args:
-        labels: Integer labels, one for each sample. For "iid", the number of samples can be given
-            instead.
+        labels: Integer labels, one for each sample. For "iid", `labels` may also be the number of
+            samples.
         sizes: Number of samples of each shard; the sum of all sizes is the number of samples.
         shards: Name of the partition: "iid", "by_label" or "dirichlet(α)".
         seed: Seed of the random draws.
@@ -90,7 +90,7 @@ def _draw_counts(
     counts = np.zeros_like(available)
     while missing := size - int(counts.sum()):
         weights = np.where(available > counts, shares, 0.0)
-        if not weights.sum():  # no label with a positive share for this worker has samples left
+        if not weights.sum():  # no label with a positive share has samples left
             weights = (available - counts).astype(np.float64)
         draws = rng.multinomial(missing, weights / weights.sum())
         counts = np.minimum(counts + draws, available)

@@ -7,15 +7,15 @@ import re
 
 from labkit.common.terminal import one_line
 
-# These error numbers mean that the disk is full or read-only, or that permission is denied.
+# The error numbers in `DISK` mean that the disk is full or read-only, or that permission is denied.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
-# These error numbers mean that a path is invalid.
+# The error numbers in `PATH` mean that a path is invalid.
 PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
 _COLOR = re.compile(r"\x1b\[[\d;]*m")
-# This pattern matches frames of tracebacks, their source lines, and TensorFlow's remarks about its
+# `_FRAMES` matches frames of tracebacks, their source lines, and TensorFlow's remarks about its
 # graph.
 _FRAMES = re.compile(
     r"^[ \t]*File \".*\", line \d+.*\n(?:[ \t]{3,}(?!File \").*\n)*"

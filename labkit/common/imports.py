@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-# This environment variable passes the additional import folders to child processes.
+# The environment variable LABKIT_MODULES passes the additional import folders to child processes.
 VARIABLE = "LABKIT_MODULES"
 _SEPARATOR = "\n"  # separates folders; unlike a colon, it rarely occurs in their names
 _added: list[str] = []  # folders that this module has added to `sys.path`

@@ -7,7 +7,8 @@ import os
 import time
 from pathlib import Path
 
-# This environment variable contains the path of the lock file of a cluster's keeper process.
+# The environment variable LABKIT_KEEPER contains the path of the lock file of a cluster's keeper
+# process.
 KEEPER = "LABKIT_KEEPER"
 POLL_INTERVAL = 0.05  # seconds
 
@@ -24,9 +25,9 @@ class Lock:
         """Acquire the lock and return True; without `wait`, return False if it is taken."""
         while True:
             try:
-                # This call never blocks; instead, the method `acquire` polls. The kernel assigns
-                # locks to processes, not to threads. The kernel would report a deadlock if the
-                # threads of two blocked processes waited for each other's locks.
+                # With LOCK_NB, `fcntl.lockf` never blocks; the method `acquire` polls the lock. The
+                # kernel assigns locks to processes, not to threads. The kernel would report a
+                # deadlock if the threads of two blocked processes waited for each other's locks.
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):  # another process owns the lock
                 if not wait:

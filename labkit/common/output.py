@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _FORCE = "labkit.force"  # key under which the context of a click command stores --force
 _ENDS = 2**16  # number of bytes at the start and at the end of a file that are searched for a mark
-# These patterns recognize files that labkit has written: pages, traces, benchmark and study rows,
+# `_MARKS` recognizes files that labkit has written: pages, traces, benchmark and study rows,
 # calibrations, exports for other tools, and tables (by their common columns). Each pattern scans a
 # file only once, because searching a large file of another program must not take minutes.
 _MARKS = re.compile(
@@ -27,7 +27,7 @@ _MARKS = re.compile(
     rb"|^(?:#[^\n]*\n)+# Written by `labkit |^# [^\n]*\n\nMade from the docstrings by `labkit "
     rb"|^(?:[^\n]*,)?run,state,started[,\r\n]",
 )
-# labkit's Parquet tables are recognized by these column names.
+# A Parquet file with the column names in `_COLUMNS` is a table of labkit.
 _COLUMNS = (b"run", b"state", b"started")
 
 
@@ -73,7 +73,7 @@ _FORCE_OPTION = click.option(
     "--force",
     "replace",
     is_flag=True,
-    is_eager=True,  # click parses --force before the paths, because it affects them
+    is_eager=True,  # click parses --force before paths, because --force affects their validation
     expose_value=False,
     callback=_store_force,
     help="Replace existing files even if labkit did not write them.",
@@ -127,7 +127,7 @@ def _longest_name(folder: Path) -> int:
 
 
 def _is_from_labkit(path: Path, size: int) -> bool:
-    """Return whether a file is empty, or has a mark of the files that labkit writes."""
+    """Return whether a file is empty, or contains a mark that labkit writes into its files."""
     try:
         with path.open("rb") as file:
             begin = file.read(_ENDS)

@@ -92,9 +92,9 @@ def bytecode_variables() -> dict[str, str]:
 
     Containers often set PYTHONDONTWRITEBYTECODE, so that Python writes no compiled files. Without
     compiled files, each engine would compile TensorFlow's Python files again, and would take three
-    times as long to start. With these variables, Python writes compiled files into labkit's cache,
-    never beside the sources. The result is empty if Python writes bytecode anyway, if a bytecode
-    folder is already set, or if the installer has compiled labkit's dependencies.
+    times as long to start. With the returned variables, Python writes compiled files into labkit's
+    cache, never beside the sources. No variable is returned if Python writes bytecode anyway, if a
+    bytecode folder is already set, or if the installer has compiled labkit's dependencies.
     """
     chosen = sys.pycache_prefix or "PYTHONPYCACHEPREFIX" in os.environ
     if not sys.dont_write_bytecode or chosen or _is_compiled("ipyparallel"):
@@ -121,8 +121,8 @@ def _private(place: Path, variable: str, name: str) -> Path:
 
     Args:
         place: Folder that contains the private folder.
-        variable: Environment variable by which users can choose another `place`, for the error
-            message.
+        variable: Name of the environment variable that sets `place`; the error message contains
+            this name.
         name: Name of the subfolder in the private folder.
     """
     root = place / f"labkit-{os.getuid()}"

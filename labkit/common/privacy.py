@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-# This pattern matches an absolute path with at least two components, but no URL, relative path or
+# `_PATH` matches an absolute path with at least two components, but no URL, relative path or
 # closing tag. Embedded base64 data match first, so that slashes in the data are not treated as
 # paths.
 _PATH = re.compile(
@@ -23,10 +23,11 @@ _ANSI = re.compile(r"\x1b\[[\d;]*m")
 _OPEN = {"root", "localhost"}  # user and host names that identify nobody
 _QUOTE = r"""(?:["'`]|\\["']|&(?:quot|apos|\#39|\#x27);)"""
 _SET = rf"{_QUOTE}*\s*(?:=>?|:)\s*{_QUOTE}*"
-# This pattern matches the start of a line that `ls -l` prints.
+# `_MODE` matches the start of a line that `ls -l` prints.
 _MODE = r"(?<![\w-])[-dlbcps](?:[r-][w-][xsStT-]){3}[.+@]?\s+\d+\s+"
 _ANYWHERE = r"(?P<keep>(?<![\w-]))NAME(?![\w-])"
-# In these contexts, NAME is a user name. The text that matches the group `keep` is not replaced.
+# In the contexts of `_OF_USER`, NAME is a user name. The text that matches the group `keep` is not
+# replaced.
 _OF_USER = (
     r"(?P<keep>(?<![\w-]))NAME(?=@[A-Za-z…])",
     r"(?P<keep>~)NAME(?![\w-])",
@@ -63,7 +64,7 @@ def scrub(text: str) -> str:
     names = _names()
     text = _PATH.sub(lambda match: match["data"] or f"…/{_last(match['last'], names)}", text)
     for name, places in names.items():
-        if name in text:  # a fast test, because notebooks with figures have megabytes of text
+        if name in text:  # skips absent names fast; notebooks with figures have megabytes of text
             for pattern in places:
                 text = pattern.sub(r"\g<keep>…", text)
     return text

@@ -13,8 +13,8 @@ Class = TypeVar("Class", bound=type)
 Fields: TypeAlias = dict[str, Any]
 Names: TypeAlias = Mapping[str, str]
 
-# Records may contain the former names that these tables list, so `labkit.records.renamed` uses
-# these tables.
+# Records may contain the former names in the tables from `EXPERIMENT` to `OPTIONS`, so
+# `labkit.records.renamed` also uses these tables.
 EXPERIMENT: Names = {
     "steps": "steps_per_epoch",
     "slow": "stragglers",
@@ -60,7 +60,7 @@ OPTIONS: dict[str, Names] = {  # former option names, by the current name of the
     "StaleSynchronous": _STALE,
     "TensorParallel": _SLICES,
 }
-# No record contains the former names that the following tables list.
+# No record contains the former names in the tables from `_VIRTUAL` on.
 _VIRTUAL: Names = dict.fromkeys(VIRTUAL_CLOCK, "virtual")  # former fields of an experiment
 _CODE: Names = {
     # former names of clusters, communicators, checkpoints
@@ -166,7 +166,7 @@ def rename_network(value: Any) -> Any:
 
 
 def rename_slowdowns(value: Any) -> Any:
-    """Return slowdowns by rank with current field names; a number as slowdown stays unchanged."""
+    """Return slowdowns by rank with current field names; keep slowdowns that are numbers."""
     if not isinstance(value, dict):
         return value
     return {k: rename_keys(v, COMPUTE_TIME) if isinstance(v, dict) else v for k, v in value.items()}

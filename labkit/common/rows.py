@@ -66,12 +66,12 @@ class BatchPlan:
         return full if self.steps is None else min(full, self.steps)
 
     def sizes(self, step: int) -> list[int]:
-        """Return how many rows of this step's batch each rank gets."""
+        """Return the number of rows that each rank gets from the batch of a step."""
         batch = min(self.batch_size, self.rows - step * self.batch_size)
         return np.diff(cut(batch, self.capacities)).tolist()
 
     def own_rows(self, rank: int) -> np.ndarray:
-        """Return the indices of the rows that this rank owns during the run (with `owned=True`)."""
+        """Return the indices of the rows that `rank` owns during the run (with `owned=True`)."""
         return self._partition[rank]
 
     @cached_property
@@ -87,7 +87,7 @@ class BatchPlan:
         return counts
 
     def local(self, rank: int, epoch: int) -> list[np.ndarray]:
-        """Return the indices of this rank's rows, one array per step; an array may be empty."""
+        """Return the indices of the rows of `rank`, one array per step; an array may be empty."""
         if self.owned:
             rows = self.own_rows(rank)
             return [rows[places] for places in self.places(rank, epoch)]
@@ -101,7 +101,7 @@ class BatchPlan:
         return result
 
     def places(self, rank: int, epoch: int) -> list[np.ndarray]:
-        """Return, for each step, this rank's batch rows as indices into the rank's own rows."""
+        """Return the batch rows of `rank` per step, as indices into the rank's own rows."""
         # The seed includes the rank, because with the same seed all ranks would draw the same
         # permutation.
         rng = np.random.default_rng([self.seed, epoch, rank])

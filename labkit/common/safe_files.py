@@ -127,7 +127,7 @@ def read_file(
         limit: Maximum size of the file in bytes; None: no limit.
         last: Number of bytes to return from the end of the file; the size of the file is then not
             checked.
-            None: return all bytes.
+            None: return the whole file, which may have at most `limit` bytes.
         root: Folder that the user of labkit names, see `open_file`.
 
     Raises:

@@ -87,8 +87,8 @@ def main() -> None:
 
 if __name__ == "__main__":
     # Other modules read `_starts` from the module `labkit.common.semaphore`, but this process runs
-    # the module under the name `__main__`. This process therefore imports the module under its
-    # usual name, and uses the imported copy.
+    # the module under the name `__main__`. The process imports the module under its usual name and
+    # uses the imported copy, so that only one `_starts` exists.
     from labkit.common import semaphore
 
     semaphore.main()

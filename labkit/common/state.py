@@ -16,18 +16,18 @@ from zipfile import BadZipFile
 from labkit.common.errors import LabkitError, short
 
 T = TypeVar("T")
-# Damaged or forged data raise these exceptions while code decodes a training state.
+# Damaged or forged data raise the exceptions in `_ODD` while code decodes a training state.
 _ODD = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError),
     *(TypeError, ValueError),
-    # These exceptions come from np.load, from zipfile, and from the parser of array headers.
+    # np.load, zipfile and the parser of array headers raise the following exceptions.
     *(BadZipFile, NotImplementedError, SyntaxError, TokenError, struct.error, zlib.error),
 )
 
 
 @contextmanager
 def decoding(label: str) -> Iterator[None]:
-    """Convert any exception that damaged or forged data raise in this block into a LabkitError.
+    """Raise a LabkitError if damaged or forged data cause an exception inside the `with` block.
 
     Args:
         label: Noun for the data that is decoded, which begins the error message.
@@ -75,7 +75,7 @@ class StateRecord:
         return object.__new__(self.kind)
 
     def tuple_of(self, values: Mapping[str, Any]) -> Any:
-        """Return the named tuple with these field values; its own `__new__` is not called."""
+        """Return a named tuple with the given field values, without a call of its own `__new__`."""
         return tuple.__new__(self.kind, [values[name] for name in self.names])
 
     def validate_names(self, names: Mapping[str, Any]) -> None:
@@ -100,8 +100,8 @@ def record(*names: str) -> Callable[[type[T]], type[T]]:
     """Return a class decorator that allows instances of the class in checkpoints.
 
     Args:
-        names: Names of the fields. Omit them for a dataclass or a named tuple, which declares its
-            fields itself.
+        names: Names of the fields. Omit the names for a dataclass or a named tuple, which declares
+            its fields itself.
     """
 
     def declare(kind: type[T]) -> type[T]:
@@ -123,10 +123,10 @@ def record_of(kind: type) -> StateRecord | None:
 
 
 def record_named(name: str) -> StateRecord:
-    """Return the StateRecord of the registered class with this name.
+    """Return the StateRecord of the registered class with the given name.
 
     Raises:
-        LabkitError: No class of this name is registered.
+        LabkitError: No class with the given name is registered.
     """
     if name not in _RECORDS:
         raise LabkitError(

@@ -8,8 +8,8 @@ import os
 import re
 import sys
 
-LONGEST = 1_500  # maximum characters of a message; lists of names have some hundred
-# This pattern matches three groups of characters: control characters except tab and newline, marks
+LONGEST = 1_500  # maximum characters of a message; messages with lists of names have some hundred
+# `_STEERING` matches three groups of characters: control characters except tab and newline, marks
 # that change the text direction, and surrogates. Surrogates represent bytes of file names that are
 # not UTF-8.
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -53,6 +53,6 @@ def restart_in_utf8() -> None:
 
 def say(text: str, err: bool = False, nl: bool = True) -> None:
     """Write text to stdout (with `err`: to stderr), with control characters escaped."""
-    import click  # imported here because only the command line needs it
+    import click  # click is imported here because only the command line needs it
 
     click.echo(plain(text), err=err, nl=nl)

@@ -83,7 +83,7 @@ class Checked(BaseModel, metaclass=_WithoutInherited):
         except ValidationError as error:
             raise InvalidInput(_sentence(type(self), error)) from None
 
-    if not TYPE_CHECKING:  # a type checker derives the attributes from the fields
+    if not TYPE_CHECKING:  # type checkers see only the fields, not `__getattr__`
 
         def __getattr__(self, name: str) -> Any:
             try:
@@ -125,7 +125,7 @@ def _named(kind: type[BaseModel], given: tuple[Any, ...], fields: dict[str, Any]
 def _sentence(kind: type[BaseModel], error: ValidationError) -> str:
     errors = sorted(error.errors(), key=_rank)
     first = errors[0]
-    if first["type"] == "value_error":  # the message is labkit's own
+    if first["type"] == "value_error":  # labkit itself has written the message
         return first["msg"].removeprefix("Value error, ")
     if not first["loc"]:  # the name of the argument is invalid, such as a lone surrogate
         return f"{kind.__name__} cannot have {short(first['input'])}: {first['msg']}"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from labkit.communicator.communicator import Communicator
 
 ROUNDS = 5  # number of allgathers per measurement of a clock offset
-SPIN = 150e-6  # seconds; a spin loop is more exact than a sleep for waits below this
+SPIN = 150e-6  # in seconds; for shorter waits, a spin loop is more exact than a sleep
 
 
 class Clock(Protocol):
@@ -36,8 +36,8 @@ class Clock(Protocol):
 class WallClock:
     """The monotonic clock of the host, with sleeps that are exact to some ten microseconds."""
 
-    # The attributes are the functions of the module `time` themselves, because the timeline calls
-    # them at every event, and they must be fast.
+    # `now` and `sleep` are the functions of the module `time`, without a wrapper, because the
+    # timeline calls them at every event.
     now = staticmethod(time.monotonic)
     sleep = staticmethod(time.sleep)
 
@@ -74,10 +74,10 @@ class Offset(NamedTuple):
 def offset(clock: Clock, allgather: Callable[[Any], list[Any]]) -> Offset:
     """Measure the offset of this rank's clock from the clock of rank 0 (collective).
 
-    No rank can leave an allgather before all ranks have entered the allgather. The time at which a
-    rank leaves an allgather is therefore later than the time at which rank 0 enters it, and vice
-    versa. Each allgather therefore gives a lower and an upper bound of the clock offset; the
-    fastest allgather gives the tightest bounds.
+    No rank can leave an allgather before all ranks have entered the allgather. Each rank leaves an
+    allgather later than rank 0 enters the allgather, and rank 0 leaves it later than each rank
+    enters it. Each allgather gives a lower and an upper bound of the clock offset; the fastest
+    allgather gives the tightest bounds.
     """
     spans = []
     for _ in range(ROUNDS):
@@ -96,8 +96,8 @@ def computing(communicator: Communicator) -> Callable[[], AbstractContextManager
     The slowdown ignores the time that the context spends on waits for other ranks and on transfers.
 
     Args:
-        communicator: The communicator of all ranks. The rank number in this communicator selects
-            the slowdown and the sequence of random slowdown factors.
+        communicator: The communicator of all ranks. The rank number in `communicator` selects the
+            slowdown and the sequence of random slowdown factors.
     """
     clock = communicator.clock
     if communicator.slowness is None:

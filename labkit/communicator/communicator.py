@@ -47,8 +47,8 @@ class Communicator:
         traffic: An existing traffic meter that continues to count; None: a new meter.
         emulation: A running network emulation that replaces `network`; None: start a new emulation
             if `network` is given.
-        outer: The wait policy of the larger group of ranks from which these ranks were split; None:
-            these ranks were not split from a larger group.
+        outer: The wait policy of the larger group of ranks from which this Communicator was split;
+            None: there is no larger group.
         clock: The clock for waits and time stamps, the same on all ranks of a host.
         rules: Checksum and fault-injection rules for messages that labkit itself sends; None: no
             rules.
@@ -146,7 +146,7 @@ class Communicator:
     def allreduce(
         self, buffer: np.ndarray, algorithm: str = "mpi", label: str = "allreduce"
     ) -> None:
-        r"""Sum the ranks' buffers in place, \(b_r \leftarrow \sum_s b_s\), with identical bits.
+        r"""Sum all buffers in place, \(b_r \leftarrow \sum_s b_s\); all ranks get equal bits.
 
         Args:
             buffer: A contiguous array with the same dtype and length on every rank. The dtype is
@@ -208,14 +208,15 @@ class Communicator:
         atexit.register(exit_without_finalize)
         for _ in before:  # each death during the call requires one more attempt
             whole = broken.Shrink()
-            assert isinstance(whole, MPI.Intracomm)  # tells the type checker the type
+            assert isinstance(whole, MPI.Intracomm)  # tells the type checker the type of `whole`
             old_ranks = MPI.Group.Translate_ranks(whole.group, None, broken.group)
             self.numbers = [before[rank] for rank in old_ranks]
             self.network = network and network.part(old_ranks, broken.size)
             try:
                 self._initialize(whole, limit, None, None)
                 succeeded = True
-            # This clause also catches errors from a message that a dying rank sent only in part.
+            # `except Exception` also catches errors from a message of which a dying rank sent only
+            # a part.
             except Exception:
                 whole.Revoke()
                 succeeded = False
@@ -295,7 +296,8 @@ class Communicator:
 
         The messages that exchange the weights are not counted by the traffic meter and not delayed
         by the emulated network. Before the sum, each rank multiplies its values by its share of the
-        total weight. No partial sum therefore exceeds the largest value.
+        total weight. Partial sums cannot exceed the largest value, because the shares add up to at
+        most 1.
 
         Args:
             buffer, algorithm, label: As in `allreduce`, but the buffer must have a float dtype.
@@ -324,7 +326,7 @@ class Communicator:
         return float(np.sum(self.allgather_scalar(weight, f"the weights of {label}")))
 
     def allgather_scalar(self, value: float, label: str) -> np.ndarray:
-        """Gather one number per rank in rank order; its traffic is not metered or emulated."""
+        """Gather one number per rank in rank order; the traffic is neither metered nor emulated."""
         if self.size == 1:
             return np.array([value])
         self.wait_policy.name_call(label)
@@ -407,7 +409,7 @@ class Communicator:
         self.barrier("split")
         with self.wait_policy.failure_guard:
             part = self._comm.Split(colour, self.rank if key is None else key)
-            assert isinstance(part, MPI.Intracomm)  # tells the type checker the type
+            assert isinstance(part, MPI.Intracomm)  # tells the type checker the type of `whole`
             emulation = self._emulation and self._emulation.part(part.allgather(self.rank))
             arguments = (
                 self.wait_policy.timeout,
@@ -493,7 +495,7 @@ class Communicator:
         )
 
     def inject_faults(self, injector: Injector) -> None:
-        """From now on, inject faults into the messages and the computation of this rank."""
+        """Inject faults into the messages and the computation of this rank from now on."""
         self.rules.injector = injector
         self.slowness = FaultSlowdown(injector, self.slowness, self.clock)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Emulation:
-    """The emulated network links, as this rank uses them.
+    """The links of an emulated network, on which this rank books its messages.
 
     A sender books its message on the emulated links, and sends the ticket (number) of this booking
     with the message. The receiver of a message sleeps until the emulated delivery time of the
@@ -61,11 +61,11 @@ class Emulation:
         self._lock = _open_lock_file(comm)
         self._owns_links = True
         self.paced = False
-        self._thread = threading.Lock()  # needed because all threads of a rank share one file lock
+        self._thread = threading.Lock()  # locks out other threads; they share the file lock
         comm.Barrier()
 
     def part(self, ranks: Sequence[int]) -> Emulation:
-        """Return a view of the same links for a group of ranks, which get new numbers from 0."""
+        """Return a view of the emulated links for a group of ranks, with new numbers from 0."""
         view = copy(self)
         view.network = self.network.part(ranks, len(self._ranks))
         view._ranks = [self._ranks[rank] for rank in ranks]
@@ -114,7 +114,7 @@ class Emulation:
     def _depart(self, source: int, destination: int, nbytes: int, turn: int) -> float:
         if self.paced and turn != FREE:
             turn = self.turn()
-        # A message departs at the time of this call; the wait for the lock does not delay the
+        # The departure time is read here, because the wait for the lock must not delay the
         # departure.
         now = self._clock.now()
         while True:
@@ -155,7 +155,7 @@ class Emulation:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         # A file lock is used, because the kernel releases it if its rank dies. A lock of an MPI
-        # window would stay locked.
+        # window would stay locked if its rank died.
         with self._thread:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             try:

@@ -102,7 +102,7 @@ def _step(number: int, one_round: Round, rank: int, edges: list[int]) -> Planned
         if edges[chunk + span] > edges[chunk]
     )
     receives, copies, offset = [], [], 0
-    # This dictionary maps each chunk to its contributions: (rank, offset in the scratch buffer).
+    # `contributions` maps each chunk to its contributions: (rank, offset in the scratch buffer).
     contributions: dict[int, list[tuple[int, int]]] = {}
     for source, _, chunk, span, reduce in one_round.received_by(rank).rows():
         first, last = edges[chunk], edges[chunk + span]

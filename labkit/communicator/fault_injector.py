@@ -59,7 +59,7 @@ class Injector:
             If labkit does not send the messages itself, "corrupt" faults change gradients before
             the communication library receives them.
         real: Whether "kill" and "pause" faults act on this process. False: a simulation applies
-            these faults on its virtual clock.
+            "kill" and "pause" faults on its virtual clock.
 
     Attributes:
         step: The number of the current training step; -1 before the first step.
@@ -100,7 +100,7 @@ class Injector:
         results = list(arrays)
         for fault in self._active("nan", "inf", *(() if self._sends else ("corrupt",))):
             matches = (path for path in paths if fault.names(path))
-            # The gradients of one step may be passed in several calls of this method. In all steps,
+            # The gradients of one step may be passed in several calls of `gradients`. In all steps,
             # a fault changes the same variable: the first variable that matched.
             target = self._targets.get(fault) or next(matches, None)
             if target is None:
@@ -130,7 +130,7 @@ class Injector:
 
     @property
     def factor(self) -> float:
-        """The factor by which this step's faults extend this rank's computing time; 1: none."""
+        """The factor by which faults extend the rank's computing time in the current step."""
         return float(np.prod([fault.factor or 1.0 for fault in self._active("slow")]))
 
     def _active(self, *kinds: str) -> Iterator[Fault]:

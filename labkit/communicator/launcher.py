@@ -65,14 +65,14 @@ def _executable() -> str:
     return path
 
 
-# Without this setting, Open MPI prints an error for each window, because its UCX component does not
-# support the window.
+# Without OMPI_MCA_osc=^ucx, Open MPI prints an error for each window, because its UCX component
+# does not support the window.
 QUIET = {"OMPI_MCA_osc": "^ucx"}
 # Ranks on several hosts communicate over TCP. With only one TCP link, Open MPI's clear-to-send
-# message for a long message would wait behind data in the same direction. With only one TCP link,
-# two ranks that exchange long messages would therefore send one after the other. A rank aborts when
-# its TCP connection to a killed process breaks. A rank therefore waits before it aborts, so that
-# mpiexec reports the killed process first.
+# message for a long message would wait behind data in the same direction. As a result, with only
+# one TCP link, two ranks that exchange long messages would send one after the other. A rank aborts
+# when its TCP connection to a killed process breaks. The abort delay lets mpiexec report the killed
+# process first.
 _OVER_HOSTS = {
     "OMPI_MCA_btl_tcp_links": "2",
     "OMPI_MCA_btl_tcp_flags": "1",
@@ -80,8 +80,8 @@ _OVER_HOSTS = {
 }
 # Ranks on one host communicate over shared memory. With TCP, each rank would listen on every
 # network interface, because `btl_tcp_if_include` only selects among interfaces that are already
-# bound. Without these settings, mpiexec inside a Slurm job would start the ranks on all nodes of
-# the job.
+# bound. Without the values `^slurm`, mpiexec inside a Slurm job would start the ranks on all nodes
+# of the job.
 _ON_ONE_HOST = {"OMPI_MCA_btl": "^tcp", "PRTE_MCA_ras": "^slurm", "PRTE_MCA_plm": "^slurm"}
 
 
@@ -104,8 +104,8 @@ def environment(threads: int = 1, over_hosts: bool = False) -> dict[str, str]:
         "TF_NUM_INTRAOP_THREADS": str(threads),
         "TF_NUM_INTEROP_THREADS": "2",
         "OMP_NUM_THREADS": str(threads),
-        # With a larger value, NumPy would start threads before an engine process can block signals
-        # for its threads.
+        # With OPENBLAS_NUM_THREADS above 1, NumPy would start threads before an engine process can
+        # block signals for its threads.
         "OPENBLAS_NUM_THREADS": "1",
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
         "KERAS_BACKEND": "tensorflow",
@@ -122,8 +122,8 @@ def huge_pages() -> dict[str, str]:
     """Return environment variables that let glibc use huge pages of 2 MiB, if Linux supports them.
 
     The allocator returns tensors of some MB to the system and allocates them again at every step.
-    With pages of 4 KiB, this repeated allocation can take as long as five copies of the tensor,
-    depending on the layout of the heap. If the user has set one of these variables, the user's
-    value is used.
+    With pages of 4 KiB, allocating a tensor again can take as long as five copies of the tensor,
+    depending on the layout of the heap. If the user has set GLIBC_TUNABLES, the user's value is
+    used.
     """
     return {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")}

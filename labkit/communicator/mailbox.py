@@ -17,7 +17,7 @@ from labkit.communicator.wire import MessageRules, MpiWire
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# These are tags of MPI messages, below the tags that `Messages` uses.
+# `_HEADS` and `_VALUES` are tags of MPI messages, below the tags that `Messages` uses.
 _HEADS, _VALUES = 1 << 13, (1 << 13) + 1
 WORDS = 8  # number of header floats that the caller may set
 LENGTH = 4 + WORDS  # total number of floats in a header
@@ -100,7 +100,7 @@ class Mailbox:
             wait_policy.clock,
         )
         self._emulation, self._hosts = emulation, hosts
-        # This list contains pending send requests, each with the buffer that it sends.
+        # `_pending_sends` contains pending send requests, each with the buffer that it sends.
         self._pending_sends: list[tuple[MPI.Request, object]] = []
         self._incoming: deque[Letter] = deque()
 

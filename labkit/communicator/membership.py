@@ -145,7 +145,7 @@ class Membership:
         return sorted(set(range(self._called)) - set(self.members))
 
     def member(self, number: int) -> int:
-        """Return the initial MPI rank of the process that now has this working-rank number."""
+        """Return the initial MPI rank of the process that is now the working rank `number`."""
         return self.members[self.numbers.index(number)]
 
     def working(self) -> MPI.Intracomm:
@@ -200,8 +200,8 @@ class Membership:
     ) -> None:
         """Assign the numbers of dead ranks to spare ranks (collective of all surviving ranks).
 
-        Spare ranks also replace ranks that die during this call. If no spare rank is left, the
-        number of the dead rank remains unassigned.
+        Spare ranks also replace ranks that die while `replace_dead` runs. If no spare rank is left,
+        the number of the dead rank remains unassigned.
 
         Args:
             begin: A function that builds the state of a working rank from a communicator of the
@@ -226,7 +226,8 @@ class Membership:
                 part = self.working()
                 if self.number != SPARE:
                     begin(part)
-            # This clause also catches errors from a message of which a dying rank sent only a part.
+            # `except Exception` also catches errors from a message of which a dying rank sent only
+            # a part.
             except Exception:
                 succeeded = False
                 survivors.Revoke()
@@ -257,8 +258,8 @@ RESERVE_POLL_INTERVAL = 1e-3  # seconds between two polls of a waiting rank
 class RecoveryBarrier:
     """A barrier after failed calls, on a separate MPI communicator.
 
-    A failed call may leave pending messages on the communicator that it used, but not on the
-    separate communicator of this barrier.
+    A failed call may leave pending messages on its own communicator, but not on the separate
+    communicator of the RecoveryBarrier.
 
     Args:
         comm: The mpi4py communicator of the ranks, which the RecoveryBarrier duplicates.

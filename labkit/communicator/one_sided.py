@@ -50,7 +50,7 @@ class Window:
         self._comm = comm
         self._wait_policy, self._clock = wait_policy, wait_policy.clock
         self._emulation = emulation
-        # This list contains a view of each rank's memory; it is empty if ranks run on several
+        # `_views` contains a view of each rank's memory; the list is empty if ranks run on several
         # hosts.
         self._views: list[NDArray[np.uint8]] = []
         if wait_policy.on_one_host:
@@ -101,8 +101,8 @@ class Window:
         """Let the MPI library process other ranks' accesses to this rank's memory.
 
         Over TCP, the MPI library of the rank that owns the memory performs the accesses, but only
-        during MPI calls of this rank. A rank that only polls its own memory, without MPI calls,
-        would therefore wait forever.
+        during MPI calls of this rank. Without MPI calls, a rank that only polls its own memory
+        would wait forever.
         """
         if not self._views:
             self._comm.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG)
@@ -178,8 +178,7 @@ class EagerMailbox:
         self._wait_policy, self._emulation, self._hosts = wait_policy, emulation, hosts
         self._capacities = routes
         self._slots: dict[Route, int] = {}  # offset of each slot in the receiver's memory, in bytes
-        # This mapping contains, for each route, the offset of its read count in the sender's
-        # memory, in bytes.
+        # `_reads` maps each route to the offset of its read count in the sender's memory, in bytes.
         self._reads: dict[Route, int] = {}
         sizes = [0] * wait_policy.size
         for route, capacity in routes.items():
@@ -216,7 +215,7 @@ class EagerMailbox:
         self._deliver()
 
     def free(self, route: Route) -> None:
-        """Free the slot of a route; the receiver calls this after it has used the values."""
+        """Free the slot of a route; the receiver calls `free` after it has used the values."""
         if route in self._unfreed:
             self._unfreed.remove(route)
             read = np.array([float(self._received[route])])
@@ -228,8 +227,7 @@ class EagerMailbox:
         self._deliver()
         for route, head in self._heads.items():
             if head[0] > self._received[route]:
-                # This call makes the values visible that the sender wrote before the message
-                # number.
+                # `sync` makes the values visible that the sender wrote before the message number.
                 self._window.sync()
                 self._received[route] += 1
                 if (letter := self._receive(route)) is not None:
@@ -282,7 +280,7 @@ class EagerMailbox:
             )
 
     def _receive(self, route: Route) -> Letter | None:
-        """Return the message in a slot, or None if further parts of it have yet to arrive."""
+        """Return the message in a slot, or None if the message is not yet complete."""
         head = self._heads[route][1:]
         values = self._window.memory[self._slots[route] + HEAD :][: int(head[0])]
         return open_letter(head, values, self._emulation, self._hosts[route[0]])
@@ -302,8 +300,8 @@ class EagerMailbox:
         at, to = self._slots[route], self._hosts[route[1]]
         self._sent[route] += 1
         self._window.write(head, to, at + 8)
-        # The message number is written last. A receiver that reads the new number therefore finds
-        # the complete message.
+        # The sender writes the message number last. A receiver that reads the new message number
+        # then finds the complete message.
         self._window.write(np.array([float(self._sent[route])]), to, at)
 
     def _count(self, route: Route, nbytes: int) -> None:
@@ -332,8 +330,9 @@ def lines(nbytes: int) -> int:
 
 
 MIN_SEND_BYTES = 1 << 16  # the minimum bytes of a send buffer
-# A notice consists of a header and three numbers about one part of the values. The numbers are the
-# part's offset in the sender's memory, its length in bytes, and the index of its first byte.
+# A notice consists of a header and three numbers about one part of the values. The three numbers
+# are the part's offset in the sender's memory, the part's length in bytes, and the index of the
+# part's first byte.
 _PLACE = LENGTH
 _NOTICE = _PLACE + 3
 assert 8 * (1 + _NOTICE) <= HEAD  # the message number and the notice must fit into a slot's header
@@ -346,8 +345,8 @@ class RendezvousMailbox(EagerMailbox):
     buffer in the sender's memory. The sender copies values into its send buffer, and writes a
     notice with their offset and length in bytes. The receiver of a notice then allocates memory and
     reads the values. Values that are longer than the send buffer are sent in several parts.
-    Therefore the receiver need not know the length of values, such as compressed payloads, in
-    advance.
+    The receiver need not know the length of values, such as compressed payloads, in advance,
+    because the notice contains it.
 
     On an emulated network, one message takes three latencies: for an empty notice, for a request,
     and for the transfer of the values. A message of `EagerMailbox` takes only one latency.
@@ -359,9 +358,9 @@ class RendezvousMailbox(EagerMailbox):
 
     Source: J. Xue, Y. Miao, C. Chen, M. Wu, L. Zhang, L. Zhou: Fast distributed deep learning over
     RDMA, EuroSys 2019: for a tensor of unknown shape, the sender writes metadata to a fixed memory
-    area. In this paper, the receiver then allocates memory and reads the tensor. In the paper, the
-    tensor is in RDMA-registered memory from the start; in labkit, the sender copies the values into
-    such memory.
+    area. In Xue et al. 2019, the receiver then allocates memory and reads the tensor. In Xue et al.
+    2019, the tensor is in RDMA-registered memory from the start; in labkit, the sender copies the
+    values into such memory.
     """
 
     in_place: ClassVar[bool] = False  # the receiver gets a copy of the values

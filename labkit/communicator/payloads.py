@@ -41,8 +41,8 @@ class ValueKind(Protocol[Value]):
 class VariableSizeExecutor:
     """An executor of this rank's sends and receives in a schedule with chunks of any size.
 
-    A header with the message's length precedes each message. The traffic meter does not count these
-    length headers, like the headers of MPI.
+    A header with the message's length precedes each message. The traffic meter does not count
+    length headers, as it does not count the headers of MPI.
 
     Args:
         wait_policy: The wait policy of this rank, with its communicator and traffic meter.

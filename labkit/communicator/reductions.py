@@ -26,8 +26,8 @@ from labkit.communicator.wire import (
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, IN_NETWORK, Round, Schedule, boundaries
 
-# These algorithms transfer data without messages of labkit, so an emulated network cannot delay the
-# data. An emulated network can delay only messages that labkit itself sends.
+# The algorithms in `UNMETERED` transfer data without messages of labkit, so an emulated network
+# cannot delay the data. An emulated network can delay only messages that labkit itself sends.
 UNMETERED = {
     "mpi": "the MPI library sends the messages, so labkit cannot delay them",
     "shared_memory": "ranks read each other's memory and send no messages that labkit could delay",
@@ -92,7 +92,8 @@ def schedule_for(
     return partial(schedule, hosts=hosts()) if schedule.layout == "hosts" else schedule
 
 
-# Function of a flat buffer, which it sums in place, and of weights.
+# The arguments of a `Reduce` function are a flat buffer, which the function sums in place, and
+# weights.
 Reduce: TypeAlias = Callable[..., None]
 Key: TypeAlias = tuple[str, str, int]  # key of a reduction: algorithm, dtype and buffer length
 
@@ -100,8 +101,8 @@ Key: TypeAlias = tuple[str, str, int]  # key of a reduction: algorithm, dtype an
 def library_sum(wait_policy: WaitPolicy, flat: np.ndarray, share: float = 1.0) -> None:
     """Sum an array in place over all ranks with the MPI library; add 16-bit floats in float32.
 
-    The MPI library does not report its traffic. The traffic meter therefore counts the bytes that
-    each rank must send at least in any allreduce (lower bound of Patarasuk & Yuan 2009).
+    The MPI library does not report its traffic. Instead of the real traffic, the meter counts the
+    bytes that each rank must send at least in any allreduce (lower bound of Patarasuk & Yuan 2009).
 
     Args:
         wait_policy: The wait policy of this rank.

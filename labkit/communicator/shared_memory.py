@@ -35,8 +35,8 @@ class SeparateBuffers(NamedTuple):
         pieces: Pairs (offset in the buffer, values) that the sum reads instead of the `local_part`
             range of this rank's buffer; None: the sum reads the buffer itself.
         into: A buffer from `allocate(common=True)`, into which the ranks write the sum once instead
-            of once per rank. This sum stays valid until the ranks' next call; if `into` is None,
-            each rank's buffer receives the sum.
+            of once per rank. The sum in `into` stays valid until the ranks' next call; if `into` is
+            None, each rank's buffer receives the sum.
     """
 
     pieces: Sequence[Piece] | None = None
@@ -75,7 +75,7 @@ class Flags:
         self._phases = [view[:8].view(np.int64) for view in views]
         self.weights = [view[8:16].view(np.float64) for view in views]
         self._codes = [view[16:24].view(np.int64) for view in views]
-        # `_vote` is the ballot that decided the latest vote, because a rank cast it first.
+        # `_vote` is the ballot that decided the latest vote: the first ballot that any rank cast.
         self._vote = np.zeros(1, np.int64)
         self._ballot = views[0].ctypes.data - self._window.Shared_query(0)[0].address + 24
 
@@ -90,8 +90,8 @@ class Flags:
             Mismatch: Ranks are in different calls, or use different locations.
         """
         local = self._wait_policy.code ^ code
-        # A rank may overwrite its code now: all ranks have read the old code, because no rank is
-        # one call ahead of another.
+        # A rank may overwrite its call code here: all ranks have read its old code, because no rank
+        # is one call ahead of another.
         self._codes[self._rank][0] = local
         self.barrier()
         if any(other[0] != local for other in self._codes):
@@ -101,8 +101,8 @@ class Flags:
         """Wait as in `agree`; afterwards, either all ranks continue or all ranks raise an error.
 
         One rank may notice a failure on another host before the other ranks do. Without a vote, the
-        other ranks would continue to a call that waits for the rank that raised an error. Therefore
-        each rank votes on whether to continue, and the first vote decides for all ranks.
+        other ranks would continue to a call that waits for the rank that raised an error. Each rank
+        votes on whether to continue, and the first vote decides for all ranks.
         """
         try:
             self.agree(location)
@@ -116,7 +116,7 @@ class Flags:
                 self.barrier()  # raises an error: a rank that voted to stop does not arrive
 
     def _first_vote(self, continues: bool) -> bool:
-        """Vote on whether to continue; return the vote that the first rank cast in this phase."""
+        """Vote on whether to continue; return the first vote of any rank in the current phase."""
         ballot, previous = (
             np.array([self._phase if continues else -self._phase]),
             np.empty(1, np.int64),
@@ -235,8 +235,7 @@ class SharedMemory:
             return
         if self._staging is None or self._staging[0].nbytes < buffer.nbytes:
             # If a rank has failed, MPI's allocation of shared memory would wait for this rank
-            # forever. Therefore all ranks first agree to continue before they allocate shared
-            # memory.
+            # forever. All ranks first agree to continue, and then allocate shared memory.
             flags.agree_to_continue(", in new memory")
             self.wait_policy.check_failures()
             with self.wait_policy.failure_guard:
@@ -420,7 +419,7 @@ def _shared(comm: MPI.Intracomm, nbytes: int, common: bool = False) -> tuple[Any
 
 
 def no_room(nbytes: int, folder: Path = SHARED) -> str:
-    """Return an error message if the folder has fewer free bytes than `nbytes`, or "" if not."""
+    """Return an error message if the folder has fewer free bytes than `nbytes`, or else ""."""
     free = shutil.disk_usage(folder).free if folder.is_dir() else nbytes
     if free >= nbytes:
         return ""

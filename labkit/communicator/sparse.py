@@ -57,8 +57,8 @@ class SparseSum:
         row: The shape of one element; (): each element is a number.
 
     Source: H. Zhao, J. Canny: Sparse allreduce, 2013, arXiv 1312.3020. C. Renggli et al.: SparCML,
-    2019, arXiv 1802.08021, for the switch to the dense form. In both papers, a fixed allreduce
-    algorithm sends the sparse chunks; here, any allreduce schedule can send them.
+    2019, arXiv 1802.08021, for the switch to the dense form. Zhao & Canny and Renggli et al. send
+    the sparse chunks by a fixed allreduce algorithm; labkit sends them by any allreduce schedule.
     """
 
     def __init__(self, edges: Sequence[int], dtype: np.dtype, row: tuple[int, ...] = ()) -> None:

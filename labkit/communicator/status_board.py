@@ -32,14 +32,14 @@ class Relay:
 
     A bulletin is a message with the status rows of one host. Each host receives a bulletin from
     every other host ten times a second; after a change of a row's `mark`, the bulletin is sent at
-    once. The rank that changed its row therefore soon learns that other hosts have received the new
-    status. At most one bulletin is in flight per direction, so bulletins do not accumulate on a
-    broken link.
+    once. From the bulletins, the rank that changed its row soon learns that other hosts have
+    received the new status. At most one bulletin is in flight per direction, so bulletins do not
+    accumulate on a broken link.
 
     The threads of the other ranks only wait for the death of the earlier ranks of their host. If
     the first rank of a host dies under ULFM (`mpiexec --with-ft ulfm`), the thread of the host's
-    next rank replaces its relay. The relays of other hosts then exchange bulletins with the rank
-    that replaced the dead one.
+    next rank replaces its relay. After the replacement, the relays of other hosts exchange
+    bulletins with the next rank.
 
     Args:
         comm: An mpi4py communicator of all ranks, in the order of the table's rows; only relay
@@ -97,7 +97,7 @@ class Relay:
 
         for rank in self._table.local_ranks[: self._table.local_ranks.index(self._comm.rank)]:
             try:
-                # No rank sends a message for this receive; the receive fails if the rank dies.
+                # No rank sends a message for the receive `sentinel`, which fails if `rank` dies.
                 sentinel = self._comm.Irecv(bytearray(1), rank)
                 while not sentinel.Test():
                     if self._is_closing:
@@ -152,12 +152,12 @@ class _Peer:
         from mpi4py import MPI
 
         self._comm, self._number, self._table = comm, number, table
-        # The first living rank in this list runs the relay.
+        # The first living rank in `_ranks` runs the relay of the other host.
         self._ranks = [*table.hosts[number].ranks]
         self._in, self._out = table.blank(number), table.blank(table.host_index)
         self._incoming = self._sent = MPI.REQUEST_NULL
-        # The two fields record the time of the last send, and whether this host's last bulletin has
-        # been sent.
+        # `_sent_at` is the time of the last send, and `_sent_last` is whether this host's last
+        # bulletin has been sent.
         self._sent_at, self._sent_last = -np.inf, False
         self.has_ended = False
 
@@ -260,7 +260,7 @@ class StatusBoard:
     The rows are bytes in memory that the ranks of a host share. Writing a status takes about a
     microsecond. A rank can even read the row of a rank that hangs in a computation, because reading
     needs no reply. A thread of each host's first rank sends the rows to the other hosts, see
-    `Relay`. Therefore the rows of other hosts are some tenths of a second old.
+    `Relay`. The rows of other hosts are some tenths of a second old.
 
     Args:
         comm: The mpi4py communicator of the ranks.
@@ -271,8 +271,8 @@ class StatusBoard:
     Attributes:
         local_rank: The number of this rank among the ranks of the same host, from 0.
         ranks: The numbers of the ranks that run on this host.
-        deadlocked_after: If all ranks wait in different calls for this many seconds, the waits
-            count as a deadlock.
+        deadlocked_after: Seconds after which waits of all ranks in different calls count as a
+            deadlock.
     """
 
     def __init__(
@@ -397,21 +397,21 @@ class StatusBoard:
         return places if len(set(places.values())) > 1 else {}
 
     def request_stop(self, step: int) -> None:
-        """Request that all ranks stop after this training step."""
+        """Request that all ranks stop after the training step `step`."""
         self._row["stop"] = step
         self._wait_until_confirmed()
 
     def is_stop_requested(self, step: int) -> bool:
-        """Return whether rank 0 has requested a stop after this or an earlier training step."""
+        """Return whether rank 0 has requested a stop after `step` or an earlier training step."""
         return bool(self._table.rows["stop"][0] <= step)
 
     def request_checkpoint(self, step: int) -> None:
-        """Request that all ranks save their state after this training step."""
+        """Request that all ranks save their state after the training step `step`."""
         self._row["keep"] = step
         self._wait_until_confirmed()
 
     def is_checkpoint_requested(self, step: int) -> bool:
-        """Return whether rank 0 has requested a checkpoint after exactly this training step."""
+        """Return whether rank 0 has requested a checkpoint after exactly training step `step`."""
         return bool(self._table.rows["keep"][0] == step)
 
     def count(self, *numbers: int) -> None:
@@ -440,12 +440,12 @@ class StatusBoard:
         return bool((self._table.rows["stands"] == time).all())
 
     def announce_end(self, step: int) -> None:
-        """Announce that this rank, and therefore all ranks, end the training after this step."""
+        """Announce that this rank, and so every rank, ends the training after `step`."""
         self._row["last"] = step
         self._wait_until_confirmed()
 
     def has_ended(self, step: int) -> bool:
-        """Return whether any rank has announced the end of its training at or before this step."""
+        """Return whether any rank has announced the end of its training at or before `step`."""
         return bool((self._table.rows["last"] <= step).any())
 
     def _wait_until_confirmed(self) -> None:
@@ -478,7 +478,7 @@ class StatusBoard:
     def describe_ranks(self, local_call: str) -> str:
         """Return a text with each rank's call, the seconds in it, and the last process snapshot.
 
-        Ranks that are not in `local_call` come first in the text, because the ranks in this call
+        Ranks outside `local_call` come first in the text, because the ranks inside `local_call`
         wait for them.
 
         Args:
@@ -521,8 +521,8 @@ class StatusBoard:
         """Free the shared memory of the status board (collective)."""
         if self._relay is not None:
             self._end.detach()
-            # If another host's last bulletin has not arrived, a receive is pending on this
-            # communicator, which MPI then cannot free.
+            # If another host's last bulletin has not arrived, a receive is pending on `_between`,
+            # and MPI cannot free a communicator with a pending receive.
             if all(self._host.allgather(self._relay.close(patient=True))):
                 self._between.Free()
         del self._row, self._table

@@ -6,10 +6,10 @@ a bulletin is a message with all rows of one host.
 Inspection of other processes on this host, including processes that hang.
 
 Each inspected process has an unnamed in-memory file (memfd). When the process receives the signal
-SIGUSR2, a handler writes the Python stack of its main thread into this file. The handler is C code
-that does not need Python's global interpreter lock, so it also works while the process runs inside
-a library call. The inspecting process reads the memfd of another process through /proc, so no
-shared folder is needed.
+SIGUSR2, a handler writes the Python stack of the main thread into the memfd of the process. The
+handler is C code that does not need Python's global interpreter lock, so it also works while the
+process runs inside a library call. The inspecting process reads the memfd of another process
+through /proc, so no shared folder is needed.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ NEVER = np.iinfo(np.int64).max
 
 # Another host counts as silent if this host's relay polls for `Limits.silent` seconds without
 # receiving a bulletin (status rows) from it. The relay thread sends ten bulletins per second to
-# each host. Python switches between threads every 5 ms, so computing Python code does not delay the
-# relay's bulletins. Waits, traces and debuggers do not delay the bulletins either. Only a call that
-# holds Python's global interpreter lock for longer than `Limits.silent` delays the bulletins. After
-# an outage of 5 s, a link delivers again after 6 to 8 s, because TCP retransmits after 0.2, 0.4,
-# 0.8 … s. A bulletin is sent only after earlier messages of Open MPI to the same host. If one long
-# message occupies a slow link for more than `Limits.silent` seconds, set
+# each host. Python switches between threads every 5 ms, so Python code that computes does not delay
+# the relay's bulletins. Waits, traces and debuggers do not delay the bulletins either. Only a call
+# that holds Python's global interpreter lock for longer than `Limits.silent` delays the bulletins.
+# After an outage of 5 s, a link delivers again after 6 to 8 s, because TCP retransmits after 0.2,
+# 0.4, 0.8 … s. A bulletin is sent only after earlier messages of Open MPI to the same host. If one
+# long message occupies a slow link for more than `Limits.silent` seconds, set
 # OMPI_MCA_btl_tcp_flags=send,inplace, which splits messages.
 
-# A rank writes the fields of its status row in the order in which they are listed here. A reader
-# that sees `failed` or `waiting` set therefore also sees the new values of all earlier fields.
+# A rank writes the fields of its status row in the order of `ROW`. A reader that sees `failed` or
+# `waiting` set also sees the new values of all earlier fields of the row.
 ROW = np.dtype(
     [
         ("place", f"S{PLACE}"),
@@ -225,7 +225,7 @@ def _bulletin_dtype(host: HostRanks, size: int) -> np.dtype[Any]:
 NAME = "labkit-look"
 SAMPLE_SECONDS = 0.2  # seconds between the two readings of a process's CPU time
 STACK_TIMEOUT = 1.0  # maximum seconds that a process under load may take to write its stack
-BUSY = 0.5  # a process that uses more CPU seconds per second is "busy"
+BUSY = 0.5  # CPU seconds per second above which a process counts as "busy"
 _FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
 _OUTERMOST = (" in _run_module_as_main\n", " in <module>\n", "  ...\n")
 _OTHERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen ")
@@ -258,7 +258,7 @@ def install_stack_handler() -> None:
 
 
 def inspect_processes(pids: Sequence[int], clock: Clock) -> list[ProcessSnapshot]:
-    """Inspect processes of this host, which takes some tenths of a second.
+    """Inspect processes of this host; the inspection takes some tenths of a second.
 
     Args:
         pids: The ids of the processes.

@@ -72,8 +72,8 @@ class WaitPolicy:
 
     The name of a call contains everything on which the ranks must agree: its purpose, the
     operation, and the type of the data. Ranks exchange the CRC-32 of the call's name before the
-    call, or use it as the tag of the call's messages. Therefore a rank never receives data of a
-    call that it is not in.
+    call, or use it as the tag of the call's messages. Because of the CRC-32, a rank never receives
+    data of another call.
 
     Args:
         comm: The mpi4py communicator of the ranks that wait for each other.
@@ -81,8 +81,9 @@ class WaitPolicy:
         traffic: The traffic meter, which also counts seconds of waits.
         clock: The clock that measures the waits.
         timeout: Seconds after which a wait raises `WaitTooLong`.
-        outer: The wait policy of the larger group from which these ranks were split; failures in
-            the larger group also end these ranks' waits. With None, there is no larger group.
+        outer: The wait policy of the larger group from which the ranks of `comm` were split;
+            failures in the larger group also end waits of `comm`. If `outer` is None, there is no
+            larger group.
 
     Attributes:
         comm, board, traffic, clock: The constructor's arguments of the same names, for use by other
@@ -132,8 +133,8 @@ class WaitPolicy:
 
         Args:
             nbytes: The number of bytes that this rank sends.
-            out: The number of these bytes that this rank sends to other hosts; ignored if all ranks
-                are on one host.
+            out: The number of bytes out of `nbytes` that this rank sends to other hosts; ignored if
+                all ranks are on one host.
         """
         self.traffic.messages += 1
         self.traffic.wire_bytes += nbytes
@@ -236,7 +237,7 @@ class WaitPolicy:
 
         Args:
             name: The name of the mpi4py communicator's method, such as "Bcast".
-            arguments: The positional arguments of that method.
+            arguments: The positional arguments of the mpi4py method `name`.
         """
         if self.on_one_host and not self._outlives:
             with self.failure_guard:
@@ -246,7 +247,8 @@ class WaitPolicy:
         with self.failure_guard:
             self.wait_all([getattr(self.comm, f"I{name.lower()}")(*arguments)])
         self.traffic.wait_seconds = waited
-        # Without this entry, the status board would report this rank as waiting while it computes.
+        # Without `board.enter`, the status board would report this rank as waiting while it
+        # computes.
         self.board.enter(f"work after {self.call_name}")
 
     def gather(self, value: Any) -> list[Any]:
@@ -268,7 +270,7 @@ class WaitPolicy:
         return pickle.loads(whole.data)
 
     def raise_mismatch(self, detail: str = "") -> NoReturn:
-        """Raise `Mismatch` with all ranks' calls (collective: all ranks must have noticed it).
+        """Raise `Mismatch` with all ranks' calls (collective: every rank must call this method).
 
         Args:
             detail: Further text about this rank's call for the error message.
@@ -293,7 +295,7 @@ class WaitPolicy:
         A short wait polls without sleeping (it spins). A longer wait sleeps between polls, because
         a spin loop would slow down a rank on the other hyperthread of the core. Each sleep lasts 1
         % of the wait so far, but at least 20 µs and at most 1 ms. Even if many ranks wait, a core
-        thus remains free for the computing rank.
+        remains free for the computing rank, because waiting ranks sleep.
 
         Args:
             polls: The number of polls that this wait has made so far.
@@ -322,7 +324,7 @@ class WaitPolicy:
             may_deadlock = waited > self.board.deadlocked_after and self._collective
             if may_deadlock and (calls := self.board.find_deadlock()):
                 cause = _mismatch_text(calls) + self.board.describe_lost_messages()
-                self.board.fail(f"Mismatch: {cause}")  # other ranks then report the same cause
+                self.board.fail(f"Mismatch: {cause}")  # makes other ranks report the same cause
                 raise Mismatch(cause)
             if waited > limits.look and not self._snapshots_requested:
                 self._snapshots_requested = True
@@ -340,7 +342,7 @@ class WaitPolicy:
             raise
 
     def check_failures(self) -> None:
-        """Raise `RankDied` if a rank is dead; this also interrupts the waits of all other ranks."""
+        """Raise `RankDied` if a rank is dead, and interrupt the waits of all other ranks."""
         if not self._outlives:
             return
         policies = list(self._enclosing())

@@ -59,7 +59,7 @@ class MpiWire:
         rules: The rules for checksums and fault injection; None: no rules.
         wait_policy: The wait policy of this rank, which supplies the name of the call for error
             messages.
-            With None, error messages contain no name of a call.
+            If `wait_policy` is None, error messages contain no name of a call.
     """
 
     def __init__(
@@ -131,7 +131,8 @@ class MpiWire:
             "wrong: a bit flipped during the transfer, or an earlier message was lost"
         )
         if self._wait_policy is not None:
-            # TensorFlow hides this error inside another error.
+            # The wait policy stores the error, because TensorFlow hides the error inside another
+            # error.
             self._wait_policy.first_error = error
         raise error
 
@@ -147,10 +148,10 @@ def checksum(data: np.ndarray, number: int = 0) -> int:
 
 
 def validate_summable(dtype: np.dtype[Any], mean: bool = False) -> None:
-    """Raise an error if values of this dtype cannot be summed (with `mean`: averaged).
+    """Raise an error if values of `dtype` cannot be summed (with `mean`: averaged).
 
     Raises:
-        InvalidInput: Values of this dtype cannot be summed or averaged; the message names allowed
+        InvalidInput: Values of `dtype` cannot be summed or averaged; the message names allowed
             dtypes and a conversion.
     """
     if is_float(dtype) or (dtype.kind in "iu" and not mean):

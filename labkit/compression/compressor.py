@@ -239,8 +239,8 @@ class Compressor(Checked):
         """
         import tensorflow as tf
 
-        # The factor is a prime above any number of ranks: even if two seeds differ by 1, no two
-        # ranks have the same key.
+        # The prime factor exceeds any number of ranks, so no two ranks have the same key, even with
+        # seeds that differ by 1.
         first = (seed * 65_537 + (0 if self.shared else rank + 1)) % 2**31
         return tf.constant([first, 0], tf.int32)
 

@@ -44,8 +44,8 @@ class DGC(Compressor):
         momentum: The factor m of the momentum; 0: no momentum.
         clip_norm: The maximum norm of the mean gradient. Each rank clips its gradient to
             `clip_norm` times the square root of the number of ranks. If the ranks' gradients are
-            independent, their mean then has a norm of at most about `clip_norm`. With None,
-            gradients are not clipped.
+            independent, their mean then has a norm of at most about `clip_norm`. If `clip_norm` is
+            None, gradients are not clipped.
         warmup_steps: The number of steps until `ratio` is reached; 0: no warm-up.
 
     Source: Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, Deep Gradient Compression, 2018, arXiv
@@ -84,8 +84,8 @@ class DGC(Compressor):
         """Return the random key, velocity u = 0, accumulation v = 0, and the clipping norm."""
         import tensorflow as tf
 
-        # In the paper, n ranks sum their gradients and clip to 1/sqrt(n) of the norm; here the
-        # gradients are averaged, so each is n times larger.
+        # In Lin et al. 2018, n ranks sum their gradients and clip to 1/sqrt(n) of the norm; labkit
+        # averages the gradients, so each gradient is n times larger.
         limit = tf.constant((self.clip_norm or 0) * ranks**0.5)
         return super().start(shape, rank, seed), tf.zeros(shape), tf.zeros(shape), limit
 
@@ -176,7 +176,8 @@ class ExpectedAccumulation(ExpectedResidual):
 
     \(u_t = m (1 - M_{t-1}) u_{t-1} + g_t\) and \(v_T = \sum_t u_t - \sum_t s_t\), where u is the
     velocity, v the accumulation, M is 1 at sent elements, g is the clipped gradient and s the sent
-    tensor. These formulas are the paper's momentum correction and momentum factor masking.
+    tensor. The formulas of u and v are the momentum correction and the momentum factor masking of
+    Lin et al. 2018.
     """
 
     def __init__(self, compressor: DGC, ranks: int) -> None:

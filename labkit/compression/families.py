@@ -15,7 +15,7 @@ FAMILIES = MappingProxyType(
         "quantization": "fewer bits per element",
         "sparsification": "fewer elements",
         "low rank": "matrix factors of low rank",
-        "hybrid": "two of these methods in sequence",
+        "hybrid": "two compressors in sequence",
     }
 )
 

@@ -10,8 +10,8 @@ with 4 bits of padding (-):
     byte 1                  1  4  7 10 13 16 19  -
     byte 2                  2  5  8 11 14 17  -  -
 
-The low 2 bits of a 3-bit code are packed first; its third bit is packed in later bytes. Codes with
-other widths that are not a power of two are split in the same way.
+The low 2 bits of a 3-bit code are packed first; its third bit is packed in later bytes. Likewise,
+codes of 5, 6 or 7 bits are split into parts of 4, 2 and 1 bits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def magnitude_bits(tensor: Tensor) -> Tensor:
 
 
 def from_bits(numbers: Tensor) -> Tensor:
-    """Return the magnitudes that have these integers as bits (inverse of `magnitude_bits`)."""
+    """Return the magnitudes whose bits are `numbers`: the inverse of `magnitude_bits`."""
     import tensorflow as tf
 
     return tf.bitcast(numbers, tf.float64 if numbers.dtype == tf.int64 else tf.float32)
@@ -44,8 +44,7 @@ def from_bits(numbers: Tensor) -> Tensor:
 def row_norms(rows: Tensor) -> Tensor:
     """Return the 2-norm of each row of a (k, n) tensor; 0 only if all elements are zero.
 
-    The norm of finite elements is always finite: instead of an overflow, it becomes the largest
-    float.
+    Finite elements always have a finite norm: a norm that would overflow becomes the largest float.
     """
     import tensorflow as tf
 
@@ -151,7 +150,8 @@ def split_ranges(tensor: Tensor, count: int) -> list[Tensor]:
 def _widths(bits: int) -> Iterator[tuple[int, int]]:
     """Yield bit widths (1, 2, 4 or 8) that sum to `bits`, and the first bit of each in the code."""
     first = 0
-    # The widest part of a code is packed first, because `unpack` reads the parts in this order.
+    # The widest part of a code is packed first, because `unpack` reads the parts from wide to
+    # narrow.
     for width in (8, 4, 2, 1):
         if bits & width:
             yield width, first

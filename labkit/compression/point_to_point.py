@@ -124,7 +124,7 @@ class Decoder(_Codec):
         self._likes: list[Payload] = []
 
     def decode(self, data: Bytes) -> Vector:
-        """Decode these bytes and return the vector."""
+        """Decode the bytes of one encoded vector, and return the vector."""
         if not len(data):
             return np.zeros(self._size, self._dtype)
         offset, tensors = 0, []

@@ -68,7 +68,7 @@ class PowerSGD(Compressor):
         return tf.random.stateless_normal([columns, self.approximation_rank], key)
 
     def elements(self, shape: Sequence[int]) -> int:
-        """Return how many numbers a rank sends for a layer of this shape."""
+        """Return how many numbers a rank sends for a layer of the shape `shape`."""
         return min(prod(shape), self.approximation_rank * sum(_matrix(shape)))
 
     def reduce(self, tensor: Tensor, state: State) -> Reduction:

@@ -44,7 +44,7 @@ def max_magnitudes(tensor: Tensor, size: int | None) -> Tensor:
     """Return each block's maximal magnitude, (ceil(n / size),) or (1,); 0 for an empty tensor."""
     import tensorflow as tf
 
-    if size is None:  # needs one pass over memory and no tensor of magnitudes
+    if size is None:  # the next line needs one pass over memory and no tensor of magnitudes
         maxima = tf.maximum(tf.reduce_max(tensor), -tf.reduce_min(tensor))[None]
     else:
         maxima = tf.concat([tf.reduce_max(tf.abs(rows), 1) for rows in split(tensor, size)], 0)
@@ -199,15 +199,16 @@ class QSGD(Compressor):
     r"""Sends one norm per bucket, and for each element a sign and one of s random levels.
 
     \(\hat g_i = \|g\|\, \mathrm{sign}(g_i)\, \xi_i / s\), where \(\xi_i\) is one of the two whole
-    numbers around \(s |g_i| / \|g\|\). Then \(E\,\hat g = g\) and \(E \|\hat g - g\|^2 \le \min(d /
-    s^2, \sqrt d / s) \|g\|^2\) with d elements per norm. Each element is encoded in the smallest
-    whole number of bits for 2 s + 1 values, where s is the number of levels: 2, 4, 8 bits for s =
-    1, 7, 127.
+    numbers around \(s |g_i| / \|g\|\). The expectation is \(E\,\hat g = g\). The variance is \(E
+    \|\hat g - g\|^2 \le \min(d / s^2, \sqrt d / s) \|g\|^2\) with d elements per norm. Each element
+    is encoded in the smallest whole number of bits for 2 s + 1 values, where s is the number of
+    levels: 2, 4, 8 bits for s = 1, 7, 127.
 
     Args:
         levels: The number s of levels, from 1 to 127.
         bucket: The number of elements that share a norm; larger buckets send fewer bytes, but their
-            decoded values have a larger variance. With None, there is one norm for all elements.
+            decoded values have a larger variance. If `bucket` is None, there is one norm for all
+            elements.
 
     Source: D. Alistarh, D. Grubic, J. Li, R. Tomioka, M. Vojnovic, QSGD, 2017, arXiv 1610.02132.
     Differs from it: codes have a fixed width instead of Elias codes; the scale is always the
@@ -275,13 +276,13 @@ class TernGrad(Compressor):
     r"""Each element is rounded randomly to one of three values, in 2 bits.
 
     \(\hat g_i = s\, \mathrm{sign}(g_i)\, b_i\) with \(s = \max |g|\), where \(b_i\) is 1 with
-    probability \(|g_i| / s\) and 0 if not. Then \(E\,\hat g = g\) and \(E \|\hat g - g\|^2 = s
-    \|g\|_1 - \|g\|^2\). Clipping elements to `clip` standard deviations reduces the scale s, but
-    makes the decoded tensor biased.
+    probability \(|g_i| / s\) and 0 if not. The decoded tensor \(\hat g\) is unbiased, \(E\,\hat g =
+    g\), and its error is \(E \|\hat g - g\|^2 = s \|g\|_1 - \|g\|^2\). Clipping elements to `clip`
+    standard deviations reduces the scale s, but makes the decoded tensor biased.
 
     Args:
-        clip: The number of standard deviations to which elements are clipped, 2.5 in the paper;
-            None: elements are not clipped.
+        clip: The number of standard deviations to which elements are clipped, 2.5 in the paper.
+            If `clip` is None, elements are not clipped.
 
     Source: W. Wen, C. Xu, F. Yan, C. Wu, Y. Wang, Y. Chen, H. Li, TernGrad, 2017, arXiv 1705.07878.
     Differs from it: one scale s per bucket, not per layer; each rank uses the scale s of its own
@@ -297,11 +298,11 @@ class TernGrad(Compressor):
 
     @property
     def unbiased(self) -> bool:
-        """Whether the expectation of the decoded tensor is the gradient; clipping prevents this."""
+        """Whether the expectation of the decoded tensor is the gradient: true without clipping."""
         return self.clip is None
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Return packed "codes", uint8, "scale" (1,), and "length", int32 (1,)."""
+        """Return the payload: packed "codes", uint8; "scale" (1,); "length", int32 (1,)."""
         import tensorflow as tf
 
         scale, nan = max_magnitudes(tensor, None), tf.math.is_nan(tensor)
@@ -329,7 +330,7 @@ class TernGrad(Compressor):
 
 
 class Float16(Compressor):
-    r"""IEEE half precision, 2 bytes per element; an allreduce sums these values.
+    r"""IEEE half precision, 2 bytes per element; an allreduce sums the half-precision values.
 
     \(\hat g = \mathrm{fp16}(g)\), with \(|\hat g - g| \le 2^{-11} |g|\) for \(6.1 \cdot 10^{-5} \le
     |g| \le 65504\). Smaller values are rounded to a multiple of \(6 \cdot 10^{-8}\); larger values
@@ -360,7 +361,7 @@ class Float16(Compressor):
 
 
 class BFloat16(Compressor):
-    r"""The upper half of each float32, 2 bytes per element; an allreduce sums these values.
+    r"""The upper half of each float32, 2 bytes per element; an allreduce sums the halves.
 
     \(\hat g = \mathrm{bf16}(g)\), with \(|\hat g - g| \le 2^{-8} |g|\) up to \(3.39 \cdot
     10^{38}\), which is also the limit of float32; larger values become infinite. Sums in the

@@ -16,8 +16,9 @@ class OneBit(Compressor):
     r"""Sends two means, of positive and of other elements; 1 bit per element selects one of them.
 
     \(\hat g_i = \mathrm{mean}\{g_j : g_j > 0\}\) if \(g_i > 0\), and \(\mathrm{mean}\{g_j : g_j \le
-    0\}\) if \(g_i \le 0\). No other two values have a smaller squared error for these signs. The
-    paper's method is `ErrorFeedback(OneBit())`; without error feedback, training may not converge.
+    0\}\) if \(g_i \le 0\). No other pair of values has a smaller squared error for the given signs.
+    The paper's method is `ErrorFeedback(OneBit())`; without error feedback, training may not
+    converge.
 
     Source: F. Seide, H. Fu, J. Droppo, G. Li, D. Yu, 1-Bit Stochastic Gradient Descent and its
     Application to Data-Parallel Distributed Training of Speech DNNs, Interspeech 2014. Differs from
@@ -62,7 +63,7 @@ class OneBit(Compressor):
 
 
 class SignSGD(Compressor):
-    r"""1 bit per element; each element of the update has the sign that most ranks have sent.
+    r"""Each element is sent as 1 bit, its sign; the sign of the update is the majority's.
 
     \(\bar g_i = \mathrm{scale} \cdot \mathrm{sign} \sum_r \mathrm{sign}(g_{r,i})\), summed over all
     ranks r; a tie gives 0. Zero elements also vote: plus on every second rank, and minus on all
@@ -87,10 +88,10 @@ class SignSGD(Compressor):
     scale: float = Field(1.0, gt=0)
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Return "signs" (packed, uint8), the weight of the vote "voice" (1,), and "length" (1,).
+        """Return the payload: packed "signs", uint8; the vote's weight "voice" (1,); "length" (1,).
 
-        The weight "voice" is 1; for a tensor of zeros, it is 0; if an element is infinite or NaN,
-        it is NaN.
+        The weight "voice" is normally 1. It is 0 for a tensor of zeros, and NaN for a tensor with
+        an infinite or NaN element.
         """
         import tensorflow as tf
 
@@ -111,7 +112,7 @@ class SignSGD(Compressor):
         }
 
     def decode(self, payload: Payload) -> Tensor:
-        """Return one rank's votes: plus or minus the scale, (n,)."""
+        """Return one rank's votes (n,): for each element, +scale or -scale, times "voice"."""
         import tensorflow as tf
 
         size = self.scale * payload["voice"][0]
@@ -125,8 +126,8 @@ class SignSGD(Compressor):
         """Return the majority's sign of each element, multiplied by the scale."""
         import tensorflow as tf
 
-        # The product mean / scale × number of payloads is the number of plus votes minus the number
-        # of minus votes.
+        # For each element, mean · (number of payloads) / scale is the number of plus votes minus
+        # the number of minus votes.
         mean = super().average(payloads)
         # Rounding removes floating-point errors, because vote counts are whole numbers.
         votes = tf.round(mean * (len(payloads) / self.scale))

@@ -25,7 +25,7 @@ def reduce_all(
     states: Sequence[State],
     on_requests: Callable[[Sequence[Request]], None] = lambda requests: None,
 ) -> list[Reduced]:
-    """Return the result of each rank's reduction of its tensor and state, in rank order.
+    """Reduce each rank's tensor with its state; return the ranks' results in rank order.
 
     Args:
         compressor: The compressor that all ranks use.

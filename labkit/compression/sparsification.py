@@ -37,7 +37,7 @@ class Sparse(Compressor):
         raise NotImplementedError(f"{type(self).__name__} must define select")
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Return "indices", int32 (k,), ascending; "values" (k,); "length", int32 (1,)."""
+        """Return "indices" (ascending int32, (k,)), "values" (k,) and "length" (int32, (1,))."""
         import tensorflow as tf
 
         indices, values = self.select(tensor, key)
@@ -66,7 +66,7 @@ def count(ratio: float, length: int) -> int:
 
 
 def scatter(indices: Tensor, values: Tensor, length: Tensor) -> Tensor:
-    """Return a dense vector (length,) with the values (k,) at distinct indices, int32 (k,)."""
+    """Return a dense vector (length,) with `values` (k,) at `indices` and zeros elsewhere."""
     import tensorflow as tf
 
     # SparseToDense is used because tf.scatter_nd is slow per element, and
@@ -83,16 +83,16 @@ def scatter(indices: Tensor, values: Tensor, length: Tensor) -> Tensor:
 def select_above(tensor: Tensor, threshold: Tensor | float) -> tuple[Tensor, Tensor]:
     """Return all elements with a magnitude of at least a threshold, and all NaN.
 
-    The function returns a pair: the indices, int32 (k,), ascending, and the values (k,). The search
-    first tests whole blocks, then only the elements of blocks that reach the threshold. This search
-    is faster than `tf.where` on all elements, because it reads most blocks only once.
+    The function returns the indices, int32 (k,) in ascending order, and the values (k,). The search
+    first tests whole blocks, then only the elements of blocks that reach the threshold. A search by
+    blocks is faster than `tf.where` on all elements, because it reads most blocks only once.
     """
     import tensorflow as tf
 
     whole = tensor.shape[0] // BLOCK * BLOCK
     rows = tf.reshape(tensor[:whole], [-1, BLOCK])
     matching = tf.where(run_fused(_any_reaches, rows, threshold))[:, 0]  # (matching rows,)
-    candidates = tf.reshape(tf.gather(rows, matching), [-1])  # all elements of the matching rows
+    candidates = tf.reshape(tf.gather(rows, matching), [-1])  # elements of rows that contain hits
     hits = tf.where(_reaches(candidates, threshold))[:, 0]
     whole_indices = tf.gather(matching, hits // BLOCK) * BLOCK + hits % BLOCK
     tail = tensor[whole:]
@@ -117,7 +117,7 @@ def _reaches(values: Tensor, threshold: Tensor | float) -> Tensor:
 
 
 def draw(key: Tensor, k: Tensor | int, n: Tensor | int) -> tuple[Tensor, Tensor]:
-    """Divide n elements into k ranges; return a random index in each, and each range's length."""
+    """Divide n elements into k ranges; return a random index from each range, and the lengths."""
     import tensorflow as tf
 
     k, n = tf.cast(k, tf.int64), tf.cast(n, tf.int64)
@@ -141,15 +141,16 @@ class TopK(Sparse):
     Args:
         ratio: The fraction of elements that are sent.
         threshold: Either "exact" or "sampled"; "exact" sends exactly k elements, selected from
-            those above a threshold. "sampled" sends all elements above the threshold, about k; if
-            more than 2 k elements exceed it, the k largest are sent. The threshold is estimated
-            from a random sample. With "sampled", zeros are never sent. Tensors that are not much
-            longer than the sample are sorted without a threshold.
+            those above a threshold. "sampled" sends all elements above the threshold, about k
+            elements. If more than 2 k elements exceed the threshold, "sampled" sends the k largest
+            elements. The threshold is estimated from a random sample. With "sampled", zeros are
+            never sent. Tensors that are not much longer than the sample are sorted without a
+            threshold.
 
     Source: A. F. Aji, K. Heafield, Sparse Communication for Distributed Gradient Descent, 2017,
     arXiv 1704.05021. Sampling: Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, Deep Gradient
-    Compression, 2018, arXiv 1712.01887. Differs from them: the sample contains 64 n/k elements, not
-    a fixed fraction of all elements.
+    Compression, 2018, arXiv 1712.01887. Differs from them: the sample contains 64 n/k of the n
+    elements, not a fixed fraction.
     """
 
     family: ClassVar[str] = "sparsification"
@@ -191,7 +192,7 @@ def _select_exact(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[Ten
     import tensorflow as tf
 
     candidates, values = select_above(tensor, _threshold(tensor, sample, HITS * 3 // 2, key))
-    # This flag is false if the sample is atypical or many elements are zero.
+    # `is_enough` is false if the sample is atypical or many elements are zero.
     is_enough = tf.size(candidates) >= k
     indices, values = tf.cond(
         is_enough, lambda: _largest_of(candidates, values, k), lambda: _largest(tensor, k)
@@ -200,11 +201,11 @@ def _select_exact(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[Ten
 
 
 def _select_sampled(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the elements above a sampled threshold, or the k largest if these are too many."""
+    """Return the elements above a sampled threshold; if there are more than 2 k, the k largest."""
     import tensorflow as tf
 
     candidates, values = select_above(tensor, _threshold(tensor, sample, HITS, key))
-    too_many = tf.size(candidates) > 2 * k  # true if the sample is atypical
+    too_many = tf.size(candidates) > 2 * k  # only after an atypical sample
     indices, values = tf.cond(
         too_many, lambda: _largest_of(candidates, values, k), lambda: (candidates, values)
     )
@@ -238,9 +239,10 @@ class RandomK(Compressor):
     The number of sent elements is \(k = \max(1, \mathrm{round}(\mathrm{ratio} \cdot n))\) of n.
     Only values are sent, without indices, and an allreduce sums the values. Without `rescale`, the
     expectation of the decoded tensor is \(E\,\hat g = \frac{k}{n} g\), which is suitable for
-    `ErrorFeedback`. With `rescale`, \(\hat g_i = \frac{n}{k} g_i\) for selected elements. Then
-    \(E\,\hat g = g\) and \(E \|\hat g - g\|^2 = (\frac{n}{k} - 1) \|g\|^2\); the product of n/k and
-    an element must not overflow. NaN in elements that are not selected remains undetected.
+    `ErrorFeedback`. With `rescale`, \(\hat g_i = \frac{n}{k} g_i\) for selected elements. With
+    `rescale`, \(E\,\hat g = g\) and \(E \|\hat g - g\|^2 = (\frac{n}{k} - 1) \|g\|^2\); the product
+    of n/k and an element must not overflow. NaN in elements that are not selected remains
+    undetected.
 
     Args:
         ratio: The fraction of elements that are sent.
@@ -311,5 +313,5 @@ class Threshold(Sparse):
     value: float = Field(gt=0, kw_only=False)
 
     def select(self, tensor: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the elements above the threshold: indices, int32 (k,), ascending; values (k,)."""
+        """Return the indices, int32 (k,), and values (k,) of elements that reach the threshold."""
         return select_above(tensor, self.value)

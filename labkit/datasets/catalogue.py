@@ -54,7 +54,7 @@ def read_shakespeare(options: TextOptions, paths: Sequence[Path]) -> Arrays:
 
 
 def sequences(length: int, characters: int = LENGTH * 9 // 10) -> int:
-    """Return how many sequences of a given length a text contains; default: the training text."""
+    """Return how many sequences a text of `characters` characters has; default: training text."""
     return (characters - 1) // length  # the last sequence also needs a character that follows it
 
 
@@ -93,7 +93,7 @@ DATASETS: dict[str, DatasetSpec] = {
 
 
 def check(name: str, options: Mapping[str, object]) -> Shapes:
-    """Return the shapes that a model for this data set must have, without reading a file.
+    """Return the shapes that a model must have for a data set; read no file.
 
     Raises:
         InvalidInput: The data set or an option is unknown, or a value is invalid.
@@ -135,7 +135,7 @@ def available(name: str) -> str | None:
 def ensure(name: str) -> None:
     """Download a data set's missing files once, so that not every rank downloads them."""
     if name.startswith(user_data.HUB):
-        check(name, {})  # loads a Hugging Face data set, whose download is then cached
+        check(name, {})  # A Hugging Face data set is loaded, so that its download is cached.
     locate(name)
 
 
@@ -148,7 +148,7 @@ def recorded(name: str, options: Mapping[str, Any]) -> dict[str, JSON]:
 
 
 def label(name: str) -> str:
-    """Return a data set's name; if the name is an absolute path, only its last component."""
+    """Return a data set's name, or the last component of the name if it is an absolute path."""
     return Path(name).name if Path(name).is_absolute() else name
 
 
@@ -198,7 +198,7 @@ def _first(array: Array, rows: int | None, name: str, option: str) -> Array:
 
 
 def _features(x: Array, spec: DatasetSpec, shapes: Shapes) -> Array:
-    """Return scaled features of the selected rows only; all rows might exceed the memory."""
+    """Return the scaled features of the selected rows; scaling all rows might exceed the memory."""
     if shapes.task == "next_character":
         return np.asarray(x, np.int32)
     return np.asarray(x, np.float32) / np.float32(spec.scale)

@@ -66,12 +66,12 @@ class DatasetSpec:
 
 
 def images(*input_shape: int) -> Callable[[Rows], Shapes]:
-    """Return a `DatasetSpec.shapes` function for images of this shape with ten classes."""
+    """Return a `DatasetSpec.shapes` function for images of shape `input_shape` in ten classes."""
     return lambda options: Shapes(input_shape, 10, "classification")
 
 
 def always(rows: int) -> Callable[[Rows], int]:
-    """Return a `DatasetSpec.count` function that always returns this number of rows."""
+    """Return a `DatasetSpec.count` function that always returns `rows`."""
     return lambda options: rows
 
 
@@ -130,7 +130,7 @@ def to_array(label: str, value: Any) -> Array:
             )
         return np.asarray(value.data)
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
-    if array.shape != tuple(value.shape):  # the shapes differ, for example, for a sparse matrix
+    if array.shape != tuple(value.shape):  # for example, a sparse matrix
         raise InvalidInput(
             f"{label} is a {type(value).__name__}, which labkit cannot convert: give a NumPy array"
         )
@@ -193,8 +193,8 @@ def check_task(data: tuple[Any, Any], y_validation: Any = None, loss: str | None
     Args:
         data: The training arrays (x, y).
         y_validation: Labels of the validation data, or None.
-        loss: The loss that the user has named; if it is given, decimal labels are not checked.
-            With None, the user has named no loss.
+        loss: The name of the loss, or None if the user has named no loss. Decimal labels are
+            checked only if `loss` is None.
 
     Raises:
         InvalidInput: Features are texts, or labels may be either classes or amounts, or labels are

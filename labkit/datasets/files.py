@@ -42,7 +42,7 @@ def find(file: DataFile) -> Path | None:
     """Return the file's path after verifying its checksum, or None if no folder contains it.
 
     Raises:
-        LabkitError: A file of that name has another checksum.
+        LabkitError: A file with the data file's name has another checksum.
     """
     # The user's folder, LABKIT_DATA, is searched before the folder of downloads.
     for folder in search_folders():
@@ -90,7 +90,7 @@ def fetch(file: DataFile) -> Path:
         ) from error
     finally:
         for place in paths:
-            with suppress(OSError):  # folders that are not empty remain
+            with suppress(OSError):  # `rmdir` keeps folders that are not empty
                 place.rmdir()
 
 

@@ -90,9 +90,9 @@ def correlated_columns(
     r"""Return features in correlated groups, and a target that depends on few of the features.
 
     \(x_j = \sqrt{c}\, s_{\lfloor j / g \rfloor} + \sqrt{1 - c}\, e_j\) with standard normal s and
-    e, correlation c and group size g; columns are then standardised to mean 0 and variance 1. \(y =
-    X w + \sigma e\) has mean 0; `active` of the weights w have absolute values between 1 and 3, and
-    all other weights are 0.
+    e, correlation c and group size g. The columns of x are then standardised to mean 0 and variance
+    1. The target \(y = X w + \sigma e\) has mean 0. The vector w has `active` weights with absolute
+    values between 1 and 3; its other weights are 0.
 
     Args:
         rows, columns: Numbers of rows and columns of x.

@@ -126,8 +126,8 @@ def features_of(name: str, train: pd.Series, test: pd.Series) -> tuple[Array, Ar
     """Return a column as features; the mean replaces missing numbers; missing texts are a category.
 
     Raises:
-        InvalidInput: The column has infinite numbers, dates, numbers as texts, or a different text
-            in most rows.
+        InvalidInput: The column has infinite numbers, dates, or numbers stored as texts; or most
+            rows of the column have different texts.
     """
     if isinstance(train.iloc[0], list | np.ndarray):
         return np.stack(list(train)), np.stack(list(test))

@@ -41,10 +41,10 @@ class OwnOptions(Rows):
 
     label: str | None = Field(
         None,
-        description="name of the column of labels; default: the column label, or the last column",
+        description="name of the label column; default: the column named label, or the last column",
     )
     task: Literal["classification", "regression"] | None = Field(
-        None, description='"classification" or "regression"; default: from the labels'
+        None, description='"classification" or "regression"; default: the labels decide'
     )
     test: float = Field(
         0.2,
@@ -280,12 +280,12 @@ def _read_table_file(path: Path, options: OwnOptions) -> Arrays:
 
 
 def _from_frames(name: str, train: pd.DataFrame, test: pd.DataFrame, options: OwnOptions) -> Arrays:
-    """Convert tables to arrays: standardise numbers and one-hot encode texts, by training rows."""
+    """Convert tables to arrays; training rows give the means, the deviations and the categories."""
     label = _label(name, list(train.columns), options)
     columns = train.columns.drop(label)
     if not len(columns) or not len(train):
         has = f"{len(train)} training rows and {len(columns)} columns besides {label!r}"
-        raise InvalidInput(f"{name} has {has}: give at least one row and one such column")
+        raise InvalidInput(f"{name} has {has}: give at least one row and one column of features")
     try:
         pairs = [features_of(name, train[column], test[column]) for column in columns]
         x, x_test = (np.concatenate(parts, axis=1) for parts in zip(*pairs, strict=True))
@@ -308,7 +308,7 @@ def _label(name: str, columns: list[str], options: OwnOptions) -> str:
 
 
 def _read_image_folder(path: Path, options: OwnOptions) -> Arrays:
-    """Read images from one folder per class; without a test folder, reserve some for tests."""
+    """Read images from one folder per class; without a test folder, reserve test images."""
     train = path / "train"
     if not train.is_dir():
         images, y = read_pictures(path, options.size)

@@ -80,7 +80,7 @@ class GradualPruning(keras.callbacks.Callback):
         self._masks: list[tf.Tensor] = []
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Prune the kernels if a pruning is scheduled before this step."""
+        """Prune the kernels if the schedule has a pruning before the training step."""
         steps_since_begin = self._step - self.begin
         if 0 <= steps_since_begin <= self.steps and steps_since_begin % self.every == 0:
             share = self.sparsity(self._step)

@@ -47,16 +47,16 @@ def compare(
     The table has one row for the original model, and then one row per method. Columns:
 
     - `accuracy`: Accuracy on the test data.
-    - `lost`, `gained`: Number of test answers that only the original model has right, and number
-      that only the compressed model has right.
-    - `chance`: Probability, in the sign test, of a split into lost and gained answers that is at
-      least as uneven as this one.
+    - `lost`, `gained`: Numbers of test answers that only the original model (`lost`) or only the
+      compressed model (`gained`) has right.
+    - `chance`: p-value of the sign test: the probability, by chance, of a split into lost and
+      gained answers that is at least as uneven as the observed split.
     - `bytes`: Size of the model's file: a .keras file without optimizer state, or a sparse file.
     - `smaller`: Ratio of the original's `bytes` to the method's `bytes`.
     - `keras_gzip_bytes`: Bytes of the model's .keras file after gzip -9, measured in the same way
       for all compression methods.
-    - `inference_ms`: Milliseconds of a call on one batch: the median, over repeats, of the median
-      over calls.
+    - `inference_ms`: Milliseconds of a call on one batch: the median over calls in each repeat, and
+      then the median over repeats.
     - `time_ratio`: Inference time divided by the original's inference time: median over repeats;
       `time_ratio_low` and `time_ratio_high` are the minimum and the maximum.
     - `what`: Description of the compression, or the reason why the method cannot compress the
@@ -87,7 +87,7 @@ def compare(
     data = _data(trained, data)
     # The copy has no optimizer state, because this state would count as bytes of the model.
     original = uncompiled_copy(trained.model() if isinstance(trained, Run) else trained)
-    # This call raises an error if accuracy is undefined for the data.
+    # `right_answers` raises an error if accuracy is undefined for the data.
     before = metrics.right_answers(original, data, batch_size)
     if folder is None and isinstance(trained, Run):
         folder = trained.path / "deployment"
@@ -141,7 +141,7 @@ def _write_and_read(
 
 
 def _answers(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> Row:
-    """Compare right answers, given as one flag per answer, of original and compressed model."""
+    """Compare the right answers of the original model with those of the compressed model."""
     lost, gained = int(np.sum(before & ~after)), int(np.sum(after & ~before))
     return {
         "accuracy": float(after.mean()),

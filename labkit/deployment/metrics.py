@@ -28,8 +28,8 @@ WARM_UP = 10  # number of untimed calls before timing
 def right_answers(model: keras.Model, data: Dataset, batch_size: int) -> NDArray[np.bool_]:
     """Return a flag for each answer: True if the right label has the largest score.
 
-    For sequences, each time step of a test sample counts as one answer; otherwise, each test sample
-    does.
+    For sequences, each time step of a test sample counts as one answer; for other data, each test
+    sample counts as one answer.
 
     Raises:
         InvalidInput: Accuracy is undefined for the data or for the shape of the model's outputs.
@@ -46,7 +46,7 @@ def right_answers(model: keras.Model, data: Dataset, batch_size: int) -> NDArray
 
 
 def chance(losses: int, gained: int) -> float:
-    """Return the p-value of the sign test: the probability of a split at least this uneven.
+    """Return the p-value of the sign test: the probability of an equally or more uneven split.
 
     The function computes the exact sign test (McNemar's) on the answers that only one of two models
     has right. The test accounts for the random choice of test data, but not for the random choice

@@ -82,8 +82,9 @@ class Quantize(CompressionMethod):
 
 def _leaves(model: keras.Model) -> list[keras.Layer]:
     """Return the layers that contain no other layers, in the order of Keras's own traversal."""
-    # The private method `_flatten_layers` is used, because Keras's `quantize` uses it, too. With a
-    # different order, wrong layers of the original and the quantized model could be paired.
+    # The private method `_flatten_layers` is used, because Keras's `quantize` uses it, too. If
+    # labkit used a different order, it could pair wrong layers of the original and the quantized
+    # model.
     layers = model._flatten_layers(include_self=False, recursive=True)
     return [layer for layer in layers if not layer._layers]
 

@@ -104,7 +104,7 @@ class FineTuned(CompressionMethod):
         model.compile(
             optimizer=keras.optimizers.Adam(self.learning_rate),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=scores),
-            jit_compile=False,  # in a few epochs, compilation takes longer than it saves
+            jit_compile=False,  # compilation takes longer than it saves in a few epochs
         )
         model.fit(
             data.x_train,

@@ -1,6 +1,7 @@
 """Choices before training: the allreduce algorithm, and which tables are sent as changed rows.
 
-The fastest algorithm is measured on a real network, and simulated for an emulated network.
+On a real network, labkit measures which algorithm is the fastest; for an emulated network, labkit
+simulates the algorithms.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from labkit.communicator import Communicator
 from labkit.schedules import ALLREDUCE
 
 MEASURED_CALLS = 7  # number of measured calls of each algorithm
-MIN_TABLE_BYTES = 2**20  # a sum of so many bytes takes as long as a call's overhead
+MIN_TABLE_BYTES = 2**20  # summing 1 MiB takes as long as the overhead of one call
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Choice:
 
 
 def choose(communicator: Communicator, algorithm: str, nbytes: int, dense: bool = True) -> Choice:
-    """Choose one allreduce algorithm for all ranks and for buckets of this size (collective).
+    """Choose one allreduce algorithm for all ranks and for buckets of `nbytes` bytes (collective).
 
     "auto" measures the available algorithms in turn: one warm-up call, then `MEASURED_CALLS` calls
     of each. The slowest rank determines the time of a call. The algorithm with the smallest median
@@ -74,7 +75,7 @@ def all_cores_compute(communicator: Communicator) -> bool:
     """Return whether the ranks' computation occupies all cores of the host (collective).
 
     Between ranks of one host, a core copies the data and cannot compute at the same time. A real or
-    emulated network transfers data without a core.
+    emulated network transfers data without occupying a core.
     """
     if communicator.network is not None or not communicator.on_one_host:
         return False
@@ -96,8 +97,8 @@ def rows_are_worthwhile(communicator: Communicator, algorithm: str, nbytes: int)
     """Return whether an embedding table is large enough to sum its changed rows separately.
 
     On an emulated network, a table is large enough if summing the whole table takes at least twice
-    as long as summing 64 bytes. The number of changed rows is unknown before a training step, so it
-    cannot be used for this choice. If a step changes too many rows, the collective converts parts
+    as long as summing 64 bytes. The choice cannot depend on the number of changed rows, which is
+    unknown before a training step. If a step changes too many rows, the collective converts parts
     of the table to dense form.
 
     Args:
@@ -173,9 +174,9 @@ def by_priority(ready: Sequence[float], seconds: Sequence[float], rank: Sequence
         rank: For each bucket, its priority; the bucket with the lowest number is the most urgent.
 
     Source: Jayarajan et al.: Priority-based parameter propagation, 2019, arXiv 1905.03960; Peng et
-    al.: A generic communication scheduler (ByteScheduler), 2019. Both methods decide the order
-    while buckets wait; this function fixes the order in advance from measured times, so that all
-    ranks use the same order.
+    al.: A generic communication scheduler (ByteScheduler), 2019. Jayarajan et al. and Peng et al.
+    decide the order while buckets wait. labkit fixes the order in advance from measured times, so
+    that all ranks use the same order.
     """
     coming = sorted(range(len(ready)), key=lambda bucket: ready[bucket])
     waiting: list[tuple[int, int]] = []

@@ -13,7 +13,7 @@ from labkit.exchange.autotune import Choice
 from labkit.exchange.compressed import BucketLayer
 from labkit.exchange.gradient import Signature
 
-ALIGN = 64  # bytes; TensorFlow reads memory with this alignment without a copy
+ALIGN = 64  # bytes; at this alignment, TensorFlow reads memory without a copy
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def pack(
             bucket.
         cut: Whether to split large variables, so that no bucket exceeds the limit by more than 1/8.
         groups: The group number of each variable; a bucket contains only variables of one group.
-            With None, all variables form one group.
+            If `groups` is None, all variables form one group.
     """
     starts = aligned_starts(lengths, dtypes, itemsizes)
     itemsize = dict(zip(dtypes, itemsizes, strict=True))
@@ -140,7 +140,7 @@ def holders(buckets: Sequence[Bucket], variable: int) -> list[int]:
     ]
 
 
-Piece = tuple[int, np.ndarray]  # (offset in the bucket, in elements; values)
+Piece = tuple[int, np.ndarray]  # (offset of the values in the bucket, in elements; values)
 
 
 class FlatBuffers:
@@ -334,7 +334,7 @@ class BucketLayout:
             number: The number of the parcel (bucket or table).
             arrays: The complete gradients of the parcel's variables; for a table, the rows and
                 their indices, which may repeat.
-            rows: The number of samples from which these gradients were computed.
+            rows: The number of samples from which the gradients in `arrays` were computed.
             step: The number of the training step.
         """
         self.weights[number], self.steps[number] = float(rows), step
@@ -396,7 +396,7 @@ def in_buckets(
     """
     lengths = _lengths(signature)
     names, itemsizes = [dtype.name for dtype in dtypes], [dtype.itemsize for dtype in dtypes]
-    unlimited = sum(lengths) * 8 + 1  # more bytes than all gradients have
+    unlimited = sum(lengths) * 8 + 1  # exceeds the bytes of all gradients together
     return pack(lengths, names, itemsizes, limit or unlimited, cut=cut, groups=groups)
 
 

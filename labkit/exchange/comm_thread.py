@@ -82,8 +82,8 @@ class CommThread:
     """A thread that exchanges buckets during the training step.
 
     The order of the buckets is fixed, even if the training step issues them in a different order.
-    Therefore the threads of all ranks exchange the same bucket at a time, which avoids deadlocks.
-    If the thread fails, `wait` raises the thread's error in the training step.
+    At any time, the threads of all ranks exchange the same bucket, which avoids deadlocks. If the
+    thread fails, `wait` raises the thread's error in the training step.
 
     Args:
         serve: A function that exchanges the bucket with a given number; the thread calls it.
@@ -91,8 +91,8 @@ class CommThread:
         timeline: The timeline in which events of the kinds "communicate" and "wait" are recorded.
         on_block: A callback that is told when the training step starts and stops waiting. The
             callback receives True when the training step starts to wait for a bucket, and False
-            when the step continues. Between these two calls, the communication thread may use the
-            core fully.
+            when the step continues. While the training step waits, the communication thread may use
+            the core fully.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ def wake_promptly() -> bool:
 
     If all cores are busy, a thread that wakes up for a message waits about 3 ms until another
     thread's time slice ends. Since Linux 6.12, a thread with shorter time slices runs first, but
-    gets no larger share of the core. On other systems the function has no effect.
+    gets no larger share of the core. On systems other than Linux, the function has no effect.
     """
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None or platform.system() != "Linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
@@ -230,7 +230,7 @@ class Operations:
     """The TensorFlow operations in a training step that exchange one set of gradients.
 
     Attributes:
-        layout: The layout of these gradients in parcels (a parcel is a bucket or a table).
+        layout: The layout of the gradients in parcels (a parcel is a bucket or a table).
         service: The communication thread, which exchanges buckets and tables during the training
             step.
         begin: A function of (layout, whether the step blocks) that is called first in each step.
@@ -269,8 +269,9 @@ class Operations:
         """Start to exchange each bucket or table when it is ready; then wait for all means."""
         import tensorflow as tf
 
-        # A waiting operation blocks one of TensorFlow's threads. Therefore all parcels (buckets and
-        # tables) must be issued before the first wait.
+        # A waiting operation blocks one of TensorFlow's threads. All parcels (buckets and tables)
+        # must be issued before the first wait, because waiting operations may block all of
+        # TensorFlow's threads.
         with tf.control_dependencies(self.issue(gradients, rows)):
             return self.wait(range(len(gradients)))
 
@@ -280,7 +281,7 @@ class Operations:
         return [self._issue(number, gradients, rows) for number in numbers]
 
     def wait(self, variables: Iterable[int]) -> list[tf.Tensor]:
-        """Return the mean gradients of these variables, as tensors that wait for their parcels."""
+        """Return tensors with the variables' mean gradients, which wait for the exchange."""
         import tensorflow as tf
 
         chosen = list(variables)

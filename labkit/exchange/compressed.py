@@ -72,8 +72,8 @@ class CompressedMean:
     A compressor's generator yields requests for collectives, and receives the results of these
     collectives. For most compressors, a bucket is one flat tensor. A compressor with `by_layer`
     uses one generator for each layer. All generators run in parallel, and their pending requests of
-    one type are combined into one collective. Therefore a bucket with many layers needs only as
-    many collective calls as the generator with the most requests.
+    one type are combined into one collective. Because requests are combined, a bucket with many
+    layers needs only as many collective calls as the generator with the most requests.
 
     Args:
         communicator: The Communicator of the ranks.
@@ -328,8 +328,8 @@ class Plain:
         weight, choice = layout.weights[number], layout.choice
         parcels = len(layout.parcels)
         what = self.what if parcels == 1 else f"{self.what}, bucket {number} of {parcels}"
-        # In shared memory, ranks read each other's weights during the sum. Any other sum needs the
-        # total of all weights before it starts.
+        # In shared memory, ranks read each other's weights during the sum. Other sums need the
+        # total of the weights of all ranks before they start.
         if first and (layout.tables or not choice.in_place):
             self._total = self._communicator.total(weight, self.what)
         if layout.is_table(number):
@@ -395,7 +395,7 @@ class CompressedReduction:
         for piece in pieces:
             piece *= piece.dtype.type(share)
         record = self.mean.reduce(number, pieces, layers, layout.choice.algorithm, self.what)
-        # All ranks raise this error together, because the mean is the same on all ranks.
+        # All ranks raise `NotFinite` together, because the mean is the same on all ranks.
         if name := _bad_layer([record.mean[x.start : x.stop] for x in layers], layers):
             raise NotFinite(
                 f"the gradient of {name} is finite, but after compression with "

@@ -29,14 +29,14 @@ class CompressionStats:
     nonzero values.
 
     The traffic meter and the emulated network do not count the messages that compute the exact
-    mean. Steps with such a comparison take longer than other steps.
+    mean. A step that compares a bucket with its exact mean takes longer than other steps.
 
     Args:
         communicator: The Communicator of the ranks.
         every: The number of steps from one comparison to the next.
 
     Attributes:
-        rows: The rows of all comparisons so far.
+        rows: The statistics of all comparisons so far, one row per layer and comparison.
     """
 
     def __init__(self, communicator: Communicator, every: int) -> None:

@@ -45,16 +45,17 @@ class Exchange:
     r"""The exchange, which replaces each rank's gradients by their mean over all ranks.
 
     The mean weights each rank by its number of rows (samples): \(\bar g = \sum_r b_r g_r / \sum_r
-    b_r\). In this formula, \(g_r\) is the mean gradient of the \(b_r\) samples of rank r. The
-    result is the gradient of the global batch, even if ranks have different numbers of samples, or
-    none. If the caller does not give the numbers of samples, all ranks have the same weight.
+    b_r\). \(g_r\) is the mean gradient of the \(b_r\) samples of rank r. The result is the gradient
+    of the global batch, even if ranks have different numbers of samples, or none. If the caller
+    does not give the numbers of samples, all ranks have the same weight.
 
-    Gradients are copied once, into buckets with fixed memory (shared memory on one host). The mean
-    gradients are read from these buckets without a copy, until the next step overwrites them. If
-    the gradient of a large table, such as an embedding, is an `IndexedSlices` object, ranks send
-    only its changed rows. The mean gradient of such a table is also an `IndexedSlices` object, in
-    which each row occurs once. Gradients of small tables, and of all tables in an exchange with a
-    compressor, are converted to dense tensors.
+    Gradients are copied once, into buckets with fixed memory (shared memory on one host).
+    TensorFlow reads the mean gradients from the buckets without a copy, until the next step
+    overwrites the buckets. If the gradient of a large table, such as an embedding, is an
+    `IndexedSlices` object, ranks send only its changed rows. The mean gradient of a table whose
+    changed rows are sent is also an `IndexedSlices` object, in which each row occurs once.
+    Gradients of small tables, and of all tables in an exchange with a compressor, are converted to
+    dense tensors.
 
     Several classes implement the exchange. A `Schedule` decides when each bucket is exchanged, a
     `BucketLayout` manages its memory, and a `BucketMean` computes its mean. The communication
@@ -72,8 +73,8 @@ class Exchange:
         bucket_bytes: The size of a bucket in bytes, as a number or as a text such as "4MiB".
         compressor: A gradient compressor or its name; None: gradients are not compressed.
         seed: The seed of the compressor's random numbers.
-        paces: Whether the time between two exchanges counts as computation of this rank. If this
-            time counts as computation, the artificial slowdown of a slow rank extends it.
+        paces: Whether the time between two exchanges counts as computation of this rank. The
+            artificial slowdown of a slow rank extends only time that counts as computation.
         guard: The check of gradients for non-finite values; None: gradients are not checked. Loss
             scaling disables the guard, because scaled gradients are expected to overflow at times.
         eager: Whether "overlap" exchanges buckets during backpropagation even if all cores compute.
@@ -120,7 +121,7 @@ class Exchange:
             BucketLayout(communicator, [], [], [], Choice(algorithm, "chosen by the experiment"))
         )
         self._restarts = communicator.restarts
-        self._last_end = self.clock.now()  # end of the last exchange, on the clock
+        self._last_end = self.clock.now()  # time at which the last exchange ended
         self._set_blocked(self.schedule.after)
         communicator.pace(self.schedule.turns)
 
@@ -134,7 +135,7 @@ class Exchange:
         return int(np.prod(self._layout.signature[variable][1]))
 
     def bucket_of(self, name: str) -> int:
-        """Return the number of the bucket or table with a variable's first elements, or -1."""
+        """Return the number of the first bucket or table with a variable's gradient, or -1."""
         names = [
             [self._layout.signature[n].name for n in variables]
             for variables in self._layout.parcels
@@ -214,7 +215,7 @@ class Exchange:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the communicator has restarted since the layout was made; then call `reset`."""
+        """Whether the communicator has restarted after the layout was made (needs `reset`)."""
         return self._restarts != self.communicator.restarts
 
     @property
@@ -273,7 +274,7 @@ class Exchange:
         try:
             return self.guard.check_gradients(paths, arrays)
         except BadNumbers as error:
-            # TensorFlow would hide this error inside another error.
+            # The error is stored here, because TensorFlow hides it inside another error.
             self.communicator.wait_policy.first_error = error
             raise
 
@@ -290,7 +291,7 @@ class Exchange:
         }
 
     def _as_rows(self, gradient: tf.Tensor) -> bool:
-        """Return whether ranks send only a gradient's changed rows, the same on all ranks."""
+        """Return whether all ranks send only the changed rows of a gradient."""
         import tensorflow as tf
 
         if not isinstance(gradient, tf.IndexedSlices) or self.compressor is not None:
@@ -356,7 +357,7 @@ class Exchange:
         return self._operations.issue(gradients, rows)
 
     def wait(self, variables: Iterable[int]) -> list[tf.Tensor]:
-        """Wait for the buckets of these variables, and return the variables' mean gradients."""
+        """Wait for the buckets of some variables, and return the variables' mean gradients."""
         return self._operations.wait(variables)
 
     def prepare(
@@ -370,7 +371,7 @@ class Exchange:
             names: Names of the variables, for error messages.
             groups: The group number of each gradient; a bucket contains only gradients of one
                 group.
-                With None, all gradients form one group.
+                If `groups` is None, all gradients form one group.
         """
         signature = signature_of(gradients, names)
         if self._layout.parcels and signature == self._layout.signature:
@@ -384,8 +385,9 @@ class Exchange:
         after = self._after = self.schedule.after or (
             not (self._eager or self.schedule.into_next) and all_cores_compute(self.communicator)
         )
-        # With a compressor, the division into buckets changes the results of training. Therefore
-        # the buckets of a compressor must not depend on the number of cores.
+        # With a compressor, the division into buckets changes the results of training. The buckets
+        # of a compressor must not depend on the number of cores, because training results would
+        # then depend on the number of cores, too.
         limit = None if self.schedule.after or (after and not compressor) else self.bucket_bytes
         by_layer = compressor is not None and compressor.by_layer
         dtypes = dtypes_of(gradients)
@@ -446,13 +448,13 @@ class Exchange:
         self.timeline.add("pack", number, start)
 
     def _begin_step(self, traced: BucketLayout, standing: bool) -> None:
-        """Begin a step; raise InvalidInput if another training step has replaced its layout."""
+        """Begin a step; raise InvalidInput if another step has replaced the bucket layout."""
         if traced is not self._layout:
             raise InvalidInput(
                 "two compiled training steps with different variables share one distributed "
                 "optimizer; give each step a separate optimizer"
             )
-        if standing:  # another exchange may have changed the settings below
+        if standing:  # another exchange may have changed the wait policy and the pace
             self._set_blocked(True)
             self.communicator.pace(self.schedule.turns)
 

@@ -55,7 +55,7 @@ def signature_of(gradients: Sequence[tf.Tensor], names: Sequence[str]) -> Signat
 
 
 def tensors_of(gradient: tf.Tensor | tf.IndexedSlices) -> list[tf.Tensor]:
-    """Return a gradient's tensors as inputs of an operation; `IndexedSlices`: rows and indices."""
+    """Return the tensors of a gradient: one tensor, or rows and indices of `IndexedSlices`."""
     import tensorflow as tf
 
     if isinstance(gradient, tf.IndexedSlices):
@@ -91,12 +91,11 @@ def sum_repeated_rows(
 def weight_by_rows(
     communicator: Communicator, gradients: Sequence[tf.Tensor | None], rows: int | tf.Tensor | None
 ) -> list[tf.Tensor | None]:
-    r"""Scale gradients by \(n b_r / \sum_s b_s\), so that their plain mean weights ranks by
-    samples.
+    r"""Scale gradients by \(n b_r / \sum_s b_s\), to weight their mean by the ranks' sample counts.
 
     Because the gradients are already weighted, ranks can accumulate several batches, and exchange
-    only the sums. For each batch, ranks then exchange only their numbers of samples (rows).
-    If a rank has no samples, its gradients become 0, even if they are NaN.
+    only the sums. For each batch, ranks exchange only their numbers of samples (rows). If a rank
+    has no samples, its gradients become 0, even if they are NaN.
 
     Args:
         communicator: The Communicator of the n ranks.
@@ -177,7 +176,7 @@ def _compare(
 
 
 def renumber_names(names: Sequence[str]) -> list[str]:
-    """Renumber the layers in Keras names, as if the process had created only these layers.
+    """Renumber the layers in Keras names, so that the numbers start anew for the given names.
 
         sequential_3/dense_7/kernel  sequential_3/dense_9/kernel
         -> sequential/dense/kernel   sequential/dense 1/kernel
@@ -220,7 +219,7 @@ class BadValues(TypedDict):
 
     Attributes:
         step: The number of the training step.
-        rank: The rank whose gradient or loss has these values.
+        rank: The rank whose gradient or loss is not finite.
         layer: The layer of the gradient; "" if the values are in the loss.
         elements: The number of non-finite elements.
     """
@@ -267,8 +266,7 @@ class Guard:
             paths: Paths of the variables, in the order of backpropagation.
             arrays: The gradient of each variable.
             rank: The rank that computed the gradients; default: this rank.
-            loss: The loss for which these gradients were computed; default: the loss of the current
-                step.
+            loss: The loss whose gradients are checked; default: the loss of the current step.
 
         Raises:
             BadNumbers: A gradient is not finite, and the policy is "stop".
@@ -298,7 +296,7 @@ class Guard:
         Args:
             layer: The layer of the gradient; "" if the values are in the loss.
             elements: The number of non-finite elements.
-            rank: The rank whose gradient or loss has these values; default: this rank.
+            rank: The rank whose gradient or loss is not finite; default: this rank.
             path: The path of the gradient's variable, for the error message.
             loss: The value of the loss, for the error message; default: the loss of the current
                 step.
@@ -322,7 +320,7 @@ class Guard:
 
 
 def is_finite(array: np.ndarray) -> bool:
-    """Return whether all elements are finite; one pass is enough if squares do not overflow."""
+    """Return whether all elements are finite; read the array twice only if its squares overflow."""
     flat = array.reshape(-1)
     return bool(np.isfinite(np.dot(flat, flat)) or np.isfinite(flat).all())
 

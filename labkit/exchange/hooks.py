@@ -5,10 +5,10 @@
         -> update_state of its metrics: updates
         -> optimizer.apply: dense -> whole -> rows -> the optimizer's own
 
-In the list above, every name that is not a Keras method is a hook. A module of labkit that acts
-inside a training step defines a `Hook`, and adds it to the model's `HookManager`. Each method of a
-hook calls the model's method that it wraps. When the hook is removed, the model gets its original
-method back.
+In the call order of `fit`, every name that is not a Keras method is a hook. A module of labkit that
+acts inside a training step defines a `Hook`, and adds it to the model's `HookManager`. Each method
+of a hook calls the model's method that it wraps. When the hook is removed, the model gets its
+original method back.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ Holder: TypeAlias = (
     "keras.Model | keras.optimizers.Optimizer | keras.Layer | keras.Loss | keras.metrics.Metric"
 )
 
-# This pair contains the model's compile configuration, and the function that Keras compiled with
-# it.
+# A `_Compiled` pair contains the model's compile configuration, and the function that Keras
+# compiled with it.
 _Compiled: TypeAlias = "tuple[keras.Model | None, Callable[..., Logs]]"
 
 
@@ -154,7 +154,7 @@ _TRACED_IN: dict[str, tuple[str, ...]] = {
     "evaluate": (),
     "fit": (),
     "update_state": _FUNCTIONS,
-    "get_metrics_result": (),  # wrapped only outside TensorFlow graphs, so ranks can communicate
+    "get_metrics_result": (),  # runs only outside TensorFlow graphs, where ranks can communicate
     "apply": ("train_function",),
 }
 
@@ -204,22 +204,23 @@ class HookManager:
             raise LabkitError(
                 f"the hook's name {hook.name!r} is unknown; allowed: {', '.join(ORDER)}"
             )
-        # Compiled functions refer to the hook objects that existed when they were traced. Therefore
-        # an earlier hook object that equals the new hook is used again.
+        # Compiled functions refer to the hook objects that existed when they were traced. An
+        # earlier hook object that equals the new hook is used again, because compiled functions
+        # refer to the earlier object.
         compiled = (earlier for _, hooks in self._compiled for earlier in hooks)
         hook = next((earlier for earlier in compiled if earlier == hook), hook)
         (self._staying if stays else self._fitting)[hook.name] = hook
         self._arrange()
 
     def remove_hooks(self, *names: str) -> None:
-        """Remove the hooks of these names that were added for one `fit`; ignore absent hooks."""
+        """Remove the hooks called `names` that were added for one `fit`; ignore absent hooks."""
         for name in names:
             self._fitting.pop(name, None)
         self._arrange()
 
     @contextmanager
     def replaced(self, hook: Hook) -> Iterator[None]:
-        """Replace a hook of the current `fit` by one of the same name, inside a `with` block."""
+        """Inside a `with` block, replace the current `fit`'s hook of the same name by `hook`."""
         before = self._fitting.get(hook.name)
         self.add_hook(hook)
         try:
@@ -231,7 +232,7 @@ class HookManager:
 
     @contextmanager
     def without(self, *names: str) -> Iterator[None]:
-        """Remove the current `fit`'s hooks of these names inside a `with` block."""
+        """Inside a `with` block, remove the current `fit`'s hooks that are called `names`."""
         before = {name: self._fitting.pop(name) for name in names if name in self._fitting}
         self._arrange()
         try:
@@ -283,8 +284,8 @@ class HookManager:
         original, is_step = getattr(holder, name), method.endswith("_step")
         if method == "apply":
             original = _with_rows(original)
-        # The hook methods of these names receive the wrapped object as an argument, because a model
-        # may have several losses, layers or metrics.
+        # The hook methods `compiled_loss`, `moments` and `update_state` receive the wrapped object
+        # as an argument, because a model may have several losses, layers or metrics.
         part = (holder,) if method in ("compiled_loss", "moments", "update_state") else ()
 
         def call(*args: tf.Tensor, **kwargs: tf.Tensor) -> tf.Tensor:
@@ -345,7 +346,7 @@ class _Guarded:
     def __call__(self, batches: tf.data.Iterator) -> Logs:
         try:
             return self.function(batches)
-        except (StopIteration, tf.errors.OutOfRangeError):  # not an error: the end of the data
+        except (StopIteration, tf.errors.OutOfRangeError):  # the end of the data is not an error
             raise
         except BaseException:
             self._manager.clear()

@@ -22,10 +22,10 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         step k+1   layer 1: wait for its mean, update, forward; layer 2: wait, update, forward; ...
 
     Each layer is updated before its next use, with the learning rate of the step that computed its
-    gradient. Therefore the trained weights equal those of ordinary training steps. At the end of an
-    epoch, pending updates are applied before validation. Large gradients are split into several
-    buckets. Among the ready buckets, the communication thread first exchanges those of front
-    layers.
+    gradient. The trained weights equal those of ordinary training steps, because no layer is used
+    before its update. At the end of an epoch, pending updates are applied before validation. Large
+    gradients are split into several buckets. Among the ready buckets, the communication thread
+    first exchanges those of front layers.
 
     Args:
         model: The `keras.Sequential` to train.
@@ -66,7 +66,7 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         exchange.service.reorder_after(MEASURED_STEPS, exchange.by_priority)
 
     def set_model(self, model: keras.Model) -> None:
-        """Replace the model's training step by the step of this object."""
+        """Replace the model's training step by a step with priority."""
         super().set_model(model)
         hooks_of(model).add_hook(self)
 
@@ -148,7 +148,7 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
 
 
 def validate_model(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
-    """Raise InvalidInput if this model cannot be updated layer by layer with this optimizer."""
+    """Raise InvalidInput if the optimizer cannot update the model layer by layer."""
     if not isinstance(model, keras.Sequential):
         raise InvalidInput(
             f"schedule='priority' updates layer by layer and requires a keras.Sequential, not a "

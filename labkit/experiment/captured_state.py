@@ -54,7 +54,7 @@ def _captured_values(
 
     Args:
         function: The function whose captured values are searched.
-        visited: Functions that were already searched; the function appends to this list.
+        visited: Functions that were already searched; `_captured_values` appends to the list.
     """
     if not isinstance(function, FunctionType) or any(function is other for other in visited):
         return
@@ -66,7 +66,7 @@ def _captured_values(
 
 
 def _saveables(value: object) -> Iterator[Saveable]:
-    """Yield a value that is an optimizer, loss or metric, or all of these in a compiled model."""
+    """Yield the optimizers, losses and metrics of a compiled model, or a single such object."""
     import keras
 
     kinds = keras.optimizers.Optimizer, keras.Loss, keras.Metric

@@ -77,7 +77,7 @@ def labels_of(validation: Any) -> Any:
 
 
 def leaves(value: Any) -> list[Any]:
-    """Return the arrays of nested tuples, lists and dictionaries; dictionaries in order of keys."""
+    """Return the arrays of a nested structure in order; dictionaries are sorted by key."""
     if isinstance(value, dict):
         return [leaf for key in sorted(value) for leaf in leaves(value[key])]
     if isinstance(value, tuple | list):
@@ -86,7 +86,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 def _parse_arrays(label: str, value: Any) -> Any:
-    """Return the same nested structure with validated NumPy arrays.
+    """Return a copy of a nested structure, in which all arrays are validated NumPy arrays.
 
     Args:
         label: Name of the structure in error messages, such as `x['image']`.

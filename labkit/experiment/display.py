@@ -12,7 +12,7 @@ MAX_CHARACTERS = 200  # maximum number of characters of a displayed value
 
 
 def html_of(title: str, record: BaseModel) -> str:
-    """Return HTML that shows a record's non-default fields, and after a click all fields."""
+    """Return HTML that shows a record's non-default fields; a click unfolds all fields."""
     changed = {name: brief(value) for name, value in non_default_fields(record).items()}
     fields = {name: brief(getattr(record, name)) for name in type(record).model_fields}
     return card(

@@ -36,7 +36,7 @@ from labkit.strategies.validation import OPTIMIZERS, one_of
 if TYPE_CHECKING:
     from labkit.forecast import Calibration, Forecast
 
-# Records omit these fields if they have their default values.
+# Records omit the fields in `OPTIONAL_FIELDS` that have their default values.
 OPTIONAL_FIELDS = (
     *("virtual", "stragglers", "data_partition"),
     *("faults", "on_nonfinite", "replica_check_interval", "checksums"),
@@ -73,13 +73,13 @@ class Experiment(Checked):
             of all workers, and a time model supplies the durations of computations and messages.
         virtual: A `VirtualClock` with the modelled times; implies clock="virtual".
         stragglers: Slow workers: a dict of worker -> `Slowdown`, or of worker -> factor of at least
-            1. The factor multiplies the worker's compute times.
+            1. The factor of a slow worker multiplies its compute times.
         faults: A `Fault`, or a list of faults, to inject into the run.
         on_nonfinite: Action on a gradient with infinite or NaN elements. "stop" raises an error
             with step, rank and layer. "skip" omits the update on all ranks; a parameter server
-            omits only the affected gradient. "clip" sets these elements to 0. None: no check,
-            which saves one pass over all gradients. Loss scaling of precision="mixed_float16"
-            handles overflows in any case.
+            omits only the affected gradient. "clip" sets infinite and NaN elements to 0. None
+            disables the check, which saves one pass over all gradients. Loss scaling of
+            precision="mixed_float16" handles overflows in any case.
         replica_check_interval: Number of steps between comparisons of the replicas' weights; 0: no
             comparison. If the weights differ, training ends with an error.
         checksums: Whether labkit adds a checksum to each message between ranks. If a checksum is
@@ -112,8 +112,8 @@ class Experiment(Checked):
         seed: Random seed of initial weights and of shuffling.
         repeats: Number of runs, with seeds `seed`, `seed` + 1, …
         verify: Whether to compare the method with training in one process before the run. Exact
-            methods must reach the same weights, lossy ones must satisfy their conservation law. A
-            run that fails this equivalence check is trained, but figures do not show its speed.
+            methods must reach the same weights; lossy methods must satisfy their conservation law.
+            A run that fails the equivalence check is trained, but figures do not show its speed.
 
     `Cluster.run` and `lk.run` train an experiment and return a `Run`.
 
@@ -261,7 +261,7 @@ class Experiment(Checked):
         if shapes is None:
             raise InvalidInput(
                 f"model={self.model!r} takes its shapes from arrays of one input and one output, "
-                "which these data are not; give model= a callable that returns a keras.Model"
+                "but the data have another form; give model= a callable that returns a keras.Model"
             )
         if isinstance(self.dataset, tuple):
             datasets.check_task(self.dataset, labels_of(self.validation), self.loss)
@@ -297,7 +297,7 @@ class Experiment(Checked):
         for field, workers in (("stragglers", self.stragglers), ("worker_failures", failures)):
             if unknown := [worker for worker in workers if not 0 <= worker < self.workers]:
                 raise InvalidInput(
-                    f"{field}={unknown} names no workers of workers={self.workers}; give worker "
+                    f"{field}={unknown} names workers outside workers={self.workers}; give worker "
                     "numbers from 0 to workers - 1"
                 )
         if self.callbacks is not None and self.uses_programs:
@@ -343,7 +343,7 @@ class Experiment(Checked):
     def uses_programs(self) -> bool:
         """Whether programs of send, receive and update actions train the model.
 
-        Such programs run for parameter servers, and for every strategy on the virtual clock.
+        Programs of actions run for parameter servers, and for every strategy on the virtual clock.
         """
         return self.clock == "virtual" or self.strategy.uses_programs
 
@@ -499,7 +499,7 @@ class Experiment(Checked):
         return html_of(f"Experiment {self.label}", self)
 
     def replace(self, **fields: Any) -> Experiment:
-        """Return a validated copy of the experiment with other values for these fields.
+        """Return a validated copy of the experiment, in which the given fields have new values.
 
         Raises: InvalidInput, under the same conditions as the constructor.
         """

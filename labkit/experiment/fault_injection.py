@@ -106,8 +106,8 @@ def _validate_fault(experiment: Experiment, fault: Fault, name: str) -> None:
 
 def _sender_advice(name: str) -> str:
     return (
-        "this works only if labkit itself sends all messages, which it does not with these "
-        f"options of {name}; with clock='wall', use one of the algorithms "
+        "message faults and checksums work only if labkit itself sends all messages, which is "
+        f"not so with these options of {name}; with clock='wall', use one of the algorithms "
         f"{', '.join(ALLREDUCE)}, servers with transport='two_sided', or a pipeline of one "
         "replica"
     )

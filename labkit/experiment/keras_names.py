@@ -45,13 +45,14 @@ METRICS = _split("""
     TruePositives
 """)
 
-# These arguments are common to all optimizers.
+# `COMMON_ARGUMENTS` contains the arguments that all optimizers accept.
 COMMON_ARGUMENTS = _split("""
     learning_rate weight_decay clipnorm clipvalue global_clipnorm use_ema ema_momentum
     ema_overwrite_frequency loss_scale_factor gradient_accumulation_steps name
 """)
 
-# For each optimizer, these are its arguments in addition to the common ones.
+# For each optimizer, `OPTIMIZER_ARGUMENTS` contains the arguments that are not in
+# `COMMON_ARGUMENTS`.
 OPTIMIZER_ARGUMENTS = {
     name: _split(options)
     for name, options in {

@@ -14,7 +14,7 @@ from labkit.network import ComputeTime
 class VirtualClock(Checked):
     """Modelled compute times, message delays and failures of an experiment on the virtual clock.
 
-    On the virtual clock one process computes the real gradients of all workers. This object
+    On the virtual clock one process computes the real gradients of all workers. A `VirtualClock`
     supplies the duration of each computation; the network model supplies the duration of each
     message.
 

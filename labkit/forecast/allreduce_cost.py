@@ -98,8 +98,9 @@ def load_cost(name: str, size: int, load: Load, network: Network, gamma: float =
     """Return the cost of a collective that follows the schedule `name` among `size` ranks.
 
     With more than `FEW` ranks, the cost is the exact closed form of `labkit.simulate.exact_form` if
-    there is one. In all other cases, the schedule is simulated. With more than `MANY` ranks, each
-    message of sparse or gathered data counts as large as the complete result, except on a ring.
+    there is one. With at most `FEW` ranks, or without an exact closed form, the schedule is
+    simulated. With more than `MANY` ranks, each message of sparse or gathered data counts as large
+    as the complete result, except on a ring.
 
     Args:
         name: Name of the schedule.
@@ -187,7 +188,7 @@ def growing_rounds(schedule: Schedule, size: int, load: Load) -> Iterator[Round]
 
 
 def _on_a_ring(load: Load, size: int) -> Load:
-    """Return the dense load that sends the same mean number of bytes per round on a ring.
+    """Return a dense load whose ring sends as many mean bytes per round as the load's own ring.
 
     In the first half of the rounds, the messages of round i combine the data of i ranks. In the
     second half, messages combine the data of all ranks.
@@ -250,7 +251,7 @@ class AllReduceCosts:
 
     @cached_property
     def gamma(self) -> float:
-        """The fitted seconds to add a byte; 0 on emulated networks (included in their overhead)."""
+        """The fitted seconds to add a byte; 0 if the overhead of emulation includes additions."""
         fit = self.query.fits.get("host")
         return 0.0 if fit is None or self.query.emulated or self.query.virtual else fit.gamma
 
@@ -282,7 +283,7 @@ class AllReduceCosts:
 
     @cached_property
     def source(self) -> Provenance:
-        """A description of how the costs of the allreduces were obtained."""
+        """The origin of the costs of the allreduces: measured, fitted or simulated."""
         network = self.network
         if self.query.workers == 1:
             return Provenance("sums", "one rank needs no allreduce")
@@ -294,7 +295,7 @@ class AllReduceCosts:
             return Provenance(f"sums by {self.chosen}", method)
         size, name = self.query.workers, self._schedule
         is_exact = size > FEW and exact_form(name, size, self.largest, network) is not None
-        method = "by its closed form, which is exact here" if is_exact else "message by message"
+        method = "by its exact closed form" if is_exact else "message by message"
         model_note = (
             ", as a model of the MPI library's algorithm" if self.chosen in UNMETERED else ""
         )
@@ -355,7 +356,7 @@ class AllReduceCosts:
         )
 
     def _measurements(self, name: str) -> list[tuple[float, Spread]]:
-        """Return (bytes, seconds) of an algorithm's measurements with this number of ranks."""
+        """Return (bytes, seconds) of an algorithm's measurements with `query.workers` ranks."""
         key = name, self.query.workers
         return [
             (collective.nbytes, collective.seconds)

@@ -213,11 +213,11 @@ class Overhead(Checked):
 
     The overhead "meeting" is the time of a barrier. The overhead "bucket" is the time to pack a
     gradient bucket and pass it to the exchange, without the allreduce. The overhead "overlap" is
-    the time to pack and pass on each further bucket during backpropagation. The overhead "message"
-    is the time from the send of a message between two programs until the receiver reads it.
-    The overhead "emulated" is the additional time of a communication round on an emulated network.
-    The overhead "replicas" is the time of all other work in a step of replicas that exchange
-    gradients.
+    the time to pack a gradient bucket and pass it to the exchange during backpropagation, for each
+    bucket after the first. The overhead "message" is the time from the send of a message between
+    two programs until the receiver reads it. The overhead "emulated" is the additional time of a
+    communication round on an emulated network. The overhead "replicas" is the remaining time of a
+    step of replicas that exchange gradients, which no other overhead includes.
 
     Attributes:
         what: Name of the overhead.

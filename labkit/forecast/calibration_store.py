@@ -115,7 +115,7 @@ def _last(
     key: Callable[[T], Hashable],
     join: Callable[[T, T], T] = lambda old, new: new,
 ) -> tuple[T, ...]:
-    """Return the last element per key; `join` merges it with the key's earlier elements."""
+    """Return one element per key; `join` merges an element with earlier ones of the same key."""
     last_by_key: dict[Hashable, T] = {}
     for element in elements:
         name = key(element)

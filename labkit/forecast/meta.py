@@ -38,8 +38,8 @@ class MetaVector(NDArrayOperatorsMixin):
 
         (weights - rate * gradient)[2:5].nbytes      as for a real array
 
-    Results of NumPy functions on such vectors also have no values. Each element has the value 1
-    when it is read, each sum is 0, and a conversion to an array gives zeros.
+    NumPy functions of a `MetaVector` also return vectors without values. Each element has the value
+    1 when it is read, each sum is 0, and a conversion to an array gives zeros.
 
     Args:
         size: Number of elements.
@@ -232,8 +232,8 @@ class _MetaAllReduce(VirtualAllReduce):
     """Allreduces of vectors that have sizes but no values; equal allreduces are simulated once.
 
     On a network, allreduces among at most `FEW` ranks are simulated as in `VirtualAllReduce`.
-    In all other cases, the collective starts when the last rank has arrived, and `AllReduceCosts`
-    gives the time until all ranks are done.
+    With more than `FEW` ranks, or without a network, an allreduce starts when the last rank has
+    arrived, and `AllReduceCosts` gives its duration.
     """
 
     def __init__(

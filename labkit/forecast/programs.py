@@ -44,9 +44,9 @@ class SteadyStateDetector:
     """A detector of the steady state in a run without random times.
 
     The detector compares the last two cycles of each worker, step by step, in time and in traffic.
-    If all cycles are equal, and no worker is a cycle ahead, all messages in transit were sent in
-    these two cycles. In this case, all later cycles repeat the last cycle and need not be
-    simulated.
+    If the last two cycles of all workers are equal, and no worker is a cycle ahead, all messages in
+    transit belong to these cycles. After two equal cycles without older messages in transit, all
+    later cycles are equal too and need not be simulated.
 
     Args:
         workers: Number of simulated workers.

@@ -192,8 +192,8 @@ class Query:
 
         If the experiment specifies a compute time, this time applies to a worker's part of the
         batch, whatever its size. A single rank needs the specified compute time for the part of
-        each worker, and updates the weights once. The forecast of strong scaling uses this step of
-        a single rank as its reference.
+        each worker, and updates the weights once. The forecast of strong scaling uses the step of a
+        single rank as its reference.
         """
         compute_time = self.compute_time
         if compute_time is not None and compute_time.mean is not None:
@@ -208,12 +208,13 @@ class Query:
         are extrapolated from the two outermost sizes.
 
         Args:
-            rows: Number of samples in this rank's batch.
+            rows: Number of samples in the rank's batch.
             ranks_at_once: Number of ranks that compute on one machine at the same time, including
                 this one; None: the number in the experiment.
 
         Raises:
-            InvalidInput: This number of simultaneous ranks, or of threads, was not measured.
+            InvalidInput: No step was measured with the number of threads, or with as many
+                simultaneous ranks.
         """
         ranks_at_once = self.ranks_per_machine if ranks_at_once is None else ranks_at_once
         threads = self.experiment.threads

@@ -1,8 +1,8 @@
 """Correction of forecasts by the difference between measured whole steps and their parts.
 
-The parts of a step are measured separately, but they slow each other down in a whole step. The
-difference between a measured whole step and the forecast from its parts is therefore added to
-forecasts of other settings.
+The parts of a step are measured separately, but they slow each other down in a whole step.
+Forecasts of other settings are therefore corrected by the difference between a measured whole step
+and the forecast from its parts.
 
 How long a step waits for its data: the reading time that exceeds the previous step's time.
 
@@ -100,7 +100,7 @@ class Residual:
 def add_residual(query: Query, parts_forecast: StepForecast) -> StepForecast:
     """Correct a forecast by the difference between measured whole steps and their parts.
 
-    If this strategy was not measured, the difference that was measured for a single rank's step
+    If no step of the strategy was measured, the difference measured for a single rank's step
     corrects the computation time. If the steps of a single rank were not measured either, the
     forecast is not corrected, and a note states this fact.
     """
@@ -177,7 +177,7 @@ def _single_rank_residual(query: Query, rows: float) -> Residual | None:
 
 
 def _scaled_residual(query: Query, taken: StepForecast) -> Residual | None:
-    """Return a single rank's residual, scaled to the amount of computation in this step."""
+    """Return a single rank's residual, scaled to the amount of computation in the step `taken`."""
     residual = _single_rank_residual(query, taken.rows)
     if residual is None or query.workers == 1:
         return residual
@@ -252,9 +252,9 @@ def interpolate_points(points: Points, at: float) -> tuple[float, float]:
     """Interpolate points (position, seconds); return the seconds at `at`, and their error.
 
     Extrapolation beyond the outermost points is limited by `BEYOND`. The error is half of the
-    difference from the nearest point's value, plus half of the range of all values at that
-    position. If all points have the same position, the error grows with the relative distance from
-    this position.
+    difference from the nearest point's value, plus half of the range of values at the nearest
+    point's position. If all points have the same position, the error grows with the relative
+    distance from this position.
     """
     positions, values = np.array(sorted(points), float).T
     unique_positions, indices = np.unique(positions, return_inverse=True)

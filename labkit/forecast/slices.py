@@ -58,7 +58,7 @@ def sliced(
     """Return one rank's slice of each layer, divided as in `labkit.model_parallel.tensor`.
 
     Two consecutive layers of one class, Dense or Conv2D, form a pair that needs only one allreduce.
-    An attention layer counts as such a pair. A block of several layers of one class counts as one
+    An attention layer alone counts as a pair. A block of several layers of one class counts as one
     layer.
     """
     slices, share = [SliceWork() for _ in layers], 1 / size
@@ -96,7 +96,7 @@ def _divides(layer: LayerCost, size: int) -> bool:
 
 
 def _behind(layers: Sequence[LayerCost], number: int) -> int | None:
-    """Return the number of the later layer that forms a pair with this layer, or None."""
+    """Return the number of the later layer that forms a pair with layer `number`, or None."""
     for other in range(number + 1, len(layers)):
         if layers[other].kind not in WITHIN:
             return other if layers[other].kind == layers[number].kind else None
@@ -117,7 +117,7 @@ class SliceCost:
 def slice_cost(
     group: Group, layers: Sequence[LayerCost], step: StepCost, rows: float, algorithm: str = ""
 ) -> SliceCost:
-    """Return one rank's cost if a group divides these layers, for a batch of `rows` samples."""
+    """Return one rank's cost if a group divides `layers` into slices, for `rows` samples."""
     shares_scores = (
         group.experiment.loss is None and bool(layers) and layers[-1] is group.model.layers[-1]
     )

@@ -116,7 +116,7 @@ class Study:
     def workers_until(
         self, efficiency: float, strategy: ForecastStrategy | None = None, most: int = MOST_RANKS
     ) -> int | None:
-        """Return the largest worker count with at least this efficiency; None if `most` has it too.
+        """Return the largest worker count that reaches `efficiency`; None if `most` reaches it too.
 
         The search tests powers of two until the efficiency is too low, and then bisects the last
         interval. Beyond the returned number of workers, efficiency may rise again, because some

@@ -95,7 +95,7 @@ def meta_roles(query: Query, strategy: ProgramWorkers, workers: int) -> Roles:
 def sample_network(
     query: Query, roles: Roles, crowd: Crowd
 ) -> tuple[Network | None, dict[int, float]]:
-    """Return a network that slows the few simulated ranks as all real ranks' traffic would.
+    """Return a network in which the simulated ranks are as slow as with the traffic of all ranks.
 
     Returns:
         The network with slower transfers, and for each simulated rank the factor by which its
@@ -119,7 +119,7 @@ def sample_network(
     return network.model_copy(update={"stragglers": slow}), factors
 
 
-WIDEST = 0.3  # maximum σ of random times; few repeats on a busy machine may give more
+WIDEST = 0.3  # maximum σ of random times, because a few repeats on a busy machine overestimate σ
 UNLIKE = 0.02  # maximum σ of random times for ranks that share a machine
 
 
@@ -150,7 +150,7 @@ class Pace:
     mean: float = 1.0
     predictions: float = 1.0
     overheads: bool = False
-    factor: float = 1.0  # the next duration is multiplied by this factor
+    factor: float = 1.0  # factor of the next duration
     _known: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
     def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:

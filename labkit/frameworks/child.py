@@ -146,7 +146,8 @@ class Child:
         return nonempty_lines[-1] if nonempty_lines else f"exit code {self._process.poll()}"
 
     def _send(self, message: object) -> None:
-        # The import is inside the function, because this package may be missing in child processes.
+        # The import is inside the function, because child processes may lack the package
+        # cloudpickle.
         import cloudpickle
 
         try:
@@ -184,7 +185,7 @@ def serve(calls_of: Callable[[Any], Mapping[str, Callable[..., object]]]) -> Non
         name, *arguments = pickle.loads(messages.get())
         try:
             answer = calls[name](*arguments)
-        # The parent process raises this error as the answer to its request.
+        # The parent process raises the child's error as the answer to its request.
         except Exception as error:
             answer = error
         _answer(end, answer)
@@ -207,7 +208,7 @@ def _receive_messages(end: Connection, messages: queue.SimpleQueue[bytes]) -> No
 
 def environment(python: str) -> dict[str, str]:
     """Return the environment variables for a child process with the interpreter `python`."""
-    # PYTHONPATH and PYTHONHOME would make another Python import the packages of this Python.
+    # PYTHONPATH and PYTHONHOME would make the other Python import packages of the running Python.
     python_variables = () if python == sys.executable else ("PYTHONPATH", "PYTHONHOME")
     return {name: value for name, value in os.environ.items() if name not in python_variables}
 

@@ -112,7 +112,7 @@ def find(name: str) -> Installation | str:
     the framework's environment variable names, and the environment that `setup` created.
 
     Raises:
-        InvalidInput: There is no framework with this name.
+        InvalidInput: No framework has the name `name`.
     """
     refuse_unknown("peer", [name], PEERS)
     kind = PEERS[name]
@@ -170,7 +170,7 @@ def setup(name: str, say: Callable[[str], None] = lambda line: None) -> Installa
     for command in commands:
         say(f"$ {' '.join(command)}")
         _run(command, os.environ | extra_variables)
-    # This import tests whether the installed package works.
+    # The import of the framework tests whether the installed package works.
     _run([python, "-P", "-c", f"import {kind.module}"], environment(python))
     version = _versions(python, kind)
     (folder / MARKER_FILE).write_text(json.dumps({"name": name, "version": version}))

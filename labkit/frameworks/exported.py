@@ -1,8 +1,8 @@
 """A training task as plain data (layers, weights, batches, optimizer), readable with NumPy only.
 
-The functions `model_of` and `loss_of` build the exported model and loss with other versions of
-Keras: with an older TensorFlow, or on JAX. This module does not import Keras; callers pass their
-Keras module.
+The functions `model_of` and `loss_of` build the exported model and loss with the Keras of the
+caller, on another TensorFlow or on JAX. This module does not import Keras; callers pass their Keras
+module.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Exported:
             np.save(file, array)
         boundaries = np.cumsum([len(rows) for rows in batches])
         rows = np.concatenate(batches)
-        # The weights have no names here, so NumPy names them arr_0, arr_1, …
+        # `np.savez` names positional arrays arr_0, arr_1, …; the weights are passed as positional
+        # arrays.
         shares_of, most_of = np.array(shares), np.array(most_rows)
         np.savez(
             self.worker_file, *weights, rows=rows, ends=boundaries, shares=shares_of, most=most_of
@@ -103,8 +104,8 @@ class Batches:
     def next(self) -> tuple[np.ndarray, np.ndarray, float]:
         """Return inputs x, targets y, and the factor that multiplies this worker's mean loss.
 
-        With this factor on the loss, the mean over workers equals the mean over all samples, even
-        if batches differ in size.
+        The factor makes the mean loss over workers equal to the mean over all samples, even if
+        batches differ in size.
         """
         rows, factor = self._rows[self._number], float(self._shares[self._number]) * self._size
         self._number += 1

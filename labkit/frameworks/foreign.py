@@ -1,12 +1,12 @@
-"""Commands for a Python in which labkit is not installed, which need only this file's name.
+"""Commands for a Python in which labkit is not installed; they need only the file's name.
 
     python foreign.py labkit.frameworks.torch ARGUMENTS…
     python foreign.py --versions torch
 
-The first command runs a labkit module. The command starts this script by its file name, not as a
-module of labkit. In this way, a labkit module can run if it imports only NumPy and the framework.
-The second command prints versions of packages, which it reads without importing the packages. It
-fails if a package is missing.
+The first command runs a labkit module. A Python without labkit can execute foreign.py, because the
+command names the file instead of a module of labkit. The labkit module may import only NumPy and
+the framework. The second command prints versions of packages, which it reads without importing the
+packages. The second command fails if a package is missing.
 """
 
 from __future__ import annotations

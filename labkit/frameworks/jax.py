@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
-# These variables must be set before the import, because Keras and JAX read them on import or at the
-# first computation.
+# The environment variables are set before the import, because Keras and JAX read them on import or
+# at the first computation.
 os.environ |= {
     "KERAS_BACKEND": "jax",
     "JAX_PLATFORMS": "cpu",
@@ -42,7 +42,7 @@ class Training:
     def join(self, port: int) -> None:
         """Join the other workers, then build the model; JAX must not compute before the join."""
         exported = self._exported
-        # Without this seed, the workers would exchange a random seed.
+        # Without a fixed seed, the workers would exchange a random seed.
         keras.utils.set_random_seed(0)
         keras.distribution.initialize(f"127.0.0.1:{port}", exported.size, exported.rank)
         self._layout = keras.distribution.DataParallel()

@@ -7,7 +7,7 @@ The link consists of two network namespaces, and of a veth pair with a queue at 
 This program enables the loopback interface of its namespace, and then executes COMMAND. Without
 COMMAND, the program keeps the namespace until its standard input ends. TensorFlow's servers and the
 rendezvous of PyTorch, JAX and Horovod listen on every interface without authentication. Processes
-outside a private network namespace cannot reach these ports inside it.
+outside a private network namespace cannot reach the ports of programs inside it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def rate_limited_link(rate: int, flows: int = 1) -> Iterator[tuple[str, str]]:
     """Create the link and yield the names of its two namespaces; remove both at exit or Ctrl-C.
 
     The devices are created inside the namespaces. No other interface, route or namespace changes,
-    and no packet leaves these two namespaces.
+    and no packet leaves the namespaces of the link.
 
     Args:
         rate: Link rate in bits/s, for each direction.
@@ -216,7 +216,7 @@ def refusal(label: str, reason: str) -> LabkitError:
     return LabkitError(
         f"{label} would listen on every interface of this machine, unencrypted and without a key, "
         "so anyone who can reach it could read and change the training; labkit isolates it in a "
-        f"network namespace, but this system refuses that ({reason or 'without a message'}); on a "
+        f"network namespace, but the system refuses one ({reason or 'without a message'}); on a "
         f"network that you trust, give trusted_network=True or set {TRUSTED}=1"
     )
 

@@ -117,7 +117,7 @@ def socket_inodes(pid: int) -> Iterator[int]:
 
 
 def open_socket(inside: Sequence[str] = ()) -> socket.socket | None:
-    """Return a netlink socket that reports TCP connections; None if the kernel has none.
+    """Return a netlink socket that reports TCP connections; None if the kernel cannot report.
 
     A netlink socket belongs to the network namespace in which it is opened. A subprocess opens the
     socket of another namespace, because a thread of this process cannot enter a user's namespace.

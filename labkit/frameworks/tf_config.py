@@ -43,7 +43,7 @@ class ClusterSpec:
     inside: bool = False
 
     def add(self, job: str, address: str) -> None:
-        """Add a task with this address to a job."""
+        """Add a task with the address `address` to a job."""
         self.jobs.setdefault(job, []).append(address)
 
     def host(self, job: str, index: int) -> str:
@@ -211,7 +211,7 @@ class ServerProcesses:
     """The processes of the workers and parameter servers that TensorFlow's coordinator uses.
 
     Args:
-        spec: All tasks of the cluster; the chief's process is not started here.
+        spec: All tasks of the cluster; the chief's task gets no process.
         communicator: Communicator of the run's ranks.
         threads: Number of compute threads of each process.
         inside: Command prefix of a process, by the host of the process's address; default: none.
@@ -296,7 +296,8 @@ def start(configs: list[dict[str, JSON]]) -> Mapping[str, Callable[..., object]]
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         server_options = (resolver.cluster_spec(), resolver.task_type, resolver.task_id)
         servers.append(tf.distribute.Server(*server_options, protocol="grpc"))
-    # The returned function refers to the servers, so that Python does not delete them.
+    # The returned function keeps references to the servers, so that Python does not delete the
+    # servers.
     return {"targets": lambda: [server.target for server in servers]}
 
 

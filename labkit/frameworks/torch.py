@@ -1,6 +1,7 @@
 """A process in which PyTorch trains a model exported by labkit: with DDP, or with fully_shard.
 
-The benchmark of PyTorch starts its process group and distributes its model by the same functions.
+The PyTorch benchmark also uses functions of this module to start its process group and to
+distribute its model.
 """
 
 from __future__ import annotations

@@ -133,5 +133,5 @@ def _duration(job: Path) -> float | None:
     """Return the duration of a job in seconds; None if its record is unreadable."""
     try:
         return elapsed(store.read_status(job))
-    except LabkitError:  # the command `labkit ls` reports this damaged record
+    except LabkitError:  # the command `labkit ls` reports damaged records
         return None

@@ -29,7 +29,7 @@ class NotebookVerdict:
     Attributes:
         faults: Descriptions of all statements that do not hold.
         sentences: Number of sentences in the outputs of the notebook.
-        number_count: Total number of measured numbers in these sentences.
+        number_count: Total number of measured numbers in the sentences of the notebook's outputs.
         detected_share: Share (0 to 1) of falsified numbers that the check detects if they replace
             the true numbers.
     """
@@ -81,8 +81,8 @@ def check_notebook(spec: GallerySpec, job: Path) -> NotebookVerdict:
     1. The notebook's source contains no measured number. The notebook's prose does not quote the
        default of a parameter that this run has changed.
     2. Each number with decimals or a unit in a sentence appears in a table, a figure or a record of
-       the run. A number that compares two values may also be the ratio of two numbers that appear
-       there.
+       the run. A number that compares two values may also be the ratio of two numbers in a table,
+       a figure or a record of the run.
     3. The conclusion of each sentence follows from the numbers in the sentence (see
        `labkit.gallery.claims`).
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from labkit.gallery.evidence import numbers
 
-# This pattern matches a number with its unit. The function `numbers` converts each unit to its base
-# unit, so that values in ms and s are comparable.
+# The pattern `_N` matches a number with its unit. The function `numbers` converts each unit to its
+# base unit, so that values in ms and s are comparable.
 _UNIT = r" ?(?:%|x|×|µs|[mn]?s|[KMG]?i?B|samples/s)"
 _N = rf"(?<![\w.,])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?:{_UNIT})?(?![\w])"
 _SPREAD = rf"(?:spread |repeats |p10 to p90 |\d+ seeds, )?({_N}) to ({_N})\)"
@@ -109,8 +109,8 @@ RULES = (
         "the step must not be shorter with a backup worker",
     ),
 )
-# Each claim of a minimum is checked against the values in the other lines of the summary; the
-# pattern finds these values.
+# Each claim of a minimum is checked against the values in the other lines of the summary; for each
+# claim, a pattern finds the values.
 LEAST = {
     "least memory on a rank": rf"keeps ({_N})",
     "shortest step": rf"a step takes ({_N})",

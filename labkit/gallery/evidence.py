@@ -52,8 +52,8 @@ _NAMED = (  # patterns of column names, with the quantity and the factor to the 
 )
 
 
-# These words follow a number that compares two values, such as "1.5x faster" or "0.5 of one
-# process".
+# The pattern `_FACTOR` matches words after a number that compares two values, such as "1.5x faster"
+# or "0.5 of one process".
 _FACTOR = re.compile(r" of (one|what|the ideal)\b|\)?:? ?(faster|slower)")
 _SPREAD = re.compile(
     r"(spread|ratio|repeats)( [\d.]+ to)? $|predicted $|co-located have ([\d.]+ on \d+, )*$"
@@ -80,7 +80,7 @@ class Number(NamedTuple):
     compares: bool
 
     def matches(self, values: Values) -> bool:
-        """Whether any value, rounded to the number's digits, equals this number (signs ignored)."""
+        """Whether any value, rounded like the number, equals the number (signs ignored)."""
         return bool((np.abs(np.abs(values) - self.value) <= 1.001 * self.half).any())
 
 
@@ -135,7 +135,7 @@ class Evidence:
         self._factors = np.unique(np.concatenate([np.zeros(1), *self._ratios()]))
 
     def contains(self, number: Number) -> bool:
-        """Whether an output or a record contains this number, rounded to its quoted digits."""
+        """Whether an output or a record contains `number`, rounded to its quoted digits."""
         shown = self._shown.get(number.kind, np.zeros(0))
         return number.matches(shown) or (number.compares and number.matches(self._factors))
 
@@ -267,7 +267,7 @@ class Evidence:
                     self._words(f"{place} {words}", string)
 
 
-# A text may quote ratios of two values in a column whose name matches this pattern.
+# A text may quote ratios of two values in a column whose name matches the pattern `_COSTS`.
 _COSTS = re.compile(r"per_second|_ms|bytes|memory|speedup|bound|seconds|time")
 _ROW, _CELL = re.compile(r"(?s)<tr.*?</tr>"), re.compile(r"(?s)<(t[hd])[^>]*>(.*?)</\1>")
 _PLAIN = re.compile(r"-?\d+(\.\d+)?(e[-+]?\d+)?")

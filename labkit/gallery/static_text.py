@@ -12,7 +12,7 @@ from labkit.gallery.evidence import numbers
 from labkit.jobs.cells import NotebookCell
 from labkit.jobs.parameters import Values
 
-# This pattern matches text that is not checked: code, links, citations with years, and list
+# The pattern `_APART` matches text that is not checked: code, links, citations with years, and list
 # numbers.
 _APART = re.compile(
     r"(?s)```.*?```|`[^`]*`|\]\([^)]*\)|\((?:[^()]*\D)?(?:19|20)\d\d[^()]*\)|(?m:^ *\d+\. )"
@@ -22,8 +22,8 @@ _APART = re.compile(
 def measured_numbers(cells: Sequence[NotebookCell]) -> Iterator[str]:
     """Yield a message for each number with a unit in the source of a notebook.
 
-    The function searches the prose and the text constants in the code, because a run's results do
-    not change them.
+    The function searches prose and text constants in code, because their numbers stay the same when
+    results change.
     """
     for text in _texts(cells):
         for number in numbers(_APART.sub(" ", text)):

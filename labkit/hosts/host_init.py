@@ -2,10 +2,10 @@
 
     python -m labkit.hosts.host_init SPECIFICATION
 
-This first process of the host runs in its own Linux namespaces. When the first process exits, the
-kernel kills all other processes in its namespaces. The kernel then removes these namespaces with
-their mounts and network devices. When the parent exits, the pipe to the first process's standard
-input closes, and the first process exits too.
+The first process of the host runs in its own Linux namespaces. When the first process exits, the
+kernel kills all other processes in its namespaces. The kernel then removes the namespaces of the
+first process with their mounts and network devices. When the parent exits, the pipe to the first
+process's standard input closes, and the first process exits too.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def prepare(host: Specification) -> None:
 
 def _make_private(place: Path, stage: Path, shared: Sequence[str]) -> None:
     """Mount an empty folder at `place`, and mount the shared folders inside it."""
-    if not place.is_dir():  # another private folder, mounted before, hides this one
+    if not place.is_dir():  # `place` is hidden if another private folder was mounted before
         return
-    # The new folder is filled at `stage` and then moved, because the shared folders are inside the
-    # original folder, which the new folder hides.
+    # The new folder is filled at `stage` before it is moved to `place`, because it hides the
+    # original folder with the shared folders.
     _mount("-t", "tmpfs", "-o", "mode=1777", "labkit", stage)
     for path in map(Path, shared):
         if path.is_relative_to(place) and path.is_dir():
@@ -98,7 +98,8 @@ def _collect(number: int, frame: FrameType | None) -> None:
 def main(host: Specification) -> None:
     """Run as the first process of a host until the parent exits."""
     folder = Path(host["folder"])
-    # The parent folder is opened before `prepare`, because afterwards a mount may hide its path.
+    # The parent folder is opened before `prepare`, because a mount of `prepare` may hide the parent
+    # folder's path.
     parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
     os.chdir("/")
     prepare(host)

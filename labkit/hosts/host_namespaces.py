@@ -37,7 +37,8 @@ class HostNamespaces:
 
     def __init__(self, host: Specification, within: int | None = None) -> None:
         self.name = host["name"]
-        self.pid = 0  # id of the host's first process in this PID namespace; `wait` sets it
+        # id of the host's first process in the PID namespace of this process; `wait` sets it
+        self.pid = 0
         self._first: psutil.Process | None = None
         self._process = subprocess.Popen(
             [

@@ -73,7 +73,7 @@ def probe(names: Sequence[str], agent: Sequence[str]) -> list[ProbeResult]:
 
 
 def local_python() -> PythonInfo:
-    """Return the versions of this Python; a new process reads them, because this loads MPI.
+    """Return the versions of this Python, read by a new process, because reading loads MPI.
 
     Raises:
         LabkitError: mpi4py finds no MPI library, or labkit cannot be imported.

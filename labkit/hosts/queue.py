@@ -11,20 +11,20 @@ from typing import NamedTuple
 from labkit.common.errors import LabkitError
 from labkit.common.units import plural
 
-# These are Slurm's states of a job that has not ended. Among all other states, only COMPLETING is
-# not final.
+# `PENDING_STATES` and `ACTIVE_STATES` are Slurm's states of a job that has not ended. All states
+# outside `PENDING_STATES` and `ACTIVE_STATES` are final, except COMPLETING.
 PENDING_STATES = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 ACTIVE_STATES = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING"})
 UNKNOWN = ("", "N/A", "(null)", "None")
-# These texts explain Slurm's final states of jobs that ended early.
+# `CAUSES` explains Slurm's final states of jobs that ended early.
 CAUSES: Mapping[str, str] = {
-    "TIMEOUT": "its time limit was reached",
-    "DEADLINE": "its deadline was reached",
-    "OUT_OF_MEMORY": "it used more memory than Slurm had allocated",
+    "TIMEOUT": "the time limit was reached",
+    "DEADLINE": "the deadline was reached",
+    "OUT_OF_MEMORY": "the job used more memory than Slurm had allocated",
     "NODE_FAIL": "a node failed",
     "BOOT_FAIL": "a node did not boot",
-    "PREEMPTED": "another job preempted it",
-    "REVOKED": "another cluster has started it",
+    "PREEMPTED": "another job preempted the job",
+    "REVOKED": "another cluster has started the job",
     "CANCELLED": "it was cancelled",
 }
 _UNWELL = re.compile(r"(down|drain|drained|draining|fail|failing|unknown|no_respond)|.*\*")
@@ -83,7 +83,7 @@ class SlurmJob(NamedTuple):
         """The reason why Slurm ended the job early; "" if Slurm has not ended the job.
 
         >>> SlurmJob("12", "TIMEOUT").cause
-        'Slurm ended job 12: its time limit was reached'
+        'Slurm ended job 12: the time limit was reached'
         """
         if self.state not in CAUSES:
             return ""
@@ -196,7 +196,7 @@ class Queue:
         ]
 
     def _accounted(self, numbers: str) -> Iterator[SlurmJob]:
-        """Yield the jobs with these ids from Slurm's accounting database, if there is one."""
+        """Yield the jobs `numbers` from Slurm's accounting database; nothing without a database."""
         columns = "--format=JobID,State,Reason,Start,Partition"
         options = ("--allocations", "--noheader", "--parsable2", columns, f"--jobs={numbers}")
         try:

@@ -17,7 +17,7 @@ COMMANDS = {
 }
 SLURM = dict.fromkeys(("slurmctld", "slurmd", "srun", "sinfo"), "slurm-wlm")
 PMIX = "libpmix.so.2"  # library that joins all tasks of `srun --mpi=pmix` in one MPI_COMM_WORLD
-# These system folders are often not in PATH, even for root.
+# The system folders in `SYSTEM` are often not in PATH, even for root.
 SYSTEM = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 
@@ -39,7 +39,7 @@ def require(slurm: bool) -> None:
     if slurm and not _has_pmix():
         absent[PMIX] = "libpmix2"
     if absent:
-        without = "; or start it without Slurm (slurm=False, --no-slurm)" if slurm else ""
+        without = "; or start a testbed without Slurm (slurm=False, --no-slurm)" if slurm else ""
         raise LabkitError(
             f"a testbed needs {', '.join(absent)}, which this machine does not have; on Debian "
             f"and Ubuntu, run apt-get install {' '.join(dict.fromkeys(absent.values()))}{without}"

@@ -11,12 +11,12 @@ from labkit.hosts.host_namespaces import enter_command
 from labkit.hosts.requirements import find_command
 from labkit.hosts.switch import DEVICE
 
-# The options of ssh with these letters have a value.
+# Letters of ssh options that have a value.
 VALUED = "BbcDEeFIiJLlmOopQRSWw"
 # Environment variable with the substitute for ssh that mpiexec uses.
 AGENT_VARIABLE = "PRTE_MCA_plm_ssh_agent"
-# This environment variable contains the folder of a testbed; its login node runs commands such as
-# `srun`. The variable is empty on the login node itself.
+# The environment variable LABKIT_TESTBED contains the folder of a testbed, on whose login node
+# labkit runs commands such as `srun`. On the login node itself, LABKIT_TESTBED is empty.
 TESTBED = "LABKIT_TESTBED"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

@@ -64,7 +64,7 @@ def pmix(folder: Path) -> list[tuple[str, str]]:
 
     Slurm's plugin opens the file `libpmix.so`, which only the library's development package
     contains. The package libpmix2 contains only `libpmix.so.2`, so `srun --mpi=pmix` would fail
-    without these mounts.
+    without mounts that contain `libpmix.so`.
 
     Args:
         folder: New folder, to which the library's folders are copied; each copy also contains

@@ -3,10 +3,11 @@
     python -m labkit.hosts.supervisor FOLDER PLAN [PARENT]
 
 The host `control` is a virtual host for Slurm's controller and the network switch. All other hosts
-are inside the PID namespace of the host `control`. All processes of the testbed therefore end with
-the first process of `control`. The host `control` ends with the supervisor, and the supervisor with
-its parent process, even after a crash. The supervisor removes the testbed's folder; if the
-supervisor was killed, the host `control` removes it.
+are inside the PID namespace of the host `control`. All processes of the testbed end with the first
+process of `control`, because the kernel then kills all processes of its PID namespace. The host
+`control` ends with the supervisor, and the supervisor with its parent process, even after a crash.
+The supervisor removes the testbed's folder; if the supervisor was killed, the host `control`
+removes it.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ from labkit.records.endings import terminate
 POLL_INTERVAL = 0.5  # seconds
 ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 USERS = Path("/run/user")  # folder with the XDG_RUNTIME_DIR of each user
-# These variables contain paths of folders that all hosts share, like the shared file system of a
-# cluster.
+# The environment variables in `SHARED` contain paths of folders that all hosts share, like the
+# shared file system of a cluster.
 SHARED = ("LABKIT_DATA", "LABKIT_CACHE", "PYTHONPYCACHEPREFIX")
 
 
@@ -67,7 +68,7 @@ class Supervisor:
 
     def start(self) -> TestbedState:
         """Create the testbed and return a record of its state."""
-        # The file is mounted at /etc/hosts of all hosts; its text is written later in this method.
+        # The file is mounted at /etc/hosts of all hosts; the method writes the file's text later.
         (self.folder / "hosts").touch()
         if self.plan.slurm:
             self._binds += pmix(self.folder / "pmix")
@@ -103,7 +104,8 @@ class Supervisor:
 
     def wait(self) -> None:
         """Wait until the host `control`, and thus the testbed, has ended."""
-        assert self.control is not None  # for the type checker: `start` has created this host
+        # for the type checker: `start` has created the host `control`
+        assert self.control is not None
         while not self.control.has_ended():
             time.sleep(POLL_INTERVAL)
             for daemon in self.slurm.daemons if self.slurm else ():
@@ -172,7 +174,7 @@ def _folders(*places: str | Path) -> list[Path]:
 
 def _names(place: dict[str, str]) -> str:
     """Return the text of /etc/hosts with the addresses of a testbed."""
-    hostname = os.uname().nodename  # ranks connect to mpiexec by this host name
+    hostname = os.uname().nodename  # ranks connect to mpiexec by the host name of this machine
     lines = [f"{address} {name}" for name, address in place.items() if name != LOGIN]
     return "\n".join(["127.0.0.1 localhost", *lines, f"{place[LOGIN]} {LOGIN} {hostname}", ""])
 

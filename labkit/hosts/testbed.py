@@ -20,9 +20,11 @@ from labkit.hosts.requirements import find_command
 from labkit.hosts.scripts import TESTBED
 from labkit.hosts.testbed_plan import LOGIN, TestbedPlan
 
-# Hosts must not inherit these environment variables, which contain paths of this machine.
+# Hosts must not inherit the environment variables in `OF_A_HOST`, which contain paths of this
+# machine.
 OF_A_HOST = ("TMPDIR", "LABKIT_RUNTIME")
-# With this option of setpriv, the kernel kills a command when the command's parent process dies.
+# With the option `--pdeathsig` of setpriv, the kernel kills a command when the command's parent
+# process dies.
 DIES_ALONG = ("--pdeathsig", "KILL")
 
 
@@ -56,8 +58,8 @@ class Testbed:
         self._state, self._folder = record, folder
         # The finalizer also runs when the object is garbage collected without `close`.
         self._end = weakref.finalize(self, _end, supervisor, os.getpid())
-        # From now on, new clusters of this process use the login node of this testbed. `close`
-        # restores the login node of an enclosing testbed.
+        # After the start of a testbed, new clusters of this process use the testbed's login node.
+        # `close` restores the login node of an enclosing testbed.
         self._outer = os.environ.get(TESTBED)
         os.environ[TESTBED] = str(folder)
 

@@ -55,7 +55,7 @@ def read_state(folder: Path) -> TestbedState | None:
 
 
 def _read_record(folder: Path) -> store.Record:
-    """Return a testbed's record; while the testbed starts, it describes only the supervisor."""
+    """Return a testbed's record, which describes only the supervisor while the testbed starts."""
     try:
         # The schema version is not checked, because each version of labkit must be able to end
         # testbeds of other versions.

@@ -40,7 +40,7 @@ def _temporal(kind: Kind) -> Kind:
 _TEMPORAL: dict[str, Kind] = {kind.__name__: _temporal(kind) for kind in (date, datetime, time)}
 NAMED: dict[str, Kind] = PLAIN | _TEXTUAL | _TEMPORAL | {n: getattr(typing, n) for n in _GENERIC}
 NAMED["PositiveInt"] = PositiveInt
-# Maximum length of an annotation in characters; this limits the depth of nested brackets, too.
+# Maximum length of an annotation in characters, which also limits the depth of nested brackets.
 LONGEST = 1000
 
 
@@ -76,7 +76,8 @@ def _kind(node: ast.expr) -> Kind:
         case ast.Attribute(value=ast.Name(), attr=name) if name in NAMED:
             return NAMED[name]
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return typing.Union[_kind(left), _kind(right)]  # noqa: UP007 - of values, not names
+            # The members are values, not names, so `X | Y` cannot write the union.
+            return typing.Union[_kind(left), _kind(right)]  # noqa: UP007
         case ast.Subscript(value=outer, slice=inner):
             return _subscript(_kind(outer), inner)
     raise NoType(f"{ast.unparse(node)[:60]} is none of {', '.join(sorted(NAMED))}")

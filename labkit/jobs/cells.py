@@ -17,7 +17,8 @@ from labkit.records.executed_notebook import notebook_bytes
 
 SCRIPTS = (".py", ".md", ".myst")  # suffixes of notebook files that jupytext reads
 _HEAD = re.compile(r"\A---\n(.*\n)*?(jupytext|kernelspec):|^`{3,}\{code-cell\}", re.MULTILINE)
-# The text of a cell cannot match this pattern, because JSON escapes quotes inside strings.
+# The text of a cell cannot match the pattern `_OLD_FORMAT`, because JSON escapes quotes inside
+# strings.
 _OLD_FORMAT = re.compile(r'"nbformat"\s*:\s*[123]\b')
 _COOKIE = re.compile(r"\A(#.*\n)?[ \t\f]*#.*?coding[:=].*\n")
 _PYTHON = ("", "python", "python3")

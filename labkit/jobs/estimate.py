@@ -14,8 +14,8 @@ from labkit.jobs.parameters import Values, declared, largest
 from labkit.records import store
 from labkit.records.scan import scan
 
-# Experiment fields that change the duration of a step. Epochs and repeats are not among these
-# fields, because they only multiply the duration.
+# Experiment fields that change the duration of a step. Epochs and repeats are not in `SAME`,
+# because they only multiply the duration.
 SAME = (
     *("model", "model_options", "dataset", "dataset_options", "workers", "threads", "strategy"),
     *("network", "batch_size", "steps_per_epoch", "precision"),
@@ -29,7 +29,7 @@ def of_notebook(notebook: Path, values: Values, root: Path) -> str:
 
 
 def workers_of(notebook: Path, values: Values) -> int:
-    """Return the greatest number of ranks that a notebook starts with these parameter values."""
+    """Return the greatest number of ranks that a notebook starts with the given `values`."""
     defaults = {name: parameter.default for name, parameter in declared(notebook).items()}
     values_with_defaults = {**defaults, **values}
     # On the virtual clock, one process simulates all workers.
@@ -55,7 +55,7 @@ def of_experiment(record: store.Record, root: Path, ranks: int | None = None) ->
 
 
 def refuse(workers: int, force: bool) -> None:
-    """Raise an error if this machine cannot run so many ranks; do nothing if a cluster runs them.
+    """Raise an error if this machine cannot run `workers` ranks; do nothing if a cluster runs them.
 
     Args:
         workers: Number of ranks.
@@ -91,7 +91,7 @@ def _duration_text(earlier: list[float]) -> str:
 
 
 def _durations(folder: Path, values: Values) -> list[float]:
-    """Return the duration in seconds of each completed job with these parameter values."""
+    """Return the duration in seconds of each completed job with equal parameter values."""
     from labkit.records.safe_yaml import read_plain_file
 
     durations = []

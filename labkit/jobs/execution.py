@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from labkit.jobs.parameters import Known, Values
 
-# Maximum seconds until all output of a finished cell has arrived. papermill's default is 4 s; then
-# notebooks whose output is still in transit would be aborted. If output is still missing after this
-# time, the notebook continues with a warning.
+# Maximum seconds until all output of a finished cell has arrived; with papermill's default of 4 s,
+# papermill would abort notebooks whose output is still in transit. If output is still missing after
+# `OUTPUT_LIMIT` seconds, the notebook continues with a warning.
 OUTPUT_LIMIT = 120
 MAY_RAISE = "raises-exception"  # tag of nbclient for cells whose errors do not end the notebook
 _KERNEL: dict[str, str] = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -63,15 +63,15 @@ def execute_cells(
     from labkit.jobs import parameters
 
     source, output = str(_readable(notebook, job)), str(job / "output.ipynb")
-    # This writer is registered for the output file only; papermill handles all other files in its
-    # usual way.
+    # The writer `ExecutionRecord` is registered for the output file only; papermill handles all
+    # other files in its usual way.
     papermill_io.register(output, ExecutionRecord())
     make_folder(job / "logs", job)
     logger.addFilter(_is_relevant)
     record = load_notebook_node(source)
     if values := read_plain_file(job / "params.yaml"):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the calling process has already shown these warnings
+            warnings.simplefilter("ignore")  # the calling process has already shown all warnings
             known = parameters.declared(notebook)
         papermill_translators.register("python3", Translator(known))
         record = parameterize_notebook(record, values, kernel_name="python3", language="python")
@@ -106,7 +106,7 @@ def _raise_for_errors(record: NotebookNode, output: str) -> None:
     """Raise the first error of a cell, but ignore cells with the tag raises-exception.
 
     Raises:
-        PapermillExecutionError: A cell without the tag failed.
+        PapermillExecutionError: A cell without the tag raises-exception failed.
     """
     from papermill.execute import raise_for_execution_errors
     from papermill.iorw import write_ipynb

@@ -60,7 +60,7 @@ def following(root: Path, mlflow: str | None, tensorboard: Path | None) -> Itera
         yield follow
     finally:
         with suppress(BrokenPipeError):
-            # The message "over" marks the end, because a forked process may keep this pipe open.
+            # The message "over" marks the end, because a forked process may keep the pipe open.
             print("over", file=pipe, flush=True)
         with suppress(BrokenPipeError):
             pipe.close()

@@ -27,8 +27,9 @@ class Fork:
     """
 
     stdout = stderr = None
-    # Pipes to earlier children: each new child closes its copies of their writing ends. If a copy
-    # stayed open, an earlier child would not detect that the parent closes its pipe.
+    # Writing ends of the pipes to all children; each new child closes its own copies of the writing
+    # ends. If a copy stayed open, an earlier child would not detect that the parent closes its
+    # pipe.
     _pipes: ClassVar[WeakSet[TextIO]] = WeakSet()
 
     def __init__(self, act: Callable[[int], int]) -> None:
@@ -36,7 +37,7 @@ class Fork:
         sys.stderr.flush()
         reading, writing = os.pipe()
         self.stdin = os.fdopen(writing, "w")
-        # The set has weak references, so that the pipe of a deleted `Fork` is closed.
+        # `_pipes` has weak references, so that deleting a `Fork` closes the pipe of the `Fork`.
         self._pipes.add(self.stdin)
         self.returncode: int | None = None
         self.pid = os.fork()
@@ -79,7 +80,7 @@ class Fork:
 
 
 def _run_child(act: Callable[[int], int], reading: int) -> NoReturn:
-    """Run a function and exit; a return would run the parent's code in the child."""
+    """Run a function and exit the child process, which must never return to the parent's code."""
     code = BROKEN
     # The child must not destroy objects that it inherited from the parent. Libraries that have
     # threads in the parent, such as TensorFlow, abort or hang if the child destroys their objects.
@@ -87,7 +88,7 @@ def _run_child(act: Callable[[int], int], reading: int) -> NoReturn:
     try:
         os.setsid()  # in a new session, the child does not receive Ctrl-C from the terminal
 
-        # A child of a sweep inherits handlers that only count these signals
+        # A child of a sweep inherits handlers that only count SIGINT and SIGTERM
         # (`labkit.jobs.interrupts`), so the default handlers are restored.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

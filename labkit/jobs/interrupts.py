@@ -1,4 +1,4 @@
-"""Handlers that only count SIGINT and SIGTERM, so that each started process has a record."""
+"""Signal handlers that count SIGINT and SIGTERM, so that no signal prevents a process's record."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Interrupts:
 
     Attributes:
         count: Number of signals received so far.
-        why: Cause of the interruption for a record, according to the last signal. The text is ""
-            before a signal arrives.
+        why: Cause of the interruption, derived from the last signal, as text for a record. `why` is
+            "" before a signal arrives.
     """
 
     def __init__(self, first: Callable[[], object]) -> None:

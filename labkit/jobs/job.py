@@ -1,7 +1,7 @@
 """The process of one notebook, which forks the kernel, executes the cells and records the result.
 
-`labkit run` starts this module as `python -m labkit.jobs.job NOTEBOOK JOB`. A sweep forks this
-process instead, because the sweep has already imported the libraries.
+`labkit run` starts this module as `python -m labkit.jobs.job NOTEBOOK JOB`. A sweep has already
+imported the libraries, so it forks the process of each notebook.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Kernel:
             # Without encryption, every user of this machine could read the output of cells.
             transport_encryption="required",
             # jupyter_client kills the kernel after half of the `shutdown_wait_time`. The atexit
-            # functions of the kernel save records. On a busy machine, these atexit functions take
-            # longer than the default timeout of 2.5 s.
+            # functions of the kernel save records. On a busy machine, the kernel's atexit functions
+            # take longer than the default timeout of 2.5 s.
             shutdown_wait_time=GRACE,
         )
         manager.provisioner = Provisioner(
@@ -81,7 +81,7 @@ class Kernel:
         manager.provisioner.embryo = embryo
 
     def interrupt(self, cause: str) -> None:
-        """Interrupt the cell, or this process without a kernel; kill the kernel after `GRACE` s."""
+        """Interrupt the cell (this process if no kernel runs); kill the kernel after `GRACE` s."""
         self.interrupted = self.interrupted or cause
         store.write_reason(self.job, self.interrupted)
         # `_pid` is read separately for each signal, because a kernel may start or end between the
@@ -114,7 +114,7 @@ class Kernel:
             raise KeyboardInterrupt
         content = execute_reply["content"]
         self.error = {name: content[name] for name in ("ename", "evalue") if content.get(name)}
-        # Remove the values of an earlier error that was tolerated.
+        # Delete the rank and signal of an earlier error that the tag raises-exception tolerated.
         self.rank, self.signal = None, ""
         from jupyter_client.asynchronous import AsyncKernelClient
 
@@ -190,8 +190,8 @@ def _record(notebook: Path, job: Path, kernel: Kernel, limit: float | None, show
             return INTERRUPTED
         if getattr(error, "ename", "") == "Pruned":
             why = str(getattr(error, "evalue", ""))
-            # The kernel's atexit functions record, if they can run, that the search ended the
-            # kernel's runs early (pruned them).
+            # If the kernel's atexit functions can run, they record that the search pruned the
+            # kernel's runs (ended them early).
             kernel.close()
             store.end_orphans(job, why, record=store.prune)
             store.prune(job, why)
@@ -243,8 +243,8 @@ def forked(notebook: Path, job: Path, environment: Mapping[str, str], limit: flo
         log = open_file(job / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, job, 0o644)
         for source, target in ((control, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
-        # New stream objects are necessary, because Python's old ones still refer to the streams of
-        # the parent.
+        # New stream objects are necessary, because Python's old stream objects still refer to the
+        # streams of the parent.
         sys.stdin = os.fdopen(0)
         sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)
         os.environ.update({**environment, "LABKIT_JOB": str(job.resolve())})
@@ -279,7 +279,7 @@ def prepare() -> None:
 
     import labkit.jobs.kernel  # noqa: F401
 
-    nbformat.validate(nbformat.v4.new_notebook())  # this call compiles the JSON schema of nbformat
+    nbformat.validate(nbformat.v4.new_notebook())  # compiles nbformat's JSON schema
 
 
 def _interrupt(pid: int) -> None:
@@ -318,7 +318,7 @@ def _watch(kernel: Kernel, limit: float | None) -> None:
 
 
 def _record_glued(job: Path) -> None:
-    """Write a run of values from scrapbook; skip notebooks whose text contains no such values."""
+    """Record scrapbook's and papermill's values in output.ipynb as a run, if there are any."""
     if "application/scrapbook.scrap" in (text := read_file(job / "output.ipynb").decode()) or (
         "application/papermill.record" in text
     ):

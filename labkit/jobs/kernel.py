@@ -1,9 +1,9 @@
 """The IPython kernel of jobs: it starts fast, loses no output, and handles interrupts safely.
 
-A new interpreter for each notebook would import the same libraries for two seconds. To avoid these
-imports, a process without threads or sockets imports the libraries once and forks. The child waits
-for its arguments and becomes the kernel. The kernel shares only unmodified memory pages with other
-processes.
+A new Python interpreter for each notebook would spend two seconds on the same imports. To import
+the libraries only once, a process without threads or sockets imports the libraries and then forks.
+The forked child waits for the kernel's arguments and then becomes the kernel. The kernel shares
+only unmodified memory pages with other processes.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from labkit.jobs.fork import Fork
 from labkit.records.endings import terminate
 from labkit.records.store import ELEMENT
 
-# Jobs are not debugged, and the import of debugpy takes the longest. ipykernel searches for debugpy
-# only once, at this import, and must not find it.
+# Jobs are not debugged, and debugpy takes the longest of all imports. ipykernel searches for
+# debugpy only once, when `ipykernel.debugger` is imported, and must not find debugpy then.
 if "debugpy" not in sys.modules:
     sys.modules["debugpy"] = None  # type: ignore[assignment]
     import ipykernel.debugger  # noqa: F401
@@ -76,8 +76,8 @@ class Shell(ZMQInteractiveShell):
         self, code_obj: CodeType, result: Any = None, *, async_: bool = False
     ) -> bool:
         """Execute statements of a cell, and return whether one of them failed."""
-        # The flags are class attributes, because a signal may arrive before there is a shell
-        # object.
+        # `executing` and `interrupt_pending` are class attributes, because a signal may arrive
+        # before a shell object exists.
         outer, Shell.executing = Shell.executing, True
         try:
             if Shell.interrupt_pending:
@@ -91,10 +91,9 @@ class Shell(ZMQInteractiveShell):
     def ask_exit(self) -> None:
         """End the notebook if a cell calls `quit()` or `exit(3)`, as `sys.exit` does.
 
-        Without this method, IPython would continue the cell and end the kernel only some time
-        later.
+        By default, IPython would continue the cell and would end the kernel some time later.
         """
-        # IPython stores the argument of `exit` in this attribute.
+        # IPython stores the argument of `exit` in `keepkernel_on_exit`.
         code: Any = self.keepkernel_on_exit
         raise SystemExit(code if type(code) in (int, str) else 0)
 
@@ -151,13 +150,13 @@ class LosslessKernel(IPKernelApp):
         super().start()  # type: ignore[no-untyped-call]
 
     def init_signal(self) -> None:
-        """Do nothing: `_become_kernel` installed the handler before signals could arrive."""
+        """Do nothing: `_become_kernel` installed the SIGINT handler before signals could arrive."""
 
     def init_iopub(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Remove the limit of the output queue, then create the output socket and its thread."""
         context.setsockopt(zmq.SNDHWM, 0)
         super().init_iopub(context)  # type: ignore[no-untyped-call]  # it has no type hints
-        # Atexit calls this function first, because it is registered last.
+        # At exit, `_end_control` is called first, because it is registered last.
         atexit.register(self._end_control)
 
     def _end_control(self) -> None:
@@ -177,7 +176,7 @@ class ForkedKernel(Fork):
         os.close(report_pipe)
 
     def launch(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Send the arguments with which the process becomes a kernel."""
+        """Send the kernel's arguments and environment to the forked process."""
         # Closing the pipe ends the message, because the child reads until the end of the file.
         with self.stdin:
             json.dump([arguments, environment], self.stdin)
@@ -216,8 +215,8 @@ class Provisioner(LocalProvisioner):
         self.process = self.embryo
         self.pid = self.pgid = self.embryo.pid
         # A client that connects before the kernel is reachable would be refused, and would retry
-        # after 100 ms. Such a client could also use, as its source port, the port that the kernel
-        # is about to bind.
+        # after 100 ms. A client that connects too early could also use, as its source port, the
+        # port that the kernel is about to bind.
         await self.embryo.wait_until_reachable()
         return self.connection_info
 
@@ -226,8 +225,8 @@ class Client(AsyncKernelClient):
     """A kernel client that is ready at the kernel's first message, and drops no output.
 
     The client of jupyter_client polls until a message arrives, and then waits until no message
-    arrives for 0.2 s. Kernels of older versions need this wait, because they send no welcome
-    message.
+    arrives for 0.2 s. The wait of 0.2 s is necessary for kernels of older versions, which send no
+    welcome message.
     """
 
     def _context_default(self) -> zmq.asyncio.Context:
@@ -259,8 +258,8 @@ class Client(AsyncKernelClient):
 
 def _end_statement(number: int, frame: FrameType | None) -> None:
     """Handle SIGTERM: let a running statement clean up, or end the process if none runs."""
-    # While an asynchronous cell waits, SIGINT has another handler; an exception would then end the
-    # kernel's event loop.
+    # While an asynchronous cell waits, ipykernel replaces the SIGINT handler; an exception would
+    # then end the kernel's event loop.
     if Shell.executing and signal.getsignal(signal.SIGINT) == Shell.interrupt:
         terminate(number, frame)
     signal.signal(number, signal.SIG_DFL)
@@ -275,14 +274,15 @@ def _become_kernel(report_pipe: int, job: int, orders: int) -> int:
     """Read the arguments from a pipe, run the kernel, and then call the atexit functions."""
     with os.fdopen(orders) as pipe:
         text = pipe.read()
-    # If the job's process has already ended, the kernel would monitor another parent process.
+    # If the job's process has already ended, the kernel must not start, because it would monitor
+    # another parent process.
     if not text or os.getppid() != job:
         return 0
     # Standard input belongs to the job's process, so a cell that reads from it gets an end of file.
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     arguments, environment = json.loads(text)
-    # The message contains the whole environment, so variables that are missing in it must be unset.
+    # The environment from the pipe is complete, so all other variables must be unset.
     os.environ.clear()
     os.environ.update(environment)
     # `prepare` has blocked the import of `rfc3987_syntax`, but a notebook may import this module.
@@ -291,21 +291,21 @@ def _become_kernel(report_pipe: int, job: int, orders: int) -> int:
         # Without a new seed, all notebooks of a sweep would draw the same numbers.
         numpy_random.seed()
 
-    # Slurm sends SIGTERM to all processes of an array task at the same time. The job's process then
-    # interrupts the cell; the kernel must continue, to report the output of the cleanup. SIG_IGN is
-    # not used, because the cells' child processes would inherit it.
+    # Slurm sends SIGTERM to all processes of an array task at the same time. After SIGTERM, the
+    # job's process interrupts the cell; the kernel must continue, to report the output of the
+    # cleanup. SIG_IGN is not used, because the cells' child processes would inherit it.
     signal.signal(signal.SIGTERM, _ignore_signal if ELEMENT in os.environ else _end_statement)
     signal.signal(signal.SIGINT, Shell.interrupt)
-    # IPython shows this warning for interactive users.
+    # IPython shows the warning "To exit: use …" for interactive users.
     warnings.filterwarnings("ignore", "To exit: use")
     sys.argv = ["labkit.jobs.kernel", *arguments]
     imports.append_inherited()
-    # The parent's id is passed here, because ipykernel reads it from an environment variable at
-    # import, which happens before the fork.
+    # The parent's process id is an argument, because ipykernel reads it from an environment
+    # variable at import, which happens before the fork.
     LosslessKernel.launch_instance(
         arguments, parent_handle=job, report_pipe=report_pipe, ignore_cwd=True
     )
-    # A forked process ends by os._exit, which skips atexit functions. One of these atexit functions
-    # ends a notebook's cluster.
+    # A forked process ends by os._exit, which skips atexit functions. An atexit function ends a
+    # notebook's cluster.
     atexit._run_exitfuncs()
     return 0

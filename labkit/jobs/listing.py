@@ -66,12 +66,12 @@ def _read(folder: Folder, name: str, slurm: Elements) -> Row | str:
 
 def _name(path: str, root: Path) -> str:
     """Return a path relative to the folder `root`."""
-    # Strings are used, because pathlib would take as long as the reading of a record.
+    # Paths are sliced as strings, because pathlib would take as long as reading a record.
     return path[len(str(root)) + 1 :] if path != str(root) else root.name
 
 
 def sweep_rows(path: Path, name: str, slurm: Elements) -> dict[str, Row]:
-    """Return by path: a sweep's table row with counts by state, and a row per unstarted job."""
+    """Return a sweep's row with its job counts by state, and a row per unstarted job, by path."""
     status = manifest.read(path)
     states = manifest.states(path, status, slurm.present_status)
     total = sum(states.values())

@@ -36,7 +36,7 @@ class ListingCache:
         self._now: dict[str, tuple[str, Row]] = {}
 
     def row(self, name: str, folder: Folder, read: Callable[[], Row | str]) -> Row | str:
-        """Return a run's cached row if its files are unchanged, or else the row from `read`."""
+        """Return a run's cached row if its files are unchanged; otherwise, return `read()`."""
         stamp = _stamp(folder)
         cached_stamp, row = self._known.get(name, ("", ()))
         if cached_stamp == stamp:

@@ -57,8 +57,8 @@ def log(
     A value that is a number, a boolean or a text is a result. A list or an array of numbers is a
     curve; the curve's last value is also a result. With the argument `step`, each number is a point
     of a curve. Further calls of `lk.log` add values to the same run. The state of the run is
-    "running" until the notebook or script ends. Then the state is "completed", or "failed" after an
-    error.
+    "running" until the notebook or script ends. After the end of the notebook or script, the run's
+    state is "completed", or "failed" after an error.
 
     A new run begins if `parameters` differ from those of the present run. In an interactive
     session, a new run also begins after a cell that sets a declared parameter, such as the
@@ -110,7 +110,7 @@ class RunLog:
         declared: Iterable[str] = (),
     ) -> None:
         self.run, self.given, self._declared = Run(directory), dict(given or {}), set(declared)
-        self.is_over = False  # True: values logged later belong to another run
+        self.is_over = False  # whether the run has ended, so that further values need a new run
         self._results: dict[str, JSON] = {}
         self._curves: dict[str, dict[int, float | None]] = {}
         self._seconds: dict[int, float] = {}  # seconds from the start of the run to each step
@@ -183,8 +183,8 @@ class RunLog:
             store.fail(self.run.path, message)
         else:
             store.fail(self.run.path, f"{type(error).__name__}: {error}")
-        # The folder is removed last, because a hyperparameter search may write its request to prune
-        # the run there.
+        # The live folder is removed last, because a hyperparameter search may write a request to
+        # prune the run there.
         shutil.rmtree(self._live, ignore_errors=True)
 
     def _metrics(self) -> dict[str, JSON]:
@@ -278,7 +278,8 @@ def _parameters() -> tuple[str, dict[str, JSON]]:
     main = vars(sys.modules["__main__"])
     if job := os.environ.get("LABKIT_JOB"):
         return parameters_of_job(Path(job))
-    # JupyterLab, VS Code and Python store the path of the notebook or script in these variables.
+    # JupyterLab, VS Code and Python store the path of the notebook or script in the following
+    # variables.
     session = os.environ.get("JPY_SESSION_NAME")
     path = Path(session or main.get("__vsc_ipynb_file__") or main.get("__file__") or "")
     try:
@@ -327,7 +328,8 @@ def _ended_by() -> BaseException | None:
 
 
 _last_error: BaseException | None = None  # error of the last executed cell
-# The SystemExit of a script is stored here, because Python deletes it before `_end` runs.
+# `_exit` stores the SystemExit of a script, because Python deletes the exception before `_end`
+# runs.
 _exit: SystemExit | None = None
 
 
@@ -361,7 +363,7 @@ def _assigned_names(cell: str) -> set[str]:
     shell = _shell()
     try:
         body = ast.parse(shell.transform_cell(cell) if shell else cell).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the kernel reports this error
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the kernel reports the error
         return set()
     targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
     targets += [node.target for node in body if isinstance(node, ast.AnnAssign) and node.value]

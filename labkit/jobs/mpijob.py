@@ -21,7 +21,7 @@ from labkit.jobs.parameters import Values
 if TYPE_CHECKING:
     import yaml
 
-# The mpi-operator writes this file, with a line `name slots=n` per worker pod.
+# The mpi-operator writes the host file, with a line `name slots=n` per worker pod.
 HOST_FILE = "/etc/mpi/hostfile"
 
 # By default, Open MPI would cut the long host names of Kubernetes at the first dot.
@@ -34,8 +34,8 @@ FOLDER = "/labkit/job"  # working folder of the launcher, inside its pod
 PATIENCE = 300  # maximum seconds until all workers are reachable
 LARGEST_MAP = 2**20  # maximum size of a ConfigMap, bytes
 
-# Pods have host names only some time after their start, and sshd starts even later; mpiexec does
-# not wait for them.
+# The script waits, because mpiexec does not: a pod has a host name only some time after its start,
+# and sshd starts even later.
 _AWAIT = """\
 end=$(($(date +%s) + {patience}))
 await() {{

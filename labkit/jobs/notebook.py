@@ -42,10 +42,10 @@ def execute(
     """Execute a notebook with parameters as a job `<root>/<notebook>/<NNN>_<k=v,…>/`.
 
     The terminal shows the output of the notebook at once. The runs of the notebook are stored in
-    the job's folder, which the environment variable LABKIT_JOB contains. The notebook runs in the
-    current folder of the caller, as with papermill. The job does not change the notebook file
-    itself. The first Ctrl-C interrupts the running cell, which can then clean up; a second Ctrl-C
-    kills the job.
+    the job's folder; the environment variable LABKIT_JOB contains the path of the folder. The
+    notebook runs in the current folder of the caller, as with papermill. The job does not change
+    the notebook file itself. The first Ctrl-C interrupts the running cell, which can then clean up;
+    a second Ctrl-C kills the job.
 
     Args:
         notebook: Path of an .ipynb file.
@@ -69,7 +69,8 @@ def execute(
         try:
             return job.result()
         except KeyboardInterrupt as error:
-            # The loop continues to wait, because an interrupted job also writes a record.
+            # After Ctrl-C, the loop waits for the job's result, because an interrupted job also
+            # writes a record.
             job.interrupt(interruption_text(error))
 
 
@@ -105,7 +106,7 @@ class NotebookJob:
         else:
             self.interrupted = cause
             assert self.process.stdin is not None  # for the type checker: Popen has created a pipe
-            with suppress(BrokenPipeError):  # the process ends at the same moment
+            with suppress(BrokenPipeError):  # the process may be ending
                 os.write(self.process.stdin.fileno(), cause.encode())
             self._close()
 
@@ -122,7 +123,7 @@ class NotebookJob:
         """
         code = self.process.wait()
         self._close()
-        # The file is read directly, because `read_status` reports every dead process as
+        # `status.json` is read directly, because `read_status` reports every dead process as
         # interrupted.
         status = store.read_json(self.path / "status.json")
         is_unfinished = status["state"] in ("queued", "running")

@@ -109,7 +109,7 @@ class NotebookParameter:
                     return converted
             except ValueError:  # pydantic's errors are ValueErrors
                 continue
-        # The message contains the declaration, which already lists the choices of a Literal.
+        # The error message contains the declaration, which already lists the choices of a Literal.
         named = "a choice" if "Literal" in self.annotation else self.annotation
         raise InvalidInput(
             f"{self.name} = {short(value)} is not {named}; "
@@ -145,8 +145,8 @@ def declared(notebook: Path) -> dict[str, NotebookParameter]:
     """
     all_cells = cells.read(notebook)
     tagged = [cell for cell in all_cells if "parameters" in cell.tags]
-    # papermill inserts the values after the first cell with the tag, so a later cell with the tag
-    # would undo them.
+    # papermill inserts values after the first cell with the tag `parameters`, so a later cell with
+    # the tag would overwrite the values.
     if len(tagged) > 1 or any(cell.kind != "code" for cell in tagged):
         kinds_found = " and ".join(f"a {cell.kind} cell" for cell in tagged[:3])
         raise InvalidInput(
@@ -204,8 +204,8 @@ def _annotation(node: ast.AnnAssign) -> str:
 def _plain_python(source: str) -> str:
     """Return a cell as Python: magics and shell commands become calls of IPython functions."""
     while match := _CELL_MAGIC.match(source):
-        # A cell with another magic contains another language, or runs in another process, so it
-        # sets no parameters.
+        # A cell with a magic outside `_TRANSPARENT` contains another language, or runs in another
+        # process, so it sets no parameters.
         source = source[match.end() :] if match[1] in _TRANSPARENT else ""
     try:
         ast.parse(source)
@@ -235,16 +235,16 @@ def validate_values(
     parameter with the name of an Experiment field is a list, each item must be valid for the field.
     A Literal parameter is not checked if its default is not valid for the Experiment field of the
     same name. Only `Experiment` itself contains the rules for its fields. `declarations` contains
-    the declared parameters;
-    None: the declared parameters are read from the notebook.
+    the declared parameters. If `declarations` is None, the declared parameters are read from the
+    notebook.
 
     Raises:
         InvalidInput: A parameter name is unknown, a type is wrong, or a value is not allowed.
     """
     if declarations is None:
         declarations, raw_values = declared(notebook), raw_values or _injected_values(notebook)
-    # Python normalizes names, and some keyboards write an ö as two characters, so names are
-    # normalized here, too.
+    # Python normalizes names, and some keyboards write an ö as two characters, so the given names
+    # are normalized, too.
     raw_values = {unicodedata.normalize("NFKC", name): value for name, value in raw_values.items()}
     check_names(notebook, raw_values, declarations)
     values = {name: declarations[name].convert(value) for name, value in raw_values.items()}
@@ -318,7 +318,8 @@ def check_names(notebook: Path, names: Iterable[str], declarations: Known) -> No
 def check_fields(values: Values) -> None:
     """Validate values whose names are Experiment fields; test each item of a list separately.
 
-    A missing data set is downloaded here, so that ranks need not wait for the download.
+    A missing data set is downloaded during the validation, so that ranks need not wait for the
+    download.
     """
     from labkit import datasets
 
@@ -375,7 +376,7 @@ def read_text(path: Path) -> str:
 
 
 def read_yaml(text: str, origin: str) -> dict[str, JSON]:
-    """Return the mapping in a YAML text; error messages name the text `origin`.
+    """Return the mapping in a YAML text; `origin` names the text in error messages.
 
     Raises:
         InvalidInput: The text is not YAML, or is not a mapping from names to values.
@@ -397,7 +398,7 @@ def value_of(text: JSON) -> JSON:
 
 
 def _readings(text: str) -> list[tuple[JSON, bool]]:
-    """Return pairs (possible value of a text, whether its type must match exactly), best first."""
+    """Return possible values of a text, best first, and whether each needs an exact type match."""
     readings: list[tuple[JSON, bool]] = [(text, False)]
     if text.startswith("("):  # the text is a tuple in Python syntax
         with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

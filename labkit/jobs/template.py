@@ -23,7 +23,7 @@ _QUESTION = """\
 # Which strategy trains {model} on {dataset} best?
 
 Every strategy trains the same model on the same data from the same weights; one process alone is
-the baseline. What do you expect, and why? Write it here before you run the cells.
+the baseline. What do you expect, and why? Write your answer here before you run the cells.
 """
 _PARAMETERS = """\
 workers: int = 2  # MPI ranks
@@ -66,7 +66,7 @@ _FIGURE = """\
 Curves over *steps* compare learning per update. Curves over *seconds* compare the time to a given
 accuracy, which matters in practice.
 """
-_READING = "**Summary**, computed from these runs:"
+_READING = "**Summary**, computed from the runs of this notebook:"
 _NEXT = """\
 **Next steps.** Other values: `labkit run {name} -p workers 4 -p network 1GbE`. One page
 for a colleague: `labkit report runs -o report.html`. All methods and papers: `labkit methods`.
@@ -92,16 +92,16 @@ def new(name: str, model: str = "mlp", dataset: str = "digits", strategies: str 
     declared = NotebookParameter("strategies", kind, None, "", f"strategy: {kind}")
     chosen = declared.convert(strategies or STRATEGIES)
     assert isinstance(chosen, list)  # for the type checker: the declared type is a list
-    # Experiments are created here, so that an invalid strategy raises an error before the file is
-    # written.
+    # Experiments are created before the notebook file, so that an invalid strategy raises an error
+    # before anything is written.
     for strategy in chosen:
         Experiment(model=model, dataset=dataset, workers=2, strategy=strategy)
     # Only the file name is shown for an absolute path, because notebooks must not contain folder
     # names of this machine.
     shown = shlex.quote(path.name if path.is_absolute() else str(path))
     notebook = _notebook(list(_cells(shown, model, dataset, chosen)))
-    # The text has the format in which Jupyter saves, so that Jupyter later changes only edited
-    # lines.
+    # The notebook's text has the format in which Jupyter saves, so that Jupyter later changes only
+    # edited lines.
     text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
     try:
         # Mode "x" never overwrites an existing notebook, even if another command creates it at the

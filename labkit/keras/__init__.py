@@ -4,10 +4,10 @@
     model.compile(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.1), communicator), ...)
     model.fit(shard(dataset, communicator), callbacks=callbacks(communicator))
 
-Every rank executes these lines. Before the optimizer applies gradients, it averages the gradients
-over the ranks, so a custom `train_step` works unchanged. The losses of `compile` have the same
-values as for the whole batch in one process, see `whole_batch`. A loss that a custom `train_step`
-computes is assumed to be a mean over the samples of the batch.
+Every rank executes the example's three lines. Before the optimizer applies gradients, it averages
+the gradients over the ranks, so a custom `train_step` works unchanged. The losses of `compile` have
+the same values as for the whole batch in one process, see `whole_batch`. A loss that a custom
+`train_step` computes is assumed to be a mean over the samples of the batch.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def init(timeout: float | str = 600.0) -> Communicator:
     """Join the ranks that mpiexec started, and assign a GPU to each rank if there are GPUs.
 
     Args:
-        timeout: Maximum seconds that a rank waits for another rank before it raises an error;
+        timeout: Maximum seconds that a rank waits for another rank before raising an error;
             default: 600.
     """
     communicator = world(timeout=parse_limit(timeout))
@@ -85,6 +85,6 @@ def use_one_device(communicator: Communicator) -> None:
     if not devices:
         return
     device = devices[communicator.local_rank % len(devices)]
-    # If TensorFlow already has these settings, both calls have no effect.
+    # If TensorFlow already has the same device settings, neither call has an effect.
     tf.config.set_visible_devices(device, "GPU")
     tf.config.experimental.set_memory_growth(device, True)

@@ -85,7 +85,7 @@ def _restart_after_failure(model: keras.Model, communicator: Communicator) -> No
 
 
 def is_inside_fit(communicator: Communicator, exclude_current: bool = False) -> bool:
-    """Return whether the call stack contains a `fit` with this communicator.
+    """Return whether the call stack contains a `fit` whose ranks use the given communicator.
 
     Args:
         communicator: Communicator of the ranks that call `fit`.
@@ -141,15 +141,16 @@ def evaluate(
     result: dict[str, float] = {}
     if data is not None:
         hooks_of(model).add_hook(IgnoreEmpty(model), stays=True)
-        # During an evaluation inside a `fit`, these hooks replace the hooks of the `fit`.
+        # During an evaluation inside a `fit`, `WholeBatch` and the metric hook replace the
+        # corresponding hooks of the `fit`.
         together = sharded and communicator.size > 1
         whole = WholeBatch(model, communicator, tests=together)
         seen = None if together else SeenByMetrics.of(model)
         updates = seen or WholeMetrics(model)
         arguments = data if isinstance(data, tuple) else (data,)
         with hooks_of(model).replaced(whole), hooks_of(model).replaced(updates):
-            # The method of the class is called, because inside a `fit`, a hook replaces
-            # model.evaluate.
+            # The method `evaluate` of the model's class is called, because inside a `fit`, a hook
+            # replaces `model.evaluate`.
             type(model).evaluate(model, *arguments, verbose=0, **options)
         metrics = global_metrics(model, evaluating_ranks, model.get_metrics_result, seen)
         result = {name: float(value) for name, value in metrics.items()}
@@ -177,8 +178,8 @@ def global_metrics(
     """Return the metrics over the data of all ranks (collective).
 
     Args:
-        model: Compiled model; when the function returns, its metrics have the states of this rank
-            again.
+        model: Compiled model; before the function returns, it restores the metric states of this
+            rank.
         communicator: Communicator of the ranks whose metric states are summed.
         result: Function that returns the metrics from the model's metric states.
         counts: Recorded arguments of metrics whose states cannot be summed; None if these metrics
@@ -221,7 +222,7 @@ def ignore_empty_batch(
     """Run a step in such a way that an empty batch changes neither metrics nor statistics.
 
     A sample of zeros replaces an empty batch, because layers may fail for empty batches. The
-    gradient of this sample of zeros has weight 0. States that change equally on all ranks, such as
+    gradient of the replacing sample has weight 0. States that change equally on all ranks, such as
     synchronized statistics, change even for an empty batch.
     """
     empty = tf.equal(rows, 0)

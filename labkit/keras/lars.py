@@ -23,11 +23,11 @@ class LARS(keras.optimizers.Optimizer):
     r"""LARS: stochastic gradient descent with momentum and a learning rate per layer.
 
     Equation 6 of the paper defines the trust ratio of weights w with gradient g as \(\lambda = \tau
-    \lVert w \rVert / (\lVert g \rVert + \beta \lVert w \rVert)\). The library optax uses \(\lambda
-    = \tau \lVert w \rVert / \lVert g + \beta w \rVert\) instead. A step is \(v \leftarrow m v +
-    \eta \lambda (g + \beta w)\), \(w \leftarrow w - v\), for a variable w of any shape with
-    gradient g and velocity v. If λ is 0 or 0 / 0, the optimizer uses λ = 1. With λ = 0, weights
-    that are all zero would never change.
+    \lVert w \rVert / (\lVert g \rVert + \beta \lVert w \rVert)\). The library optax defines the
+    trust ratio as \(\lambda = \tau \lVert w \rVert / \lVert g + \beta w \rVert\). A step is \(v
+    \leftarrow m v + \eta \lambda (g + \beta w)\), \(w \leftarrow w - v\), for a variable w of any
+    shape with gradient g and velocity v. If λ is 0 or 0 / 0, the optimizer uses λ = 1. With λ = 0,
+    weights that are all zero would never change.
 
     Args:
         learning_rate: Global learning rate η, a number or a Keras schedule.

@@ -85,7 +85,7 @@ def _copy(
     new._tracker.stored_ids["variables"] = set(map(id, new._variables))
     vars(new).pop(
         "_all_reduce_sum_gradients", None
-    )  # this method belongs to the original optimizer
+    )  # `_all_reduce_sum_gradients` belongs to the original optimizer
     return without_replica_sum(new)
 
 
@@ -116,7 +116,8 @@ class Recipe(NamedTuple):
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         refuse_steps(optimizer)
         refuse_variables(optimizer)
-        # Both classes may be custom classes, for example a learning rate schedule of the user.
+        # The classes of the optimizer and of its learning rate schedule may be custom classes of
+        # the user.
         custom_classes = {
             known.__name__: known for known in (type(inner), type(inner._learning_rate))
         }
@@ -147,7 +148,7 @@ def refuse_steps(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def refuse_variables(optimizer: keras.optimizers.Optimizer) -> None:
-    """Raise an error if weight decay excludes variables, as the strategy replaces variables.
+    """Raise an error if weight decay excludes variables that the strategy would replace.
 
     Raises:
         InvalidInput: The optimizer excludes variables from weight decay.
@@ -179,7 +180,7 @@ def _same(value: Any, other: Any, known: frozenset[tuple[int, int]] = frozenset(
 
     Args:
         value, other: Values of the same attribute in two objects.
-        known: Identities of the enclosing pairs of values, which are being compared.
+        known: Pairs of identities of enclosing values whose comparison is in progress.
     """
     pair = id(value), id(other)
     if pair in known:
@@ -219,8 +220,8 @@ def without_replica_sum(optimizer: keras.optimizers.Optimizer) -> keras.optimize
     """Make an optimizer sum gradients over replicas only inside a tf.distribute strategy.
 
     The gradient sum of Keras has a custom gradient, whose function TensorFlow stores until the
-    process ends. This function refers to the graph, the model and the optimizer's slot variables,
-    and would thus keep them in memory.
+    process ends. The function of the custom gradient would keep the graph, the model and the
+    optimizer's slot variables in memory.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     original_sum: Callable[[Pairs], Pairs] = inner._all_reduce_sum_gradients
@@ -244,7 +245,7 @@ class ExchangeOptions(TypedDict, total=False):
 
 
 @named_arguments(*ExchangeOptions.__annotations__)
-def DistributedOptimizer(  # noqa: N802 - named as a class, for which it stands
+def DistributedOptimizer(  # noqa: N802 - the function acts as a class
     optimizer: keras.optimizers.Optimizer | str,
     communicator: Communicator,
     **exchange: Unpack[ExchangeOptions],
@@ -255,8 +256,8 @@ def DistributedOptimizer(  # noqa: N802 - named as a class, for which it stands
     attributes, and the learning rate, even if it changes later. Use only one of the given and the
     new optimizer for training.
 
-    Gradients are averaged before Keras removes the loss scale. An overflow on one rank therefore
-    makes the mean overflow on all ranks, so that all ranks skip the same step. Training in one
+    Gradients are averaged before Keras removes the loss scale. An overflow on one rank thus makes
+    the mean gradient overflow on all ranks, so that all ranks skip the same step. Training in one
     process may skip different steps. A saved model contains the plain optimizer, and can be loaded
     without labkit.
 
@@ -268,9 +269,10 @@ def DistributedOptimizer(  # noqa: N802 - named as a class, for which it stands
     gradient.
 
     During `fit` with labkit's callbacks, XLA is off, and each rank's gradients are weighted by its
-    number of samples. To have the same effects in `train_on_batch`, call `attach(model)` after
-    `compile`. In a custom training loop, set the optimizer's attribute `rows` before `apply`,
-    inside the traced step. Without `rows`, the gradients of all ranks have equal weights.
+    number of samples. To turn XLA off and to weight gradients in `train_on_batch`, call
+    `attach(model)` after `compile`. In a custom training loop, set the optimizer's attribute `rows`
+    before `apply`, inside the traced step. Without `rows`, the gradients of all ranks have equal
+    weights.
 
     Args:
         optimizer: Keras optimizer, or its name.
@@ -298,8 +300,8 @@ def DistributedOptimizer(  # noqa: N802 - named as a class, for which it stands
         )
     scaled = isinstance(plain, keras.optimizers.LossScaleOptimizer)
     if keras.config.dtype_policy().name == "mixed_float16" and not scaled:
-        # The plain optimizer is wrapped here; if compile() wrapped the distributed optimizer, Keras
-        # would not call it after an overflow.
+        # The plain optimizer gets a LossScaleOptimizer before it is distributed; if compile() added
+        # the LossScaleOptimizer, Keras would not call the distributed optimizer after an overflow.
         plain = keras.optimizers.LossScaleOptimizer(plain)
     kind = type(plain)
     # If the optimizer is already distributed, its plain class is used, because gradients must be
@@ -307,8 +309,8 @@ def DistributedOptimizer(  # noqa: N802 - named as a class, for which it stands
     if "exchange" in vars(kind):
         kind = kind.__mro__[1]
 
-    # Keras saves the plain optimizer under this name, which includes the package; the new class has
-    # the same name.
+    # Keras saves the plain optimizer under its registered name, which includes the package; the new
+    # class has the same name.
     name = keras.saving.get_registered_name(kind)
     members = _members(kind) | {"exchange": Exchange(communicator, **exchange)}
     distributed = view_of(plain, type(name, (kind,), members))

@@ -29,8 +29,8 @@ _POINTS = {
     "on_epoch_end": "after epoch {}",
     "on_train_end": "at the end of training",
 }
-# Variables with this name are excluded from comparisons, because each rank draws different random
-# numbers.
+# Variables with the name in `_SEED` are excluded from comparisons, because each rank draws
+# different random numbers.
 _SEED = "seed_generator_state"
 
 
@@ -84,8 +84,8 @@ class ReplicaConsistency:
     """A comparison of replicas after all callbacks of a `fit`; each rank sends 8 bytes.
 
     A callback on one rank may change the weights, the optimizer, the first epoch or the end of
-    training. All ranks then adopt this change, because the callback would also have this effect in
-    one process.
+    training. All ranks then adopt the changes of the callback, because a callback in one process
+    also affects the whole training.
 
     Args:
         model: Model with distributed optimizers.
@@ -100,8 +100,8 @@ class ReplicaConsistency:
     def attach_to_history(self, history: keras.callbacks.History) -> None:
         """Wrap the methods of the History callback, which Keras calls after all other callbacks."""
         for name in _POINTS:
-            # The method is taken from the class, where it has no wrapper, because the same History
-            # object may serve several fits.
+            # The callback method of the class is wrapped, not that of the object, because a History
+            # object of an earlier `fit` already has wrappers.
             inner = getattr(type(history), name).__get__(history)
             setattr(history, name, partial(self._compare_after, history, inner, name))
 
@@ -142,8 +142,8 @@ class ReplicaConsistency:
         for optimizer in distributed_optimizers(self._model):
             optimizer.exchange.service.settle()  # one thread at a time may call MPI
         numbers = self._communicator.allgather_scalar(float(int.from_bytes(number)), call)
-        # This entry states that the comparison is over; without the entry, other ranks would report
-        # that this rank waits in the comparison.
+        # The board entry states that the comparison is over; without the entry, other ranks would
+        # report that this rank waits in the comparison.
         self._communicator.board.enter(f"work after {call}")
         if np.all(numbers == numbers[0]):
             return
@@ -215,7 +215,7 @@ class ReplicaConsistency:
 
     def _state(self) -> ReplicaState:
         layers = self._model._flatten_layers()
-        # The list includes weights of frozen layers, which Keras does not list as trainable.
+        # `weights` includes the weights of frozen layers, which Keras does not list as trainable.
         weights = [v for layer in layers for v in layer._trainable_variables]
         shared = [*weights, *self._optimizer_variables]
         known = {id(variable) for variable in shared}
@@ -333,8 +333,8 @@ def embedding_difference(model: keras.Model) -> str | None:
     """Return why embedding weights may differ from plain Keras, or None if they are equal.
 
     Plain Keras passes one gradient row for each occurrence of a word to the optimizer; labkit
-    passes the sum of these rows. The sum gives another step if the optimizer squares or clips
-    gradients.
+    passes the sum of these rows. The sum leads to a different step if the optimizer squares or
+    clips gradients.
     """
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     clips = optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm
@@ -343,12 +343,13 @@ def embedding_difference(model: keras.Model) -> str | None:
     )
     if (
         adds and not clips
-        # Accumulated gradients are dense, so occurrences of a word are summed in plain Keras, too.
+        # Accumulated gradients are dense, so plain Keras also sums the occurrences of a word.
     ) or optimizer.gradient_accumulation_steps:
         return None
     for layer in model._flatten_layers(include_self=False):
         if isinstance(layer, keras.layers.Embedding) and layer.trainable:
-            # A regularizer makes gradients dense, so plain Keras sums them, too.
+            # A regularizer makes gradients dense, so plain Keras also sums the gradient rows of a
+            # word.
             if layer.embeddings_regularizer is not None:
                 continue
             return (
@@ -392,7 +393,7 @@ def draws(layer: keras.layers.Layer) -> bool:
         for name in ("rate", "stddev", "dropout", "recurrent_dropout")
         if hasattr(layer, name)
     ]
-    # The generator is found by its type, because augmentation layers and custom layers may give it
-    # any name.
+    # A layer's seed generator is found by its type, because augmentation layers and custom layers
+    # may give it any name.
     generator = any(isinstance(value, keras.random.SeedGenerator) for value in vars(layer).values())
     return generator and (any(shares) or not shares)

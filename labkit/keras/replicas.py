@@ -39,8 +39,8 @@ def callbacks(communicator: Communicator, compare: bool = True) -> list[keras.ca
     """Return callbacks for `fit` that keep replicas equal and report metrics over all ranks.
 
     Place labkit's callbacks before your own callbacks. Your own callbacks may change the learning
-    rate, weights, first epoch or end of training on one rank between two steps. All ranks then
-    adopt a change that a callback makes on one rank.
+    rate, weights, first epoch or end of training on one rank between two steps. All ranks adopt a
+    change that a callback makes on one rank.
 
     Args:
         communicator: Communicator of the ranks that train together.
@@ -109,8 +109,8 @@ class Synchronize(keras.callbacks.Callback):
         """Copy the weights of rank 0 to all ranks as soon as all weights exist."""
         begin_fit(self.model, self.communicator)
         if _lacks_weights(self.model):
-            # The existing weights are made equal now, so that replicas can be compared before the
-            # first batch creates the missing weights.
+            # Existing weights are made equal before the first batch creates the missing weights, so
+            # that replicas can already be compared.
             broadcast(self.model.variables, self.communicator)
             self._record_state()
             self.model.train_function = _FirstBatch(self)
@@ -151,8 +151,8 @@ class Synchronize(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Average the moving statistics and the epoch's logs over the ranks.
 
-        Without this mean, the logs of a custom `train_step` may differ between ranks. Later
-        callbacks receive the mean values, and therefore make the same decisions on all ranks.
+        Without the average over ranks, the logs of a custom `train_step` may differ between ranks.
+        Later callbacks receive the mean values, and therefore make the same decisions on all ranks.
         """
         average_statistics(self.model, self.communicator)
         self._record_state()
@@ -167,7 +167,7 @@ class Synchronize(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Remove the hooks, so that a single rank can evaluate the model afterwards."""
-        # The outer `fit` still needs the hooks.
+        # A nested `fit` keeps the hooks, because the outer `fit` still needs the hooks.
         if is_inside_fit(self.communicator, exclude_current=True):
             self._record_state()
             return
@@ -204,7 +204,7 @@ def _print_differences(
 
 
 class _FirstBatch:
-    """A function that builds a model from its first batch, then restores Keras's own function."""
+    """A stand-in for Keras's training function until the first batch, which builds the model."""
 
     def __init__(self, synchronize: Synchronize) -> None:
         self._synchronize = synchronize
@@ -215,7 +215,7 @@ class _FirstBatch:
         # Tracing the step creates all weights without training, even if the model has no `call`.
         step = tf.function(model.train_step, autograph=False)
         step.get_concrete_function(batches.element_spec)
-        self._synchronize.put_hooks(model)  # layers that tracing has created need hooks, too
+        self._synchronize.put_hooks(model)  # new layers from the tracing also need hooks
         self._synchronize.begin()
         model.make_train_function()
         logs: Logs = model.train_function(batches)
@@ -242,8 +242,8 @@ def _metric_sort_key(name: str) -> tuple[str, int]:
 def attach(model: keras.Model) -> None:
     """Make `train_on_batch` weight each rank's gradients by its number of samples; disable XLA.
 
-    This weighting applies to the optimizer of `compile`, and to optimizers in attributes of the
-    model, which a custom `train_step` may use.
+    `attach` changes the optimizer of `compile`, and optimizers in attributes of the model, which a
+    custom `train_step` may use.
 
     Raises:
         InvalidInput: No optimizer of the model exchanges gradients.
@@ -308,7 +308,7 @@ class CountRows(Hook):
             logs = ignore_empty_batch(self.model, inner, data, rows)
         is_first = tf.inside_function() and not (makes_weights or self.traces)
         if self.naming is not None and is_first:
-            # The flag prevents a second warning, as steps are traced more than once.
+            # A non-empty `traces` prevents a second warning, as steps are traced more than once.
             self.traces.append(True)
             _print_differences(self.model, self.naming, tf.compat.v1.get_default_graph())
         return logs
@@ -370,7 +370,7 @@ class GlobalMetrics(Hook):
         """Wait for all ranks before a `fit` in a callback, as this `fit` exchanges gradients."""
         if is_inside_fit(self.communicator):
             self.communicator.barrier("model.fit inside a callback, which every rank must call")
-        else:  # the `fit` that installed this hook has failed
+        else:  # the `fit` that installed the hook failed
             hooks_of(self.model).clear()
         return inner(*arguments, **keywords)
 

@@ -53,10 +53,10 @@ class EqualBatches(keras.callbacks.Callback):
     """A callback that checks in each epoch whether all ranks read the same first global batch.
 
     The callback compares training batches and validation batches. Ranks may read different batches
-    because of a shuffle without a seed, different files or different generators. Training would
-    then use some samples twice and others never, so the callback raises an error. If only the
-    features differ, the cause is probably a random augmentation before `shard`, so the callback
-    only warns.
+    because of a shuffle without a seed, different files or different generators. With different
+    batches, training would use some samples twice and others never, so the callback raises an
+    error. If only the features differ, the cause is probably a random augmentation before `shard`,
+    so the callback only warns.
 
     Args:
         communicator: Communicator of the ranks whose batches are compared.
@@ -75,7 +75,7 @@ class EqualBatches(keras.callbacks.Callback):
             print_on_first_rank(self.communicator, text)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Reset the count of batches, so that the first batch of this epoch is compared."""
+        """Reset the count of batches, so that the first batch of the new epoch is compared."""
         self._batches = 0
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
@@ -101,8 +101,8 @@ class EqualBatches(keras.callbacks.Callback):
             signatures_of_rank, "the comparison of batches"
         )
         for rank, signatures in enumerate(others, start=1):
-            # Only passes that both ranks have recorded are compared, because one rank may prefetch
-            # batches or read them from a cache.
+            # Only passes that both compared ranks have recorded are used, because one rank may
+            # prefetch batches or read them from a cache.
             for key in sorted(first.keys() & signatures.keys()):
                 self._compare_batch(rank, first[key], signatures[key])
 
@@ -233,9 +233,9 @@ def part_of(
         number: Index of the part in `shares`, from 0.
         shares: Relative sizes of all parts of a batch.
         watch: Traceable function that is called with (batch number, batch) for each global batch;
-            None: no function.
+            None: the function calls nothing.
     """
-    # The arithmetic is the same as in `common.rows.cut`, so that the boundaries of all ranks agree.
+    # Boundaries are computed as in `common.rows.cut`, so that the boundaries of all ranks agree.
     cumulative = np.concatenate([[0.0], np.cumsum(shares)]) / np.sum(shares)
 
     def end(rows: int | tf.Tensor, rank: int) -> int | tf.Tensor:
@@ -256,7 +256,7 @@ def part_of(
         return dataset.map(plain(cut), num_parallel_calls=1).prefetch(2)
 
     def watch_and_cut(index: tf.Tensor, batch: Batch) -> Batch:
-        # `Dataset.map` unpacks tuples in the same way.
+        # A tuple is unpacked into its items, as `Dataset.map` does.
         parts = batch if type(batch) is tuple else (batch,)
         watch(index, parts)
         return cut(*parts)
@@ -323,7 +323,7 @@ def _equal_rows(batch: tuple[Batch, ...]) -> int | tf.Tensor:
 
 
 def _slice(leaf: Leaf, first: int | tf.Tensor, last: int | tf.Tensor) -> Leaf:
-    if leaf is None:  # for example the second item of an element (x, None)
+    if leaf is None:  # a leaf may be None, as y in an element (x, None)
         return None
     if not isinstance(leaf, tf.SparseTensor):
         return leaf[first:last]
@@ -343,6 +343,6 @@ def _sources(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
 
 
 def _is_unseeded(dataset: tf.data.Dataset) -> bool:
-    """Return whether a dataset draws random numbers without a seed; its seeds are then 0 and 0."""
+    """Return whether a dataset draws random numbers without a seed (both of its seeds are 0)."""
     seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
     return all(seed is not None and tf.get_static_value(seed) == 0 for seed in seeds)

@@ -24,8 +24,8 @@ class ReplicaSums:
     """Collective sums over the ranks inside a step, before the ranks exchange gradients.
 
     TensorFlow executes operations in any order that their data dependencies allow, but all ranks
-    must communicate in the same order. Each sum therefore waits for the previously traced sum, and
-    the gradient exchange waits for the last sum.
+    must communicate in the same order. To keep one order on all ranks, each sum waits for the
+    previously traced sum, and the gradient exchange waits for the last sum.
 
     Args:
         model: Model with a distributed optimizer.
@@ -72,7 +72,7 @@ class ReplicaSums:
         return [self._last]
 
     def wait_for_updates(self, variables: Sequence[keras.Variable]) -> None:
-        """Make the next collective call wait until these variables are updated."""
+        """Make the next collective call wait until the given variables are updated."""
         self._updated += variables
 
     def total(self, values: tf.Tensor, label: str) -> tf.Tensor:
@@ -130,7 +130,7 @@ class ReplicaSums:
         what: str,
         like: Sequence[tf.Tensor] = (),
     ) -> list[tf.Tensor]:
-        """Call a collective function; the results have the dtypes of `like`, or of `values`."""
+        """Call a collective function; the results have the dtypes of `like`, else of `values`."""
         self._number += 1
         call = f"collective call {self._number} of the step: {what}"
 
@@ -157,9 +157,9 @@ class ReplicaSums:
         r"""Return the sum \(\sum_s v_s\) of the values of all ranks s, with gradients.
 
         The gradient exchange computes \(\sum_s b_s g_s / \sum_s b_s\), where rank s has \(b_s\)
-        samples and the gradient \(g_s\). The gradient on rank r through this sum must then be
-        \(\sum_s b_s u_s / b_r\), where \(u_s\) is the upstream gradient on rank s. With this
-        gradient, the exchange gives the gradient of the mean loss of all ranks.
+        samples and the gradient \(g_s\). The gradient of the sum on rank r must be \(\sum_s b_s u_s
+        / b_r\), where \(u_s\) is the upstream gradient on rank s. With the gradient \(\sum_s b_s
+        u_s / b_r\) of the sum, the exchange gives the gradient of the mean loss of all ranks.
 
         Args:
             values: A vector; its length is the same on all ranks.
@@ -194,16 +194,17 @@ class _Shared(NamedTuple):
 class WholeBatch(Hook):
     r"""A hook that makes losses and synchronized normalizations use the whole batch of all ranks.
 
-    A Keras loss is \(N/D\). N is the sum of the weighted values, and D is the number of unmasked
-    values, the sum of their weights, or 1. Gradients \(g_r\) of ranks r are averaged as \(\sum_r
-    b_r g_r / B\). Here \(b_r\) is the number of samples of rank r, and B is the sum of these
-    numbers. Rank r therefore multiplies its loss \(N_r/D_r\) by \((D_r/D)(B/b_r)\), where B is the
-    sum of the sample counts \(b_r\). The mean loss and gradient are then those of the whole batch.
-    If the loss divisor D is proportional to the number of samples, as in a mean, the factor is 1,
+    A Keras loss is \(N/D\). The numerator N of a Keras loss is the sum of the weighted values; the
+    divisor D is the number of unmasked values, the sum of their weights, or 1. Gradients \(g_r\) of
+    ranks r are averaged as \(\sum_r b_r g_r / B\). In the average gradient, \(b_r\) is the number
+    of samples of rank r, and \(B = \sum_r b_r\). To make the average equal to the gradient of the
+    whole batch, rank r multiplies its loss \(N_r/D_r\) by \((D_r/D)(B/b_r)\). With the factors
+    \((D_r/D)(B/b_r)\), the mean loss and gradient over ranks are those of the whole batch. If the
+    loss divisor D is proportional to the number of samples, as in a mean, each rank's factor is 1,
     and ranks need not communicate.
 
     `BatchNormalization(synchronized=True)` normalizes by the mean and variance of the whole batch.
-    The gradient of this normalization also flows through the statistics of all ranks.
+    The gradient of a synchronized normalization also flows through the statistics of all ranks.
 
     Args:
         model: Compiled model with a distributed optimizer.

@@ -75,7 +75,7 @@ def reject_lost_masks(functional: Functional) -> None:
 
     When Keras's MultiHeadAttention is called, it removes the masks from its input tensors. Layers
     that read the same tensors after the attention layer find no mask, but the model's graph does
-    not show this.
+    not show that the mask is missing.
 
     Raises:
         InvalidInput: An attention layer reads a tensor with a mask.

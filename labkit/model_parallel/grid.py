@@ -1,4 +1,4 @@
-"""Execution of one model on a grid of machines (one rank each): their layers and messages."""
+"""Execution of one model on a grid of machines (one rank each): layers, messages and weights."""
 
 from __future__ import annotations
 
@@ -323,9 +323,9 @@ class Tiles(GridMachine):
         r"""Return the predicted bytes of activations that the backward pass reads, per batch row.
 
         The number of stored values per batch row is \(|x| + \sum_l (|r_l| + |h_l|)\), a sum over
-        the layers l. In this sum, x is the input, \(r_l\) the values that the machine reads before
-        layer l, and \(h_l\) the outputs that it owns. A layer with a separate kernel per position
-        also stores its unfolded input windows.
+        the layers l. In the sum over layers, x is the input, \(r_l\) the values that the machine
+        reads before layer l, and \(h_l\) the outputs that it owns. A layer with a separate kernel
+        per position also stores its unfolded input windows.
         """
         values = prod(self.planes[0].shape) * (1 + len(self._input.behind))
         for number, piece in enumerate(self.pieces, 1):
@@ -399,7 +399,8 @@ class GridPart(Share):
         outputs = self.model(x)
         if self.first:
             return losses(y, outputs, weight)
-        # An empty tensor sums to 0; its gradient comes from machine 0.
+        # On the other machines, the outputs are empty and sum to 0; the gradient of the outputs
+        # comes from machine 0.
         return tf.reduce_sum(outputs)
 
     def meters(self) -> list[Meter]:

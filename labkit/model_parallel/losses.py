@@ -54,8 +54,9 @@ class Losses:
     weights, or 1, depending on the reduction. If the batch is divided into parts i with losses
     \(L_i\) and divisors \(D_i\), then \(L = \sum_i \frac{D_i}{D} L_i\). If the divisor \(D_i\) is
     proportional to the number of rows in part i, this number determines the part's weight.
-    If not, the divisors of all parts are summed to D before the first part runs. The sum of the
-    divisors depends on targets, sample weights, and masks; the masks are computed from the inputs.
+    If a divisor \(D_i\) is not proportional to the number of rows, the divisors of all parts are
+    summed to D before the first part runs. The sum of the divisors depends on targets, sample
+    weights, and masks; the masks are computed from the inputs.
 
     Args:
         model: The whole model, after `compile`.
@@ -121,8 +122,9 @@ class Losses:
             np.array([rows, *local.sum(axis=0)]), "a loss's parts"
         )
         divisor = np.where(np.logical_or(self._sums, np.array(totals) <= 0), 1.0, totals)
-        # Later, the gradients of the ranks are averaged, weighted by the number of rows on each
-        # rank. The factor `total / rows` cancels this weighting by rows.
+        # After the backward pass, the gradients of the ranks are averaged, weighted by the number
+        # of rows on each rank. The factor `total / rows` cancels the weighting of ranks by their
+        # numbers of rows.
         units = total / max(rows, 1) / divisor
         return [
             row * units / share if share else None for row, share in zip(local, shares, strict=True)
@@ -152,7 +154,7 @@ class Losses:
     def _total(
         self, each: LossCall, y: Nest, predicted: Nest, samples: tf.Tensor | None
     ) -> tf.Tensor:
-        """Return the sum of losses as Keras computes it, but call `each` in place of every loss."""
+        """Return Keras's sum of losses, in which `each` computes each loss."""
         compiled = self._compiled
         if not compiled.built:
             compiled(y, predicted, samples)
@@ -163,7 +165,7 @@ class Losses:
 def with_loss_function(
     compiled: keras.Loss, loss_function: LossCall, call: Callable[[], tf.Tensor]
 ) -> tf.Tensor:
-    """Return the sum of losses as Keras computes it, but with `loss_function` for each loss.
+    """Return Keras's sum of losses, in which `loss_function` computes each loss.
 
     Args:
         compiled: Keras object that sums the losses of a compiled model.
@@ -184,7 +186,7 @@ def with_loss_function(
 
 def build_losses(compiled: keras.Loss, call: Callable[[], tf.Tensor]) -> None:
     """Trace the Keras loss once, so that it assigns outputs to losses without updating metrics."""
-    if not compiled.built:  # only traced: a real call would update the metrics
+    if not compiled.built:  # a real call, unlike tracing, would update the metrics
         tf.function(call, autograph=False).get_concrete_function()
 
 
@@ -205,8 +207,8 @@ class WholeLosses:
         Args:
             batch: Number of the batch, equal on all ranks.
             compiled: Keras object that sums the losses of a compiled model.
-            y, predicted, weight: Targets, predictions and sample weights of this part, as Keras
-                expects them.
+            y, predicted, weight: Targets, predictions and sample weights of the part of the batch,
+                as Keras expects them.
             rows: Number of rows in this part of the batch.
         """
         sums: list[float] = [rows]
@@ -235,7 +237,7 @@ class WholeLosses:
         rows = np.array([part[0] for part in batches.values()])
         numerators = np.array([part[1::2] for part in batches.values()])
         divisors = np.array([part[2::2] for part in batches.values()])
-        # A loss that is a plain sum has the recorded divisor 0, which is replaced by 1 here.
+        # For a loss that is a plain sum, the recorded divisor 0 is replaced by the divisor 1.
         losses = numerators / np.where(divisors == 0, 1.0, divisors)
         return float(rows @ losses @ weights / rows.sum())
 

@@ -45,7 +45,7 @@ class Memory:
 
 def reset_peak() -> None:
     """Reset the peak memory of this process (Linux only; elsewhere the peak is never reset)."""
-    with suppress(OSError):  # no such file on macOS; read-only in some containers
+    with suppress(OSError):  # /proc is missing on macOS, and read-only in some containers
         _CLEAR.write_text("5")
 
 
@@ -76,13 +76,13 @@ def by_kind(
 
     Args:
         model: The whole Keras model.
-        part: The whole model or the slice of it that this rank trains.
+        part: The model part that this rank trains: the whole model, or a slice of each layer.
         used: The optimizer that trains `part`, with its current state.
         plain: A new optimizer with the same settings, whose state is predicted.
         rows: Batch rows of this rank per training step; 0 means that the number is unknown, and
             then the bytes of activations are None.
-        look: Whether to measure activations in a separate traced pass; if false, their measured
-            bytes are None.
+        look: Whether to measure activations in a separate traced pass; if false, the measured bytes
+            of activations are None.
         bytes_per_row: Predicted bytes of activations per row; if None,
             `labkit.model_parallel.stages.footprint.activations` predicts them.
     """

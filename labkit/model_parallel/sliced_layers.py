@@ -186,7 +186,7 @@ class Heads(LayerSlice):
     slices i. The matrices of queries, keys and values are divided by columns; the matrix of the
     output projection is divided by rows. The bias is not divided: each rank adds the whole bias
     once, after the sum over the slices. With grouped queries, a slice contains some key and value
-    heads, and all query heads of these groups.
+    heads, and all query heads of their groups.
 
     Args:
         layer: The whole attention layer, built.
@@ -252,7 +252,7 @@ class Heads(LayerSlice):
 
     def _place(self, whole: tuple[int, ...], local: tuple[int, ...]) -> tuple[slice, ...]:
         axis = next(axis for axis, length in enumerate(whole) if length != local[axis])
-        # This quotient is greater than 1 only for the queries in grouped-query attention.
+        # `width` is greater than 1 only for the queries in grouped-query attention.
         width = whole[axis] // self.heads
         return (
             *[slice(None)] * axis,

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from keras.src.ops.node import Node
 
 
-# For each layer class, the class of its slices. Another layer class needs a slice class and an
-# entry here.
+# For each layer class, the class of its slices. To divide another layer class, define its slice
+# class and add the slice class to `SLICES`.
 SLICES = {kind: slices for slices in (ColumnParallel, Words, Heads) for kind in slices.cuts}
 _LINEAR = tuple(ColumnParallel.cuts)
 _BETWEEN = (keras.layers.ReLU, keras.layers.LeakyReLU, keras.layers.ELU)
@@ -89,7 +89,7 @@ class LayerGraph:
     def behind(self, layer: keras.Layer) -> list[keras.Layer]:
         """Return the normalisations after a layer, and the layer after them that reads the slices.
 
-        The list is empty if no following layer can read the layer's slices.
+        Return an empty list if no following layer can read the layer's slices.
         """
         between: list[keras.Layer] = []
         at = layer

@@ -35,7 +35,7 @@ class WeightShard(NamedTuple):
     place: Place
 
     def copy_from_whole(self) -> None:
-        """Copy the values of the whole weight to this rank's part."""
+        """Copy this rank's slice of the whole weight to the rank's own variable."""
         self.local.assign(self.whole.value[self.place])
 
     @property
@@ -90,7 +90,7 @@ class Share:
         return uncounted(self.meters())
 
     def release(self, look: bool = True) -> None:
-        """Free the whole weights of divided layers, after copying those that were set meanwhile.
+        """Free the divided layers' whole weights; first copy newly set values to the slices.
 
         Args:
             look: Whether to search for whole weights that were set after they were freed.
@@ -98,7 +98,7 @@ class Share:
         if self._released and not look:
             return
         # Between two training steps, a callback may set a weight of the whole model that was freed.
-        # Training must then continue with the value that the callback set.
+        # Training must continue with the weight value that a callback has set.
         for pair in self.pairs():
             if has_value(pair.whole):
                 pair.copy_from_whole()
@@ -123,9 +123,9 @@ class WholeWeights:
 
     Args:
         model: The whole model, built.
-        parts: For each rank, the models that consist of the layers whose weights this rank owns.
-        own: Number of the rank that owns the weights that this rank trains; with replicas, it may
-            be another rank.
+        parts: For each rank, the models with the layers whose weights the rank owns.
+        own: Number of the rank that owns the weights that this rank trains; with replicas, the
+            owner may be another rank.
         everyone: Communicator of all ranks of the training.
         shares: This rank's `Share` objects, each of which has a part of every layer of a model.
     """
@@ -185,9 +185,9 @@ class WholeWeights:
 def free(variable: keras.Variable) -> None:
     """Free the memory of a variable's value until the variable is set again, for example by `put`.
 
-    After this call, no computation may use the variable until it is set again.
+    After `free`, no computation may use the variable until it is set again.
     """
-    variable.value._validate_shape = False  # otherwise TensorFlow rejects values of other shapes
+    variable.value._validate_shape = False  # TensorFlow must accept values of other shapes
     put(variable, tf.zeros([0], variable.dtype))
 
 

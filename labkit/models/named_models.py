@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import keras
 
 
-# The names are listed here, so that the notebook's kernel can check a name without importing
+# `APPLICATIONS` lists the names, so that the notebook's kernel can check a name without importing
 # TensorFlow.
 APPLICATIONS = (
     *(f"convnext_{size}" for size in ("base", "large", "small", "tiny", "xlarge")),
@@ -57,7 +57,7 @@ def smallest(name: str) -> int:
 def class_of(name: str) -> Callable[..., keras.Model]:
     """Return the Keras function that creates an architecture.
 
-    The function's name has capitals and no underscores, for example:
+    The name of the Keras function has capitals and no underscores, for example:
 
         efficientnet_v2_b0  ->  keras.applications.EfficientNetV2B0
     """
@@ -105,7 +105,7 @@ class ModelSpec:
     pixels: int = 0
 
 
-# To add a named model, define its options and builder in a file, and add an entry to this table.
+# To add a named model, define its options and builder in a file, and add an entry to `MODELS`.
 MODELS: dict[str, ModelSpec] = {
     "linear": ModelSpec(linear, LinearOptions),
     "mlp": ModelSpec(mlp, MlpOptions),
@@ -122,7 +122,7 @@ def check(
 ) -> ModelOptions:
     """Return the validated options of a model, without importing TensorFlow.
 
-    With `data` (a data set, or its shapes), the function also checks that the model fits the data.
+    With `data` (a data set, or its shapes), `check` also tests whether the model fits the data.
     Raises InvalidInput for an unknown model, an unknown option, an invalid value, or data that do
     not fit.
     """

@@ -44,7 +44,7 @@ class ModelOptions(Options):
         return None
 
     def max_slices(self, shapes: Shapes) -> int | None:
-        """Return the maximum number of units, filters, words or heads in a layer, or None."""
+        """Return the largest number of units, filters, words or heads of a layer; None: unknown."""
         return None
 
     def hidden(self, layers: list[GridLayer]) -> list[GridLayer] | None:
@@ -85,7 +85,7 @@ def dense_plane(layers: Sequence[GridLayer], units: int) -> GridLayer:
 
 
 def _keras_name(kind: str, layers: Sequence[GridLayer]) -> str:
-    """Return the name that Keras gives this layer in the first model of a process, like dense_1."""
+    """Return the name that Keras gives a layer in a process's first model, such as dense_1."""
     count = sum(layer.name.startswith(kind) for layer in layers)
     return f"{kind}_{count}" if count else kind
 
@@ -109,7 +109,7 @@ class LinearOptions(ModelOptions):
         return shapes.outputs
 
     def hidden(self, layers: list[GridLayer]) -> list[GridLayer]:
-        """Return the list `layers` unchanged, because this model has no hidden layers."""
+        """Return the list `layers` unchanged, because the model `linear` has no hidden layers."""
         return layers
 
 
@@ -313,9 +313,9 @@ def rnn(options: RnnOptions, shapes: Shapes) -> keras.Model:
 def locally_connected(options: LocallyConnectedOptions, shapes: Shapes) -> keras.Model:
     """Return a model of locally connected layers without padding, and a Dense layer of scores.
 
-    Source: J. Source: Dean et al., Large scale distributed deep networks, NIPS 2012, whose Figure 1
-        divides locally connected layers among four machines. Unlike the source, this model has no
-        pooling or normalisation between layers.
+    Source: J. Dean et al., Large scale distributed deep networks, NIPS 2012, whose Figure 1
+        divides locally connected layers among four machines. In contrast to the network of Dean et
+        al., the model has no pooling or normalisation between layers.
     """
     from keras import layers
 

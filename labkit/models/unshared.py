@@ -21,12 +21,12 @@ Shape: TypeAlias = tuple[int, ...]  # the first axis is the batch; its length is
 class LocallyConnected2D(keras.layers.Layer):
     r"""A convolution with unshared kernels: \(y_{ij} = f(K_{ij} \cdot x_{ij} + b_{ij})\).
 
-    Here \(x_{ij}\) is the part of the image under the kernel \(K_{ij}\) of output position (i, j).
-    The part \(x_{ij}\) of the image starts at row i s and column j s, where s is the stride. Images
-    have shape (batch, rows, columns, channels), and there is no padding. With kernels of k × k
-    pixels, the weights of all output positions are `kernel` (rows, columns, k k channels, filters)
-    and `bias` (rows, columns, filters). Kernels are initialised by Glorot's uniform rule, which
-    uses the numbers of inputs and filters at one position.
+    The input \(x_{ij}\) is the part of the image under the kernel \(K_{ij}\) of output position (i,
+    j). The part \(x_{ij}\) of the image starts at row i s and column j s, where s is the stride.
+    Images have shape (batch, rows, columns, channels), and there is no padding. With kernels of k ×
+    k pixels, the weights of all output positions are `kernel` (rows, columns, k k channels,
+    filters) and `bias` (rows, columns, filters). Kernels are initialised by Glorot's uniform rule,
+    which uses the numbers of inputs and filters at one position.
 
     Args:
         filters: The number of outputs at each position.
@@ -59,7 +59,7 @@ class LocallyConnected2D(keras.layers.Layer):
             )
 
     def build(self, input_shape: Shape) -> None:
-        """Create the weights for images of this shape."""
+        """Create the weights for images of the given shape."""
         if len(input_shape) != 4 or None in input_shape[1:]:
             raise InvalidInput(
                 f"{self.name} got {tuple(input_shape)}; give images (batch, rows, columns, "
@@ -72,8 +72,8 @@ class LocallyConnected2D(keras.layers.Layer):
                 f"{tuple(input_shape[1:3])}"
             )
         inputs = self.kernel_size[0] * self.kernel_size[1] * input_shape[-1]
-        # This limit uses the inputs of one position, whereas Keras's initializer would count the
-        # inputs of all positions.
+        # `limit` uses the number of inputs of one position, whereas Keras's initializer would count
+        # the inputs of all positions.
         limit = (6 / (inputs + filters)) ** 0.5
         self.kernel = self.add_weight(
             shape=(rows, columns, inputs, filters),

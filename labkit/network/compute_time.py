@@ -51,13 +51,15 @@ class ComputeTime(Checked):
     Args:
         seconds: Mean seconds per training step. If `seconds` is None (default), the process that
             simulates all workers measures the time once, while no other work runs.
-        distribution: "constant" (default), "exponential", or "lognormal". Lognormal times are the
-            mean times \(e^{\sigma z - \sigma^2 / 2}\), where \(z\) is a standard normal number.
+        distribution: "constant" (default), "exponential", or "lognormal". A lognormal time is the
+            mean time multiplied by \(e^{\sigma z - \sigma^2 / 2}\), where \(z\) is a standard
+            normal number.
         sigma: Parameter σ of the lognormal distribution; default: 0.5.
         trace: Seconds of successive training steps, repeated cyclically, which replace `seconds`
             and `distribution`. A trace may also be a sequence of sequences, one for each worker.
-        update: Seconds that a parameter server needs for one update. If `update` is None (default),
-            the time is measured if `seconds` is None; otherwise it is 0.
+        update: Seconds that a parameter server needs for one update. If both `update` and `seconds`
+            are None, the time of an update is measured; if only `update` is None, an update takes 0
+            s.
     """
 
     seconds: Seconds | None = Field(default=None, kw_only=False)

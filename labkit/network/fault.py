@@ -41,7 +41,7 @@ class Fault(Checked):
         factor: The factor by which a "slow" fault multiplies compute times, at least 1; default: 2.
         steps: The number of training steps for which a "slow" fault lasts; default: 1.
         message: The number of the dropped or corrupted message among the data messages that the
-            rank sends in this step; default: 0.
+            rank sends in the affected step; default: 0.
         offset, bit: The index of the affected element, and of the flipped bit in it; for "corrupt",
             the default is a random choice from the seed.
         layer: The name of the layer whose gradient becomes NaN or infinite; by default, the layer
@@ -82,7 +82,7 @@ class Fault(Checked):
         return {name: value for name, value in fields.items() if value is not None}
 
     def hits(self, step: int) -> bool:
-        """Return whether the fault is active in the training step with this number."""
+        """Return whether the fault is active in the training step with the given number."""
         return self.step <= step < self.step + (self.steps or 1)
 
     def flipped(self, data: np.ndarray, seed: int) -> np.ndarray:

@@ -23,10 +23,11 @@ class FifoLinks(Links):
 
     `send` delivers all messages of a communication round in one call. `depart` and `arrive`
     together do the same as `send`, for one message. `depart` needs only the state of the sender's
-    links; `arrive` needs only the state of the receiver's links. Therefore ranks in different
-    processes can each have their own `FifoLinks` object. The array `busy` must be in shared memory
-    only for emulated hosts with uplinks. `depart` and `arrive` return the same times as `send` if
-    they are called in the order in which the links serve messages.
+    links; `arrive` needs only the state of the receiver's links. Because each method needs the
+    links of only one rank, ranks in different processes can each have their own `FifoLinks` object.
+    The array `busy` must be in shared memory only for emulated hosts with uplinks. `depart` and
+    `arrive` return the same times as `send` if they are called in the order in which the links
+    serve messages.
 
     Args:
         network: The network whose links are modelled, with its bandwidths and latency.
@@ -60,8 +61,8 @@ class FifoLinks(Links):
             source, destination: The sending and the receiving rank of each message.
             nbytes: Bytes of each message.
             ready: For each message, the time in s at which the source hands it to the network.
-            shared: Ignored. The argument `shared` has no effect here; it exists only because
-                `Uncontended.send` has it, too.
+            shared: Ignored. `FifoLinks.send` ignores the argument `shared`, which exists only
+                because `Uncontended.send` has the same argument.
         """
         way = self.way(source, destination)
         slowest = np.zeros(len(source))
@@ -117,7 +118,7 @@ class FifoLinks(Links):
         return self._ways[key]
 
     def _serve(self, link: Integers, ready: Seconds, nbytes: Seconds, slowest: Seconds) -> Seconds:
-        """Reserve a link per message, return start times, and raise `slowest` to the durations."""
+        """Reserve a link per message; return start times; keep the longest time in `slowest`."""
         exists = link >= 0
         if not exists.all():
             start = ready.copy()
@@ -142,7 +143,7 @@ class FifoLinks(Links):
 
 
 def _turns(link: Integers, ready: Seconds) -> list[Integers]:
-    """Return groups of array indices: the first message of each link, the second of each, …."""
+    """Group array indices by queue place: the first message of each link, the second, and so on."""
     order = np.lexsort((ready, link))
     position = positions(link[order])
     by_turn = order[np.argsort(position, kind="stable")]

@@ -114,7 +114,7 @@ class Flows:
             self._select(stay)
         if self.now < until < np.inf:
             self._advance(until - self.now)
-            self.now = until  # because of rounding, the sum may differ from `until`
+            self.now = until  # sets `now` without a rounding error
         return numbers, times
 
     def _select(self, stay: Booleans) -> None:
@@ -188,16 +188,16 @@ def max_min(way: Integers, bandwidth: Seconds) -> Seconds:
 
     Rates \(x_f\) of flows f are feasible if \(\sum_{f \ni l} x_f \le c_l\) for each link l, where
     \(c_l\) is the link's bandwidth. Feasible rates are max-min fair if an increase of any rate
-    requires a decrease of another rate that is not larger. Equivalently, every flow has a
-    bottleneck link on its route. A bottleneck link is fully used, and no flow on it is faster than
-    the flow in question.
+    requires a decrease of another rate that is not larger. Equivalently, rates are max-min fair if
+    every flow has a bottleneck link on its route. A bottleneck link of a flow is fully used, and no
+    other flow on the link is faster than the flow.
 
     The algorithm is progressive filling: the rates of all flows rise together, and a flow's rate
     becomes fixed when a link of its route is full. The rate at which a link becomes full is its
     remaining capacity divided by the number of its flows whose rates still rise. The rate at which
-    a link becomes full never falls during progressive filling. Therefore a link is a bottleneck if
-    no other link on the routes of its flows becomes full at a lower rate. One iteration finds all
-    such bottleneck links and fixes the rates of their flows.
+    a link becomes full never falls during progressive filling. Because fill rates never fall, a
+    link is a bottleneck if no other link on its flows' routes becomes full at a lower rate. One
+    iteration finds all links that are bottlenecks, and fixes the rates of their flows.
 
     Args:
         way: The link numbers of each flow's route, shape (flows, hops), filled with -1 after a
@@ -205,7 +205,7 @@ def max_min(way: Integers, bandwidth: Seconds) -> Seconds:
         bandwidth: The bandwidth of each link, in bytes/s, shape (links,).
 
     Source: Bertsekas and Gallager 1992, *Data Networks*, section 6.5.2. The following papers use
-        these rates as a model of TCP.
+        max-min fair rates as a model of TCP.
     Velho and Legrand 2009, *Accuracy study and improvement of network simulation in the SimGrid
     framework*; Casanova et al. 2014, *Versatile, scalable, and accurate simulation of distributed
     applications and platforms*.

@@ -307,8 +307,8 @@ class Uncontended(Links):
 
     def __init__(self, network: Network, size: int, switches: int = 0) -> None:
         super().__init__(network, size, switches)
-        # The arrays of routes are filled with the link number -1, which selects this last element,
-        # an infinite bandwidth.
+        # Routes are padded with the link number -1, the index of the last element, whose bandwidth
+        # is infinite.
         self._speed = np.append(self.bandwidth, np.inf)
         self._free: Seconds = np.zeros(len(self._speed))
         self._known: tuple[Route | None, bool, Seconds] = None, False, self._speed
@@ -332,9 +332,9 @@ class Uncontended(Links):
             source, destination: The sending and the receiving rank of each message.
             nbytes: Bytes of each message.
             ready: For each message, the time in s at which the source hands it to the network.
-            shared: Whether messages of the same round may share links; default: True. If messages
-                share links, the bandwidth fractions in `hops` are meaningless. If `shared` is False
-                and messages share links, the result is None.
+            shared: Whether messages of the same round may share links; default: True. The bandwidth
+                fractions in `hops` are valid only if no two messages of the round share a link. If
+                `shared` is False and messages share links, the result is None.
         """
         way = self.way(source, destination)
         links = [*way.departure, *way.arrival]
@@ -358,7 +358,7 @@ class Uncontended(Links):
         return Transfers(start, stop + way.latency + self.jitters(source), hops)
 
     def _shared(self, way: Route, nbytes: Seconds, start: Seconds) -> Seconds:
-        """Return end times of messages that share links; reuse those of an equal previous round."""
+        """Return end times of messages that share links; compute them once for equal rounds."""
         first = float(start.min())
         known, size, wait, duration = self._latest
         if not (

@@ -36,7 +36,7 @@ class Slowdown(Checked):
     """The factors by which a rank computes and transfers data more slowly than other ranks.
 
     Args:
-        compute: The factor on compute times, at least 1; the mean factor if it is random;
+        compute: The factor on compute times, or its mean if `distribution` is random; at least 1;
             default: 1.
         transfer: The factor on the time for which a message occupies the rank's links; default: 1.
         distribution: "constant"; "uniform" on [1, 2 · compute - 1]; "exponential", 1 plus an
@@ -70,7 +70,7 @@ class Slowdown(Checked):
         return fields
 
     def resumes(self, start: float, stop: float) -> float:
-        """Return the end of a computation, given its start and the end it has without a pause."""
+        """Return the end time in s of a computation that would end at `stop` without the pause."""
         if self.pause is None or stop <= self.pause[0] or start >= self.pause[1]:
             return stop
         return stop + self.pause[1] - max(start, self.pause[0])
@@ -212,8 +212,9 @@ class Network(Checked):
     def part(self, ranks: Sequence[int], size: int) -> Network:
         """Return the part of the network that connects some ranks, which are renumbered 0, 1, …
 
-        This part of the network ignores contention with messages of other ranks. Emulations do
-        include this contention, because their processes share the state of the links.
+        The returned network ignores contention with messages of other ranks. Emulations include
+        contention with messages of other ranks, because their processes share the state of the
+        links.
 
         Args:
             ranks: The ranks to keep, in their new order.
@@ -328,7 +329,7 @@ def _preset(name: str, latency: float, bandwidth: float) -> Network:
     return Network(name=name, latency=latency, bandwidth=bandwidth)
 
 
-# The latencies in this table are times of a small message between two programs, including kernel
+# The latencies of the presets are times of a small message between two programs, including kernel
 # and library.
 PRESETS: dict[str, Network] = {
     network.name: network
@@ -339,14 +340,14 @@ PRESETS: dict[str, Network] = {
         # Latency of tuned TCP between hosts: 20 µs (Hurwitz and Feng 2003, Initial end-to-end
         # performance evaluation of 10-Gigabit Ethernet).
         _preset("10GbE", latency=20e-6, bandwidth=1.25e9),
-        # The latency is half of the minimum round-trip time of 100 µs on ordinary hardware (Rumble
-        # et al. 2011, It's time for low latency).
+        # Latency of 1GbE: half of the minimum round-trip time of 100 µs on ordinary hardware
+        # (Rumble et al. 2011, It's time for low latency).
         _preset("1GbE", latency=50e-6, bandwidth=125e6),
-        # The latency is that of 1GbE plus 120 µs, in which a switch stores a frame of 1,500 bytes
-        # before forwarding it.
+        # Latency of 100-Mb/s Ethernet: the latency of 1GbE plus 120 µs, in which a switch stores a
+        # frame of 1,500 bytes before forwarding it.
         _preset("100Mb", latency=170e-6, bandwidth=12.5e6),
-        # The latency is that of light in 5,000 km of fibre, 5 µs per km. The wide-area link has a
-        # bandwidth of 100 Mb/s.
+        # Latency of the wide-area link: the time of light in 5,000 km of fibre, at 5 µs per km. The
+        # wide-area link has a bandwidth of 100 Mb/s.
         _preset("wan", latency=25e-3, bandwidth=12.5e6),
     )
 }

@@ -13,10 +13,10 @@ from labkit.network.links import Links, Seconds
 from labkit.network.network import Network
 from labkit.schedules.round import Integers
 
-Message: TypeAlias = tuple[float, int, int, int]  # (ticket, source, destination, bytes)
+Message: TypeAlias = tuple[float, int, int, int]  # ticket, source, destination, bytes of a message
 
 MAX_FLOWS = 4096  # maximum number of flows in the table, active or ended
-HEAD = 4  # floats before the table: time, next flow, flow count, rates valid
+HEAD = 4  # floats before the table: time, next flow number, flow count, whether rates are valid
 
 
 class SharedLinks(Protocol):
@@ -70,7 +70,7 @@ class FlowTable:
 
     The ticket of a flow, by which the receiver identifies it, is the number of the flow. Each
     access to the table first advances all flows to the current time at their current rates
-    (`Flows`). The state of the table therefore does not depend on which processes access it or how
+    (`Flows`). The state of the table does not depend on which processes access the table or how
     often.
 
     Raises:
@@ -91,10 +91,11 @@ class FlowTable:
         """Use this shared memory, an array of shape (length,), to store the state of the flows."""
         self._head = memory[:HEAD]
         columns = memory[HEAD:].reshape(self._columns, MAX_FLOWS)
-        self._ends, self._latency = columns[:2]  # both are indexed by flow number modulo MAX_FLOWS
-        # Columns with the values columns with the link numbers of the active flows' routes.
+        self._ends, self._latency = columns[:2]  # arrays indexed by flow number modulo MAX_FLOWS
+        # The arrays `_number`, `_turn`, `_remaining` and `_rate` have one element per active flow.
+        # Each column of `_way` contains the link numbers of one active flow's route.
         self._number, self._turn, self._remaining, self._rate = columns[2:6]
-        self._way = columns[6:]  # of the active flows
+        self._way = columns[6:]
 
     @property
     def version(self) -> float:
@@ -187,7 +188,7 @@ class _Fifo:
     The ticket of a message, which the receiver needs, is the time at which its first byte leaves.
     """
 
-    version = 0.0  # never changes, as later messages change no delivery times
+    version = 0.0  # constant, because later messages do not change earlier delivery times
 
     def __init__(self, network: Network, size: int) -> None:
         self._queues = FifoLinks(network, size)

@@ -1,9 +1,9 @@
 """The actions that a program yields; the runtime executes each one and sends back an answer.
 
-Each worker and each server runs one program, which is a Python generator. The same generators run
-in both runtimes. One runtime uses MPI ranks and the wall clock (`labkit.programs.mpi_runtime`); the
+Each worker and each server runs one program, which is a Python generator. Two runtimes execute the
+same generators. One runtime uses MPI ranks and the wall clock (`labkit.programs.mpi_runtime`); the
 other uses one process and a virtual clock (`labkit.programs.virtual_runtime`). A program never
-reads the time, so it behaves the same in both runtimes.
+reads the time, so it behaves the same on the wall clock and on the virtual clock.
 """
 
 from __future__ import annotations
@@ -201,7 +201,8 @@ class Update:
 
     Attributes:
         gradient: Gradient of the weights that this program stores, as a flat vector.
-        of: Messages that delivered the gradients of this update, which the event log records.
+        of: Messages that delivered the gradients of this update; the event log records the
+            messages.
         rate: Factor by which the optimizer's learning rate is multiplied in this update.
     """
 

@@ -9,7 +9,7 @@ from labkit.compression import Compressor, Decoder, Encoder
 from labkit.programs.actions import Vector
 from labkit.programs.roles import Roles
 
-TENSORS = 1_000  # seeds reserved per receiving program, one for each tensor
+TENSORS = 1_000  # number of seeds reserved for each receiving program; each tensor has its own seed
 
 
 @record(
@@ -22,10 +22,10 @@ class CodecChannel:
     A worker sends each gradient in compressed form. If the compressor uses error feedback, the
     worker stores the compression error and adds it to the next gradient. A server with weights w
     stores a copy \(\tilde w\) of the worker's weights, and sends the compressed difference \(w -
-    \tilde w\). Worker and server then both update their copies: \(\tilde w \leftarrow \tilde w +
-    D(E(w - \tilde w))\). In this formula, E is encoding and D is decoding. Worker and server store
-    bitwise identical copies \(\tilde w\) of the weights. The compression error of one answer is
-    therefore part of the difference that the next answer contains.
+    \tilde w\). The worker and the server then update their copies of the weights: \(\tilde w
+    \leftarrow \tilde w + D(E(w - \tilde w))\). E denotes encoding by the compressor, and D denotes
+    decoding. Worker and server store bitwise identical copies \(\tilde w\) of the weights. The
+    difference that an answer contains includes the compression error of the previous answer.
 
     Without a compressor, payloads are sent unchanged.
 

@@ -42,8 +42,8 @@ def passing(create: ProgramFactory, roles: Roles, number: int, mark: Any = None)
         grid      one    F ⇄ F ⇄ F B ⇄ B ⇄ B push    before each layer, members exchange the values
                   other  F ⇄ F ⇄ F B ⇄ B ⇄ B push    that others read; their gradients come back
 
-    Except for these passes, each replica member executes all actions of the program alone, with its
-    part of the weights.
+    Each replica member executes all actions except forward and backward passes alone, with its part
+    of the weights.
 
     Args:
         create: Function that creates a worker's program for the weights of one replica member, see
@@ -106,7 +106,7 @@ def whole_replica_program(
 
 
 class _Member:
-    """A replica member (stage or machine), which computes gradients together with the others."""
+    """A replica member (stage or machine), which computes gradients jointly with other members."""
 
     def __init__(self, roles: Roles, number: int, latest_messages: dict[int, Message]) -> None:
         place = roles.place(number)
@@ -115,8 +115,8 @@ class _Member:
             (place._replace(turn=turn, share=each_pass.share), each_pass)
             for turn, each_pass in enumerate(roles.passes[place.member])
         ]
-        # `heard` stores the latest message from each sender; the next message to this sender is the
-        # answer to it.
+        # `heard` stores the latest message from each sender; the next message to a sender is the
+        # answer to the sender's latest message.
         self.heard = latest_messages
 
     def gradient(self, weights: Vector) -> Generator[Action, Any, Gradient]:

@@ -49,7 +49,7 @@ class ReplicaMember(Protocol):
         """Return the values of the non-trainable layer variables in a worker's replica."""
 
     def finish(self, weights: Vector, states: Sequence[np.ndarray]) -> None:
-        """Store these weights, and the values of non-trainable variables, in the whole model."""
+        """Store given weights, and values of non-trainable variables, in the whole model."""
 
 
 class CutReplicas(NamedTuple):
@@ -58,8 +58,8 @@ class CutReplicas(NamedTuple):
     Attributes:
         members: Computation of each replica member.
         parts: For each member, the part of the flat weights that it stores.
-        passes: For each member, its passes, with the numbers of the members that it exchanges
-            messages with.
+        passes: For each member, its passes; a pass contains the numbers of the members with which
+            it exchanges messages.
         described: Description of the cuts between stages, which is stored in the record of the run.
     """
 
@@ -152,8 +152,8 @@ def cut(model: keras.Model, batches: Batches, stages: int) -> CutReplicas:
     """Divide a model into stages, and return the computation of each stage with its weights.
 
     Raises:
-        InvalidInput: If the model cannot be divided into this number of stages, each of which has
-            trainable weights and a single tensor from the previous stage.
+        InvalidInput: If the model cannot be divided into the requested number of stages. Each stage
+            needs trainable weights, and a single tensor from the previous stage.
     """
     blocks = Blocks(model)
     if stages > len(blocks):

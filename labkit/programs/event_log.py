@@ -114,9 +114,9 @@ class EventLog:
         steps: Number of training steps per epoch.
         events: A list with one event for each gradient that a server receives. The keys of an event
             are server, update, worker, step, version, staleness, rows, sent, delivered and applied.
-            Here `update` is the number of the server's update (-1 for a dropped gradient), and
-            `version` is that of the weights at which the gradient was computed. The values of
-            `sent`, `delivered` and `applied` are times in s.
+            The value of `update` is the number of the server's update (-1 for a dropped gradient).
+            The value of `version` is the version of the weights at which the gradient was computed.
+            The values of `sent`, `delivered` and `applied` are times in s.
         losses: Failures of workers (not training losses), each with worker, seconds (time in s),
             and gradients (the number that the worker computed).
         writers: Numbers of the programs that have history rows: workers, or all members (stages or
@@ -168,7 +168,8 @@ class EventLog:
         play = self._plays.pop(worker, None)
         if play is None:
             return
-        # Traffic that was counted for a next step, which never began.
+        # If a worker's next step never begins, the traffic of the next step is added to the current
+        # step.
         if traffic := self._ahead.pop(worker, None):
             play.carried.add(traffic.nbytes, traffic.wire, traffic.messages)
         seconds = now - play.start
@@ -239,7 +240,7 @@ class EventLog:
             play.held += meeting.held
 
     def record_update(self, server: int, of: Sequence[Message], now: float) -> None:
-        """Record that a server applies the gradients from these messages in one update."""
+        """Record that a server applies the gradients from the messages `of` in one update."""
         number = self._updates.get(server, 0)
         self._updates[server] = number + 1
         for message in of:

@@ -58,8 +58,8 @@ class MpiRuntime(Runtime):
     """A runtime that executes one rank's programs, and exchanges messages with others over MPI.
 
     A rank with one program computes in its main thread. If a rank has both a worker and a server,
-    the server can answer messages with gradients while the worker computes. The worker of such a
-    rank computes in a second thread; only the main thread calls MPI.
+    the server can answer messages with gradients while the worker computes. A worker that shares
+    its rank with a server computes in a second thread; only the main thread calls MPI.
 
     Args:
         programs: Programs of this rank, by program number.
@@ -92,8 +92,8 @@ class MpiRuntime(Runtime):
         # For each program: the next answer that it receives.
         self._ready: dict[int, Any] = dict.fromkeys(programs)
 
-        # `_near` and `_far` contain messages and their receivers: `_near` those from this rank,
-        # `_far` those from other ranks.
+        # The pairs (receiver, message) are in `_near` if this rank sent the message, and in `_far`
+        # if another rank sent the message.
         self._near: deque[tuple[int, Message]] = deque()
         self._far: deque[tuple[int, Message]] = deque()
         self._wakes: dict[int, float] = {}  # for each program: time in s at which its `Wait` ends
@@ -190,9 +190,10 @@ class MpiRuntime(Runtime):
     def stands(self) -> int | None:
         """Pause until all ranks are quiescent (collective); return the total number of steps.
 
-        The result is None if another rank waits for this rank, which must then continue first.
+        `stands` returns None if another rank waits for this rank, because this rank must then
+        continue before it can pause.
         """
-        assert self.still is not None  # for the type checker, because `keeps` was called
+        assert self.still is not None  # for the type checker: `keeps` has set `still`
         if self._under_way is not None:
             self._under_way.result()
         wait(self._computes.values())
@@ -206,7 +207,7 @@ class MpiRuntime(Runtime):
 
     def keep(self, backend_state: Any = None) -> ProgramState:
         """Return this rank's state, see `VirtualRuntime.keep`; all ranks must be quiescent."""
-        assert self.still is not None  # for the type checker, because `keeps` was called
+        assert self.still is not None  # for the type checker: `keeps` has set `still`
         meeting = None if self._under_way is None else self._under_way.result()
         means = {fragment: means.state_dict() for fragment, means in self._means.items()}
         own_state = self._now(), self.still.steps, meeting, self._restored_feedback | means
@@ -214,7 +215,7 @@ class MpiRuntime(Runtime):
 
     def take(self, state: ProgramState, program: Callable[[int, Any], Program]) -> Any:
         """Restore the state of this rank from `state`, and return the backend's state in it."""
-        assert self.still is not None  # for the type checker, because `keeps` was called
+        assert self.still is not None  # for the type checker: `keeps` has set `still`
         (now, steps, meeting, self._restored_feedback), backend_state = self._restore_state(
             state, program
         )
@@ -228,8 +229,8 @@ class MpiRuntime(Runtime):
     def _offer_checkpoint(self, number: int) -> None:
         """Offer to save a checkpoint in which a program has not yet requested its current action.
 
-        After a restart from this checkpoint, the program receives its previous answer again, and
-        then requests the same action again.
+        A program that restarts from the checkpoint receives its previous answer again, and then
+        requests its current action again.
         """
         if self._between is not None:
             answers = self._players[number].heard
@@ -366,8 +367,8 @@ class MpiRuntime(Runtime):
         has, version, rows, step, ends, sent, wait, wants = letter.words.tolist()
         values = letter.values.view(self._dtype) if has else None
         if values is not None and self.still is not None and self._mailbox.in_place:
-            # The state for a checkpoint refers to the values, but the mailbox overwrites its
-            # buffer, so the values are copied.
+            # A checkpoint's state refers to the values of the message, but the mailbox overwrites
+            # its buffer, so the values are copied.
             values = values.copy()
             self._mailbox.free(letter.route)
         source, to = letter.route

@@ -21,8 +21,9 @@ class Pass:
         share: Fraction of the replica's total computation that belongs to this pass.
         goes_back: Whether the pass also runs backward, because its own weights, or those of earlier
             passes, need a gradient.
-        returns: Whether weights of earlier passes need a gradient. If so, the backward pass sends
-            gradients of the pass's inputs to the members in `gets`.
+        returns: Whether weights of earlier passes need a gradient. If weights of earlier passes
+            need a gradient, the backward pass sends gradients of the pass's inputs to the members
+            in `gets`.
     """
 
     gets: tuple[int, ...] = ()

@@ -20,7 +20,8 @@ class Quiescence:
     ranks have started the same number of allreduces. No messages are in transit if \(\sum_r s_r =
     \sum_r g_r\), where \(s_r\) and \(g_r\) are the numbers of messages that rank r has sent and
     received. A paused rank continues if another rank waits for this rank in an allreduce. Finally,
-    all ranks compare the counts in a collective call, before any of them resumes.
+    all ranks compare their counts of allreduces and messages in a collective call, before any rank
+    resumes.
 
     Args:
         communicator: Communicator of the ranks. The communicator's status table, in shared memory,

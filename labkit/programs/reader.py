@@ -14,7 +14,7 @@ from labkit.common.state import record_named
 from labkit.compression import Compressor, parse
 from labkit.programs.writer import PLAIN
 
-MOST_ALIKE = 32  # maximum number of keys with equal hash; a few occur by chance
+MOST_ALIKE = 32  # maximum number of keys with equal hash; a few keys have equal hashes by chance
 
 
 class ObjectReader:

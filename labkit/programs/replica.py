@@ -110,7 +110,7 @@ class Replica:
     ) -> Gradient:
         """For each block of weights, multiply the Hessian of the first batch's loss by a vector.
 
-        See `labkit.programs.actions.Curvature` for these vectors.
+        The class `labkit.programs.actions.Curvature` describes the vectors.
         """
         x, y, weight = batches(worker, 0)
         rows = len(keras.tree.flatten(x)[0])
@@ -152,7 +152,8 @@ class Replica:
     def take(self, steps: dict[int, int], states: dict[int, list[np.ndarray]]) -> None:
         """Restore the numbers of batches and the layer states that `keep` returned."""
         for worker, count in steps.items():
-            # Request the used batches again, so that the next one is new.
+            # The batches that the worker has used are requested again, so that the next request
+            # returns a new batch.
             for number in range(count):
                 self._batches(worker, number)
         self._steps, self._states, self._whose = steps, states, None

@@ -23,8 +23,8 @@ class Roles:
 
     Attributes:
         workers: Number of workers.
-        parts: For each server, the ranges of the flat weights that it stores; empty without
-            servers, when each worker stores all weights.
+        parts: For each server, the ranges of the flat weights that it stores; empty if there are no
+            servers, because each worker then stores all weights.
         steps: Steps per epoch; in each step, every worker computes one batch.
         epochs: Number of epochs.
         weights: Initial weights of the model, as one flat vector.
@@ -35,8 +35,8 @@ class Roles:
         rate: Learning rate of the optimizer in the first training step.
         cut: For each member (stage or machine) of a replica, the ranges of the flat weights that it
             has; empty if the model is not divided.
-        passes: For each member (stage or machine) of a replica, its passes, with the numbers of the
-            members that it exchanges messages with.
+        passes: For each member (stage or machine) of a replica, its passes; a pass contains the
+            numbers of the members with which it exchanges messages.
     """
 
     workers: int
@@ -90,8 +90,8 @@ class Roles:
         Args:
             compressed: Whether messages are compressed. A compressed message may be larger than the
                 original message.
-                It contains at most all elements with their indices (twice the bytes), and a few
-                numbers per tensor.
+                A compressed message contains at most all elements with their indices (twice the
+                bytes), and a few numbers per tensor.
         """
 
         def max_bytes(server: int) -> int:

@@ -1,4 +1,4 @@
-"""The base class of both runtimes: it resumes programs and stores received messages."""
+"""The base class of the runtimes, which resumes programs and stores received messages."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Player:
         if not self.over:
             for answer in self.heard:
                 action = program.send(answer)
-                if isinstance(action, Code):  # called again, because it changes the program's state
+                if isinstance(action, Code):  # repeated, because it changes the program's state
                     action.call()
 
 
@@ -112,7 +112,7 @@ class Runtime:
 
     def _save_state(self, *more: Any) -> ProgramState:
         """Save all attributes that change, and the objects `more`; arrays are not copied."""
-        assert self._outside is not None  # for the type checker, because `keeps` was called
+        assert self._outside is not None  # for the type checker: `keeps` has set `_outside`
         parts = [
             {name: _snapshot_value(vars(thing)[name]) for name in names}
             for thing, names in self._state_attributes
@@ -123,7 +123,7 @@ class Runtime:
         self, state: ProgramState, program: Callable[[int, Any], Program]
     ) -> Sequence[Any]:
         """Restore a saved state; return the objects that `_save_state` received as `more`."""
-        assert self._outside is not None  # for the type checker, because `keeps` was called
+        assert self._outside is not None  # for the type checker: `keeps` has set `_outside`
         content: list[Any] = restore_object(state, self._outside)
         parts, *further = content
         for (thing, names), values in zip(self._state_attributes, parts, strict=True):

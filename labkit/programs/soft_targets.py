@@ -24,7 +24,7 @@ class Soft:
         model: Compiled model, whose loss determines which loss is used for soft targets.
 
     Raises:
-        InvalidInput: If the model is no classifier, so that its predictions are not class
+        InvalidInput: If the model is not a classifier, so that its predictions are not class
             probabilities.
     """
 

@@ -50,9 +50,9 @@ class TiledReplica:
 
     The first pass reads the inputs of the batch, which are available on every machine. In the first
     forward pass, machine 0, which is the last member of the replica, sends shared kernels to the
-    other machines. In the corresponding backward pass, machine 0 adds up the gradients of these
-    kernels. Each later pass computes one layer, except for the final pass. In the final pass,
-    machine 0 computes the loss.
+    other machines. When the first pass runs backward, machine 0 adds up the gradients of the shared
+    kernels. Each later pass except the final pass computes one layer. In the final pass, machine 0
+    computes the loss.
 
     Args:
         machine: Machine of the grid, with its layers and the values that it exchanges with other
@@ -136,7 +136,7 @@ class TiledReplica:
             pending.x, gradient = self._layers[turn - 1].backward(worker, seed)
             pending.gradients.append(gradient)
         elif self._end is not None:
-            # The loss needs no gradient from outside; `x` only tells the number of samples.
+            # No gradient is passed to the loss; `x` only gives the number of samples.
             pending.x, _ = self._end.backward(worker, pending.x)
         senders = self._machine.borders[turn - 1].come if turn > self._first else ()
         before = tuple(pending.x[input_index].reshape(-1) for _, input_index in senders)

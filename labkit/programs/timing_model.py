@@ -43,7 +43,7 @@ class TimingModel:
         return calm and self.compute.even and not (self.later or self.faults)
 
     def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
-        """Return the end time of a worker's computation, the fraction `share` of a full step."""
+        """Return the end time in s of a computation that is the fraction `share` of a full step."""
         seconds = share * self.compute.of(worker, step, self.seed, self.measured)
         for fault in self.faults:
             if fault.rank == worker and fault.hits(step):

@@ -171,7 +171,7 @@ def _mean(losses: Sequence[float]) -> float:
 
 
 def handed(request: Request) -> int:
-    """Return the bytes that a compressor on one rank passes to the collective of a request."""
+    """Return the payload bytes that one rank contributes to the collective of a request."""
     if isinstance(request, Gather):
         return nbytes(request.payload)
     if isinstance(request, Mean):

@@ -41,14 +41,14 @@ _STATE = (
     *("_met", "_joins", "_script"),
 )
 _EVENTS = frozenset({"_arrive", "_comes", "_lose", "_resume"})
-FORWARDS = 1 / 3  # a forward pass takes this fraction of a gradient's time
+FORWARDS = 1 / 3  # fraction of a gradient's compute time that a forward pass takes
 
 
 class VirtualTiming(Protocol):
     """The interface of a timing model, which returns times of events on the virtual clock."""
 
     def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:
-        """Return the end time of a worker's computation, the fraction `share` of a full step."""
+        """Return the end time in s of a computation that is the fraction `share` of a full step."""
 
     def updated(self, server: int, start: float) -> float:
         """Return the end time of an update that a server starts at the time `start`."""
@@ -61,10 +61,10 @@ class VirtualRuntime(Runtime):
     """A runtime on the virtual clock: values are really computed, but their times are simulated.
 
     Events are processed in order of time; simultaneous events are processed in the order in which
-    they were scheduled. Two runs with the same timing model and seed are therefore bitwise
-    identical. Messages are simulated as flows that share the links of a network, see
-    `labkit.network.Flows`. Messages take no time if there is no network, or if both programs are on
-    the same rank.
+    they were scheduled. Two runs with the same timing model and seed are bitwise identical.
+    Messages are simulated as flows that share the links of a network, see `labkit.network.Flows`.
+    A message takes no time if there is no network, or if its sender and its receiver are on the
+    same rank.
 
     Args:
         programs: Programs by program number; workers come before servers.
@@ -191,7 +191,7 @@ class VirtualRuntime(Runtime):
         self._order += 1
 
     def _handle(self, event: Event) -> None:
-        if event.what not in _EVENTS:  # otherwise a malicious state could call any method
+        if event.what not in _EVENTS:  # without the check, a malicious state could call any method
             raise LabkitError(
                 f"a state names the event {event.what!r:.80}; allowed: {', '.join(sorted(_EVENTS))}"
             )
@@ -222,8 +222,8 @@ class VirtualRuntime(Runtime):
                 self._answer(stop, number, predicted)
             case Curvature(weights, ends):
                 curved = self._backend.curved(number, weights, ends)
-                # A Hessian-vector product takes the time of two gradients: that of the loss, then
-                # that of the product of the first gradient and the vector.
+                # A Hessian-vector product takes the time of two gradients: the gradient of the
+                # loss, and the gradient of its product with the vector.
                 stop = self.times.computed(number, 0, self.now, 2.0 * (len(ends) - 1))
                 self._answer(stop, number, curved)
             case Update(gradient, of, rate):

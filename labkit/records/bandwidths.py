@@ -61,8 +61,8 @@ def methods(groups: Mapping[str, Sequence[Run]]) -> list[MethodCost]:
     for name, runs in groups.items():
         links = [_link_costs(run, costs) for run in runs if (costs := step_costs(run))]
         if links:
-            # A training method does the same work and sends the same bytes on every network. Any
-            # differences between its runs are therefore noise, which the median reduces.
+            # A training method does the same work and sends the same bytes on every network.
+            # Differences between the runs of one method are noise, which the median reduces.
             work, hops, nbytes = (median(column) for column in zip(*links, strict=True))
             measured.append(MethodCost(name, tuple(runs), work, hops, nbytes))
     return measured
@@ -72,10 +72,10 @@ def winners(methods: Sequence[MethodCost], latency: float, over: tuple[float, fl
     r"""Return the fastest training method for each bandwidth, from the lowest to the highest.
 
     The step time of a training method is a straight line as a function of 1/B, where B is the
-    bandwidth. The slope of this line is the number n of bytes, and its constant term is the fixed
-    time \(f = w + a\alpha\). With increasing bandwidth, a method with bytes n' and a shorter fixed
-    time f' becomes faster than a method with n and f. Both methods are equally fast at \(B = (n' -
-    n) / (f - f')\).
+    bandwidth. The slope of the step time over 1/B is the number n of bytes, and the constant term
+    is the fixed time \(f = w + a\alpha\). With increasing bandwidth, a method with bytes n' and a
+    shorter fixed time f' becomes faster than a method with n and f. A method with n and f and a
+    method with n' and f' are equally fast at \(B = (n' - n) / (f - f')\).
     """
     first, high = over
 
@@ -147,8 +147,8 @@ def _link_costs(run: Run, costs: StepCosts) -> tuple[float, float, float]:
             phase = max(modelled(name, size), key=lambda schedule: (schedule.beta, schedule.alpha))
             times = costs.messages / float(formula.messages.sum())
             return costs.work, phase.alpha * times, phase.beta * costs.payload
-    # If the sent bytes differ from the formula, the payload changes its size along the route. In
-    # this case, the messages of the busiest rank are counted one by one.
+    # If the sent bytes differ from the formula, the payload changes its size along the route. For a
+    # payload that changes its size, the messages of the busiest rank are counted one by one.
     return costs.work, costs.busiest_messages, costs.busiest
 
 

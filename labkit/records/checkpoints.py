@@ -26,7 +26,7 @@ from labkit.records.store import Record
 
 FOLDER = "checkpoints"  # subfolder of a run; each checkpoint's folder is named by its step
 RESUME_VARIABLE = "LABKIT_RESUME"  # environment variable that makes experiments resume
-MANIFEST = "manifest.json"  # written last; a checkpoint without it is incomplete
+MANIFEST = "manifest.json"  # written last; a checkpoint without manifest is incomplete
 DEFAULT_INTERVAL = 30.0  # seconds between checkpoints
 ALLOWED_EVERY = "a number of steps, or a time such as '30s', '5min', '1h'"
 MAX_RANKS = 2**20  # maximum number of ranks in a checkpoint
@@ -50,8 +50,8 @@ class Checkpoint(Checked):
             default: 30 s. With parameter servers or a virtual clock, the steps of all workers are
                 added up. If the interval is less than three training steps, some checkpoints are
                 skipped. Specify either `every` or `mtbf`, not both.
-        max_to_keep: Number of checkpoints that remain on disk, of which only the newest are kept;
-            default: 2.
+        max_to_keep: Maximum number of checkpoints on disk, of which the newest are kept; default:
+            2.
         mtbf: Mean time between failures in seconds, or a text such as "6h", from which labkit
             computes the interval; default: None, so that `every` determines the interval.
 
@@ -244,16 +244,17 @@ def newest_checkpoint(run: Path, same: Same) -> Resume | None:
 
 
 def remove_old(folder: Path, keep: int) -> None:
-    """In a folder's parent, remove all complete checkpoints except the `keep` newest."""
+    """Remove all complete checkpoints in the parent of `folder`, except the `keep` newest."""
     for checkpoint in complete_checkpoints(folder.parent)[keep:]:
-        (checkpoint / MANIFEST).unlink()  # first, so that a half-removed checkpoint is incomplete
+        (checkpoint / MANIFEST).unlink()  # removed first: a folder without manifest is incomplete
         shutil.rmtree(checkpoint)
 
 
 def remove_after(folder: Path, step: int) -> None:
     """Remove incomplete checkpoints and all checkpoints after a step.
 
-    A killed process may still write to one of these checkpoints, so errors are ignored.
+    Errors are ignored, because a killed process may still write to a checkpoint that is being
+    removed.
     """
     for entry in folder.iterdir():
         if entry.is_symlink():

@@ -55,8 +55,8 @@ def task_fields(run: Run) -> dict[str, JSON]:
 def baseline_of(run: Run, runs: Iterable[Run]) -> Run | None:
     """Return an uncompressed run of the same task as a compressed run, or None if there is none.
 
-    Baselines on the same network are preferred; among these, the run with the most similar strategy
-    is chosen. For an uncompressed run, the result is None.
+    Baselines on the same network are preferred; among several baselines, the run with the most
+    similar strategy is chosen. For an uncompressed run, the result is None.
     """
     if compressor_of(run) is None:
         return None

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import pandas
 
 SYNTHETIC, INSIDE = "synthetic", "in the step"
-# Each input pipeline after the synthetic one adds a technique to the one before it; "cache"
-# therefore also includes prefetching.
+# Each input pipeline after the synthetic one adds a technique to the pipeline before it, so the
+# pipeline "cache" also includes prefetching.
 WAYS = (SYNTHETIC, INSIDE, "map", "parallel calls", "prefetch", "cache")
 
 
@@ -82,18 +82,17 @@ class InputTrace:
 def input_costs(trace: InputTrace) -> pandas.DataFrame:
     r"""Return step time, idle time and overhead over synthetic input, one row per input pipeline.
 
-    Here \(t_r\) is the median step time of repeat \(r\), and \(s_r\) the median step time with
-    synthetic input in the same repeat. The I/O overhead is the relative difference \(t_r/s_r-1\),
-    as the median over the repeats r.
-    The columns `overhead_low` and `overhead_high` are the minimum and the maximum of this
-    difference over the repeats. Times in ms are first medians over the steps of each repeat, then
-    medians over the repeats. The column `idle_share` is the fraction of the step time for which the
-    step waits for input.
+    For each repeat \(r\), \(t_r\) is the median step time, and \(s_r\) is the median step time with
+    synthetic input. The I/O overhead is the relative difference \(t_r/s_r-1\), as the median over
+    the repeats r. The columns `overhead_low` and `overhead_high` are the minimum and the maximum of
+    \(t_r/s_r-1\) over the repeats. Times in ms are first medians over the steps of each repeat,
+    then medians over the repeats. The column `idle_share` is the fraction of the step time for
+    which the step waits for input.
 
     Source: TensorFlow's "Benchmarks" (2017) measures training first with synthetic data, then with
     real data. Murray et al. 2021, *tf.data: A machine learning data processing framework*
-    (arXiv:2101.12127), define the pipelines. Unlike both sources, labkit measures repeats as
-    interleaved pairs, and input and training share the CPU cores.
+    (arXiv:2101.12127), define the pipelines. Unlike TensorFlow's benchmarks and Murray et al.,
+    labkit measures repeats as interleaved pairs, and input and training share the CPU cores.
     """
     import pandas as pd
 

@@ -1,7 +1,7 @@
 """A ledger of the samples of each rank and step, to check that each sample is used once.
 
-The check compares hashes of the samples with the data set; therefore it does not depend on how
-samples were assigned to ranks.
+The check compares hashes of the samples with the data set, so the result of the check does not
+depend on how samples were assigned to ranks.
 """
 
 from __future__ import annotations

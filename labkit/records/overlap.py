@@ -56,9 +56,9 @@ class Overlap:
     def ideal(self) -> float:
         """Seconds of waiting that would remain with the better of two orders of buckets.
 
-        In this ideal case, the exchange is never idle while any bucket is ready. The two orders are
-        by ready time and by urgency; the order with less waiting is chosen. The computation between
-        two waits is assumed to take its measured time.
+        The simulated exchange is never idle while any bucket is ready. The two orders are by ready
+        time and by urgency; the order with less waiting is chosen. The computation between two
+        waits is assumed to take its measured time.
         """
         urgency = [0] * len(self.ready)
         for position, (bucket, _, _) in enumerate(self.waits):
@@ -128,8 +128,8 @@ def overlaps(timeline: pandas.DataFrame) -> list[Overlap]:
 
     Exchanges are counted from the end, because the timeline of a long run contains only its last
     events. Step numbers cannot be used, because events of the communication thread are numbered by
-    the step in which they end. An event of this thread may end in the step after the one in which
-    it began.
+    the step in which they end. An event of the communication thread may end in the step after the
+    one in which it began.
 
     Args:
         timeline: Events of all ranks, each with rank, kind, step, bucket, start and stop (in

@@ -19,11 +19,12 @@ TEXT_BATCH_ROWS, NUMBER_BATCH_ROWS = (
     2**14,
 )  # number of rows read at once: from text columns, number columns
 MAX_SCHEMA_BYTES = 2**20  # maximum bytes of a name, or of metadata, in a schema
-MAX_INTEGER = 2**53  # floats represent all integers up to this one
+MAX_INTEGER = 2**53  # largest integer up to which floats represent all integers
 MAX_SPARSITY = 20  # maximum ratio of seeds × steps to the rows of a table
-# No value may be missing in these columns, because they identify a row.
+# No value may be missing in the index columns, because they identify a row.
 INDEX_COLUMNS = {"seed", "rank", "step", "epoch", "bucket", "server", "worker", "update", "version"}
-# Other encodings are rejected, because a short file could expand to very long texts.
+# Encodings that labkit does not write are rejected, because a short file in such an encoding could
+# expand to very long texts.
 ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 
 
@@ -52,7 +53,7 @@ def _read_bounded(file: pq.ParquetFile) -> pa.Table:
     """Return a file's table; raise an error as soon as its unpacked size exceeds the limit.
 
     Arrow checks the unpacked size of a page only against the size in the page's own header.
-    Therefore the footer of a file may declare a small size for a column that has gigabytes.
+    A file's footer may thus declare a small size for a column that has gigabytes.
     """
     import pyarrow as pa
 

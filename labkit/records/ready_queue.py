@@ -10,7 +10,7 @@ from typing import NamedTuple
 from labkit.common.errors import LabkitError
 from labkit.records.step_graph import Operation, StepGraph
 
-RESOLUTION = 1e-6  # clocks of two threads may differ by this many seconds
+RESOLUTION = 1e-6  # seconds by which the clocks of two threads may differ
 
 
 @dataclass(frozen=True)

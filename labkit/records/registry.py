@@ -1,8 +1,9 @@
 """A registry of processes and job arrays that this user started and `labkit stop` may end.
 
 The registry is in the user's private state folder, which remains after a logout and is shared by
-all login nodes. Other users may write to a runs folder, so a record in it may name any process or
-Slurm job. labkit displays a process that such a record names, but never sends it a signal.
+all login nodes. Other users may write to a runs folder, so a record in the folder may name any
+process or Slurm job. labkit displays a process that a record in a runs folder names, but never
+sends the process a signal.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def registration(folder: Path) -> Iterator[None]:
     Args:
         folder: Folder of the job or sweep.
     """
-    if store.ELEMENT in os.environ:  # this is a task of a job array, which Slurm ends
+    if store.ELEMENT in os.environ:  # the process is a task of a job array, which Slurm ends
         yield
         return
     entry = identity = None

@@ -22,15 +22,17 @@ Event: TypeAlias = tuple[str, int, int, float, float]  # (kind, step, bucket, st
 class FirstDifference(TypedDict):
     """The first operation in which a run differs from its reference run.
 
-    Up to this operation, all operations of the training step are equal in both runs. The field
-    `operation` is "initial weights", "batch" (different rows), "gradient", "mean", "round",
-    "bucket", "optimizer", or "collection". Here "round" is a round of the reduction schedule,
-    "bucket" is packing and unpacking of a bucket, and "collection" is that of the trained weights.
+    All operations of the training step before the first difference are equal in the run and in its
+    reference run. The field `operation` is "initial weights", "batch" (rows of input), "gradient"
+    (on one rank), "mean" (over ranks), "optimizer" (update of weights), "round", "bucket", or
+    "collection". The value "round" means a round of the reduction schedule. The value "bucket"
+    means packing or unpacking of a gradient bucket, and "collection" means collection of the
+    trained weights.
     """
 
     step: int
     layer: str
-    rank: int | None  # None if all ranks with this layer differ from the reference
+    rank: int | None  # None if all ranks with `layer` differ from the reference
     operation: str
     bucket: int | None
     round: int | None  # number of the reduction round, counted from 1

@@ -68,7 +68,7 @@ class Run:
         """The current status of the run, a dict.
 
         `state` is "running", "completed", "failed" or "interrupted". The status of a run that has
-        ended also contains `ended`; that of a failed run, `cause` and `rank`.
+        ended also contains `ended`. The status of a failed run also contains `cause` and `rank`.
         """
         return self.__dict__.get("_final") or store.read_status(self.path)
 
@@ -79,8 +79,8 @@ class Run:
         `step_ms` is the time of a step in milliseconds, `samples_per_second` the throughput, and
         `equivalence` the verdict of the equivalence check.
         """
-        # Metrics are written only once, at the end of the run. Therefore the metrics are cached as
-        # soon as their file exists.
+        # Metrics are written only once, at the end of the run. The metrics are cached as soon as
+        # their file exists.
         is_written = "_metrics" in self.__dict__ or (self.path / "metrics.json").exists()
         return self._metrics if is_written else {}
 
@@ -194,7 +194,7 @@ class Run:
     @cached_property
     def environment(self) -> Record:
         """Package versions and hardware; empty, with a warning, if the record's file is damaged."""
-        path = self.path / "environment.json"  # missing if the run failed early
+        path = self.path / "environment.json"  # the file is missing if the run failed early
         try:
             return _without_schema(store.read_json(path)) if path.exists() else {}
         except LabkitError as error:
@@ -212,7 +212,7 @@ class Run:
 
     @property
     def model_file(self) -> Path:
-        """Path of the trained model's Keras file; if there are several seeds, that of the first.
+        """Path of the trained model's Keras file; with several seeds, the file of the first seed.
 
         Raises:
             LabkitError: If the run has no model file.
@@ -386,7 +386,7 @@ def _matching_folders(root: Path) -> list[Path]:
     all_runs = os.environ.get("LABKIT_RUNS")
     for start in (Path(), *([Path(all_runs).parent] if all_runs else [])):
         # A missing path without wildcards is returned unchanged, so that the error message names
-        # this folder.
+        # the path.
         if glob.has_magic(str(root)):
             matches = [Path(match) for match in sorted(glob.glob(str(start / root)))]
         else:

@@ -194,8 +194,8 @@ def aggregate(seeds: Sequence[Run]) -> Record:
 
 
 def _spread(records: Sequence[Record]) -> dict[str, list[float]]:
-    # Epochs are lists, and only the worst verdict is kept, so a minimum and a maximum of either is
-    # meaningless.
+    # Minimum and maximum are not computed for epochs, which are lists, or for verdicts, of which
+    # only the worst is kept.
     scalars = ({k: v for k, v in r.items() if k not in ("epochs", "equivalence")} for r in records)
     flat = [flatten(record) for record in scalars]
     columns = {key: [row[key] for row in flat if is_number(row.get(key))] for key in flat[0]}

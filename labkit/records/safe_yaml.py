@@ -31,7 +31,8 @@ def read_plain(text: str) -> JSON:
         value: JSON = yaml.load(text, Loader=_Plain)
     except yaml.YAMLError as error:
         raise NotPlain(f"is not YAML: {' '.join(str(error).split())}") from error
-    # These errors are raised, for example, for a number of 5000 digits, or for a list as a key.
+    # PyYAML raises ValueError or TypeError for a number of 5000 digits or for a list as a key, for
+    # example.
     except (ValueError, TypeError) as error:
         raise NotPlain(f"is not plain YAML: {error}") from error
     return value

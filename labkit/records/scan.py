@@ -12,7 +12,7 @@ from labkit.common.errors import LabkitError
 from labkit.common.safe_json import is_text
 from labkit.records.store import Record, checked_status, read_bytes, read_json
 
-PARQUET = b"PAR1"  # a Parquet file begins and ends with these bytes
+PARQUET = b"PAR1"  # first and last bytes of a Parquet file
 
 LINKED = "left out, because it is a symbolic link; give the path of the link itself to read it"
 
@@ -66,8 +66,8 @@ def folders(root: Path | str) -> Iterator[Folder]:
         )
     for path, subfolders, names in os.walk(root):
         files = set(names)
-        # The folder of a notebook job is no run, but contains runs; it has the files status.json
-        # and params.yaml.
+        # The folder of a notebook job is not a run, but contains runs; the folder of a job has the
+        # files status.json and params.yaml.
         is_run = "experiment.json" in files or (
             "status.json" in files and "params.yaml" not in files
         )

@@ -25,14 +25,14 @@ def field_problem(file: str, record: Mapping[str, JSON]) -> str | None:
     """Return a description of the first invalid field of a record; None if all fields are valid.
 
     Only the fields that labkit reads are checked. A field that is missing or null is valid.
-    Pydantic is not used for this check, because its import alone takes longer than the command
-    `labkit ls`.
+    Pydantic is not used for the check of fields, because importing Pydantic takes longer than the
+    command `labkit ls`.
 
     Args:
         file: Name of the file that contains the record, such as "status.json".
     """
     if file in FIELDS and (count := _columns(record)) > MAX_FIELDS:
-        return f"it has more than {MAX_FIELDS:,} fields ({count:,})"
+        return f"the record has more than {MAX_FIELDS:,} fields ({count:,})"
     for name, is_fine in FIELDS.get(file, {}).items():
         value = record.get(name)
         if value is not None and not is_fine(value):
@@ -164,7 +164,7 @@ def members(value: JSON) -> bool:
         isinstance(member, dict)
         and isinstance(folder := member.get("folder"), str)
         and 0 < len(folder.encode()) <= MAX_FOLDER_BYTES
-        and folder not in (".", "..")  # such a path would lead outside of the sweep's folder
+        and folder not in (".", "..")  # the paths "." and ".." are not inside the sweep's folder
         and not {"/", "\0"} & {*folder}
         and isinstance(values := member.get("values"), dict)
         and _columns(values) <= MAX_FIELDS

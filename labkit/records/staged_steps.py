@@ -44,8 +44,8 @@ def strategy_of(run: Run) -> Staged:
 def stage_events(run: Run) -> pandas.DataFrame:
     """Return events of one replica, with rank, step, action, stage, number, start and stop.
 
-    The events are those of the first seed, of its first replica, and of the first tensor-parallel
-    slice of each stage. The column `number` contains the number of the micro-batch.
+    The events come from the first seed, its first replica, and the first tensor-parallel slice of
+    each stage. The column `number` contains the number of the micro-batch.
 
     Raises:
         LabkitError: If the run has no timeline of stages.
@@ -71,7 +71,7 @@ def stage_events(run: Run) -> pandas.DataFrame:
 
 
 def measured_pipeline(run: Run, step: int | None = None) -> PipelineSimulation:
-    """Return a measured step (three, with delayed gradients) as a `PipelineSimulation` object.
+    """Return a measured step as a `PipelineSimulation`; with delayed gradients, three steps.
 
     On an emulated network, the time of a message lasts from its sending to its receipt.
 
@@ -139,7 +139,7 @@ def predicted_pipeline(run: Run) -> PipelineSimulation:
     # The bytes that cross a cut of the model are proportional to the number of samples in a
     # micro-batch.
     nbytes = rows * np.array(run.metrics["partition"]["bytes_a_row"], np.float64)
-    if table.recurrent:  # each micro-batch is a time segment
+    if table.recurrent:  # in a recurrent model, each micro-batch is a time segment
         nbytes /= table.microbatches
     network = _network(run)
     # Measured times already include the slowdown of stragglers, so the simulation must not add it
@@ -151,7 +151,7 @@ def predicted_pipeline(run: Run) -> PipelineSimulation:
     simulation = replace(simulation, network=network)
     if not strategy.unlocked:
         return simulation
-    last = iterations - 1  # omitted, because some messages of this iteration are never sent
+    last = iterations - 1  # the last iteration is omitted, as some of its messages are never sent
     delays = np.where(_is_backward(table), modules - 1 - table.stage, 0)
     step = table.microbatch + delays
     return _select(simulation, (step >= last - ITERATIONS) & (step < last))
@@ -215,7 +215,7 @@ def stage_seconds(events: pandas.DataFrame, stages: int) -> dict[str, np.ndarray
 def _as_simulation(
     run: Run, table: ScheduleTable, parts: list[pandas.DataFrame]
 ) -> PipelineSimulation:
-    """Return a simulation with those schedule rows that have events, and the events' times."""
+    """Return a simulation with the measured times of all schedule rows that have events."""
     import pandas as pd
 
     times: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
@@ -288,7 +288,7 @@ def _is_backward(table: ScheduleTable) -> np.ndarray:
 
 
 def _ranks(run: Run) -> int:
-    """Return the number of ranks per replica; with tensor parallelism, per slice of a replica."""
+    """Return the number of ranks per replica, or per slice if there is tensor parallelism."""
     workers = int(run.experiment["workers"])
     return strategy_of(run).ranks(workers) if is_staged(run) else workers
 

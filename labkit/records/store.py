@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow as pa
 
-# This environment variable identifies the task of a Slurm job array to which the process belongs.
-# The process of such an array task may run on another node, whose processes this machine cannot
-# see.
+# The environment variable LABKIT_ELEMENT identifies the task of a Slurm job array to which the
+# process belongs. The process of an array task may run on another node, whose processes this
+# machine cannot see.
 ELEMENT = "LABKIT_ELEMENT"
 _REASON = ".reason"  # file in a job's folder with the reason why it was interrupted
 STATES = ("queued", "running", "completed", "failed", "interrupted", "pruned")
@@ -58,8 +58,8 @@ HISTORY_COLUMNS = (
     | dict.fromkeys(("payload_bytes", "wire_bytes", "messages", "samples"), "int64")
 )
 
-# The content of a JSON file that labkit writes, as a dict. The fields of such a record depend on
-# the kind of file.
+# The content of a JSON file that labkit writes, as a dict. The fields of a record depend on the
+# kind of file.
 Record: TypeAlias = dict[str, Any]
 Fields: TypeAlias = Mapping[str, JSON]
 Rows: TypeAlias = Sequence[Fields]
@@ -95,8 +95,8 @@ def read_json(path: Path | str) -> Record:
     """Return the validated record that a JSON file contains.
 
     Raises:
-        LabkitError: If the file is missing or damaged, or has a newer schema. The message of this
-            error has only one line.
+        LabkitError: If the file is missing or damaged, or has a newer schema. The error message has
+            only one line.
     """
     try:
         return _record(path)
@@ -169,8 +169,8 @@ def _plain(value: Any) -> Any:
 def safe_name(text: str, limit: int = MAX_NAME_BYTES) -> str:
     """Return a valid file name of at most `limit` ASCII bytes, without separators and not hidden.
 
-    A longer text is cut, and eight hex digits of its SHA-256 are appended. Therefore two long texts
-    that differ only at the end have different names.
+    A longer text is cut, and eight hex digits of its SHA-256 are appended. Two long texts that
+    differ only at the end are converted to different names.
     """
     name = re.sub(r"[^A-Za-z0-9._=,+@-]+", "_", text).strip("._-") or "unnamed"
     if len(name) <= limit:
@@ -319,7 +319,7 @@ def finish(
         directory: Directory of the run.
         metrics: Fields of the record in metrics.json.
         history: The history as a table, either columns (a DataFrame, or a mapping from names to
-            values) or a list of rows (mappings). This table must have all columns in
+            values) or a list of rows (mappings). The history must have all columns in
             HISTORY_COLUMNS, and may have more.
         model: Bytes of the trained model's .keras file; None if no model is written.
         stopped: Why the run ended early; None if it completed.
@@ -354,8 +354,8 @@ def write_table(path: Path, rows: Rows) -> Path:
 def read_table(path: Path, columns: Mapping[str, str]) -> pandas.DataFrame:
     """Return a Parquet table; if its file is damaged, warn and return an empty table.
 
-    The table must have the columns in `columns`, with these types; all other columns must contain
-    numbers.
+    The table must have each column in `columns` with the pandas type that `columns` specifies; all
+    other columns must contain numbers.
     """
     import pyarrow as pa
 
@@ -378,7 +378,7 @@ def read_table(path: Path, columns: Mapping[str, str]) -> pandas.DataFrame:
 
 
 def empty_table(columns: Mapping[str, str]) -> pandas.DataFrame:
-    """Return a table that has these columns with these types, but no rows."""
+    """Return an empty table with the columns and the pandas types in `columns`."""
     import pandas as pd
 
     return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
@@ -408,7 +408,7 @@ def prune(directory: Path, cause: str) -> None:
 
 def write_reason(directory: Path, cause: str) -> None:
     """Write the reason for an interrupt to a file, from which the process of the job reads it."""
-    with suppress(OSError):  # if this fails, the interrupt has no reason
+    with suppress(OSError):  # if writing fails, the interrupt has no reason
         write_atomically(directory / _REASON, cause)
 
 
@@ -475,15 +475,15 @@ def fallback_status(directory: Path, status: Record) -> Record | None:
     """
     try:
         record = read_json(_fallback_path(directory))
-    except LabkitError:  # the usual case: no such record exists
+    except LabkitError:  # usually, the runtime folder contains no record
         return None
     return record if record.get("started") == status.get("started") else None
 
 
 def _write_status(directory: Path, state: str, **fields: JSON) -> None:
     """Update the status record of a run; fields that are not given keep their values."""
-    # Only one process writes the status of a run, so no other process writes between this reading
-    # and writing.
+    # Only one process writes the status of a run, so no other process changes the status between
+    # the following read and write.
     path = directory / "status.json"
     blank = {"state": state, "started": None, "ended": None, "cause": None, "rank": None}
     previous = read_json(path) if path.exists() else blank
@@ -527,8 +527,8 @@ def this_process() -> Record:
 def is_alive(status: Record) -> bool:
     """Return whether a recorded process is still running and no other process has its pid.
 
-    The process of a Slurm array task always counts as alive, because only Slurm can tell, unless
-    this process belongs to the same task.
+    The process of a Slurm array task always counts as alive, because only Slurm knows its state. If
+    the calling process belongs to the same task, the recorded process is checked.
     """
     import psutil
 

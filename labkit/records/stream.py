@@ -1,6 +1,6 @@
 """Live messages of an active run, in files of its directory that any process may read.
 
-Each line of such a file is one message, which consists of a kind and a record. A message of kind
+Each line of a message file is one message, which consists of a kind and a record. A message of kind
 `doing` contains the current activity of the ranks. A message of kind `plan` contains the steps per
 epoch, of kind `step` a row of the history, and of kind `epoch` the metrics after an epoch. A
 message of kind `fault` contains the costs of rank failures, after which spare ranks replaced the
@@ -25,7 +25,7 @@ from labkit.records import store
 from labkit.records.store import Record
 
 PRUNED = "pruned"  # content of the stop file if a search ends the run
-FOLDER = "live"  # subfolder of a run's directory that exists while it is active
+FOLDER = "live"  # subfolder of a run's directory that exists while the run is active
 STOP = "stop"  # file in the folder `live` that asks ranks to end training
 SUBMITTER = "submitter.json"  # file in the folder `live` that identifies the submitter
 MAX_READ_BYTES = 2**26  # maximum bytes that one call reads from a rank's file
@@ -68,7 +68,7 @@ class StreamWriter:
         folder: Folder of the run's live messages.
         rank: Number of the rank that writes messages to the file.
         submitter: Identity of the process that submitted the run, and that will write its records.
-            This identity contains the fields of `store.this_process`, and `host`.
+            The identity of the submitter contains the fields of `store.this_process`, and `host`.
     """
 
     def __init__(self, folder: Path, rank: int, submitter: Record) -> None:
@@ -132,7 +132,7 @@ class StreamReader:
             complete_lines, newline, _ = content.rpartition(b"\n")
             if (
                 not newline and len(content) == MAX_READ_BYTES
-            ):  # skips a line this long, which labkit cannot have written
+            ):  # skips a line of MAX_READ_BYTES, which labkit cannot have written
                 newline = content
         self._positions[path] = self._positions.get(path, 0) + len(complete_lines) + len(newline)
         return complete_lines

@@ -52,13 +52,13 @@ def thread_costs(sweep: ThreadSweep) -> pandas.DataFrame:
 def more_is_less(sweep: ThreadSweep) -> pandas.DataFrame:
     r"""Return the thread count from which steps become slower, by batch size and kind of thread.
 
-    Only one of the two thread counts is varied; the other one is that of the fastest step. Let
-    \(t_r(k)\) be the step time with \(k\) threads in repeat \(r\), and \(k^*\) the thread count
+    Only one of the two thread counts is varied; the other thread count is that of the fastest step.
+    Let \(t_r(k)\) be the step time with \(k\) threads in repeat \(r\), and \(k^*\) the thread count
     with the lowest median step time. The column `less_from` is the smallest \(k > k^*\) such that
     \(t_r(j)/t_r(k^*)\) exceeds 1 for all measured \(j \geq k\) and all repeats. The column
     `less_from` has no value if there is no such \(k\), or if there is only one repeat. The columns
-    `ratio`, `ratio_low` and `ratio_high` contain the median, minimum and maximum of this ratio for
-    \(j\) = `less_from`.
+    `ratio`, `ratio_low` and `ratio_high` contain the median, minimum and maximum of
+    \(t_r(j)/t_r(k^*)\) over the repeats for \(j\) = `less_from`.
     """
     import pandas as pd
 
@@ -76,8 +76,8 @@ def _slowdowns(sweep: ThreadSweep, batch: int) -> Iterator[dict[str, float | str
     )
     best: tuple[int, int] = steps.median().idxmin()
     for index, kind in enumerate(KINDS):
-        # Candidates differ from the fastest pair only in the thread count of this kind, by which
-        # they are sorted.
+        # Candidates differ from the fastest pair only in the thread count of `kind`, and are sorted
+        # by the thread count of `kind`.
         candidates = sorted(pair for pair in steps if pair[1 - index] == best[1 - index])
         row: dict[str, float | str] = {"batch": batch}
         row |= {"threads": kind, "best": best[index], "other": best[1 - index]}

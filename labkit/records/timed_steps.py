@@ -60,13 +60,13 @@ def typical_steps(timeline: pandas.DataFrame, count: int) -> list[int]:
 
 
 def activities(timeline: pandas.DataFrame, steps: Sequence[int]) -> pandas.DataFrame:
-    """Return all ranks' activities in these steps, timed from the start of the first step.
+    """Return all ranks' activities in `steps`, timed from the start of the first of the steps.
 
-    The returned table has the same columns as a timeline. It also has rows of kind "compute", which
-    cover the time of a step except for packing and waiting.
+    The returned table has the same columns as a timeline. The returned table also has rows of kind
+    "compute", which cover the time of a step except for packing and waiting.
 
     Raises:
-        InvalidInput: If the timeline contains none of these steps.
+        InvalidInput: If the timeline contains none of the steps in `steps`.
     """
     import pandas as pd
 
@@ -79,10 +79,10 @@ def activities(timeline: pandas.DataFrame, steps: Sequence[int]) -> pandas.DataF
             f"{recorded.max()}"
         )
     begin, end = chosen["start"].min(), chosen["stop"].max()
-    # Events are selected by time, because a bucket of the previous step may still be being sent.
+    # Events are selected by time, because ranks may still exchange a bucket of the previous step.
     events = timeline[(timeline["stop"] > begin) & (timeline["start"] < end)]
     # Communication events are not selected by step number, because the communication thread may
-    # record that of the previous or next step.
+    # record the number of the previous or next step.
     events = events[(events["kind"] == "communicate") | events["step"].isin(steps)]
     events = events.assign(start=events["start"] - begin, stop=events["stop"] - begin)
     computed = [
@@ -105,7 +105,7 @@ def _computations(rows: pandas.DataFrame) -> Iterable[tuple[int, float, float]]:
 
 
 def _subtract(whole: Interval, others: Iterable[Interval]) -> list[Interval]:
-    """Return the parts of an interval that no other interval covers; the others are sorted."""
+    """Return the parts of an interval that are in none of the sorted intervals `others`."""
     position, end = whole
     parts = []
     for start, stop in others:

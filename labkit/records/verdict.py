@@ -26,8 +26,8 @@ class Judgement:
             baseline's accuracies. Otherwise "none".
         difference: Mean accuracy of the candidate minus that of the baseline, \(\bar c - \bar b\).
         low, high: Welch's 95 % interval of the difference, \(\bar c - \bar b \pm t_\nu
-            \sqrt{s_c^2/n_c + s_b^2/n_b}\). Here s is a standard deviation and n a number of seeds;
-            with fewer than two seeds, both bounds are NaN.
+            \sqrt{s_c^2/n_c + s_b^2/n_b}\). The symbol s denotes a standard deviation, and n denotes
+            a number of seeds; with fewer than two seeds, `low` and `high` are NaN.
         mean_low, mean_high: 95 % interval of the candidate's mean, \(\bar c \pm t_{n_c-1}
             s_c/\sqrt{n_c}\), with standard deviation \(s_c\) over \(n_c\) seeds.
 
@@ -85,16 +85,16 @@ def judge(candidate: Sequence[float], baseline: Sequence[float]) -> Judgement:
     nan = math.nan
     if not candidate_values or not baseline_values:
         return Judgement(candidate_values, baseline_values, "none", nan, nan, nan, nan, nan)
-    # `statistics.mean` is exact, so the difference of equal accuracies is exactly 0, even if they
-    # have another order, or occur another number of times.
+    # `statistics.mean` is exact, so the difference of equal accuracies is exactly 0, regardless of
+    # their order and their number.
     difference = mean(candidate_values) - mean(baseline_values)
     # A single seed has no variance, so that no verdict is possible.
     if min(len(candidate_values), len(baseline_values)) < 2:
         return Judgement(candidate_values, baseline_values, "none", difference, nan, nan, nan, nan)
     half_width = _welch(candidate_values, baseline_values)
     low, high = difference - half_width, difference + half_width
-    # This interval uses only the candidate's variance, because the baseline may have another
-    # variance.
+    # The interval of the candidate's mean uses only the candidate's variance, because the baseline
+    # may have another variance.
     mean_half_width = _quantile(len(candidate_values) - 1) * math.sqrt(
         variance(candidate_values) / len(candidate_values)
     )
@@ -127,7 +127,7 @@ def accuracies(run: Run) -> dict[int, float]:
 
 
 def completed_seeds(run: Run) -> list[Run]:
-    """Return the completed seeds of a run; a run without repeats is its own only seed."""
+    """Return the completed seeds of a run; a run without repeats counts as one seed."""
     return [seed_run for seed_run in run.seeds or [run] if seed_run.status["state"] == "completed"]
 
 
@@ -137,8 +137,8 @@ class Arrival:
 
     Attributes:
         step: Number of training steps completed when the target is reached.
-        seconds: Seconds of training until the target is reached. These seconds include the
-            compilation in the first step, but no evaluations.
+        seconds: Seconds of training until the target is reached. The value of `seconds` includes
+            the compilation in the first step, but no evaluations.
         codec_seconds: The part of `seconds` that is spent on gradient compression and
             decompression, averaged over ranks.
         payload_bytes, wire_bytes: Bytes that all ranks passed to the gradient exchange, and bytes
@@ -202,7 +202,8 @@ def _welch(candidate: Sequence[float], baseline: Sequence[float]) -> float:
     r"""Return half the width of Welch's interval, computed with \(\nu\) degrees of freedom.
 
     The degrees of freedom are \(\nu = 1 / (q^2/(n_c-1) + (1-q)^2/(n_b-1))\) for \(n_c\) and \(n_b\)
-    seeds. Here \(q\) is the fraction of the difference's variance that comes from the candidate.
+    seeds. The number \(q\) is the fraction of the difference's variance that comes from the
+    candidate.
     """
     first, second = variance(candidate) / len(candidate), variance(baseline) / len(baseline)
     total = first + second

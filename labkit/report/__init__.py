@@ -172,7 +172,7 @@ def _page(runs: Sequence[Run], executed: Mapping[Path, bool], notebooks: Sequenc
 
 
 def _figures(runs: Sequence[Run], entries: Sequence[RunEntry]) -> list[dict[str, str]]:
-    """Return the HTML of all figures for which these runs have data, each with a heading."""
+    """Return the HTML of all figures for which the runs have data, each with a heading."""
     with_metrics = [entry for entry in entries if entry.metrics]
     drawn = list(zip(("Learning", "Speed"), sheets(entries), strict=True))
     if any(entry.metrics.get("test_accuracy") is not None for entry in entries):
@@ -186,8 +186,9 @@ def _figures(runs: Sequence[Run], entries: Sequence[RunEntry]) -> list[dict[str,
     measured_runs = (
         run for run in runs if any(len(path.compression_stats) for path in completed_seeds(run))
     )
-    # Only the first four runs get a figure of this kind. Each such figure has five panels, and a
-    # browser cannot open a page with fifty of them.
+    # Compression statistics are drawn only for the first four runs that have them. A figure of
+    # compression statistics has five panels, and a browser cannot open a page with fifty such
+    # figures.
     whole_figures += [
         ("Compression statistics", compression_stats(run)) for run in islice(measured_runs, 4)
     ]

@@ -28,10 +28,10 @@ BUNDLE_BODY = '"use strict";var Plotly='
 MAX_HEIGHT = 20_000  # maximum height of a figure in pixels
 NARROW_AXES = 4  # maximum number of parallel axes that fit on a phone
 MAX_ALT_LENGTH = 6_000  # maximum length of an alternative text in characters
-OFFERS = '<p class="offers"></p>'  # the page's script adds download buttons here
+OFFERS = '<p class="offers"></p>'  # HTML element to which the page's script adds download buttons
 BUNDLE_END = "window.Plotly = Plotly;"
-# This HTML element contains figures that may be wider than the page; its tabindex allows scrolling
-# by keyboard.
+# An HTML element for figures that may be wider than the page; its tabindex allows scrolling by
+# keyboard.
 _SCROLLABLE = '<div class="scroll" tabindex="0" role="group" aria-label="figure">'
 
 
@@ -192,8 +192,8 @@ def tables() -> tuple[str, str]:
 def unwrap(bundle: str) -> str:
     """Return Plotly's script without the enclosing function, which only module loaders need.
 
-    A browser parses twice what is inside a function. For Plotly's 4.8 MB, the second parsing delays
-    the first figure by 0.4 s in Chromium. A script in another format is returned unchanged.
+    A browser parses the code inside a function twice. For Plotly's 4.8 MB, the second parsing
+    delays the first figure by 0.4 s in Chromium. A script in another format is returned unchanged.
     """
     licence, separator, rest = bundle.partition("*/")
     body, end_found, _ = rest.rpartition(BUNDLE_END)
@@ -204,7 +204,7 @@ def unwrap(bundle: str) -> str:
 
 
 def policy(scripts: Sequence[str]) -> str:
-    """Return a content security policy that allows only these scripts, and no network requests."""
+    """Return a content security policy that allows only `scripts`, and no network requests."""
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     return (

@@ -93,7 +93,7 @@ def render(path: Path, outputs: bool = True, links: bool = False) -> str:
                 output["data"] = {"text/html": f"<div>{placeholder}</div>"}
     exporter = HTMLExporter(
         extra_loaders=[DictLoader({"labkit.html.j2": _TEMPLATE})],
-        extra_template_basedirs=[],  # without the current folder, because templates can run code
+        extra_template_basedirs=[],  # excludes the current folder, because templates can run code
         template_file="labkit.html.j2",
         template_name="basic",
         exclude_input_prompt=True,
@@ -127,7 +127,7 @@ def sanitized(text: str) -> str:
     """Return HTML without scripts, styles, handlers, ids, forms, frames and remote images."""
     import bleach
 
-    # This substitution removes the text of scripts and styles, which a browser would otherwise
+    # The function `re.sub` removes the text of scripts and styles, which a browser would otherwise
     # show. Only the call of `bleach` below makes the HTML safe.
     text = re.sub(r"(?is)<(script|style)\b.*?</\1\s*>", "", text)
     clean = bleach.clean(text, tags=_TAGS, attributes=_allowed, protocols=_PROTOCOLS, strip=True)

@@ -67,8 +67,8 @@ def _experiment(run: Run, defaults: dict[str, JSON]) -> str:
     if "notebook" in run.experiment:
         return ""
     fields = {k: v for k, v in run.experiment.items() if k not in defaults or v != defaults[k]}
-    # No command reproduces a run with a function or arrays, because its record has only their
-    # source or checksums.
+    # No command reproduces a run whose experiment contains a function or arrays, because the record
+    # has only their source or checksums.
     if any(_has_external_parts(value) for value in fields.values()):
         return ""
     file = f"{run.name}.yaml"

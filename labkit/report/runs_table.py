@@ -157,7 +157,7 @@ _TASK = ("model", "dataset", "strategy", "workers", "network", "epochs", "batch_
 
 
 def table_of(entries: Sequence[RunEntry]) -> ReportTable:
-    """Return the report's table, with one row for each of these settings."""
+    """Return the report's table, with one row for each setting in `entries`."""
     parameter_rows = [plain_parameters(entry.run) for entry in entries]
     metric_rows = [key_metrics(entry.run) for entry in entries]
     metric_names = dict.fromkeys((*KEY_METRICS, *(name for row in metric_rows for name in row)))

@@ -53,8 +53,8 @@ ALLREDUCE: dict[str, Collective[...]] = {
     "two_level_butterfly": two_level_butterfly,
 }
 
-# Network switches add the values in these schedules, so they are simulated and drawn, but ranks do
-# not execute them.
+# Network switches add the values in the schedules in IN_NETWORK, so the schedules are simulated and
+# drawn, but ranks do not execute them.
 IN_NETWORK: dict[str, Collective[...]] = {"in_network": in_network}
 
 COLLECTIVES: dict[str, Collective[...]] = {

@@ -1,4 +1,4 @@
-"""Selection of the weight blocks that the next round updates: by priority, in turn, at random."""
+"""Selection of the weight blocks that the next round updates: by priority, in turn or randomly."""
 
 from __future__ import annotations
 
@@ -107,13 +107,14 @@ class BlockRounds:
 
 
 def couplings(products: Matrix, ends: Sequence[int]) -> Matrix:
-    r"""Return how strongly each two blocks depend on each other, from the curvature of the loss.
+    r"""Return how strongly each pair of blocks is coupled, computed from the loss's curvature.
 
     \[c_{ab} = \|H_{ab}\| / \sqrt{\|H_{aa}\|\,\|H_{bb}\|}\]
 
     Entry (a, b) of the result is the larger of \(c_{ab}\) and \(c_{ba}\), where \(H_{ab}\) is a
-    block of the Hessian H. For blocks of one weight in a linear model with squared errors, this
-    entry is the correlation of two data columns. Scheduled lasso uses the same correlation.
+    block of the Hessian H. If each block is one weight of a linear model with squared errors, entry
+    (a, b) is the correlation of two data columns. Scheduled lasso also uses the correlation of data
+    columns.
 
     Args:
         products: Matrix of shape (blocks, weights); row a is the Hessian times a vector that is ±1

@@ -70,10 +70,11 @@ class AlphaBetaCost:
     def crossover(
         self, other: AlphaBetaCost, network: LinkParameters, gamma: float = 0.0
     ) -> float | None:
-        """Return the buffer size in bytes at which both costs are equal; None if there is none."""
+        """Return the buffer size in bytes at which `self` and `other` cost the same; else None."""
         fixed = (self.alpha - other.alpha) * network.latency
         growth = (other.beta - self.beta) / network.bandwidth + (other.gamma - self.gamma) * gamma
-        # The two cost lines are parallel, or they cross at a size that is not positive.
+        # The costs as functions of the buffer size are parallel, or they are equal at a size that
+        # is not positive.
         if growth == 0 or fixed / growth <= 0:
             return None
         return fixed / growth
@@ -134,7 +135,7 @@ Ends: TypeAlias = Callable[[int, int], Integers]
 class DrawnFunction:
     """A function whose docstring contains a drawing; the fields store facts about this function.
 
-    This object takes the name and the docstring of the function.
+    A `DrawnFunction` takes the name and the docstring of the function.
     """
 
     def take_name(self, drawing: Callable[..., object]) -> None:
@@ -147,7 +148,8 @@ class DrawnFunction:
         object.__setattr__(self, "__wrapped__", drawing)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
-        # Pickle finds this object by its name, because it replaces the function of that name.
+        # Pickle finds a `DrawnFunction` by its name, because the object replaces the function of
+        # the same name.
         name = getattr(self, "__name__", "")
         if getattr(sys.modules.get(self.__module__), name, None) is self:
             return str(name)
@@ -170,8 +172,8 @@ class Collective(DrawnFunction, Generic[Call]):
     Args:
         schedule: Function from the number of ranks to the rounds.
         ends: Function (size, chunks) -> table of shape (size, chunks) with the final content of
-            each chunk on each rank. An entry of this table is `SUM`, `ANY`, or the rank r ≥ 0 whose
-            initial chunk ends there.
+            each chunk on each rank. An entry of the table is `SUM`, `ANY`, or the rank r ≥ 0 whose
+            initial chunk is the final content.
         counts: Function from the number p of ranks to the textbook numbers of messages and chunks
             that each rank sends.
         cost: Function from the number p of ranks to the time according to the textbook.
@@ -184,9 +186,9 @@ class Collective(DrawnFunction, Generic[Call]):
             None if the schedule does not end with an allgather.
         between: Rounds of messages between hosts, in schedules that begin and end with steps inside
             each host. The buffer is divided into as many parts as the smallest host has ranks.
-            Before these rounds, the i-th rank of each host adds up part i of the buffers of all
-            ranks on its host. After these rounds, each rank copies its part of the sum to the other
-            ranks on its host, as through shared memory.
+            Before the rounds in `between`, the i-th rank of each host adds up part i of the buffers
+            of all ranks on its host. After the rounds in `between`, each rank copies its part of
+            the sum to the other ranks on its host, as through shared memory.
         switches: Number of network switches that take part; they are numbered after the ranks.
     """
 
@@ -225,7 +227,7 @@ class Collective(DrawnFunction, Generic[Call]):
 
 
 def all_ranks_hold(value: int) -> Ends:
-    """Return a postcondition: every rank holds this value in every chunk."""
+    """Return a postcondition: every rank holds `value` in every chunk."""
     return lambda size, chunks: np.full((size, chunks), value)
 
 
@@ -241,7 +243,7 @@ def root_holds(expected: Callable[[int], Integers | int]) -> Ends:
 
 
 def owners_hold(value: int) -> Ends:
-    """Return a postcondition: rank r holds this value in chunk r; other chunks may hold any."""
+    """Return a postcondition: rank r holds `value` in chunk r; other chunks are unspecified."""
     return lambda size, chunks: np.where(np.eye(size, chunks, dtype=np.bool_), value, ANY)
 
 
@@ -255,7 +257,7 @@ def collective(
     between: Callable[..., Iterable[Round]] | None = None,
     switches: Callable[..., int] = lambda size, **_: 0,
 ) -> Callable[[Callable[Call, Iterable[Round]]], Collective[Call]]:
-    """Return a decorator that turns a schedule into a `Collective` with these properties."""
+    """Return a decorator that turns a schedule into a `Collective` with the given properties."""
     known = (ends, counts, cost, critical_paths, layout, gathers, between, switches)
     return lambda drawing: Collective(drawing, *known)
 

@@ -209,7 +209,7 @@ def _around(size: int, first: int, reduce: bool) -> Iterator[Round]:
     ranks = np.arange(size)
     following = (ranks + 1) % size
     span, adds = np.ones_like(ranks), np.full(size, reduce)
-    tape: Integers = np.arange(2 * size) % size  # each round uses a view of this array, not a copy
+    tape: Integers = np.arange(2 * size) % size  # each round uses a view of `tape`, not a copy
     for step in range(size - 1):
         start = (first - step) % size
         yield Round(ranks, following, tape[start : start + size], span, reduce=adds)
@@ -225,8 +225,7 @@ def reduce_tree(size: int, root: int = 0) -> Iterator[Round]:
 
     Args:
         size: Number of ranks, at least 1.
-        root: The rank at the root, where the drawing has rank 0; the other ranks follow in cyclic
-            order.
+        root: The rank at the root; position i of the tree has the rank (root + i) mod size.
 
     Source: Thakur, Rabenseifner and Gropp 2005, *Optimization of collective communication
     operations in MPICH*.
@@ -277,8 +276,9 @@ def _critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
     """Return the critical paths; if p is not a power of two, the longest one has ⌊lg p⌋ hops.
 
     If p is not a power of two, the root's link still carries ⌈lg p⌉ messages in each direction.
-    Therefore the time ⌊lg p⌋(2α + 2nβ + nγ) increases by nβ for the broadcast. It also increases
-    for the reduction: by nβ, or by nγ if addition takes longer.
+    For the broadcast, the messages on the root's link add nβ to the time ⌊lg p⌋(2α + 2nβ + nγ). For
+    the reduction, the messages on the root's link add nβ to the time, or nγ if addition takes
+    longer.
     """
     depth = floor_lg(size)
     hops = AlphaBetaCost(2 * depth, 2 * depth, depth)
@@ -335,7 +335,7 @@ def folded(size: int, schedule: Schedule) -> Iterator[Round]:
 
 
 def folded_counts(size: int, messages: int, volume: int, chunks: int) -> Counts:
-    """Return the counts with folding: both ranks of a folded pair send one more whole buffer.
+    """Return the counts of a folded schedule: both ranks of a folded pair send one more buffer.
 
     Args:
         size: Number of ranks.
@@ -370,8 +370,8 @@ def _butterfly_critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
 
     For p = 2ᶠ + e ranks with F = ⌊lg p⌋, one of two paths is the longest. On the first path, the
     last rank without a folded partner ends after F + 1 hops. On the second path, a folded rank gets
-    the result after 2 + ⌈lg e⌉ hops. This result waits in the queue behind F - ⌈lg e⌉ other
-    messages on the link of its neighbour.
+    the result after 2 + ⌈lg e⌉ hops. The message with the result waits in the queue behind F - ⌈lg
+    e⌉ other messages on the link of the folded rank's neighbour.
     """
     rounds = floor_lg(size)
     extra = size - (1 << rounds)
@@ -426,7 +426,7 @@ def _rabenseifner_cost(size: int) -> AlphaBetaCost:
 def rabenseifner(size: int) -> Iterator[Round]:
     """Partners halve the buffer until each rank has the sum of one chunk, then exchange the sums.
 
-        p = 4: chunks that rank 0 holds as sums of …
+        Messages of rank 0 for p = 4; at the right, the state of its chunks after each round
         halving    0 ↔ 2  sends 23, keeps 01      2 ranks
                    0 ↔ 1  sends 1, keeps 0        4 ranks
         doubling   0 ↔ 1  sends 0, gets 1         01 whole

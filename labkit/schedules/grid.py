@@ -126,8 +126,8 @@ def allowed_grids(layers: Sequence[GridLayer], workers: int, divide: bool = True
         layers: Layers of the neural network.
         workers: Total number of workers; workers / (machines of the grid) is the number of model
             replicas.
-        divide: Whether the number of machines must divide `workers`; False: any grid of at most
-            `workers` machines.
+        divide: Whether the number of machines must divide `workers`; if False, a grid may have any
+            number of machines up to `workers`.
     """
     machines = [n for n in range(1, workers + 1) if not divide or workers % n == 0]
     grids = [(r, n // r) for n in machines for r in range(1, n + 1) if n % r == 0]
@@ -194,7 +194,7 @@ class Crossing:
 
     In the forward pass, all messages for a layer are sent before this layer computes. In the
     backward pass, each destination returns the gradients of the values that it read, and the source
-    adds them. These gradients are sent only if an earlier layer has weights to train.
+    adds them. The destinations send gradients back only if an earlier layer has weights to train.
 
     Args:
         layer: Index, in the list of layers, of the layer that reads the values.
@@ -239,7 +239,7 @@ class Crossing:
 def crossing(layers: Sequence[GridLayer], grid: Grid) -> Crossing:
     """Return the messages between machines, sorted by layer, source and destination.
 
-        one row of six values, kernel 3, two machines: outputs 0 1 | 2 3 read 0…3 | 2…5
+        One row of six values, kernel 3, two machines: outputs 0 1 read 0…3, outputs 2 3 read 2…5
 
         machine 0   0 1 2 ─┐   ┌─ holds 0 1 2, reads 0 1 2 3
         machine 1   3 4 5 ─┴───┴─ holds 3 4 5, reads 2 3 4 5       0 sends 2, 1 sends 3

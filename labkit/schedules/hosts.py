@@ -92,7 +92,7 @@ def hierarchical(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
 
 
 def _inside(groups: Sequence[Sequence[int]], schedule: Schedule) -> Iterator[Round]:
-    """Run a schedule in all hosts at once; adjacent hosts of equal size share the same rounds."""
+    """Run a schedule in all hosts at once; adjacent hosts of equal size are computed together."""
 
     def in_hosts(size: int, equal: Sequence[Sequence[int]]) -> Iterator[Round]:
         names = np.array(equal)
@@ -162,7 +162,7 @@ def _butterfly_paths(size: int) -> tuple[AlphaBetaCost, ...]:
 
 
 def _between(by: Collective[[int]], size: int, hosts: Hosts | None = None) -> Iterator[Round]:
-    """Run one schedule per part between hosts, all at once; `two_level` defines the parts."""
+    """Run a schedule between hosts for each part of the buffer, all at once; see `two_level`."""
     groups = host_groups(size, hosts)
     parts = min(map(len, groups))
     peers = np.array([group[:parts] for group in groups]).T  # (parts, hosts)
@@ -248,7 +248,7 @@ def _two_level_inside(
 
 
 def switch_above(size: int, hosts: Hosts | None = None) -> Integers:
-    """Return the number of the switch above each rank, then above each switch; -1 for the root.
+    """For each rank, then each switch, return the index of the switch above; the root gets -1.
 
     Switches are numbered after the ranks. Without hosts, one switch serves all ranks. With hosts,
     each host has a switch, and a root switch connects these switches.
@@ -292,7 +292,7 @@ def in_network(size: int, hosts: Hosts | None = None, chunks: int = 1) -> Iterat
 
     Source: Graham et al. 2016, *Scalable hierarchical aggregation protocol (SHArP)*; before it the
     tree of Blue Gene/L (Adiga et al. 2002). Differs from it: here a switch adds only after all
-    messages have arrived; the switches of these systems add earlier.
+    messages have arrived; the switches of SHArP and Blue Gene/L add earlier.
     """
     if size == 1:
         return

@@ -102,7 +102,7 @@ def verify_schedule(
     and chunks equal the textbook's (`Collective.counts`), if `expected` is given.
 
     Raises:
-        ScheduleError: If the schedule violates one of these four conditions; the message names the
+        ScheduleError: If the schedule violates one of the four conditions; the message names the
             rank and the chunk.
     """
     schedule = list(collective.schedule(size))
@@ -153,7 +153,7 @@ def _final_values(schedule: list[Round], start: Buffers, switches: int) -> Buffe
 
 
 def _verify_bits(schedule: list[Round], ends: Integers, switches: int, draws: int = 16) -> None:
-    """Compare the bits of many random sums, because one sum may agree by chance in two orders."""
+    """Verify that equal sums have equal bits; use many values, as one may match by chance."""
     size, chunks = ends.shape
     start = np.random.default_rng(1).normal(size=(size, chunks * draws)).astype(np.float32)
     final = _final_values(schedule, start, switches).reshape(size, chunks, draws).view(np.uint32)
@@ -170,8 +170,8 @@ class Holdings:
     Args:
         rounds: The rounds of the schedule.
         held: Array of counts, shape (rounds + 1, nodes, chunks, size). Entry [k, r, c, j] is how
-            often the value of rank j is in chunk c of rank r after k rounds. Network switches that
-            take part are numbered after the ranks.
+            often the value of rank j is in chunk c of rank r after k rounds. If the schedule uses
+            network switches, their numbers follow the numbers of the ranks.
     """
 
     rounds: list[Round]
@@ -213,7 +213,7 @@ class Holdings:
 def follow(schedule: Schedule, size: int) -> Holdings:
     """Run a schedule on unit vectors instead of numbers: rank j starts with the unit vector e_j.
 
-    The sum in a chunk then counts how often it includes the value of each rank.
+    The sum in a chunk contains, for each rank, how often the rank's value was added.
     """
     rounds = list(schedule(size))
     chunks = count_chunks(rounds)
@@ -236,7 +236,7 @@ def span_name(chunk: int, span: int) -> str:
 
 
 def sum_name(terms: Integers, chunk: int, room: int = 80) -> str:
-    """Return a sum as `a0+a1`; if that is too long, as `a0–3+6` or `5/8`; if complete, as `Σa`.
+    """Return a sum as text: `a0+a1`, or shorter `a0–3+6` or `5/8`; a complete sum is `Σa`.
 
     Args:
         terms: How often each rank's value is in the chunk, shape (size,).

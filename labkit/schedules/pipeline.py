@@ -59,10 +59,10 @@ def wavefront(layers: int, steps: int) -> ScheduleTable:
                              ·  F0 F1 F2 F3 ·  ·  B3 B2 B1 B0
                              ·  ·  F0 F1 F2 F3 B3 B2 B1 B0
 
-    Layer l at step t needs layer l - 1 at step t and its own state at step t - 1. Therefore all
-    pairs of layer and time step on a diagonal can be computed at the same time. The table equals
-    that of `gpipe`. Backpropagation through time runs from the last step to the first, which
-    excludes orders such as 1F1B.
+    Layer l at step t needs layer l - 1 at step t and its own state at step t - 1. All pairs of
+    layer and time step on a diagonal are independent, so the ranks compute them at the same time.
+    The wavefront schedule has the same table as `gpipe`. Backpropagation through time runs from the
+    last step to the first, which excludes orders such as 1F1B.
 
     Args:
         layers: Number p of stages, one per rank (each may contain several layers).
@@ -140,10 +140,10 @@ def pipedream(stages: int, microbatches: int) -> ScheduleTable:
                         ·  F0 F1 ·  B0 F2 B1 F3 B2 F4 B3 F5 B4 ·  B5
                         ·  ·  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5
 
-    Batch b runs forward and backward through stage s with the same version of the weights. This
-    version contains max(0, b - (p - 1 - s)) updates (`stage_memory.versions`). The last stage uses
-    the newest weights; the first stage uses weights that are p - 1 updates old. Once the pipeline
-    is full and until it drains, no rank waits, so the steady state has no bubble.
+    Batch b runs forward and backward through stage s with the same version of the weights. The
+    weights of batch b at stage s contain max(0, b - (p - 1 - s)) updates (`stage_memory.versions`).
+    The last stage uses the newest weights; the first stage uses weights that are p - 1 updates old.
+    Once the pipeline is full and until it drains, no rank waits, so the steady state has no bubble.
 
     Args:
         stages: Number p of stages, one per rank.
@@ -198,7 +198,7 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> ScheduleTable
     Source: Narayanan et al. 2021, *Efficient large-scale language model training on GPU clusters
     using Megatron-LM*, arXiv 2104.04473. Differs from it: unlike the paper, this schedule allows
     group sizes other than p. PyTorch's `ScheduleInterleaved1F1B` defines the order of computations
-    for such groups.
+    for group sizes other than p.
     """
     groups = _groups(ranks, microbatches)
     if microbatches % groups:
@@ -303,7 +303,8 @@ def zero_bubble_h2(stages: int, microbatches: int) -> ScheduleTable:
 
     Args, raises and source: as `zero_bubble`.
     Differs from it: the optimizer step is not undone if a later check of all gradients (of their
-    norm or for overflow) fails. Ranks wait for this check before the optimizer step.
+    norm or for overflow) fails. All ranks complete the check of the gradients before the optimizer
+    step.
     """
 
     def order(stage: int) -> Iterator[Work]:

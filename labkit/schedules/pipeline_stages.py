@@ -44,9 +44,9 @@ def balance_costs(costs: Sequence[float], stages: int) -> list[int]:
         costs 1 1 8 · 2 stages    ->  [0, 2, 3]: 2 and 8
 
     Each stage has at least one block. Among partitions with the same maximum cost, the function
-    chooses the one with the smallest sum of squared costs. This rule also balances the stages below
-    the maximum. Among partitions that are still equal, the function chooses the first in
-    lexicographic order.
+    chooses the one with the smallest sum of squared costs. A small sum of squared costs also
+    balances the stages below the maximum. If the sums of squared costs are also equal, the function
+    chooses the first partition in lexicographic order.
 
     Args:
         costs: Cost of each block, in seconds or parameters.
@@ -85,9 +85,9 @@ def balance_costs(costs: Sequence[float], stages: int) -> list[int]:
 def in_flight(table: ScheduleTable) -> Integers:
     """Return the maximum number of activations that each rank stores at a time, shape (ranks,).
 
-    One activation belongs to one micro-batch in one stage. The stage stores it from the forward
-    until the backward ends, which includes the weight gradient. Each chunk (stage) of a rank has
-    1/chunks of the rank's layers.
+    One activation belongs to one micro-batch in one stage. The stage stores the activation from the
+    forward until both the input gradient and the weight gradient are computed. Each chunk (stage)
+    of a rank has 1/chunks of the rank's layers.
     """
     change = (table.action == "forward").astype(np.int64) - _backward_ends(table)
     maximum = [change[table.rank == rank].cumsum().max(initial=0) for rank in range(table.ranks)]
@@ -95,9 +95,9 @@ def in_flight(table: ScheduleTable) -> Integers:
 
 
 def versions(table: ScheduleTable) -> Integers:
-    """Return the number of updates in each micro-batch's weights, shape (stages, microbatches).
+    """Return how many updates the weights of each micro-batch contain, as (stages, microbatches).
 
-    All numbers are 0 if all stages update their weights together at the end.
+    The result is 0 everywhere if all stages update their weights together at the end.
     """
     result = np.zeros((table.stages, table.microbatches), np.int64)
     if not table.asynchronous:

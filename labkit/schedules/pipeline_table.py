@@ -51,9 +51,9 @@ class ScheduleTable:
     `backward_weight`.
     - Weights change once, after all rows of the table. If `asynchronous`, each stage updates its
       weights after each micro-batch; a backward uses the same weights as its forward.
-    - If `recurrent`, micro-batches are time steps. A forward then also needs the forward of the
-      previous time step on the same stage. A backward then also needs the backward of the next time
-      step on the same stage.
+    - If `recurrent`, micro-batches are time steps. In a recurrent schedule, a forward also needs
+      the forward of the previous time step on the same stage. In a recurrent schedule, a backward
+      also needs the backward of the next time step on the same stage.
 
     Args:
         name: Name of the schedule in figures.
@@ -61,8 +61,8 @@ class ScheduleTable:
         tick, stage, action, microbatch: Columns of the table, of equal length.
         peer: Column with the stage that sends or receives the message at the other end; -1 for
             computations.
-        asynchronous, recurrent: Whether each stage updates its weights after each micro-batch;
-            whether micro-batches are time steps.
+        asynchronous, recurrent: `asynchronous` is whether each stage updates its weights after each
+            micro-batch; `recurrent` is whether micro-batches are time steps.
         schedule: The `PipelineSchedule` that computed the table, or None.
     """
 
@@ -110,22 +110,22 @@ class ScheduleTable:
 
     def take(self, index: Integers | Booleans) -> ScheduleTable:
         """Return the rows that an index or a mask selects, in the order of the index."""
-        # Only the columns change; the numbers of ranks, chunks and micro-batches still describe the
-        # complete table.
+        # The selection changes only the columns; the numbers of ranks, chunks and micro-batches
+        # still describe the complete table.
         names = ("tick", "stage", "action", "microbatch", "peer")
         return replace(self, **{name: getattr(self, name)[index] for name in names})
 
     def of_rank(self, rank: int) -> ScheduleTable:
-        """Return the rows that this rank executes, in order."""
+        """Return the rows that the rank `rank` executes, in order."""
         return self.take(self.rank == rank)
 
     def bubble(self, forward: float, backward_input: float, backward_weight: float) -> float | None:
         """Return the longest idle time of a rank in s, if ranks are equal and messages are instant.
 
         The idle time is counted between the first and the last row of the rank. For all schedules
-        except ZB-H2, the maximum is the same if it is counted over the whole run. For an
-        asynchronous schedule, the result is the idle time while the pipeline fills and drains. The
-        result is None if the schedule's formula does not apply to the table or to these times.
+        except ZB-H2, the longest idle time is the same over the whole run. For an asynchronous
+        schedule, the result is the idle time while the pipeline fills and drains. The result is
+        None if the schedule's formula does not apply to the table or to the given times.
 
         Args:
             forward, backward_input, backward_weight: Times F, B, W in s that a rank needs for one
@@ -156,7 +156,7 @@ class ScheduleTable:
         return idle / (idle + self.microbatches * (forward + backward_input + backward_weight))
 
     def most_in_flight(self) -> Integers:
-        """Return the maximum number of activations that each rank may store at once, as (ranks,).
+        """Return the maximum number of activations that each rank stores at once, shape (ranks,).
 
         Raises:
             InvalidInput: If no `PipelineSchedule` computed the table.
@@ -224,8 +224,8 @@ class PipelineSchedule(DrawnFunction, Generic[Call]):
         bubble: Function (table, F, B, W) -> bubble in s, as `ScheduleTable.bubble` defines it.
         most: Function (table, rank numbers) -> largest possible number of stored activations
             (`ScheduleTable.most_in_flight`).
-        asynchronous, recurrent: Whether each stage updates its weights after each micro-batch;
-            whether micro-batches are time steps.
+        asynchronous, recurrent: `asynchronous` is whether each stage updates its weights after each
+            micro-batch; `recurrent` is whether micro-batches are time steps.
         chunked: Whether ranks may have several stages.
         scheduling: "micro-batches" if a batch is divided into micro-batches that follow each other;
             "sequential" if it is not divided.
@@ -277,7 +277,7 @@ def pipeline(
     chunked: bool = False,
     scheduling: str = "micro-batches",
 ) -> Callable[[Callable[Call, ScheduleTable]], PipelineSchedule[Call]]:
-    """Return a decorator that turns a function into a `PipelineSchedule` with these properties."""
+    """Return a decorator that makes a `PipelineSchedule` of a function and the given properties."""
     facts = (name, bubble, most, asynchronous, recurrent, chunked, scheduling)
     return lambda drawing: PipelineSchedule(drawing, *facts)
 
@@ -364,7 +364,7 @@ def _earliest(name: str, orders: list[list[Work]], stages: int) -> dict[Work, in
 
 
 def _needs(work: Work, stages: int) -> Iterator[Work]:
-    """Yield the computations that must end before this computation starts."""
+    """Yield the computations that must end before the computation `work` starts."""
     action, stage, microbatch = work
     if action == "forward":
         if stage > 0:

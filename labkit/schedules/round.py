@@ -24,19 +24,19 @@ class Round:
     Every interpreter of a round follows these rules:
 
     - Every message carries the values that its source held before the round.
-    - If `reduce` is false, the value replaces the receiver's value. No other message of the round
-      may then change the same chunk of the receiver.
+    - If `reduce` is false, the value in the message replaces the receiver's value. If `reduce` is
+      false, no other message of the round may change the same chunk of the receiver.
     - If `reduce` is true, the receiver adds all contributions to a chunk **in rank order, its own
       value included**: v = ((v₀ + v₁) + v₂) + … . The result of floating-point addition depends on
-      the order. This fixed order gives the same bits on all ranks that add the same contributions.
+      the order. The fixed order gives the same bits on all ranks that add the same contributions.
 
     Chunks are the equal parts into which a schedule divides the buffer (see `boundaries`). Each
     source submits its messages to its link in the order of the rows.
 
     Args:
         source, destination: Sending and receiving rank of each message.
-        chunk, span, reduce: First chunk, number of chunks, and whether the receiver adds. Each of
-            these fields is a column of the same length, or one value for all rows.
+        chunk, span, reduce: First chunk, number of chunks, and whether the receiver adds. Each
+            field is a column of the same length, or one value for all rows.
     """
 
     source: Integers
@@ -76,11 +76,11 @@ class Round:
         return Round(*(column[index] for column in columns), reduce=self.reduce[index])
 
     def sent_by(self, rank: int) -> Round:
-        """Return the messages that this rank sends, in the order in which it submits them."""
+        """Return the messages that the rank `rank` sends, in the order of submission."""
         return self.take(self.source == rank)
 
     def received_by(self, rank: int) -> Round:
-        """Return the messages that this rank receives, sorted by source."""
+        """Return the messages that the rank `rank` receives, sorted by source."""
         # The receiver adds contributions in rank order.
         index = np.flatnonzero(self.destination == rank)
         return self.take(index[np.argsort(self.source[index], kind="stable")])

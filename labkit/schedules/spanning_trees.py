@@ -79,9 +79,9 @@ def pack(size: int, links: Links, shares: int | None = None) -> dict[Tree, int]:
     """Return spanning trees with integer weights, which load all links evenly.
 
     Trees are packed greedily: each of `shares` steps adds the minimum spanning tree for the link
-    cost (load + 1) / bandwidth. Of all spanning trees, this tree has the smallest load on its most
-    loaded link. The weights approach the best fractional packing as the number of added trees
-    grows.
+    cost (load + 1) / bandwidth. Of all spanning trees, the minimum spanning tree has the smallest
+    load on its most loaded link. The weights approach the best fractional packing as the number of
+    added trees grows.
 
     Args:
         size: Number of ranks.
@@ -174,8 +174,8 @@ def _centres(size: int, edges: list[Edge]) -> list[int]:
     """Return the one or two central ranks of a tree, found by repeated removal of all leaves."""
     neighbours = _neighbours(size, edges)
     while len(neighbours) > 2:
-        # The list is complete before the loop starts, because the loop removes leaves from
-        # `neighbours`.
+        # The list of leaves is complete before the loop starts, because the loop removes leaves
+        # from `neighbours`.
         for leaf in [rank for rank, near in neighbours.items() if len(near) == 1]:
             neighbours[neighbours.pop(leaf).pop()].discard(leaf)
     return sorted(neighbours)

@@ -36,10 +36,11 @@ def modelled(name: str, size: int) -> tuple[AlphaBetaCost, ...]:
     """Return the costs of the critical paths on one switch; the slowest gives the simulated time.
 
     The time of the slowest path is exact for any number of ranks if each link serves one message at
-    a time. If messages share links, this time is exact unless a rank sends while another rank's
-    earlier round uses the same link. The time is always exact if the number of ranks is a power of
-    two. In other cases, messages of two rounds may share a link, and no formula is known. Examples
-    are a tree of 3 ranks and a butterfly of 6 ranks.
+    a time. If messages share links, the time of the slowest path is exact unless a rank sends while
+    another rank's earlier round uses the same link. If the number of ranks is a power of two, the
+    time of the slowest path is always exact. If the number of ranks is not a power of two, messages
+    of two rounds may share a link, and no formula is known. For example, no formula is known for a
+    tree of 3 ranks or a butterfly of 6 ranks with shared links.
 
     The costs of the critical paths differ from the textbook in two cases. First, if a rank submits
     all messages of a round to its link at once, α counts once per round, not p - 1 times. Second,
@@ -63,8 +64,8 @@ def exact_form(
     r"""Return by formula the time in s that `simulate` would compute; None if no formula is exact.
 
     On one switch with equal links, the formula is `closed_form`. For the schedules in `EVEN`,
-    `closed_form` is exact for any number of ranks. For all other schedules, it is exact if the
-    number of ranks is a power of two, or if links serve one message at a time.
+    `closed_form` is exact for any number of ranks. For all other schedules, `closed_form` is exact
+    if the number of ranks is a power of two, or if links serve one message at a time.
 
     On h equal hosts with P ranks each, there are formulas for two schedules. The time of
     "hierarchical" is that of its tree inside a host plus that of its ring between hosts.
@@ -139,7 +140,7 @@ class Fit:
     count: int
 
     def network(self, name: str = "calibrated") -> Network:
-        """Return the network with this latency and bandwidth.
+        """Return a network with the fitted latency and bandwidth.
 
         Raises:
             InvalidInput: If the measured times do not grow with the number of bytes.
@@ -157,8 +158,9 @@ def calibrate(measurements: Sequence[Measurement]) -> Fit:
 
     The fit minimizes Σ (predicted / measured - 1)². If all measurements have the same ratio b : c
     (one algorithm and one size), the fit cannot separate the times of sending and of addition. The
-    same holds if the ratios differ so little that noise would make β zero. In both cases the fit
-    sets γ to 0, and β contains both times.
+    times of sending and of addition are also inseparable if the ratios b : c differ so little that
+    noise would make β zero. If the times of sending and of addition are inseparable, the fit sets γ
+    to 0, and β contains both times.
 
     Raises:
         InvalidInput: If there are fewer than two measurements, if a time is not above 0, or if a
@@ -175,8 +177,8 @@ def calibrate(measurements: Sequence[Measurement]) -> Fit:
     paths = [_path_rows(measurement) for measurement in measurements]
     critical = [0] * len(paths)
     parameters = _nonnegative_fit(_rows(paths, critical))
-    # The predicted time of an allreduce is that of its slowest path. Which path is slowest depends
-    # on the fit, so a few iterations determine both.
+    # The predicted time of an allreduce is that of its slowest path. The slowest path depends on
+    # the fit, so a few iterations find the path and the fit together.
     for _ in range(10):
         slowest = [int(np.argmax(path @ parameters)) for path in paths]
         if slowest == critical:

@@ -38,7 +38,7 @@ class Trace:
         link: For each interval of link use, the number of the link.
         link_start, link_stop: Start and end in s of an interval in which the link carries one
             message at a constant rate.
-        link_share: Rate in this interval, as a fraction of the link's bandwidth.
+        link_share: Rate of the message in the interval, as a fraction of the link's bandwidth.
     """
 
     round: Integers
@@ -54,7 +54,7 @@ class Trace:
 
     @classmethod
     def of(cls, log: list[RoundTrace], segments: list[Segment], bandwidth: Seconds) -> Trace:
-        """Build the trace from simulated rounds and, for rates that vary, from flow segments."""
+        """Build the trace from simulated rounds; varying rates also require the flow segments."""
         none: Seconds = np.empty(0)
         hops = [hop for entry in log for hop in entry.transfers.hops]
         hops += _stretches(segments, bandwidth)
@@ -116,7 +116,7 @@ class TrafficCounter:
     def add(
         self, source: Integers, nbytes: Seconds, way: Sequence[Integers], times: int = 1
     ) -> None:
-        """Count messages of `times` rounds, `nbytes` in all; `way`: links by hop (-1: no link)."""
+        """Count messages of `times` rounds with `nbytes` in total; in `way`, -1 means no link."""
         np.add.at(self.messages, source, times)
         np.add.at(self.sent, source, nbytes)
         for link in way:
@@ -138,9 +138,9 @@ class Lockstep:
     """Simulation of clocks of ranks and of the links between them, which advances round by round.
 
     If links serve one message at a time, the result is exact, because messages of earlier rounds go
-    first. If messages share links, it is exact unless messages of two rounds use a link at the same
-    time; `run` reports this case. If a trace is recorded, the result is exact only if messages of
-    one round do not share a link either.
+    first. If messages share links, the result is exact if `run` returns True. `run` returns False
+    if messages of two rounds use one link at the same time. If a trace is recorded, the result is
+    exact only if messages of one round do not share a link either.
 
     Attributes:
         clock: Current time of each node in s, shape (nodes,).
@@ -207,7 +207,7 @@ class Lockstep:
         self._times = 0
 
 
-ROW = 32  # number of a flow: message row in the low 32 bits, then round
+ROW = 32  # number of a flow: low 32 bits: row of the message; higher bits: round
 
 
 class _ActiveRound:
@@ -224,7 +224,7 @@ class _ActiveRound:
         self.ready, self.latency, self.delivery = (np.zeros(len(step)) for _ in range(3))
 
     def arrive(self, rows: Integers, times: Seconds) -> Integers:
-        """Record that the last byte of these messages was sent; return the receiving ranks."""
+        """Record that the last bytes of the messages `rows` were sent; return the receivers."""
         ranks = self.round.destination[rows]
         self.delivery[rows] = times + self.latency[rows]
         np.maximum.at(self.latest, ranks, self.delivery[rows])
@@ -259,7 +259,7 @@ class Events:
         self.tally = TrafficCounter(self.links.nodes, len(self.links.names))
         self._flows = Flows(self.links.bandwidth, self.links.hops, log=trace)
         self._place: Integers = np.zeros(self.links.nodes, np.int64)  # round of each rank
-        self._wake = self.clock.copy()  # start time of each rank's round in s; inf: it has begun
+        self._wake = self.clock.copy()  # start time of each rank's round in s; inf once begun
         self._open: dict[int, _ActiveRound] = {}
         self._trace, self._traced = trace, list[_ActiveRound]()
 
@@ -284,7 +284,7 @@ class Events:
         ]
 
     def run(self, rounds: Iterable[Round], chunk: float) -> bool:
-        """Simulate rounds with chunks of `chunk` bytes; always return True: links may be shared."""
+        """Simulate rounds of `chunk`-byte chunks; return True, because rounds may share links."""
         source = enumerate(_ActiveRound(step, chunk, len(self.clock)) for step in rounds)
         while True:
             wake, drain = float(self._wake.min()), self._flows.next
@@ -297,9 +297,9 @@ class Events:
             self._begin(np.flatnonzero(self._wake <= wake), source)
 
     def _begin(self, ranks: Integers, source: Iterator[tuple[int, _ActiveRound]]) -> None:
-        """Begin the current round of each given rank and submit the messages of this rank."""
+        """Begin the current round of each given rank and submit the rank's messages."""
         self._wake[ranks] = np.inf
-        place = self._place[ranks]  # a copy, because `_end` advances some ranks
+        place = self._place[ranks]  # a copy, because `_end` changes `self._place` of some ranks
         for number in np.unique(place).tolist():
             while number not in self._open and (following := next(source, None)):
                 self._open[following[0]] = following[1]
@@ -332,11 +332,11 @@ class Events:
             in_round = numbers >> ROW == number
             active = self._open[number]
             ranks = active.arrive(numbers[in_round] - (number << ROW), times[in_round])
-            # A rank that has not begun this round is not advanced here; `_begin` does it later.
+            # If a rank has not begun the round `number`, `_begin` advances the rank later.
             self._end(active, ranks[(self._place[ranks] == number) & (self._wake[ranks] == np.inf)])
 
     def _end(self, active: _ActiveRound, ranks: Integers) -> None:
-        """Advance those of the given ranks that have received all messages to the next round."""
+        """Advance each given rank that has received all its messages to the next round."""
         done = ranks[active.missing[ranks] == 0]
         added = self.gamma[done] * active.added[done]
         self.clock[done] = np.maximum(self.clock[done], active.latest[done]) + added

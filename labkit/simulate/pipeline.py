@@ -62,7 +62,7 @@ class PipelineSimulation:
         return float(1 - self.utilisation().mean())
 
     def utilisation(self, begin: float = 0.0, end: float | None = None) -> Seconds:
-        """Return the fraction of begin to end (s) in which each rank computes, shape (ranks,)."""
+        """Return the fraction of [begin, end] (in s) that each rank computes, shape (ranks,)."""
         end = self.seconds if end is None else end
         if not begin < end:
             raise InvalidInput(
@@ -98,7 +98,7 @@ def simulate_pipeline(
             stage.
         network: Name of a network, or a `Network`; None: messages take no time.
         nbytes: Size in bytes of the activation of a micro-batch between two stages, as one value or
-            with shape (stages,). The gradient has the same size.
+            with shape (stages,). The gradient of the activation has the same size.
 
     Raises:
         InvalidInput: If a name or number is invalid.

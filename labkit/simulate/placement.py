@@ -99,13 +99,14 @@ def list_schedule(
     Among tasks whose predecessors are scheduled, the one with the greatest upward rank \(r_i = w_i
     + \max_j (\bar c_{ij} + r_j)\) is next. Here \(w_i\) is the time of task i. \(\bar c_{ij}\) is
     the mean time of a copy from task i to task j over all pairs of devices. The scheduler chooses
-    the device on which the task ends earliest. On this device, the task takes the first
+    the device on which the task ends earliest. On the chosen device, the task takes the first
     sufficiently long idle interval after its inputs arrive. A copy takes the first sufficiently
-    long idle interval of its link in the same way. All tasks of a group go to one device, which
-    must have enough free memory for the group.
+    long idle interval of its link. All tasks of a group go to one device, which must have enough
+    free memory for the group.
 
     If copies are expensive, the plan may take longer than one device would take. The scheduler
-    places the first tasks by when they end, before the cost of copying their results is known.
+    places the first tasks where they end earliest, before the cost of copying their results is
+    known.
 
     Args:
         graph: The tasks.
@@ -117,7 +118,7 @@ def list_schedule(
 
     Raises:
         InvalidInput: If a task is bound to a missing or forbidden device, or if no device has room
-            for a group. The greedy algorithm may raise this error even if a placement that fits
+            for a group. The greedy algorithm may raise `InvalidInput` even if a placement that fits
             exists.
 
     Source: H. Topcuoglu, S. Hariri, M.-Y. Wu 2002, *Performance-effective and low-complexity task
@@ -209,7 +210,7 @@ class _Scheduler:
         return candidates
 
     def _ends(self, task: GraphTask, device: int) -> tuple[float, float, list[Copy]]:
-        """Return the task's stop and start times on this device, and the copies needed there."""
+        """Return the stop and start times of a task on a device, and the copies it needs there."""
         copies: dict[tuple[str, int], Copy] = {}
         arrived = 0.0
         links: dict[int, Spans] = {}
@@ -237,7 +238,7 @@ class _Scheduler:
 
 
 def first_gap(busy: Spans, ready: float, length: float) -> float:
-    """Return the earliest start, not before `ready`, of a free interval with this length."""
+    """Return the earliest start, not before `ready`, of a free interval of the given length."""
     for start, stop in busy:
         if ready + length <= start:
             break

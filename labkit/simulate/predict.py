@@ -100,7 +100,7 @@ def prediction_table(rows: Rows, network: Network, gamma: float) -> pandas.DataF
 def model_of(
     rows: Rows, network: str | Network | Fit | None, gamma: float
 ) -> tuple[Network, float, str]:
-    """Return the network, γ, and a description of the cost model that predicts these rows.
+    """Return the network, γ, and a description of the cost model that predicts the given rows.
 
     Args:
         rows: Rows of `labkit.bench.collectives.measure`.
@@ -108,8 +108,8 @@ def model_of(
         gamma: Time in s to add one byte; ignored for a fit, which contains γ.
 
     Raises:
-        InvalidInput: If there are no rows. Also if `network` is None, and the rows name no network
-            or several networks.
+        InvalidInput: If there are no rows. `InvalidInput` is also raised if `network` is None, and
+            the rows name no network or several networks.
     """
     if not rows:
         raise InvalidInput("no rows to compare; give rows of labkit.bench.collectives.measure")
@@ -236,7 +236,7 @@ def _fastest(seconds: Seconds) -> list[int]:
 
 
 def _crossing(times: Times, low_index: int, high_index: int, low: float, high: float) -> float:
-    """Return by bisection on a log scale the size from which `high_index` beats `low_index`."""
+    """Return the size from which `high_index` beats `low_index`, by bisection on a log scale."""
     for _ in range(30):
         middle = math.sqrt(low * high)
         seconds = times(middle)

@@ -20,7 +20,7 @@ class GraphTask:
         bytes: Memory in bytes that the task needs on its device, for its outputs and for the
             variable that it reads.
         group: Name of a set of tasks that must share a device, such as the readers and writers of a
-            variable. If it is empty, the task forms a group of its own.
+            variable. If `group` is empty, the task forms a group of its own.
         device: Number of the device to which the task is bound; None: any device.
         kind: Type of the operation, which figures show.
     """
@@ -43,10 +43,10 @@ SIGNAL = -1  # output index that stands for the completion of a task
 
 @dataclass(frozen=True)
 class Need:
-    """A dependency: the target task reads this number of bytes from the source task.
+    """A dependency: the target task reads `bytes` bytes from the source task.
 
-    output: Index of the source's output tensor that the target reads. `SIGNAL`: the target only
-        waits until the source ends.
+    output: Index of the source's output tensor that the target reads. If the index is `SIGNAL`, the
+        target only waits until the source ends.
     """
 
     source: str
@@ -93,7 +93,7 @@ class DeviceGroup:
                 )
 
     def copy_seconds(self, nbytes: float) -> float:
-        """Return the time in s that a link needs to copy a tensor of this size."""
+        """Return the time in s that a link needs to copy a tensor of `nbytes` bytes."""
         return self.latency + nbytes / self.bandwidth
 
 
@@ -151,7 +151,7 @@ class TaskGraph:
         """Task names in topological order; tasks on cycles are missing."""
         missing = {name: len({n.source for n in needs}) for name, needs in self.before.items()}
         names = [name for name, count in missing.items() if count == 0]
-        for name in names:  # the loop also visits names that are appended meanwhile
+        for name in names:  # the loop also visits the names that it appends
             for target in dict.fromkeys(need.target for need in self.after[name]):
                 missing[target] -= 1
                 if missing[target] == 0:
@@ -176,8 +176,8 @@ class TaskGraph:
         The length is \(r_i = w_i + \max_j (c_{ij} + r_j)\), with task times w and copy times c.
 
         Args:
-            copy: Fraction of dependencies that are assumed to be between two devices; the copy
-                times c are multiplied by it.
+            copy: Fraction of dependencies that are assumed to be between two devices; this fraction
+                multiplies the copy times c.
             machine: The devices, which define the times of copies and of starting a task; None:
                 these times are 0.
         """

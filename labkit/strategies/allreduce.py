@@ -50,7 +50,7 @@ class AllReduce(Strategy):
         compressor: The compressor of the gradients: an object of a class in
             `labkit.compression.COMPRESSORS`, its name, or None for uncompressed gradients. An
             allreduce sums the output of linear compressors, and merges that of sparse compressors.
-            An allgather exchanges the output of all others.
+            An allgather exchanges the output of compressors that are neither linear nor sparse.
         compression_stats_every: The number of training steps between two compression statistics of
             each gradient; 0: no statistics.
 
@@ -118,7 +118,7 @@ class AllReduce(Strategy):
         if experiment.clock == "virtual":
             self._check_virtual(experiment)
         schedule = SCHEDULES[self.schedule]
-        if schedule.into_next:  # with this schedule, each layer is updated separately
+        if schedule.into_next:  # `schedule.into_next` means that each layer is updated separately
             refuse_fit_options(experiment.optimizer_options)
         if (
             self.compressor is not None
@@ -161,7 +161,7 @@ class AllReduce(Strategy):
 
     @property
     def transport(self) -> Transport:
-        """The transport for point-to-point messages; this strategy sends none."""
+        """The transport for point-to-point messages, of which the strategy sends none."""
         return "two_sided"
 
     @property

@@ -5,9 +5,9 @@
     counter    6                                                      on the rank of 0
 
 If all workers had the same role, two workers that wait for each other's weights could deadlock.
-Therefore workers are active or passive, and active workers never receive requests. The server
-process of a passive worker holds this worker's weights and answers requests while the worker
-computes.
+Workers are active or passive, and active workers never receive requests, which excludes such
+deadlocks. The server process of a passive worker holds this worker's weights and answers requests
+while the worker computes.
 """
 
 from __future__ import annotations

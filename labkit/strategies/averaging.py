@@ -37,7 +37,7 @@ from labkit.strategies.replicas import SynchronousReplicas
 from labkit.strategies.strategy import ExperimentSpec
 from labkit.strategies.taxonomy import Cell
 
-# With these options too, the update of SGD is a linear function of the gradient.
+# With the options in `_LINEAR`, the update of SGD is still a linear function of the gradient.
 _LINEAR = {"momentum", "nesterov", "weight_decay"}
 
 
@@ -51,15 +51,15 @@ class ParameterAveraging(SynchronousReplicas):
     \[\theta \leftarrow \theta - \mathrm{outer}\bigl(\tfrac1n\sum_i \Delta_i\bigr), \qquad
     w_i \leftarrow \theta.\]
 
-    Without an outer optimizer, the new weights are the mean of the workers' weights. In this mean,
-    the weight of a pseudo-gradient is the number of rows in the worker's local steps.
+    Without an outer optimizer, the new weights are the mean of the workers' weights. In the mean of
+    the weights, each worker counts in proportion to the rows in its local steps.
 
     Args:
         period: The number H of local steps between two averagings; "epoch": one averaging per
             epoch.
-        adaptive: Whether the period becomes shorter as the loss decreases. Period j then has \(H_j
-            = \lceil\sqrt{F_j/F_0}\,H\rceil\) steps, where \(F_j\) is the mean loss of all steps
-            since the previous averaging. An adaptive period never exceeds H. With
+        adaptive: Whether the period becomes shorter as the loss decreases. The adaptive period j
+            has \(H_j = \lceil\sqrt{F_j/F_0}\,H\rceil\) steps, where \(F_j\) is the mean loss of all
+            steps since the previous averaging. An adaptive period never exceeds H. With
             `local_steps="by_speed"`, each worker still takes at least one step per period.
         outer_optimizer: The optimizer that applies the mean pseudo-gradient: None, "sgd", or
             "nesterov", \(v \leftarrow \mu v + \Delta\), \(\theta \leftarrow \theta - \eta(\Delta +
@@ -92,8 +92,8 @@ class ParameterAveraging(SynchronousReplicas):
     al., 2024, arXiv 2401.09135 (dynamic local updates), where workers do not wait for each other at
     all; the outer optimizer after A. Douillard et al., 2023, arXiv 2311.08105; fragments and
     overlap after A. Douillard et al., 2025, arXiv 2501.18512. Differs from Douillard et al. 2025:
-    fragments are equal ranges of the flat weights, not layers. The changes by local steps are added
-    in full, not mixed.
+    fragments are equal ranges of the flat weights, not layers. labkit adds the changes by local
+    steps in full; the paper mixes local and averaged weights.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("periodic", "synchronous")
@@ -262,7 +262,7 @@ class _Replica:
         self._velocity = [np.zeros_like(shared) for shared in self._shared]
         self._rows = [0] * len(self._parts)  # for each fragment, rows since its last averaging
         self._met = [0] * len(self._parts)  # for each fragment, the step of its last averaging
-        self._since, self._losses = 0, list[float]()  # step count and losses in this period
+        self._since, self._losses = 0, list[float]()  # step count and losses of the current period
         self._first: float | None = None  # mean loss of the first period
         self._longest = roles.steps if strategy.period == "epoch" else strategy.period
         self._least = math.ceil(max(roles.slower)) if strategy.local_steps == "by_speed" else 1

@@ -45,13 +45,14 @@ class BlockCoordinateDescent(SynchronousReplicas):
     S_t(v) = \mathrm{sign}(v) \max(|v| - t, 0).\]
 
     With the following three conditions, a round is exact coordinate descent of the lasso on |B|
-    coordinates. Each batch contains all rows, each block is a single weight, and all columns have
-    unit variance. The learning rate must then be 0.5 if the loss is the mean squared error.
+    coordinates. The conditions are: each batch contains all rows, each block is a single weight,
+    and all columns have unit variance. For exact coordinate descent with the mean squared error as
+    the loss, the learning rate must be 0.5.
 
     Args:
         selection: How each round selects blocks. "priority": mostly the blocks that changed most in
             their last update. "round_robin": the blocks that were not selected for the longest
-            time. "random": blocks chosen at random. `labkit.schedules.blocks` implements these
+            time. "random": blocks chosen at random. `labkit.schedules.blocks` implements the three
             selections.
         block: The number of weights in a block, which is a contiguous range of the flat weights.
             "layer": one block per layer.
@@ -105,7 +106,7 @@ class BlockCoordinateDescent(SynchronousReplicas):
         return [0]
 
     def recurs(self, experiment: ExperimentSpec) -> bool:
-        """Return whether communication repeats: with "round_robin" and one block per round."""
+        """Return True for "round_robin" with one block per round, whose messages repeat."""
         return self.selection == "round_robin" and self.blocks_per_round == 1
 
     def forecast(self, query: Query) -> StepForecast:

@@ -46,10 +46,11 @@ class Codistillation(Replicas):
         distillation_weight: The weight ψ of the distillation term; 0: the workers train
             independently.
         exchange: What workers send. "predictions": each worker predicts the next batches of all
-            other workers and sends them these predictions. This works because the rows of all
-            batches are known in advance. "weights": each worker sends its weights, and the
-            receivers compute the predictions for their own batches. Both exchanges give the same
-            result. They differ in what is sent: class probabilities for the batches, or weights.
+            other workers and sends them these predictions. A worker can predict the batches of
+            others because the rows of all batches are known in advance. "weights": each worker
+            sends its weights, and the receivers compute the predictions for their own batches. The
+            exchanges "predictions" and "weights" give the same result. The exchange "predictions"
+            sends class probabilities for the batches; the exchange "weights" sends weights.
 
     In the first 2H steps, the loss has no distillation term. The model of worker 0 is evaluated and
     is the result of training. When a worker predicts, it uses the moving statistics of its own
@@ -83,7 +84,7 @@ class Codistillation(Replicas):
         return [0]
 
     def cycle(self, experiment: ExperimentSpec) -> int:
-        """Return the step count of two periods: a period uses the messages of the one before."""
+        """Return the step count of two periods, as a period uses the previous period's messages."""
         return 2 * self.period
 
     def crowd(self, workers: int) -> Crowd | None:
@@ -105,7 +106,8 @@ class Codistillation(Replicas):
             if start >= 2 * self.period:
                 messages = yield from self._receive(peers, len(steps))
             # If a worker must end training, it tells all other workers at the start of the next
-            # period. All workers stop one period after they receive this message.
+            # period. All workers stop one period after they receive the message that a worker must
+            # end training.
             ends = stop_requested or any(
                 message.ends for peer_messages in messages for message in peer_messages
             )

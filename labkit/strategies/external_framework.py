@@ -28,18 +28,19 @@ class ExternalFramework(Strategy):
     r"""PyTorch's DDP or FSDP, Horovod, or Keras on JAX trains the same model on the same batches.
 
     labkit exports the layers, the initial weights and the rows of each batch to a new process for
-    each worker. This process runs in a separate Python installation. `labkit frameworks setup NAME`
-    creates the installation. Alternatively, `LABKIT_TORCH_PYTHON`, `LABKIT_HOROVOD_PYTHON` or
-    `LABKIT_JAX_PYTHON` names an existing one. Worker r of k has \(n_r\) of the n rows of a batch,
-    and multiplies its loss accordingly; the framework averages the gradients of all workers:
+    each worker. The new process of a worker runs in a separate Python installation. `labkit
+    frameworks setup NAME` creates the installation. Alternatively, `LABKIT_TORCH_PYTHON`,
+    `LABKIT_HOROVOD_PYTHON` or `LABKIT_JAX_PYTHON` names an existing Python installation. Worker r
+    of k has \(n_r\) of the n rows of a batch, and multiplies its loss accordingly; the framework
+    averages the gradients of all workers:
 
     \[g = \frac{1}{k} \sum_r k \frac{n_r}{n} \nabla \ell_r.\]
 
     Supported models are sequential models of Dense, Conv2D, MaxPooling2D and Flatten. Supported
     losses are cross-entropy of scores and the mean squared error; the optimizer is SGD with or
-    without momentum. For these models and options, all frameworks compute the same function, and
-    `verify` compares their weights with those of one labkit process. All other models, losses and
-    optimizers raise an error.
+    without momentum. For the supported models, losses and optimizers, all frameworks compute the
+    same function, and `verify` compares their weights with those of one labkit process. labkit
+    raises an error for all other models, losses and optimizers.
 
     Args:
         framework: "ddp": PyTorch's DistributedDataParallel over gloo. "fsdp": PyTorch's
@@ -64,7 +65,7 @@ class ExternalFramework(Strategy):
     scheduling: ClassVar[tuple[str, ...]] = ("overlap", "sequential")
     paper: ClassVar[str] = "Li 2020, arXiv 2006.15704"
     no_forecast_reason: ClassVar[str] = (
-        "executes its steps in another framework, which reports no times of their parts"
+        "executes its steps in another framework, which reports no times for the parts of a step"
     )
 
     framework: Literal["ddp", "fsdp", "horovod", "jax"] = Field("ddp", kw_only=False)

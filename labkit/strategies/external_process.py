@@ -116,9 +116,8 @@ def open_link(session: Session, stack: ExitStack) -> dict[str, Sequence[str]]:
         session: The training session of this rank.
         stack: The exit stack that removes the link when it closes.
 
-    Returns:
-        A mapping from the IP address of each end of the link to the command prefix of processes
-        there; empty without a network.
+    Returns: A mapping from the IP address of each end of the link to the command prefix that starts
+        processes at that end; empty without a network.
     """
     network, communicator = Network.parse(session.experiment.network), session.communicator
     if network is None:
@@ -180,13 +179,13 @@ def train_external(
 
     Args:
         session: The training session of this rank.
-        child: The external process of this rank. It answers the request "step", and it answers the
-            request "weights" with the model's weights.
+        child: The external process of this rank. The process answers the request "step", and it
+            answers the request "weights" with the model's weights.
         other_counters: Function that returns the process ids of other processes of this rank, by
             task name.
         restart: Function that restarts processes that have ended; it is called repeatedly.
-        networks: For each network namespace of these processes, the command prefix; empty: the
-            processes run in the network of this process.
+        networks: For each network namespace of the external processes, the command prefix; if
+            empty, the processes run in the network of this rank.
 
     Returns:
         Values for the run's record: process ids (`processes`) by task, and `sent_bytes` from task
@@ -210,8 +209,8 @@ def train_external(
         try:
             return child.ask(command, while_waiting=restart_tasks)
         except LabkitError:
-            # The end of another process may be the cause of this failure. After this wait,
-            # `restart` finds that the process has ended, and raises a more informative error.
+            # The end of another process may be the cause of a failed request. After a wait,
+            # `restart` finds that the other process has ended, and raises a more informative error.
             clock.sleep(DETECTION_SECONDS)
             restart()
             raise

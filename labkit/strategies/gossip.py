@@ -45,9 +45,9 @@ class Gossip(Replicas):
 
     where \(\eta\, g_i(z_i)\) is the optimizer's update for the gradient. If the rows of P sum to 1
     too, ω remains 1 and the method is D-PSGD. If the rows of P do not sum to 1, the method is
-    stochastic gradient push. A worker then need not know how many workers receive its messages.
-    Mixing does not change the mean of all x; only gradients change it. The evaluated model is the
-    mean of all z, in which every worker counts equally.
+    stochastic gradient push. In stochastic gradient push, a worker need not know how many workers
+    receive its messages. Mixing does not change the mean of all x; only gradients change it. The
+    evaluated model is the mean of all z, in which every worker counts equally.
 
     Args:
         topology: How the mixing matrix P is defined. "ring": factor 1/3 for the worker itself and
@@ -57,9 +57,10 @@ class Gossip(Replicas):
             matrix: the matrix P itself, as a list of rows.
         asynchronous: Whether workers do not wait for slower workers (AD-PSGD). Workers with even
             numbers are active, and workers with odd numbers are passive. In each step, an active
-            worker averages its weights with a random passive worker. With "ring" this is one of its
-            two neighbours; with "random_pairs" it is any passive worker. A faster worker takes more
-            steps; rank 0 counts the steps of all workers until an epoch is complete.
+            worker averages its weights with a random passive worker. With "ring", the passive
+            worker is one of the active worker's two neighbours; with "random_pairs", it is any
+            passive worker. A faster worker takes more steps; rank 0 counts the steps of all workers
+            until an epoch is complete.
 
     Messages are never compressed. At the end of each epoch, synchronous workers decide by an
     allreduce of one number whether training ends.
@@ -185,7 +186,7 @@ class Gossip(Replicas):
         return math.ceil(math.log2(experiment.workers)) if turns else 1
 
     def recurs(self, experiment: ExperimentSpec) -> bool:
-        """Return whether communication repeats; random pairs and short epochs prevent this."""
+        """Return whether communication repeats; it does not for random pairs or short epochs."""
         steps, ahead = experiment.epoch_steps, 2 * self.cycle(experiment) + experiment.workers
         even = steps in (None, 1) or steps > WARM + STEPS + ahead
         return self.topology != "random_pairs" and even and super().recurs(experiment)
@@ -226,8 +227,8 @@ class Gossip(Replicas):
             wants = wants or gradient.last
             if (step + 1) % roles.steps == 0:
                 yield Snapshot((step + 1) // roles.steps - 1, weights / kind(share))
-                # If a distant worker requests the end of training, a worker does not learn this
-                # from its neighbours.
+                # A worker does not learn from its neighbours that a distant worker requests the end
+                # of training.
                 stop_request = Gradient(np.zeros(1, weights.dtype), 1, gradient.loss, step, wants)
                 if (yield AllReduceAction(stop_request, "ring")).last:
                     return

@@ -109,8 +109,8 @@ class IntraLayer(Strategy):
         """Train each rank's part of the model, with one optimizer per rank.
 
         During training, a rank holds only the weights of its part of the model. After an epoch, the
-        user's callbacks see the weights of the whole model. After a batch, they see only the
-        weights of undivided layers. If callbacks set weights, the next step uses them; the
+        user's callbacks see the weights of the whole model. After a batch, the callbacks see only
+        the weights of undivided layers. If callbacks set weights, the next step uses them; the
         callbacks must set them on all ranks.
         """
         share, step = self.start(session)
@@ -220,7 +220,7 @@ def replica_predictor(share: Share) -> Predictor:
 
     def forward(x: Nest) -> tuple[Nest, list[tf.Tensor | None], tf.Tensor]:
         y, total = share.predict(x), tf.zeros((), keras.config.floatx())
-        for loss in share.model.losses:  # these losses have the same value on all ranks
+        for loss in share.model.losses:  # losses that layers add have the same value on all ranks
             total += tf.reduce_sum(tf.cast(loss, total.dtype))
         return y, [mask_of(output) for output in keras.tree.flatten(y)], total
 

@@ -34,9 +34,9 @@ class ParameterServer(Servers):
         \(b_k\) samples of worker k. The gradients are added in the order of the workers. With c
         backup workers, a server waits only for the first n - c gradients of a step and ignores
         later ones.
-        Asynchronous: a server applies each gradient on arrival. The server's weights are then τ
-            updates newer than the weights at which the worker computed the gradient. With a single
-            worker, training is the same as without a server.
+        Asynchronous: a server applies each gradient on arrival. When a gradient arrives, the
+            server's weights are τ updates newer than the weights at which the worker computed the
+            gradient. With a single worker, training is the same as without a server.
 
     The first server ends training after as many steps (synchronous) or gradients (asynchronous) as
     all epochs have batches. An epoch ends when all workers together have processed as many samples
@@ -48,21 +48,22 @@ class ParameterServer(Servers):
         synchronous: True: an update waits for all workers, except backup workers. False: a server
             applies each gradient as soon as it arrives.
         colocated: Whether servers run on the ranks of the first workers and share their links. If
-            not, the ranks of servers follow those of workers.
+            `colocated` is False, the ranks of servers follow those of workers.
         placement: How tensors are assigned to servers: "round_robin" and "greedy" follow
             TensorFlow's rules; "sharded" cuts the flat weights into equal ranges.
         transport: How messages travel between ranks. "two_sided": a send with a matching receive.
             "one_sided": the sender puts messages into a memory window of the receiver, which need
             not take part. "one_sided_dynamic": messages stay in the sender's memory, and the
-            receiver fetches them from an address that it is told. On the virtual clock, the
+            receiver reads them at the offset that the sender announces. On the virtual clock, the
             simulation of all three transports is the same: messages flow over links.
         optimizer: The Keras name of the servers' optimizer, which uses the experiment's learning
             rate. None: the experiment's optimizer.
         backup_workers: The number c of gradients per step for which a synchronous update does not
             wait.
         compressor: The compressor for both directions: for gradients, and for weights as
-            differences from the worker's current weights. It is an object of a class in
-            `labkit.compression.COMPRESSORS`, its name, or None (default) for no compression.
+            differences from the worker's current weights. The value is an object of a class in
+            `labkit.compression.COMPRESSORS`, the compressor's name, or None (default) for no
+            compression.
         stages: The number of pipeline stages into which the model of each worker is cut; default:
             1. Exactly one tensor passes between two neighbouring stages. The cuts are chosen so
             that the largest stage has as few parameters as possible. Each stage pushes the

@@ -28,8 +28,8 @@ class Pipeline(Staged):
     r"""Each rank holds stages (contiguous layers), through which the micro-batches of a batch pass.
 
     The gradient is \(g = \sum_i \frac{b_i}{B} g_i\), where micro-batch i has \(b_i\) of the batch's
-    B rows and the mean gradient \(g_i\). With all schedules except "pipedream", it equals the
-    gradient of the whole batch; "pipedream" updates the weights after each micro-batch. Several
+    B rows and the mean gradient \(g_i\). With all schedules except "pipedream", the gradient g
+    equals that of the whole batch; "pipedream" updates the weights after each micro-batch. Several
     pipelines (replicas) can divide a batch, and then average the gradients of each stage. The
     layers of a stage may be divided into slices over several ranks, as in `TensorParallel`. The
     number of workers is replicas × stages × slices; the slices of a stage are on consecutive ranks.
@@ -40,15 +40,16 @@ class Pipeline(Staged):
             "pipedream" updates the weights after each micro-batch; forward and backward pass of a
             micro-batch use the same weights. "wavefront" divides the time steps of a recurrent
             model into ranges.
-        microbatches: The number of micro-batches in the batch of a replica. With "wavefront", this
-            is the number of ranges of time steps, whose lengths differ by at most one.
+        microbatches: The number of micro-batches in the batch of a replica. With "wavefront",
+            `microbatches` is the number of ranges of time steps, whose lengths differ by at most
+            one.
         stages: The number of ranks in one pipeline; the ranks that share a sliced stage count as
             one. None: as many as the number of workers allows. The number of workers is a multiple
             of stages × tensor_parallel_size.
         tensor_parallel_size: The number of ranks that share each stage, see `TensorParallel`.
-            The output scores of the last layer are gathered on all of these ranks. If no layer of a
-            stage can be sliced, each of these ranks computes the whole stage. This option is not
-            allowed for "wavefront".
+            The output scores of the last layer are gathered on all ranks that share the last stage.
+            If no layer of a stage can be sliced, each rank of the stage computes the whole stage.
+            "wavefront" does not allow `tensor_parallel_size` above 1.
         virtual_stages_per_rank: The number of model stages on each rank, for the schedule
             "interleaved".
         partition: The rule by which the model is cut into stages. "parameters": the largest stage
@@ -59,31 +60,30 @@ class Pipeline(Staged):
             the backward pass.
 
     During training a rank holds only the weights of its own stages. After an epoch, the user's
-    callbacks see the weights of all stages. After a batch, they see only those of the rank's own
-    stages. If callbacks set weights, the next step uses them; the callbacks must set them on all
-    ranks.
+    callbacks see the weights of all stages. After a batch, the callbacks see only the weights of
+    the rank's own stages. If callbacks set weights, the next step uses them; the callbacks must set
+    them on all ranks.
 
     A model need not be a chain of layers: each tensor, mask and gradient goes directly from the
     stage that produces it to the stages that read it. All ranks read the inputs, and the last stage
-    collects the outputs. Cuts are made where a single tensor passes. If there are too few such
-    points, cuts are made after any layer. If several calls of layers share weights, these calls
-    belong to one stage. Masked, weighted and summed losses have the same gradient as in one
-    process.
-    This gradient is \(g = \sum_i \frac{D_i}{D} g_i\). Here Keras divides the loss of micro-batch i
-    by \(D_i\), and \(D = \sum_i D_i\).
+    collects the outputs. Cuts are made where a single tensor passes. If a single tensor passes at
+    too few places of the model, cuts are made after any layer. If several calls of layers share
+    weights, these calls belong to one stage. Masked, weighted and summed losses have the same
+    gradient as in one process. The gradient of a masked, weighted or summed loss is \(g = \sum_i
+    \frac{D_i}{D} g_i\). Keras divides the loss of micro-batch i by \(D_i\), and \(D = \sum_i D_i\).
 
     Batch normalisation uses the statistics of one micro-batch at a time. Dropout draws different
     random numbers than in one process; all slices of a stage draw the same numbers.
 
     A wavefront divides time, not rows: the first stage processes the second time range while the
     second stage processes the first range. Each stage passes its recurrent state from one time
-    range to the next. In the backward pass, it passes the gradient of this state back. The result
-    is back-propagation through all time steps, without truncation. With T time steps, of which
-    range i has \(t_i\), the loss is \(L = \sum_i \frac{t_i}{T} L_i\). Layers after a recurrent
-    layer with return_sequences=False process only the last range. Allowed layers are LSTM, GRU and
-    SimpleRNN without dropout, and layers that process each time step separately. They form a chain,
-    or have skip connections inside a stage. For all other layers, the error lists the allowed
-    layers.
+    range to the next. In the backward pass, each stage passes the gradient of its recurrent state
+    back to the previous time range. A wavefront computes back-propagation through all time steps,
+    without truncation. With T time steps, of which range i has \(t_i\), the loss is \(L = \sum_i
+    \frac{t_i}{T} L_i\). Layers after a recurrent layer with return_sequences=False process only the
+    last range. Allowed layers are LSTM, GRU and SimpleRNN without dropout, and layers that process
+    each time step separately. The allowed layers form a chain, or have skip connections inside a
+    stage. For a layer that is not allowed, the error lists the allowed layers.
 
     Source: Y. Huang et al., GPipe, 2019, arXiv 1811.06965; D. Narayanan et al., PipeDream, 2019,
     and Megatron-LM, 2021, arXiv 2104.04473; P. Qi et al., Zero Bubble Pipeline Parallelism, 2024,

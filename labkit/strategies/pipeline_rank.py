@@ -37,8 +37,8 @@ class PipelineRank:
         parts: The models of all stages, before they are divided into slices.
         edges: The index of the first block of each stage, then the number of all blocks.
         ledger: The counter of the memory that the stages on this rank use.
-        all_weights: The manager of the whole model's weights. It gathers them on this rank, or
-            frees those that other ranks store.
+        all_weights: The manager of the whole model's weights. The manager gathers the weights on
+            this rank, or frees the weights that other ranks store.
         has_callbacks: Whether the user's callbacks may set weights between steps.
         losses: The object that computes losses in the last stage.
         steps: The number of training steps taken so far.
@@ -106,9 +106,9 @@ class PipelineRank:
         """Return a function that updates the weights of this rank's stages.
 
         The returned function takes the number of rows in a step, and averages the gradients over
-        all replicas. This method also registers the state of this rank, including that of
-        `remembers`, for checkpoints. One optimizer updates all stages of a rank. If callbacks
-        change the learning rate, they find this optimizer as the optimizer of the model.
+        all replicas. The method also registers the state of this rank for checkpoints, with the
+        state of the objects in `remembers`. One optimizer updates all stages of a rank. Callbacks
+        that change the learning rate find the rank's optimizer as the optimizer of the model.
         """
         from labkit.communicator import computing
         from labkit.exchange import Exchange

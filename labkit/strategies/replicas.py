@@ -20,8 +20,9 @@ from labkit.strategies.validation import one_of, refuse_keras_step_options
 class Replicas(Strategy):
     """Each worker has its own weights and optimizer; subclasses define what workers exchange.
 
-    The result of training, which is also evaluated, is the mean over all workers. It averages
-    weights and moving statistics of layers. All workers have the same number of steps.
+    The result of training, which is also evaluated, is the mean over all workers. The mean is
+    computed for weights and for moving statistics of layers. All workers have the same number of
+    steps.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("periodic",)

@@ -56,19 +56,19 @@ class Servers(Strategy):
     Args:
         servers: The number of servers that store the weights.
         colocated: Whether servers run on the ranks of the first workers and share their links.
-            False: the ranks of servers follow those of workers.
+            If `colocated` is False, the ranks of servers follow those of workers.
         placement: How tensors are assigned to servers: "round_robin" and "greedy" follow
             TensorFlow's rules; "sharded" cuts the flat weights into equal ranges.
         transport: How messages travel between ranks. "two_sided": a send with a matching receive.
             "one_sided": the sender puts messages into a memory window of the receiver, which need
             not take part. "one_sided_dynamic": messages stay in the sender's memory, and the
-            receiver fetches them from an address that it is told. On the virtual clock, the
+            receiver reads them at the offset that the sender announces. On the virtual clock, the
             simulation of all three transports is the same: messages flow over links.
         optimizer: The Keras name of the servers' optimizer, which uses the experiment's learning
             rate. None: the experiment's optimizer.
         compressor: The compressor for both directions: one of `labkit.compression.COMPRESSORS`, its
-            name, or None. It compresses gradients, and also weights, as differences from the
-            worker's current weights (`programs.CodecChannel`).
+            name, or None. The compressor is used for gradients, and for weights as differences from
+            the worker's current weights (`programs.CodecChannel`).
         stages: The number of pipeline stages into which the model of each worker is cut; one tensor
             passes between neighbouring stages. The cuts are chosen so that the largest stage has as
             few parameters as possible. Each stage pushes the gradients and fetches the weights of
@@ -148,7 +148,7 @@ class Servers(Strategy):
         return -(-batch_size // workers)
 
     def tolerated_failures(self, workers: int) -> int:
-        """Return the number of workers minus one: one suffices, as no worker waits for another."""
+        """Return how many workers may fail: all but one, as no worker waits for another."""
         return workers - 1
 
     def check(self, experiment: ExperimentSpec) -> None:

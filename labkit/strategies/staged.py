@@ -143,7 +143,7 @@ class Staged(Strategy):
         self.check_optimizer(experiment.optimizer, experiment.optimizer_options)
 
     def check_blocks(self, blocks: int, workers: int) -> None:
-        """Raise InvalidInput if a model with so many blocks cannot be cut into these stages."""
+        """Raise InvalidInput if the model has too few blocks for the stages of one replica."""
         ranks, stages = self.ranks(workers), self.depth(workers)
         if stages > blocks:
             chunks, lane = stages // ranks, workers // self.tensor_parallel_size
@@ -193,8 +193,8 @@ class Staged(Strategy):
         Args:
             model: The whole model.
             workers: The total number of workers of all replicas.
-            seconds: The measured time of each block in seconds. None: the cuts balance the numbers
-                of parameters.
+            seconds: The measured time of each block in seconds. If `seconds` is None, the cuts
+                balance the numbers of parameters.
         """
         from labkit.model_parallel.stages import (
             balance_costs,
@@ -213,8 +213,8 @@ class Staged(Strategy):
     def blocks(self, model: keras.Model, workers: int) -> Blocks:
         """Return the blocks of a model: layers between places where only one tensor passes.
 
-        If there are too few such blocks, or if the field `partition` counts layers, each layer is a
-        block.
+        If one tensor passes at too few places, or if the field `partition` counts layers, each
+        layer is a block.
         """
         from labkit.model_parallel.stages import Blocks
 
@@ -237,8 +237,8 @@ class Staged(Strategy):
     def predictor(self, model: keras.Model, replica: Communicator) -> Predictor:
         """Return a predictor, which sends several micro-batches through the stages as a pipeline.
 
-        With partition="time", the cuts balance the numbers of parameters instead, because no block
-        was timed.
+        The predictor times no blocks, so with partition="time" the cuts balance the numbers of
+        parameters.
         """
         edges = self.edges(model, replica.size)
         parts = split(self.blocks(model, replica.size), edges)
@@ -258,7 +258,7 @@ class Staged(Strategy):
         return predict
 
     def serving(self, model: keras.Model, replica: Communicator) -> Serving | None:
-        """Return the predictor, and the variables that it needs: this rank's stages or all."""
+        """Return the predictor and the variables that it needs: this rank's stages' or all."""
         from labkit.model_parallel.stages import INPUTS
 
         if self.tensor_parallel_size > 1:

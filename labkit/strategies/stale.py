@@ -38,13 +38,13 @@ class Stale(Servers):
         staleness_correction: How stale gradients are corrected, or None. "per_gradient": the
             learning rate of a gradient is \(\alpha / \max(1, \tau)\). "mean": the learning rate is
             \(\alpha / \bar\tau\). The mean staleness \(\bar\tau\) of gradients does not depend on
-            the speeds of machines. "momentum": stale gradients already act like momentum. The
-            optimizer's momentum μ is therefore reduced to \(\mu'\), where \(\mu'/(1-\mu') = \max(0,
-            \mu/(1-\mu) - \bar\tau)\). The learning rate is multiplied by \((1-\mu')/(1-\mu)\).
-            "delay_compensated": the gradient g becomes \(g + \lambda\, g \odot g \odot (w -
-            w_{then})\), where \(w_{then}\) are the weights at which g was computed. The added term
-            is a first-order Taylor term, in which the diagonal of the gradients' outer product
-            replaces the Hessian.
+            the speeds of machines. "momentum": stale gradients already act like momentum. For
+            "momentum", the optimizer's momentum μ is reduced to \(\mu'\), where \(\mu'/(1-\mu') =
+            \max(0, \mu/(1-\mu) - \bar\tau)\). For "momentum", the learning rate is multiplied by
+            \((1-\mu')/(1-\mu)\). "delay_compensated": the gradient g becomes \(g + \lambda\, g
+            \odot g \odot (w - w_{then})\), where \(w_{then}\) are the weights at which g was
+            computed. The term that "delay_compensated" adds is a first-order Taylor term, in which
+            the diagonal of the gradients' outer product replaces the Hessian.
         delay_compensation: The factor λ of "delay_compensated".
 
     Source: the rates: W. Zhang et al., Staleness-aware async-SGD, 2016, arXiv 1511.05950, and S.
@@ -95,7 +95,7 @@ class Stale(Servers):
         return age / (1 + age)
 
     def rate(self, staleness: int, workers: int) -> float:
-        """Return the factor of the learning rate for a gradient with this staleness."""
+        """Return the learning rate's factor for a gradient that is `staleness` updates old."""
         if self.staleness_correction == "per_gradient":
             return 1.0 / max(1, staleness)
         if self.staleness_correction == "mean":
@@ -144,12 +144,12 @@ class StaleSynchronous(Stale):
     r"""Workers may be up to s clocks ahead of the slowest worker, and may use stale weights.
 
     A worker's clock is the number of gradients that it has sent. A worker at clock c waits until
-    all other workers have reached clock c - s. The weights that it then receives contain all
-    updates from clocks before c - s, and perhaps later updates. A gradient is applied as soon as it
-    arrives, at the learning rate \(\alpha / n\), where n is the number of workers. If a staleness
-    correction sets learning rates, it replaces the rate \(\alpha / n\). With s = 0, no worker can
-    be ahead of another. Training is then synchronous: the mean of all gradients of a clock is one
-    update.
+    all other workers have reached clock c - s. The weights that a worker at clock c receives
+    contain all updates from clocks before c - s, and perhaps later updates. A gradient is applied
+    as soon as it arrives, at the learning rate \(\alpha / n\), where n is the number of workers. If
+    a staleness correction sets learning rates, it replaces the rate \(\alpha / n\). With s = 0, no
+    worker can be ahead of another. Training with s = 0 is synchronous: the mean of all gradients of
+    a clock is one update.
 
     Args:
         staleness: The bound s, as a number of clocks.

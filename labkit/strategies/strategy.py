@@ -40,16 +40,17 @@ if TYPE_CHECKING:
     from labkit.programs import Program, Roles, ServerPieces
     from labkit.schedules.grid import Grid, GridLayer
 
-# A batch is an array or tensor, or a nested structure of them, with one row per sample. It contains
-# the inputs or the outputs of a Keras model.
+# A batch is an array or tensor, or a nested structure of them, with one row per sample. A batch
+# contains the inputs or the outputs of a Keras model.
 Batch: TypeAlias = "np.ndarray | tf.Tensor | Sequence[Batch] | Mapping[str, Batch]"
-# The result for one micro-batch has two values. The first is its predictions, or None on ranks that
-# do not receive them; the second is the sum of the losses that layers on this rank add.
+# The result for one micro-batch has two values. The first value is the predictions, or None on
+# ranks that do not receive predictions. The second value is the sum of the losses that layers on
+# this rank add.
 Predicted: TypeAlias = "tuple[Batch | None, float]"
 # A predictor maps input micro-batches, which are equal on all ranks of a replica, to their results.
 Predictor: TypeAlias = "Callable[[Iterable[Batch]], Iterator[Predicted]]"
-# A step function trains on a batch (x, y, sample weight or None). It returns the loss, or None on
-# ranks that do not know the loss.
+# A step function trains on a batch (x, y, sample weight or None). A step function returns the loss,
+# or None on ranks that do not know the loss.
 Step: TypeAlias = "Callable[[Batch, Batch, Batch | None], float | None]"
 # A watcher is called with the number of a bucket, its layers and its compression statistics: see
 # `labkit.exchange.Exchange`.
@@ -63,8 +64,8 @@ class Serving(NamedTuple):
         predict: The function that maps micro-batches to predictions: see `Predictor`.
         reads: Whether this rank needs the values of the input rows; if not, it needs only their
             number and shape.
-        variables: The variables that predictions on this rank need. All other variables of the
-            model may be freed on this rank.
+        variables: The variables that predictions on this rank need. The rank may free all variables
+            that its predictions do not need.
     """
 
     predict: Predictor
@@ -93,8 +94,8 @@ class TrainingState:
         remembers: The objects whose state is not in variables (`Stateful`), by name.
         settle: Function to call before a checkpoint is written; it completes all pending updates
             and messages.
-        release: Function to call after the weights of the whole model have been loaded. It frees
-            weights that this rank does not train.
+        release: Function to call after the weights of the whole model have been loaded. The
+            function frees weights that this rank does not train.
     """
 
     variables: Sequence[keras.Variable]
@@ -201,7 +202,7 @@ class Session(Protocol):
         partition: How the model was cut into stages, for the run's record.
         memory: The memory use of this rank for the run's record, if the strategy cuts the model.
         exchanged: The traffic between processes of another framework, for the run's record. None:
-            there are no such processes.
+            the strategy uses no other framework.
         guard: The object that checks gradients before the exchange; None: no check.
     """
 
@@ -297,7 +298,7 @@ class ProgramStrategy(Protocol):
         """Return the processes whose weights are averaged into the final model; can be empty."""
 
     def parts(self, shapes: Sequence[tuple[int, ...]]) -> Sequence[ServerPieces]:
-        """Return each server's part of weights with these shapes; empty if there is no server."""
+        """Return each server's part of weights of the given shapes; empty without a server."""
 
     def hosts(self, workers: int) -> Sequence[int]:
         """Return the ranks of workers, servers, and workers' further stages or machines."""
@@ -322,14 +323,15 @@ class Strategy(Checked):
         emulated: Whether labkit emulates the network between the ranks; False: the strategy brings
             its own network.
         resumable: Whether a strategy that does not run as programs can resume training from a
-            checkpoint. It then calls `Session.keeps`.
+            checkpoint. A resumable strategy calls `Session.keeps`.
         no_forecast_reason: Why the strategy has no forecast, as a phrase that follows the name of
             the strategy.
 
-    The first four attributes contain names from `labkit.strategies.AXES`. The first name of each
-    attribute is valid for the default values of all fields. The other names are valid for other
-    values of fields, or for other numbers of workers. The method `cell` returns the names that are
-    valid for given fields and workers.
+    The attributes for architecture, synchronization, parallelism and scheduling contain names from
+    `labkit.strategies.AXES`. The first name of a taxonomy attribute is valid for the default values
+    of all fields. The later names of a taxonomy attribute are valid for other values of fields, or
+    for other numbers of workers. The method `cell` returns the names that are valid for given
+    fields and workers.
     """
 
     architecture: ClassVar[tuple[str, ...]] = ("collective",)
@@ -377,7 +379,7 @@ class Strategy(Checked):
         return [cell for cell in map(Cell._make, product(*places)) if cls.supports(cell)]
 
     def cell(self, workers: int) -> Cell:
-        """Return the strategy's taxonomy cell, for its fields and this number of workers."""
+        """Return the strategy's taxonomy cell, for its fields and the given number of workers."""
         compressor: Compressor | None = getattr(self, "compressor", None)
         return Cell(
             self.architecture[0],

@@ -27,20 +27,20 @@ class TensorParallel(IntraLayer):
     samples.
 
     Two consecutive Dense layers are \(y = \sum_i f(x A_i) B_i\): matrix A is cut by its outputs,
-    and matrix B by its inputs. This pair of layers needs only one allreduce in the forward pass and
-    one in the backward pass. Conv2D layers are cut in the same way, by channels; pooling layers may
-    be between them. Batch normalisation between the two layers of a pair is cut by the same
-    channels or units. Attention is cut by its heads.
-    Queries, keys and values are cut by outputs, and the output projection by inputs. A single Dense
-    or Conv2D layer is cut by outputs, and its outputs are gathered. An Embedding is cut by the
-    words of its vocabulary. If the loss is the sparse cross-entropy of logits, the final scores are
-    not gathered.
+    and matrix B by its inputs. Two Dense layers that are cut as such a pair need only one allreduce
+    in the forward pass and one in the backward pass. Pairs of Conv2D layers are cut by channels, as
+    Dense layers are cut by units; pooling layers may be between the two layers of a pair. Batch
+    normalisation between the two layers of a pair is cut by the same channels or units. Attention
+    is cut by its heads. Queries, keys and values are cut by outputs, and the output projection by
+    inputs. A single Dense or Conv2D layer is cut by outputs, and its outputs are gathered. An
+    Embedding is cut by the words of its vocabulary. If the loss is the sparse cross-entropy of
+    logits, the final scores are not gathered.
 
-    Every slice has all other layers in full: other types (such as depthwise, separable and grouped
-    convolutions), and layers with a regularizer or constraint. Every slice also has in full:
-    attention with score dropout or masked inputs, and layers that have fewer units than there are
-    slices. For each layer, `run.layers` lists how the layer is cut and the bytes that it sends.
-    Several replicas divide each batch and average the gradients of each slice.
+    Every slice stores whole layers of other types (such as depthwise, separable and grouped
+    convolutions), and whole layers with a regularizer or constraint. Every slice also stores whole
+    attention layers with score dropout or masked inputs, and whole layers with fewer units than
+    there are slices. For each layer, `run.layers` lists how the layer is cut and the bytes that it
+    sends. Several replicas divide each batch and average the gradients of each slice.
 
     Args:
         tensor_parallel_size: The number of ranks of one replica. None: all workers form one

@@ -50,7 +50,7 @@ class TFKind(NamedTuple):
     legacy: bool = False
 
     def by(self, algorithm: str, ours: str) -> TFKind:
-        """Return a copy with another algorithm of TensorFlow and another one of `AllReduce`."""
+        """Return a copy with the given algorithms of TensorFlow and of labkit's `AllReduce`."""
         return self._replace(algorithm=algorithm, ours=self.ours | {"algorithm": ours})
 
 
@@ -90,10 +90,10 @@ class TFDistribute(Strategy):
     \[g = \sum_r \nabla \frac{n_r}{n} \ell_r.\]
 
     With parameter servers, a coordinator assigns steps to idle workers. Servers apply each gradient
-    as soon as it arrives. The server's weights may then be newer than the weights at which the
-    gradient was computed. With a single worker, training is the same as without a server. labkit
-    restarts a killed worker, as a cluster manager would, and TensorFlow gives the worker's step to
-    another worker.
+    as soon as it arrives. When a gradient arrives, the server's weights may be newer than the
+    weights at which the gradient was computed. With a single worker, training is the same as
+    without a server. labkit restarts a killed worker, as a cluster manager would, and TensorFlow
+    gives the worker's step to another worker.
 
     Args:
         kind: "mirrored": replicas on logical devices of one process, each with all weights.
@@ -105,18 +105,17 @@ class TFDistribute(Strategy):
             "reduction_to_one_device", or "hierarchical_copy" (requires an even number of devices).
         communication: How "multi_worker_mirrored" implements collectives: "ring", or "auto".
         servers: The number of servers of "parameter_server"; variables go to the servers in turn.
-        synchronous: Whether training is synchronous; this must agree with `kind`. All TensorFlow
-            strategies are synchronous except "parameter_server", which TensorFlow 2 offers only
-            asynchronously.
-            None: the value that `kind` requires.
+        synchronous: Whether training is synchronous; the value must agree with `kind`. All
+            TensorFlow strategies are synchronous except "parameter_server", which TensorFlow 2
+            offers only asynchronously. None: the value that `kind` requires.
         colocated: Whether servers run in the processes of the first workers.
         trusted_network: Whether TensorFlow's processes may listen on every network interface of
             this machine, without encryption and without a key. If True, anyone on the network can
             read and change the training. If False, the processes run in a private network
             namespace; if that is impossible, training raises an error.
 
-    If a network is emulated, the processes use a real link with this network's bandwidth. The link
-    connects two network namespaces, which are created for the run (on Linux, as root). Without
+    If a network is emulated, the processes use a real link with this network's bandwidth. The real
+    link connects two network namespaces, which are created for the run (on Linux, as root). Without
     servers, each end of the link has one worker. With servers, the servers and the coordinator are
     at one end, and all workers at the other end. Messages have the latency of the operating system,
     not that of the emulated network.
@@ -130,14 +129,15 @@ class TFDistribute(Strategy):
     not support "multi_worker_mirrored" and "parameter_server". Each run starts new processes,
     because TensorFlow must know the addresses of the cluster when it starts. The labkit rank acts
     as evaluator.
-    After each epoch, it receives the weights, and validates them outside the cluster. In TensorFlow
-    itself, a process with the task "evaluator" reads checkpoints during training.
-    The command `labkit tf-config --evaluator` configures such a process for a script.
+    After each epoch, the labkit rank receives the weights, and validates them outside the cluster.
+    In TensorFlow itself, a process with the task "evaluator" reads checkpoints during training. The
+    command `labkit tf-config --evaluator` configures an evaluator process for a script.
 
     Keras clips each replica's gradient before TensorFlow sums the gradients, and the losses of
-    replicas are multiplied by their share of rows. Therefore `clipnorm` and similar options, losses
-    that are sums, and outputs with masks raise an error. These options work with a single worker.
-    They also work with servers, which apply gradients one by one.
+    replicas are multiplied by their share of rows. With several synchronous replicas, `clipnorm`
+    and similar options, losses that are sums, and outputs with masks raise an error. `clipnorm` and
+    similar options, losses that are sums, and outputs with masks work with a single worker. Such
+    options, losses and outputs also work with parameter servers, which apply gradients one by one.
 
     Source: M. Abadi et al., TensorFlow, 2016, arXiv 1605.08695; www.tensorflow.org, Distributed
     training with TensorFlow.
@@ -147,7 +147,7 @@ class TFDistribute(Strategy):
     synchronization: ClassVar[tuple[str, ...]] = ("synchronous", "asynchronous")
     paper: ClassVar[str] = "Abadi 2016, arXiv 1605.08695"
     no_forecast_reason: ClassVar[str] = (
-        "executes its steps in TensorFlow, which reports no times of their parts"
+        "executes its steps in TensorFlow, which reports no times for the parts of a step"
     )
     emulated: ClassVar[bool] = False
 
@@ -197,7 +197,7 @@ class TFDistribute(Strategy):
         return self.exact or experiment.workers == 1
 
     def extra_ranks(self, workers: int) -> int:
-        """Return 0 if each worker has its own rank, or 1 - workers if one rank runs all workers."""
+        """Return how many ranks to add to the workers' ranks: 1 - workers if one rank runs all."""
         return 0 if self.kind == "multi_worker_mirrored" else 1 - workers
 
     def processes(self, workers: int) -> int:

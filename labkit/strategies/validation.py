@@ -84,8 +84,8 @@ def refuse_batch_division(experiment: ExperimentSpec, parts: str, replicas: int)
 
     Args:
         experiment: The experiment to check.
-        parts: The noun, for the error message, for what a rank stores, such as "the slices of a
-            model".
+        parts: The noun for what a rank stores, such as "the slices of a model", which the error
+            message shows.
         replicas: The number of replicas among which a batch is divided.
     """
     if replicas == 1 and experiment.data_partition != IID:

@@ -54,8 +54,8 @@ class Quota:
         """Yield the number of each epoch that was completed since the last call.
 
         Args:
-            last: Whether all workers have ended. If so, batches that failed workers had begun count
-                as completed.
+            last: Whether all workers have ended. If all workers have ended, batches that failed
+                workers had begun count as completed.
         """
         done = sum(self._done.values()) + (self._lost if last else 0)
         while self._kept < self._epochs and done >= (self._kept + 1) * self._epoch:

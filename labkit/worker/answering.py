@@ -55,8 +55,8 @@ def inference_server(
 
     Args:
         communicator: Communicator of the ranks that compute predictions.
-        model: Whole model, equal on all ranks. When it is divided, each rank frees the weights that
-            belong to other ranks.
+        model: Whole model, equal on all ranks. When the model is divided, each rank frees the
+            weights that belong to other ranks.
         strategy: Strategy that divides the model, see `Strategy.serving`. None: rank 0 computes
             alone.
         like: Predictions for any rows, whose shape and dtype are those of all predictions.
@@ -221,7 +221,7 @@ class _PartitionedModel:
         if transfers.rank in self._readers:
             yield from map(transfers.rows, batches)
         elif transfers.rank:
-            # Ranks that receive no input pass zeros, because only the shape matters there.
+            # Ranks that receive no input pass zeros, because they need only the shape of the input.
             yield from map(np.zeros_like, batches)
         else:
             self._send(batches[0])

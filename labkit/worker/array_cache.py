@@ -25,7 +25,7 @@ class ArrayCache:
         self._folder, self._limit = folder, limit
 
     def load(self, key: str) -> list[np.ndarray] | None:
-        """Return a key's arrays and mark their file as used; None if it is missing or damaged."""
+        """Return a key's arrays and mark their file as used; None without a readable file."""
         file = self._file(key)
         try:
             data = file.read_bytes()

@@ -12,8 +12,8 @@ from labkit.communicator import Communicator
 from labkit.compression.compressor import ExpectedResidual
 from labkit.exchange import BucketLayer, ReductionRecord
 
-# For each float size in bytes, the relative tolerance; it refers to the largest value of each step,
-# summed over all steps.
+# The allowed rounding error, relative to the sum over all steps of each step's largest value; the
+# keys are the sizes of floats in bytes.
 TOLERANCE = {4: 1e-5, 8: 1e-12}
 
 
@@ -40,26 +40,27 @@ class _Sums:
     waiting: ExpectedResidual | None
     itemsize: int
     size: float = 0.0  # sum over all steps of the largest absolute value
-    lost: float = 0.0  # largest violation in any step of `Audit`'s first law
+    lost: float = 0.0  # largest violation of the residual's law in any step
 
 
 @dataclass
 class Audit:
     r"""Verify each bucket of a compressed gradient exchange by two conservation laws.
 
-    The first law concerns the residual; it holds on each rank after every step. The residual is the
+    The conservation law of the residual holds on each rank after every step. The residual is the
     sum of gradients minus the sum of values sent (see `ExpectedResidual`), \(e_T = \sum_t g_t -
     \sum_t s_t\). For DGC (deep gradient compression), the velocities obey a law of the same form.
-    The second law concerns the mean gradients; it holds over all ranks together. The sum of the
-    mean gradients equals the mean over the ranks of the sums of values sent, \(\frac1n \sum_r
-    \sum_t s_{r,t} = \sum_t \hat g_t\).
+    The conservation law of the mean gradients holds over all ranks together. The sum of the mean
+    gradients equals the mean over the ranks of the sums of values sent, \(\frac1n \sum_r \sum_t
+    s_{r,t} = \sum_t \hat g_t\).
 
     Both conservation laws hold up to rounding errors. The law about mean gradients also allows
     rounding errors in the sum of compressed values.
 
     Args:
         communicator: Communicator of the ranks that exchange gradients.
-        remembers: Whether the compressor stores a residual; if so, the first law applies.
+        remembers: Whether the compressor stores a residual; if so, the conservation law of the
+            residual applies.
         rounding: Relative rounding error of a sum of compressed values.
         law: Function that creates the object which computes the expected residual of a bucket.
     """
@@ -71,7 +72,7 @@ class Audit:
     _books: dict[int, _Sums] = field(default_factory=dict)
 
     def observe(self, bucket: int, layers: Sequence[BucketLayer], record: ReductionRecord) -> None:
-        """Add a bucket's values of one step to its sums; `Exchange` calls this for each bucket."""
+        """Add a bucket's values of one step to its sums; `Exchange` calls `observe` per bucket."""
         if bucket not in self._books:
             zero = np.zeros(len(record.given))
             law = self.law() if self.remembers else None
@@ -87,12 +88,12 @@ class Audit:
         books.size += max(_largest(record.given), _largest(expected), _largest(record.sent))
 
     def difference(self) -> tuple[float, float]:
-        """Return the worst violation of either law on any rank, and its tolerance (collective)."""
+        """Return the worst violation of a law on any rank, and its tolerance (collective)."""
         worst = self.verdict()
         return worst.difference, worst.allowed
 
     def verdict(self, more: Sequence[Violation] = ()) -> Violation:
-        """Return the worst violation on any rank, of both laws and of `more` (collective)."""
+        """Return the worst violation of a law on any rank, `more` included (collective)."""
         # If no bucket was observed, the audit fails, because the exchange must have bypassed the
         # compressor.
         nothing = Violation(np.inf, 0.0, "the exchange has bypassed the compressor")

@@ -40,17 +40,17 @@ _IRRELEVANT = (
 def verify(experiment: Experiment, communicator: Communicator, source: DataSource) -> Verdict:
     r"""Train 20 steps on the ranks and in one process, in float64; compare all resulting weights.
 
-    For a lossy exchange, an audit of its conservation law replaces this comparison, see
+    For a lossy exchange, an audit of its conservation law replaces the comparison of weights, see
     `labkit.worker.conservation`. The audit covers what happens to gradients between backpropagation
     and the optimizer. In both the comparison and the audit, ranks with the same weights must apply
     bitwise equal gradients in every step.
 
     The check passes if \(\max|w_\mathrm{ranks} - w_\mathrm{one}| \le 10^{-9} \max|w|\). If a model
-    uses float32 weights in spite of the float64 policy, the factor is 1e-4 instead. Large batches
-    are replaced by smaller batches that leave the same remainders, see `labkit.worker.reference`.
-    All ranks of the communicator call this function together, and receive the same verdict. The
-    verdict of the check is cached for later runs. The weights from training in one process are
-    cached too; all strategies on the same batches use them.
+    uses float32 weights in spite of the float64 policy, the tolerance is \(10^{-4} \max|w|\). Large
+    batches are replaced by smaller batches that leave the same remainders, see
+    `labkit.worker.reference`. All ranks of the communicator call `verify` together, and receive the
+    same verdict. The verdict of the check is cached for later runs. The weights from training in
+    one process are cached too; all strategies on the same batches use them.
 
     Args:
         experiment: Experiment whose strategy is verified.
@@ -185,7 +185,7 @@ def _verify_by_replay(
 
     trained_weights = (
         stage.replica.weights
-    )  # read first, because the replay computes with this model
+    )  # read before the replay, because the replay changes the weights of the same model
     events = [event for log in logs for event in log]
     correction = StalenessCorrection.of(short.strategy.to_json(), short.workers)
     make_channel = partial(CodecChannel, stage.compressor, stage.roles)

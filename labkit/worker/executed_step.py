@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     NodeDef: TypeAlias = Any
 
 STEP = "labkit step"  # name of the profiler event of one complete step
-HIDDEN = ("_Send", "_Recv")  # the two ends of a copy between devices, which become one edge
+# operation types at the two ends of a copy between devices; each such pair becomes one edge
+HIDDEN = ("_Send", "_Recv")
 BACK = "NextIteration"  # an operation whose output goes back to the start of a loop
 
 
@@ -37,8 +38,8 @@ def step_graph(
     events; on a GPU, an event is the launch of a kernel.
 
     Args:
-        step: A Python function or a `tf.function`. It is traced again, so it must not create
-            variables.
+        step: A Python function or a `tf.function`. TensorFlow traces the step again, so the step
+            must not create variables.
         arguments: Arguments of the step. The size of a tensor in bytes is known only if its shape
             is static.
         repeats: Number of profiled steps. Start and stop times are those of the step with median
@@ -105,7 +106,7 @@ def timed(
         tf.profiler.experimental.start(folder)
         for number in range(repeats):
             with tf.profiler.experimental.Trace(STEP, step_num=number, _r=1):
-                # Reading the result makes the step finish before the next one starts.
+                # Reading the result of a step makes the step finish before the next one starts.
                 tf.nest.map_structure(lambda tensor: tensor.numpy(), step(*arguments))
         tf.profiler.experimental.stop()
         (path,) = Path(folder).rglob("*.xplane.pb")
@@ -191,7 +192,7 @@ def join_partitions(parts: Sequence[GraphDef], library: Any) -> StepGraph:
             continue
         copy = whole.node.add()
         copy.CopyFrom(node)
-        copy.ClearField("device")  # the device may not exist in this process
+        copy.ClearField("device")  # the operation's device may not exist in this process
         copy.input[:] = [_source(name, received) for name in node.input]
     graph = tf.Graph()
     with graph.as_default():

@@ -44,8 +44,8 @@ class Feed:
         validation: This rank's part of the validation batches, or None.
         shapes: Input and output shapes for which a named model of the experiment must be built.
             None if a callable creates the model.
-        remake: Function that creates `train` again from its first batch. None: `train` itself
-            restarts.
+        remake: Function that creates `train` again from its first batch. None: a new iterator over
+            `train` starts from the first batch again.
         is_begun: Whether an iterator has already read from `train`.
     """
 
@@ -58,7 +58,7 @@ class Feed:
     is_begun: bool = False
 
     def after(self, position: Position) -> tf.data.Dataset:
-        """Return the batches of `train` after a position (of one epoch if `steps` is None)."""
+        """Return the batches after a position; if `steps` is None, only those of the same epoch."""
         train = self.train
         # A second iterator over the user's dataset may shuffle differently, so a new dataset is
         # created.
@@ -155,7 +155,9 @@ class DataSource:
             whole = _batched(self.train(), experiment.batch_size, sample_rank)
             whole = _refuse_endless(whole, experiment.steps_per_epoch, "dataset")
             return _in_turn([part_of(whole, worker, shares) for worker in range(len(shares))])
-        assert self.arrays is not None  # for the type checker: programs never scatter data
+        # for the type checker: arrays are None only with input_mode="scatter", which programs never
+        # use
+        assert self.arrays is not None
         arrays = keras.tree.map_structure(tf.constant, self.arrays)
         rows = len(keras.tree.flatten(self.arrays)[0])
         plan = plan_of(experiment, rows, shares, self.labels)
@@ -263,7 +265,7 @@ def _gather(arrays: Arrays | None, batches: list[np.ndarray]) -> tf.data.Dataset
 
 
 def _in_turn(parts: Sequence[tf.data.Dataset]) -> Batches:
-    """Return a function that returns a worker's next batch and ignores the batch number."""
+    """Return a function (worker, number) that returns the worker's next batch, for any number."""
     iterators = [iter(part.repeat()) for part in parts]
 
     def batch(worker: int, number: int) -> Triple:

@@ -158,8 +158,8 @@ class ExchangeInputLog(Hook):
         self._itemsize = record.given.dtype.itemsize
         slots = sorted(self._exchange.buckets[bucket].slots, key=lambda slot: slot.offset)
         _, rows = self._step_gradients.get(slots[0].variable, (None, 0.0))
-        # All ranks compute this sum together. No deadlock can occur, because all ranks process
-        # buckets in the same order.
+        # All ranks compute the row count of a step together. The sum of the row counts cannot
+        # deadlock, because all ranks process buckets in the same order.
         total = float(
             self._communicator.allreduce_small(np.array([rows]), "the number of rows in a step")[0]
         )
@@ -172,7 +172,8 @@ class ExchangeInputLog(Hook):
                 "handed": record.given[elements_of_layer],
                 "mean": record.mean[elements_of_layer],
             }
-            # This condition is false if an exchange schedule bypasses this hook.
+            # If an exchange schedule bypasses the hook, no gradient from backpropagation is
+            # recorded.
             if slot.variable in self._step_gradients:
                 gradient = self._step_gradients[slot.variable][0][elements]
                 books["brought"] = share * gradient if rows else np.zeros(len(gradient))

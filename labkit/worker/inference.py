@@ -83,8 +83,8 @@ def evaluate(
 
     Args:
         model: Compiled Keras model, used only for its losses and metrics, not for its weights.
-        data: Batches (x, y) or (x, y, sample weight). They are equal on all ranks of a replica;
-            each replica has another part of every batch.
+        data: Batches (x, y) or (x, y, sample weight). The ranks of a replica get the same batches;
+            each replica gets a different part of every batch.
         predict: Predictor for batches, see `labkit.strategies.Predictor`.
         communicator: Communicator of the ranks of all replicas.
 

@@ -22,7 +22,7 @@ class LocalVariable(NamedTuple):
     is_local: bool
 
     def piece(self) -> TensorBox:
-        """Return a copy of the variable's values and their place, for a checkpoint."""
+        """Return a copy of the values with their position in the whole tensor, for a checkpoint."""
         return TensorBox(
             self.name, np.array(self.variable.numpy()), self.whole, self.corner, self.is_local
         )
@@ -57,7 +57,8 @@ def _slots(state: TrainingState) -> Iterator[LocalVariable]:
     weights = {weight.variable.path: weight for weight in _weights(state)}
     counts: dict[str, int] = {}
     for optimizer, variables in state.optimizers:
-        if not variables:  # only callbacks read this optimizer, for its learning rate
+        # callbacks read the learning rate of this optimizer, which trains no variables
+        if not variables:
             if isinstance(optimizer._learning_rate, keras.Variable):
                 yield LocalVariable("rate/learning_rate", optimizer._learning_rate, (), (), False)
             continue

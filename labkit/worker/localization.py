@@ -27,7 +27,7 @@ Flat = dict[str, np.ndarray]  # flat arrays, by variable path
 
 
 class ComparisonInputs(NamedTuple):
-    """The inputs of a comparison: this rank's session with a log, a short experiment, its data."""
+    """The inputs of a comparison: a logging session, a short experiment, and its data source."""
 
     ranks: LoggingSession
     short: Experiment
@@ -35,7 +35,7 @@ class ComparisonInputs(NamedTuple):
 
 
 class ValueMismatch(NamedTuple):
-    """A variable with a wrong value: its name, and both values of the entry that differs most."""
+    """A variable with a wrong value: its name, and its worst entry as expected and as computed."""
 
     layer: str
     expected: float
@@ -97,8 +97,8 @@ def locate(sides: ComparisonInputs, communicator: Communicator) -> FirstDifferen
         (total, end), label="the final weights of one process"
     )
     if not place and end and (mismatches := search.first(end, collected, only=0)):
-        # If ranks have fewer steps than one process, an optimizer step is missing. If they have all
-        # steps, the error is in the collection of the final weights.
+        # If the ranks have logged fewer steps than the one process, an optimizer step is missing.
+        # If the ranks have logged all steps, the error is in the collection of the final weights.
         lacks = common_steps < total
         place = search.make_place(
             min(common_steps, total - 1), "optimizer" if lacks else "collection", mismatches
@@ -196,7 +196,8 @@ class _Search:
         local = local_log[step.number] if len(local_log) > step.number else None
         lengths = local and [(name, len(gradient)) for name, gradient in local.gradients.items()]
         shapes = self._communicator.allgather(lengths, "the lengths of gradients")
-        # In this case, the ranks hold different variables, as in pipelines.
+        # If the lists of gradients differ between ranks, the ranks hold different variables, as in
+        # pipelines.
         if local is None or not shapes[0] or shapes != [shapes[0]] * len(shapes):
             return self.make_place(step.number, "gradient", mismatches)
         total = float(self._communicator.allreduce_small(np.array([local.rows]), "rows")[0]) or 1.0
@@ -220,9 +221,9 @@ class _Search:
     ) -> FirstDifference:
         """Find the cause of wrong gradients: a rank computes wrongly, or its batch is wrong.
 
-        Every rank computes the gradients of the batches of all ranks again. If their sum equals the
-        gradient of one process, the rank's computation is correct. Such a rank can then identify
-        the ranks whose gradients are wrong.
+        Every rank computes the gradients of the batches of all ranks again. A rank computes
+        correctly if the sum of the gradients over all batches equals the gradient of one process.
+        A rank that computes correctly can identify the ranks whose gradients are wrong.
         """
         local_log = self._ranks.local_gradients
         batch = (
@@ -297,7 +298,7 @@ class _Search:
     def _rounds(
         self, buffers: np.ndarray, algorithm: str
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yield for each schedule round its number, this rank's expected and its actual buffer."""
+        """Yield for each schedule round its number, and this rank's expected and actual buffers."""
         schedule, rank = ALLREDUCE.get(algorithm), self._communicator.rank
         if schedule is None or schedule.layout == "hosts" or not self._communicator.on_one_host:
             return

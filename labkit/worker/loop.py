@@ -30,9 +30,9 @@ def train(
 ) -> None:
     """Train for the remaining epochs on a feed, and call Keras callbacks as `model.fit` does.
 
-    A callback may end training on one rank, if only this rank knows the loss. Other ranks may then
-    already be some steps further. All ranks therefore stop at a common later step, after as many
-    more steps as there are ranks.
+    A callback may end training on one rank, if only this rank knows the loss. When one rank's
+    callback ends training, other ranks may already be some steps further. All ranks stop at the
+    same later step: after as many more steps as there are ranks.
 
     Args:
         model: Model that the callbacks receive.
@@ -42,8 +42,8 @@ def train(
             receives the loss and row count of each step.
         progress: Position in the training, which is updated after each step.
         last_callbacks: Callbacks that run after the callback `progress`.
-        step: Function (x, y, sample weight) that trains on a batch. It returns the loss on ranks
-            that know it, and None on other ranks.
+        step: Function (x, y, sample weight) that trains on a batch. The function returns the loss
+            on ranks that know the loss, and None on other ranks.
         validate: Function that returns validation metrics after an epoch; their names have the
             prefix val_.
         communicator: Communicator of the ranks over which the loss of an epoch is averaged.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from labkit.worker.checkpoint_keeper import CheckpointKeeper
 
 SHARE = 0.02  # largest fraction of the training time that copies may take
-KEPT = 2  # copies of this many steps are stored; a rank may fail while sending
+KEPT = 2  # copies of two steps are stored, because a rank may fail while it sends the newest copy
 Fault = dict[str, Any]
 
 
@@ -52,11 +52,11 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
     """Copies each rank's state to the memory of other ranks, and restores it after failures.
 
     If a model is divided among ranks, each rank copies its own part, as in a checkpoint. One copy
-    stays in the memory of the rank itself. Another copy goes to the next rank, if possible on
-    another host. The interval between copies is chosen so that copies take at most 2 % of the
-    training time. After a failure, all ranks return to the newest step for which copies of all
-    ranks' parts survive. Replicas need no copies, because a surviving replica can broadcast its
-    state.
+    of a rank's state stays in the memory of the rank itself. Another copy of a rank's state goes to
+    the next rank, if possible on another host. The interval between copies is chosen so that copies
+    take at most 2 % of the training time. After a failure, all ranks return to the newest step for
+    which copies of all ranks' parts survive. Replicas need no copies, because a surviving replica
+    can broadcast its state.
 
     Args:
         communicator: Communicator of the ranks that train; on a spare rank, that of the ranks it
@@ -101,12 +101,13 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
         """Prepare for a training; this callback must run after the checkpoint callback `keeper`."""
         self._keeper, self._replicas = keeper, replicas
         self._steps_taken = self._copied_at = keeper.steps_taken
-        self._due = keeper.steps_taken + 2  # not in the first step, which also traces the graph
+        # no copy in the first step, because this step also traces the graph
+        self._due = keeper.steps_taken + 2
         self._copied_when = self._clock.now()
         return self
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Record when a step begins; the first step ends a recovery's phase "rebuild"."""
+        """Record when a step begins; the first step after a recovery ends the phase "rebuild"."""
         self._step_start = self._clock.now()
         self._record_seconds("rebuild")
 
@@ -132,7 +133,9 @@ class PeerMemoryRecovery(keras.callbacks.Callback):
         if communicator.size == 1 or self._keeper is None:
             return
         step_seconds = (start - self._copied_when) / (self._steps_taken - self._copied_at)
-        file = self._file(self._keeper)  # comes first, because it completes pending messages
+        # the state file is created before other communication, because its creation completes
+        # pending messages
+        file = self._file(self._keeper)
         rank, before, after = self._neighbours()
         lengths = communicator.allgather_scalar(len(file), "the sizes of checkpoint copies")
         received = np.empty(int(lengths[before]), np.uint8)
@@ -273,7 +276,7 @@ def _newest(
     numbers: Sequence[int],
     expected_numbers: set[int],
 ) -> tuple[int, dict[int, int]]:
-    """Return the newest step with files of all ranks, and their holders; (0, {}) if there is none.
+    """Return the newest step with a file of every rank, and the holder of each file, or (0, {}).
 
     >>> _newest([{4: {0: 9, 1: 9}, 8: {0: 9}}, {}], [0, 1], {0, 1})
     (4, {0: 0, 1: 0})

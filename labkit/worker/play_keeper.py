@@ -55,7 +55,8 @@ class ProgramKeeper:
 
     def _is_due(self, steps_done: int) -> bool:
         """Return whether a checkpoint is due; `steps_done` counts the steps of all workers."""
-        assert self._context.checkpoint is not None  # for the type checker: the caller checks
+        # for the type checker: callers require a checkpoint setting
+        assert self._context.checkpoint is not None
         if self._context.checkpoint.steps is not None:
             return steps_done - self._steps >= self._context.checkpoint.steps
         cost = float(np.median(self._costs)) if self._costs else None
@@ -119,7 +120,7 @@ class SimulationKeeper(ProgramKeeper):
         if stops or self._is_due(steps_done):
             start = self._clock.now()
             self._write(play.save_state(), steps_done)
-            self._writer.wait()  # this wait takes no virtual time
+            self._writer.wait()  # in a simulation, writing the file takes no virtual time
             self._note_checkpoint(start, steps_done)
         self._recorder.stopped = self._recorder.stopped or stops
 
@@ -150,7 +151,7 @@ class RankProgramKeeper(ProgramKeeper):
 
     def _save_if_due(self, world: MpiRuntime, stage: ComputeBackend) -> None:
         self._writer.check()
-        assert world.still is not None  # for the type checker: see `play`
+        assert world.still is not None  # for the type checker: `world.keeps` has set `still`
         if self._communicator.rank == 0:
             self._ends = self._ends or self._stops()
             steps_done = world.still.steps_of_all

@@ -72,8 +72,9 @@ class ProgramSession(Protocol):
 def play(session: ProgramSession, strategy: ProgramStrategy) -> ComputeBackend:
     """Train by running a strategy's programs on the experiment's clock ("wall" or "virtual").
 
-    Afterwards the model of the session has the trained weights. The layer states of this model
-    (such as moving statistics) are those of worker 0, or the mean over all workers.
+    After the programs end, the model of the session has the trained weights. The layer states of
+    the trained model (such as moving statistics) are those of worker 0, or the mean over all
+    workers.
 
     Returns:
         The compute backend, which knows the roles of all programs and has computed their gradients.
@@ -181,7 +182,7 @@ class ComputeBackend:
         self._holders = len(self._copies) or max(1, len(self.roles.parts))
         self._epochs = EpochWeightStore()
         self._ended: dict[int, float] = {}  # end time of each epoch (s)
-        self._replay_batches: Batches | None = None  # batches counted from 0, for a replay
+        self._replay_batches: Batches | None = None  # the batches again from number 0, for a replay
         self._last: dict[int, Vector] = {}  # current weights of each server or worker
 
     def hold(self, local_numbers: Iterable[int]) -> None:
@@ -375,8 +376,9 @@ class ComputeBackend:
         for holder, values in state["shards"].items():
             self._shards[holder].take(values)
         steps, states = state["replica"]
-        # A fast worker may train on many more batches than its equal share. This limit bounds the
-        # time that it can take to load a damaged checkpoint.
+        # The limit is high, because a fast worker may train on many more batches than its equal
+        # share. The limit on batch numbers bounds the time that it can take to load a damaged
+        # checkpoint.
         most = 100 * self.roles.steps * self.roles.epochs * self.roles.workers
         if odd := [count for count in steps.values() if not 0 <= count <= most]:
             raise LabkitError(
@@ -423,8 +425,8 @@ class ComputeBackend:
     def _final_states(self) -> list[np.ndarray]:
         """Return the layer states (such as moving statistics) for the final weights (collective).
 
-        If the final weights are the mean over all workers, the states are the mean, too. Otherwise
-        they are the states of worker 0.
+        If the final weights are the mean over all workers, the layer states are the mean, too. If
+        the final weights are not a mean, the layer states are those of worker 0.
         """
         workers = range(self.roles.workers if len(self._copies) > 1 else 1)
         rank, hosts = self._session.communicator.rank, self.roles.hosts
@@ -459,12 +461,12 @@ class ComputeBackend:
 
 
 def changed(arrays: Sequence[Vector], originals: Sequence[Vector]) -> bool:
-    """Return whether any array is another object than its original."""
+    """Return whether any array is not the same object as its original."""
     return any(one is not other for one, other in zip(arrays, originals, strict=True))
 
 
 def _loss(rows: Iterable[Row], epoch: int) -> float:
-    """Return the mean loss of an epoch's rows; each loss is at the weights of its gradient."""
+    """Return an epoch's mean loss over rows; each loss is at the weights of the row's gradient."""
     rows_of_epoch = [row for row in rows if row["epoch"] == epoch]
     samples = sum(row["samples"] for row in rows_of_epoch)
     # Ranks without samples, such as all pipeline stages but the last, do not know the loss.

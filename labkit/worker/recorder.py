@@ -15,23 +15,24 @@ from labkit.exchange.hooks import Batch, Hook, Logs, Rows, hooks_of
 
 Row = dict[str, float]
 SEND_EVERY = 0.25  # minimum interval in seconds between two reports
-# Steps between a request of one rank and the step after which all ranks act. One step would not
-# suffice, because a rank that exchanges by priority may be one step ahead of another rank.
+# Number of steps from a rank's request until all ranks act on the request. A distance of one step
+# would not suffice, because a rank that exchanges by priority may be one step ahead of another
+# rank.
 AHEAD = 2
 
 
 class Recorder(keras.callbacks.Callback, Hook):
     """A callback that times each step, counts its traffic, and stops all ranks at the same step.
 
-    The seconds of a step include computation, waiting for other ranks, and the exchange. They
-    exclude validation and the user's callbacks. The loss of a step is computed on the rows of this
-    rank. The loss is read within the training step, because Keras's logs contain only running
-    means.
+    The seconds of a step include computation, waiting for other ranks, and the exchange. The
+    seconds of a step exclude validation and the user's callbacks. The loss of a step is computed on
+    the rows of this rank. The loss is read within the training step, because Keras's logs contain
+    only running means.
 
     Args:
         communicator: Communicator of the ranks, whose traffic is recorded.
-        report: Function (kind, records), called at most every 0.25 seconds. It receives new rows as
-            "step", and metrics as "epoch".
+        report: Function (kind, records), called at most every 0.25 seconds. The function receives
+            new history rows as kind "step", and metrics as kind "epoch".
         stop_asked: Function that rank 0 calls to learn whether a user has asked to stop.
 
     Attributes:
@@ -161,7 +162,8 @@ class Recorder(keras.callbacks.Callback, Hook):
         )
         board, step = self.communicator.board, self.step - 1
         is_asked = self._report_if_due(now) and self.communicator.rank == 0 and self.stop_asked()
-        if is_asked and not board.is_stop_requested(step + AHEAD):  # a second would postpone it
+        # a second request would postpone the stop
+        if is_asked and not board.is_stop_requested(step + AHEAD):
             board.request_stop(step + AHEAD)
         if board.is_stop_requested(step):
             self.stopped = self.model.stop_training = True
@@ -188,7 +190,7 @@ class Recorder(keras.callbacks.Callback, Hook):
         return self.stopped
 
     def _report_if_due(self, now: float) -> bool:
-        """Report new rows if enough time has passed; return whether it has."""
+        """Report new rows if the last report is old enough; return whether rows were reported."""
         if now - self._sent_at <= SEND_EVERY:
             return False
         self._send(now)
@@ -204,7 +206,7 @@ class Recorder(keras.callbacks.Callback, Hook):
 class StopTogether(keras.callbacks.Callback):
     """Stops all ranks if a callback stops training on one rank; this callback must run last.
 
-    All ranks stop after the same step, `AHEAD` steps after the request.
+    All ranks stop after the same step, which is `AHEAD` steps after the request to stop.
 
     Args:
         communicator: Communicator of the ranks that stop together.

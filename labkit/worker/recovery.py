@@ -21,17 +21,18 @@ if TYPE_CHECKING:
 class Recovery(keras.callbacks.Callback):
     r"""A callback that tracks the current step, so that survivors can go on after a rank failure.
 
-    If at least one surviving rank has taken a step, this step counts as taken. With this rule, the
-    results remain exact. A rank changes its weights only when the mean gradients of a step are
-    complete. A mean gradient is complete only when every rank, even one that fails later, has sent
-    its gradient. Therefore all ranks that take step s have bitwise equal weights afterwards. No
-    rank takes step s+1 before all others have taken step s. After a failure, each survivor has
-    therefore completed either s or s+1 steps. A survivor that has completed the most steps
+    If at least one surviving rank has taken a step, all ranks count the step as taken. If all
+    survivors take over the newest state, the results remain exact. A rank changes its weights only
+    when the mean gradients of a step are complete. A mean gradient is complete only when every
+    rank, even one that fails later, has sent its gradient. All ranks that take step s have bitwise
+    equal weights afterwards, because they apply the same mean gradients. No rank takes step s+1
+    before all others have taken step s. After a failure, each survivor has completed either s or
+    s+1 steps, because no rank is further ahead. A survivor that has completed the most steps
     broadcasts its state, so no step is applied twice. If no survivor has taken step s, all
-    survivors repeat it with the same global batch \(B_s\). The rows of this batch are divided
-    again, among the survivors, by their shares. The part of survivor r ends at row \(\lfloor |B_s|
-    C_r \rfloor\), where \(C_r\) is the sum of the shares up to r. Every sample is therefore trained
-    once per epoch.
+    survivors repeat step s with the same global batch \(B_s\). In a repeated step, the rows of the
+    batch are divided again, among the survivors, by their shares. The part of survivor r ends at
+    row \(\lfloor |B_s| C_r \rfloor\), where \(C_r\) is the sum of the shares up to r. Every sample
+    is trained once per epoch, even after a failure.
 
     In an epoch with a failure, the metrics lack the rows of failed ranks, and count the rows of a
     repeated step twice. Residuals and layer states of failed ranks are lost.
@@ -62,7 +63,7 @@ class Recovery(keras.callbacks.Callback):
             self._exchange.compressed.save_states()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Record that a step ended; the first step after a recovery is part of its cost."""
+        """Record that a step ended; a recovery's cost includes the first step after recovery."""
         self._under_way, self._steps_taken = False, self._progress.taken + 1
         if self.faults and "repeat" not in self.faults[-1]["seconds"]:
             self._record_repeat_seconds(self.faults[-1]["seconds"])
@@ -73,7 +74,7 @@ class Recovery(keras.callbacks.Callback):
         self._tests = True
 
     def on_test_end(self, logs: Any = None) -> None:
-        """Record that the metric states are those of training again."""
+        """Record that validation has ended, so the metric states are those of training again."""
         self._tests = False
 
     def recover(self) -> None:
@@ -89,8 +90,8 @@ class Recovery(keras.callbacks.Callback):
     def _recover(self) -> None:
         noticed_at, before = self._clock.now(), self._communicator.size
         dead = self._communicator.shrink(self._exchange.service.close)
-        # A callback that runs later noticed the failure, so `progress` has not counted this step
-        # yet.
+        # If a callback that runs later noticed the failure, `progress` has not counted the current
+        # step yet.
         if self._steps_taken > self._progress.taken:
             self._progress.on_train_batch_end(0)
         repeated, ranks_behind = self._agree()
@@ -124,7 +125,7 @@ class Recovery(keras.callbacks.Callback):
         variables, values = self._session.model.metrics_variables, self._progress.metrics
         for variable, value in zip(
             variables, values, strict=False
-        ):  # validation has overwritten these metric states
+        ):  # the saved states replace the metric states that validation has overwritten
             variable.assign(value)
         assert self._session.peer_recovery is not None
         self._session.peer_recovery.provide_state(self._session.keeper(), fault, noticed_at)
@@ -132,7 +133,7 @@ class Recovery(keras.callbacks.Callback):
     def _agree(self) -> tuple[int, int]:
         """Take over the state of a surviving rank that has taken the most steps.
 
-        Among several such ranks, a rank that has ended the epoch is preferred.
+        If several ranks have taken the most steps, a rank that has ended the epoch is preferred.
 
         Returns:
             The number of steps to repeat (0 or 1), and the number of ranks that had taken fewer

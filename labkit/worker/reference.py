@@ -28,8 +28,9 @@ from labkit.worker.session import TrainingSession
 Watch: TypeAlias = Callable[[keras.optimizers.Optimizer], keras.optimizers.Optimizer]
 
 LIMIT = 2**29  # maximum number of bytes of all cached weights
-TOLERANCE = {"float64": 1e-9, "float32": 1e-4}  # allowed difference / largest absolute weight
-UNIT = 24  # rows; as 2, 3, 4, 6, 8 and 12 divide it, remainders stay the same
+# tolerance of weights, relative to the largest absolute weight
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
+UNIT = 24  # in rows; a multiple of 2, 3, 4, 6, 8 and 12, so that remainders stay the same
 
 # Fields of an experiment that do not affect the weights from training in one process.
 _OF_RANKS = (
@@ -100,8 +101,8 @@ def _train(
     watch: Watch = lambda optimizer: optimizer,
 ) -> list[np.ndarray]:
     process = single_rank()
-    # The reference training uses the wall clock, without stragglers. It reads all rows itself, even
-    # if rank 0 sends rows to the ranks.
+    # The reference training uses the wall clock, without stragglers. The reference training reads
+    # all rows itself, even if rank 0 sends rows to the ranks.
     defaults: dict[str, object] = {
         "clock": "wall",
         "stragglers": {},
@@ -115,7 +116,8 @@ def _train(
         session.feed.train = global_batches(source, plan, short.epochs)
     process.close()
     # If the user compiled an optimizer, this object itself is used, because a copy may be
-    # incomplete. If not, a new optimizer gets the learning rate of the ranks.
+    # incomplete. If the user compiled no optimizer, a new optimizer gets the learning rate of the
+    # ranks.
     session.compile(
         watch(
             make()
@@ -129,12 +131,12 @@ def _train(
 
 
 def _key(short: Experiment, source: DataSource, parts: int, optimizer: JSON) -> str:
-    """Return a cache key from all that affects the weights, so that runs can share them."""
+    """Return a cache key from all that affects the weights, so that runs can share weights."""
     record = {name: v for name, v in short.to_json().items() if name not in _OF_RANKS}
     batches: JSON = None
     if (
         short.input_mode == "scatter" or short.data_partition != IID
-    ):  # with these options, each rank shuffles its own rows
+    ):  # with scatter or a data partition, each rank shuffles its own rows
         batches = [parts, list(short.batch_weights or ())]
     versions = [version(name) for name in ("keras", "tensorflow", "numpy")]
     rows = None if source.arrays is None else len(keras.tree.flatten(source.arrays)[0])

@@ -24,11 +24,11 @@ class ReplicaDriftError(LabkitError):
 class ReplicaDriftCheck(keras.callbacks.Callback):
     """Compares the replicas' weights and optimizer states at an interval of steps.
 
-    If they differ, all ranks go back to the last common state and repeat the steps since then. If a
-    rank gets a different result in the repetition than before, this rank was faulty. A reproducible
-    error does not show in the repetition. If there are three or more ranks, a majority of the
-    replicas then decides. The majority may be wrong, because ranks pass on partial sums from faulty
-    ranks.
+    If the replicas differ, all ranks go back to the last common state and repeat the steps since
+    then. If a rank gets a different result in the repetition than before, this rank was faulty. An
+    error that occurs again in the repetition does not show which rank is wrong. If the repetition
+    identifies no rank and there are three or more ranks, a majority of the replicas decides. The
+    majority may be wrong, because ranks pass on partial sums from faulty ranks.
 
     Args:
         session: Training session of this rank. This callback must run after all callbacks that
@@ -48,7 +48,7 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
         self._common_state = self._state()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Compare replicas if it is time; raise ReplicaDriftError on all ranks if they differ."""
+        """Compare replicas at an interval; raise ReplicaDriftError on all ranks if they differ."""
         self._step = self._progress.taken + 1
         self._marks.append(self._quick_sums())
         if self._step % self._every:
@@ -93,7 +93,7 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
         )
 
     def _first_differing_step(self) -> int:
-        """Return the first step whose repetition gives other weights; if there is none, the next.
+        """Return the first step whose repetition gives other weights, or the next step's number.
 
         All ranks repeat the steps from the last common state.
         """
@@ -114,7 +114,7 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
         return self._communicator.allgather(local_sums, "the checksums of the weights")
 
     def _quick_sums(self) -> Sums:
-        """Return sums over the bits of variables, which are faster than checksums."""
+        """Return the sum of each variable's bits; sums are faster to compute than checksums."""
         arrays = (np.asarray(variable.value) for variable in self._compared)
         return tuple(int(a.reshape(-1).view(f"u{a.itemsize}").sum()) for a in arrays)
 

@@ -19,7 +19,8 @@ from labkit.worker.recorder import Recorder
 if TYPE_CHECKING:
     from labkit.worker.session import TrainingSession
 
-# For each prefix of a name, a description of the state that is reset on another number of ranks.
+# For each prefix of a variable name, the description of state that is reset if the number of ranks
+# changes.
 _RESET = {
     "weights": "random states",
     "remembers": "states of compressors and exchanges, except residuals",
@@ -37,7 +38,7 @@ class StateRestorer:
         local_variables: Weights and optimizer variables of this rank.
         recorder: Recorder, whose history rows are restored if `goes_on`.
         resume: Checkpoint that is restored.
-        goes_on: Whether the record of the run continues that of the interrupted run.
+        goes_on: Whether the run's record continues the record of the interrupted run.
 
     Attributes:
         alone: Values of variables that differ between ranks, by name; they are assigned when
@@ -90,7 +91,7 @@ class StateRestorer:
             print("; ".join([f"resuming from step {resume.step}", *notes]))
 
     def _put(self, state: CheckpointState, local: LocalVariable) -> None:
-        # A run with several optimizers may resume a run with one optimizer, or the reverse.
+        # A run with several optimizers may resume a run with one optimizer, and the reverse.
         names = local.name, local.name.partition("#")[0], local.name.replace("rate/", "optimizer/")
         for name in names:
             if (pieces := state.tensor(name)) and pieces[0].whole == local.whole:
@@ -99,11 +100,11 @@ class StateRestorer:
         self.dropped.add(f"{local.name}, which is not in the checkpoint")
 
     def _put_weights(self, state: CheckpointState) -> None:
-        """Restore the whole model's weights on each rank, however the checkpoint divides them."""
+        """Restore the whole model's weights on each rank, even from a divided model's parts."""
         for variable in self._session.model.variables:
             if (
                 not variable.trainable and "float" not in variable.dtype
-            ):  # this is not the state of a random generator
+            ):  # an integer variable that is not trained is the state of a random generator
                 continue
             value, shape = state.full_tensor(f"weights/{variable.path}"), tuple(variable.shape)
             if value is None or value.shape != shape:
@@ -116,7 +117,7 @@ class StateRestorer:
 
     def _put_own(self, state: CheckpointState) -> None:
         rank = state.ranks.get(self._session.communicator.rank)
-        if rank is None:  # this rank replaces a failed one, whose local state is lost
+        if rank is None:  # the rank replaces a failed rank, whose local state is lost
             self._take_over(next(iter(state.ranks.values())))
             return
         local_arrays = rank.local_tensors()
@@ -153,7 +154,7 @@ class StateRestorer:
             remember.load_state_dict(_without_prefix(f"remembers/{what}/", arrays))
         metrics = _without_prefix(
             "metrics/", arrays
-        )  # zero, because metrics are summed over all ranks
+        )  # the new rank's metrics start from zero, because metrics are summed over all ranks
         known = [np.zeros_like(metrics[str(number)]) for number in range(len(metrics))]
         self._session.progress.metrics = known
 
@@ -162,7 +163,8 @@ class StateRestorer:
 
         Residuals are sent in later steps, where they become part of a mean over the ranks. If m
         ranks had the residuals \\(e_r\\) and n ranks resume, the new residuals must add up to
-        \\(\\frac{n}{m} \\sum_r e_r\\). In this way, no gradient is lost.
+        \\(\\frac{n}{m} \\sum_r e_r\\). The factor n/m keeps the mean of the residuals over the
+        ranks unchanged, so no gradient is lost.
         """
         experiment = self._manifest["experiment"]
         arrays_of_ranks = [rank.local_tensors() for rank in state.ranks.values()]
@@ -198,7 +200,8 @@ class StateRestorer:
         steps = self._session.feed.steps
         progress.position, progress.taken = Position(*manifest["position"]), manifest["taken"]
         if not self._same and progress.position.step == manifest["steps"]:
-            # On another number of ranks, the metrics at the end of this epoch are unavailable.
+            # If the number of ranks has changed, the metrics at the end of the interrupted epoch
+            # are unavailable.
             progress.position = Position(progress.position.epoch + 1)
         if steps != manifest["steps"] and progress.position.step:
             self.dropped.add("the interrupted epoch: the number of steps per epoch has changed")

@@ -22,7 +22,7 @@ Rule: TypeAlias = Callable[[Vector, Vector, float, int], Vector]
 # A function (worker, step, weights) that returns the gradient.
 GradientFunction: TypeAlias = Callable[[int, int, Vector], Vector]
 RATE_CORRECTIONS = ("per_gradient", "mean")  # corrections that change only the learning rate
-# A function (worker, server) that creates one end of the message channel between the two.
+# A function (worker, server) that creates one end of the message channel between worker and server.
 ChannelFactory: TypeAlias = Callable[[int, int], CodecChannel]
 OFF = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "amsgrad")
 
@@ -46,8 +46,8 @@ class StalenessCorrection(NamedTuple):
     Attributes:
         remedy: Name of the staleness correction.
         average: Expected staleness of gradients, in updates.
-        share: Factor of a gradient within one clock of stale synchronous training; 1 if each
-            gradient counts fully.
+        share: Factor by which each gradient is multiplied within one clock of stale synchronous
+            training; 1: no scaling.
         compensation: Factor λ of the delay compensation; 0: no compensation.
     """
 
@@ -87,9 +87,9 @@ def replay(
 ) -> Vector:
     """Apply the logged updates in the logged order, and return the resulting weights.
 
-    Each gradient is computed again, at those versions of the weights that the log states for its
-    worker. Therefore the result differs from the trained weights if a worker used other versions
-    than the log states.
+    Each gradient is computed again, at the versions of the weights that the log states for the
+    gradient. The result differs from the trained weights if a worker used other versions than the
+    log states.
 
     Args:
         roles: Roles of all processes: servers, workers, and the part of the weights on each server.
@@ -128,7 +128,7 @@ def replay(
 
 
 class _Server:
-    """The weights of a server, and older versions of them that workers have yet to fetch."""
+    """The weights of a server, and the older versions that workers have not fetched yet."""
 
     def __init__(self, part: ServerPieces, weights: Vector, rule: Callable[[int], Rule]) -> None:
         self.weights: Vector = part.take(weights).copy()
@@ -149,7 +149,7 @@ class _Server:
 
 
 class _Gradients:
-    """Gradients as servers decode them; for each worker, they are computed step by step.
+    """Computes each worker's gradients again, step by step, and decodes them as the servers do.
 
     For each worker, the decoded weights and the residual persist from one step to the next.
     """
@@ -180,7 +180,7 @@ class _Gradients:
         pairs = [(worker, server) for worker in range(roles.workers) for server in roles.servers]
         self._ends = {
             pair: (make_channel(*pair), make_channel(*pair)) for pair in pairs
-        }  # two ends of a channel: the worker's, and the server's
+        }  # the worker's end and the server's end of each channel
 
     def known(self, update: Sequence[Event]) -> bool:
         """Return whether all versions of weights that an update needs have been computed."""
@@ -191,7 +191,7 @@ class _Gradients:
         )
 
     def mean(self, server: int, update: Sequence[Event]) -> tuple[Vector, float]:
-        """Return the weighted mean of an update's gradients, and the learning rate factor."""
+        """Return the weighted mean of an update's gradients, and a factor of the learning rate."""
         state, part = self._servers[server], self._roles.part(server)
         total = np.zeros(part.size, self._roles.weights.dtype)
         rows = weight = 0.0
@@ -214,7 +214,7 @@ class _Gradients:
         return self._gradients[key].pop(server)
 
     def _compute(self, worker: int, step: int) -> dict[int, Vector]:
-        """Return a worker's next gradient: for each server, its part as this server decodes it."""
+        """Return the parts of a worker's next gradient by server, as each server decodes them."""
         weights: dict[int, Vector] = {}
         for server, version in self._versions_used[worker, step].items():
             version_weights = self._servers[server].versions[version]
@@ -235,7 +235,7 @@ class _Gradients:
 
 
 def _updates(events: Sequence[Event], server: int) -> list[list[Event]]:
-    """Return, for each update of a server, the events of the gradients that it combines."""
+    """Return, for each update of a server, the events of the gradients that the update combines."""
     updates: dict[int, list[Event]] = {}
     for event in events:
         if event["server"] == server and event["update"] >= 0:

@@ -35,7 +35,7 @@ class ServingSpec:
         batch_sizes: The numbers of rows in a batch to compare.
         repeats: How many single batches are timed for each size, strategy and network.
         streams: How many streams of batches are timed for each size, strategy and network.
-        under_way: Number of batches in one stream; the server may process them at the same time.
+        under_way: Number of batches in one stream; the server may process several of them at once.
     """
 
     file: str | bytes
@@ -56,8 +56,8 @@ class ServingResult:
         times: On rank 0, one row per call with the columns network, way (the strategy), batch_size,
             what ("first", "batch" or "stream"), rows and seconds.
         weights_bytes: For each strategy, the total bytes of weights on this rank.
-        differences: On rank 0, for each strategy, the largest absolute difference from the
-            predictions of one process.
+        differences: On rank 0, for each strategy, the largest absolute difference between its
+            predictions and those of one process.
         largest: On rank 0, the largest absolute value in the predictions of one process.
         precision: Machine epsilon of the dtype of the predictions.
     """

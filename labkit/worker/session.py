@@ -80,7 +80,7 @@ class TrainingSession:
         self.watchers: list[Watcher] = []  # functions that are called for each compressed bucket
         policy = experiment.on_nonfinite
         self.guard = None if policy is None else Guard(policy, communicator.rank)
-        self.injectors: dict[int, Injector] = {}  # keys: ranks or, on the virtual clock, workers
+        self.injectors: dict[int, Injector] = {}  # by rank or, on the virtual clock, by worker
         self.timeline = Timeline(communicator.clock)
         self.partition: dict[str, JSON] = {}  # where pipeline stages are cut, and why
         self.memory: Memory | None = None  # set by strategies that divide the model among ranks
@@ -89,7 +89,7 @@ class TrainingSession:
         reset(experiment)
         self.model = build_model(experiment, source)
         self.divide_data()
-        self.recorder: Recorder | None = None  # programs add rows to it without callbacks
+        self.recorder: Recorder | None = None  # programs add rows to the recorder without callbacks
         self.interleaving: list[Event] = []
         self.stage: ComputeBackend | None = None  # set if the strategy runs as a set of programs
         # Set by training in other frameworks and by simulations.
@@ -115,8 +115,8 @@ class TrainingSession:
 
     def divide_data(self) -> None:
         """Divide the training and validation data among the current ranks."""
-        # Programs train on the batches from the method `batches`. From this feed, they use only the
-        # validation rows and the number of training steps.
+        # Programs train on the batches from the method `batches`. From the feed, programs use only
+        # the validation rows and the number of training steps.
         uses_programs = self.experiment.uses_programs
         experiment = self.experiment
         if uses_programs:
@@ -133,7 +133,7 @@ class TrainingSession:
         return [EqualBatches(self.readers)] if callable(self.experiment.dataset) else []
 
     def optimizer(self) -> keras.optimizers.Optimizer:
-        """Return a new optimizer: the experiment's, or a copy of the compiled model's."""
+        """Return a new optimizer: the experiment's, or a copy of the compiled model's optimizer."""
         if self.user_optimizer is not None:
             return copy_of(self.user_optimizer)
         return without_replica_sum(
@@ -166,12 +166,12 @@ class TrainingSession:
         Args:
             callbacks: Keras callbacks that the strategy needs.
             exchange: Gradient exchange, which the surviving ranks set up again after a rank
-                failure;
-                None: a failure ends training.
+                failure. None: a rank failure ends training.
         """
         if exchange is not None and self.communicator.outlives and not owns_rows(self.experiment):
             self.recovery = Recovery(self, exchange)
-            assert self._training_state is not None  # for the type checker: `keeps` has set it
+            # for the type checker: the method `keeps` has set the training state
+            assert self._training_state is not None
             build(self._training_state)
             callbacks = [self.recovery, *callbacks]
         elif (
@@ -192,7 +192,7 @@ class TrainingSession:
             self.recovery.recover()
             if (
                 self.checkpoint_context is not None
-            ):  # the checkpoint to resume from was restored earlier
+            ):  # training has already restored the checkpoint to resume from
                 self.checkpoint_context = self.checkpoint_context._replace(resume=None)
 
     def state(self) -> list[keras.Variable]:
@@ -265,7 +265,7 @@ class TrainingSession:
         self._training_state = state
 
     def once(self, name: str, measure: Callable[[], JSON]) -> JSON:
-        """Return a measurement that is made once; a resumed training returns the first value."""
+        """Measure a value once and return it; a resumed training returns the first run's value."""
         if name not in self.chosen:
             self.chosen[name] = measure()
         return self.chosen[name]
@@ -329,8 +329,8 @@ class TrainingSession:
         from labkit.frameworks.child import Child
         from labkit.worker.external_training import TrainingTask
 
-        # Metrics have variables. If they were unpickled, TensorFlow would start before its strategy
-        # is created.
+        # Metrics are not sent to the child process, because they have variables. Unpickling
+        # variables would start TensorFlow before the child process creates its strategy.
         options = {name: self._options.get(name) for name in ("loss", "loss_weights")}
         task = TrainingTask(
             self.experiment,
@@ -385,8 +385,9 @@ class TrainingSession:
     ) -> None:
         """Train with the step function of the strategy, see `labkit.strategies.Session`.
 
-        After the last epoch, `collect` gathers the weights of all ranks. It also does so after each
-        epoch if callbacks of the user may read the weights, or if validation needs them.
+        After the last epoch, `collect` gathers the weights of all ranks. The function `collect`
+        also runs after each epoch if the user's callbacks may read the weights, or if validation
+        needs them.
         """
         early = predict is None or self.experiment.callbacks is not None
 
@@ -399,7 +400,8 @@ class TrainingSession:
         callbacks = [*self._batch_checks(), *self.callbacks]
         arguments = self.model, self.feed, self.experiment.epochs, callbacks, self.progress
         with self._keepers() as keepers:
-            self.progress.metrics = []  # the epoch's loss is the mean over steps, not this metric
+            # the epoch's loss is the mean over steps, not a metric of Keras
+            self.progress.metrics = []
             train(*arguments, keepers, step, validate, self.communicator)
         if not early:
             collect()
@@ -421,7 +423,7 @@ class TrainingSession:
         return self._source.held_out(self.experiment, self.readers, sample_rank(self.model))
 
     def part(self, colour: int) -> Communicator:
-        """Return a communicator of the ranks with this colour, which `close` frees (collective)."""
+        """Return a communicator of all ranks of the same colour; `close` frees it (collective)."""
         self._parts.append(self.communicator.split(colour))
         return self._parts[-1]
 
@@ -501,9 +503,10 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
 
 @cache
 def leave_modules() -> None:
-    """Exclude imported modules from garbage collection, which then takes half the time.
+    """Exclude imported modules from garbage collection, which halves the time of a collection.
 
-    Only the first call in a process has this effect, so garbage of later runs is still collected.
+    Only the first call in a process excludes objects, so the garbage of later runs is still
+    collected.
     """
     gc.collect()
     gc.freeze()
@@ -583,7 +586,7 @@ def _compile_options(
 
 
 def _optimizer_class(name: str) -> type[keras.optimizers.Optimizer]:
-    """Return the class in `keras.optimizers` with this name in lower case, or LARS."""
+    """Return LARS or the class in `keras.optimizers` whose name in lower case is `name`."""
     optimizer_class: type[keras.optimizers.Optimizer] = {
         name_in_module.lower(): kind
         for name_in_module, kind in (*vars(keras.optimizers).items(), ("LARS", LARS))

@@ -28,7 +28,7 @@ def pack(modules: str) -> SourceBundle:
     packed: SourceBundle = {}
     for folder in map(
         Path, reversed(imports.split_folders(modules))
-    ):  # for equal names, files of earlier folders are used
+    ):  # if two folders have a file with the same name, the file of the earlier folder is used
         inits = [init for init in folder.glob("*/__init__.py") if init.parent.name != OWN]
         inside = [file for init in inits for file in init.parent.rglob("*.py")]
         # Files that cannot be read are skipped, such as lock files of editors, which are links to
@@ -42,7 +42,7 @@ def enter_folder(folder: str, modules: str, luggage: SourceBundle | None) -> Non
     """Change a rank's working folder to the caller's, and make the caller's modules importable.
 
     If the host lacks the caller's folder, the rank gets a temporary folder instead. The modules
-    come from the bundle, unless folders on this host have the same files.
+    come from the bundle, unless folders on the rank's host contain the same files.
 
     Args:
         folder: Working folder of the caller.
@@ -59,7 +59,7 @@ def enter_folder(folder: str, modules: str, luggage: SourceBundle | None) -> Non
 
 
 def _matches(folders: Sequence[str], luggage: SourceBundle) -> bool:
-    """Return whether each bundled file equals the first file with its name in the folders."""
+    """Return whether bundled files equal the files that a search of the folders finds first."""
     try:
         return all(
             _first(folders, name).read_bytes() == content for name, content in luggage.items()

@@ -37,7 +37,7 @@ class StepLog(GradientLog):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the log has all steps; if not, it has reached its size limit."""
+        """Whether the log has all steps; otherwise the log has reached its size limit."""
         return self._bytes_left >= 0
 
     def record_gradients(

@@ -51,7 +51,8 @@ def _inject_faults(session: TrainingSession) -> None:
 class StepMonitor(keras.callbacks.Callback):
     """A callback that tells the fault injector and the guard the number of each training step.
 
-    After a step, it also reports a loss that is NaN or infinite although all gradients were finite.
+    After a step, the callback also reports a loss that is NaN or infinite although all gradients
+    were finite.
     """
 
     def __init__(self, session: TrainingSession, recorder: Recorder) -> None:

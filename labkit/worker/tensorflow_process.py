@@ -67,7 +67,7 @@ class TensorFlowTraining:
         return self.strategy.run(self._train, args=(x, y, share))
 
     def _train(self, x: tf.Tensor, y: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-        """Train one replica for a step; scale its loss by its rows, and sum the gradients."""
+        """Train one replica for a step; scale its loss by its share of rows; sum the gradients."""
         import tensorflow as tf
 
         variables = self.model.trainable_variables
@@ -75,7 +75,7 @@ class TensorFlowTraining:
             predicted = self.model(x, training=True)
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted, training=True)
             # Keras has divided the loss by the number of replicas, as if all replicas had equally
-            # many rows. This line corrects the loss for the actual share of rows.
+            # many rows. The product corrects the loss for the replica's actual share of rows.
             loss = loss * share * self.strategy.num_replicas_in_sync
         gradients = tape.gradient(loss, [variable.value for variable in variables])
         # Gradients of embeddings are made dense, because the optimizer must add gradients of the
@@ -97,7 +97,7 @@ class SynchronousTraining(TensorFlowTraining):
         self._batches = self.source.batches(task.experiment, sample_rank(self.model))
 
     def step(self) -> tuple[float, float]:
-        """Train on the next batch; return the mean loss in this process, and the seconds."""
+        """Train on the next batch; return this process's mean loss, and the duration in seconds."""
         import keras
         import tensorflow as tf
 
@@ -114,7 +114,8 @@ class SynchronousTraining(TensorFlowTraining):
 
         distribute = self.strategy.experimental_distribute_values_from_function
         distributed = [distribute(make_value(part)) for part in range(3)]
-        start = self.clock.now()  # the batches are ready, so the time excludes their input
+        # the measured time excludes the input of the batches, which are ready at this point
+        start = self.clock.now()
         replicas = self.strategy.experimental_local_results(self.compiled(*distributed))
         losses = [loss.numpy() for loss in replicas]
         seconds = self.clock.now() - start
@@ -145,10 +146,10 @@ class CoordinatedTraining(TensorFlowTraining):
         self._worker_step = tf.function(self._run_worker_step)
 
     def step(self) -> tuple[float, float]:
-        """Fetch the results of as many gradients as there are workers, from any workers.
+        """Fetch the results of as many worker steps as there are workers, from any workers.
 
-        Returns:
-            The mean loss of these gradients, and the seconds since the previous call ended.
+        Returns: The mean loss of the fetched results, and the seconds since the previous call
+            ended.
         """
         per_epoch = self.plan.steps_per_epoch
         epoch, place = divmod(self.number, per_epoch)
@@ -225,8 +226,8 @@ def strategy_of(tf_strategy: TFDistribute, workers: int) -> tf.distribute.Strate
 
     kinds = tf.distribute.experimental
     if tf_strategy.kind == "parameter_server":
-        # TensorFlow may mistake a killed worker for a failed server, so it is told to ignore such
-        # failures. The labkit rank itself watches the servers.
+        # TensorFlow may mistake a killed worker for a failed server, so a setting makes TensorFlow
+        # ignore short failures of servers. The labkit rank itself watches the servers.
         os.environ["TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES"] = str(2**31)
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         return tf.distribute.ParameterServerStrategy(resolver)

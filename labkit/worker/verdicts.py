@@ -1,4 +1,4 @@
-"""The cache of equivalence check results: one file per result, where invalid files are ignored."""
+"""The cache of equivalence check results, one file per result; invalid files are ignored."""
 
 from __future__ import annotations
 

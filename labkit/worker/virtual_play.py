@@ -39,7 +39,8 @@ class SimulatedTraining:
         self._session, self._backend, self._strategy = session, stage, strategy
         experiment, roles = session.experiment, stage.roles
         virtual = experiment.virtual
-        assert virtual is not None  # for the type checker: `Experiment` guarantees it
+        # for the type checker: `Experiment` requires `virtual` on the virtual clock
+        assert virtual is not None
         order: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for server, worker, step in virtual.update_order:
             order[server] += [(member, step) for member in roles.members(worker)]
@@ -94,7 +95,8 @@ class SimulatedTraining:
         self._declare_shared()
         stage, exchanged = self.world.take(state, self._program)
         timing, self._session.exchanged = self.world.times, exchanged
-        assert isinstance(timing, TimingModel)  # for the type checker: see `_timing_model`
+        # for the type checker: `_timing_model` returns a `TimingModel`
+        assert isinstance(timing, TimingModel)
         seconds = exchanged["compute_seconds"] or 0.0, exchanged["update_seconds"]
         self.world.times = replace(timing, measured=seconds[0], update=seconds[1])
         self._backend.load_state(stage)
@@ -105,9 +107,10 @@ class SimulatedTraining:
 
 
 def _timing_model(session: ProgramSession, stage: ComputeBackend) -> TimingModel:
-    """Return the timing model for the virtual clock; measure compute times that it lacks."""
+    """Return the timing model for the virtual clock; measure compute times that are not given."""
     experiment, virtual = session.experiment, session.experiment.virtual
-    assert virtual is not None  # for the type checker: `Experiment` guarantees it
+    # for the type checker: `Experiment` requires `virtual` on the virtual clock
+    assert virtual is not None
     compute = virtual.compute_time or ComputeTime()
     measures = compute.seconds is None and compute.trace is None
     measured = update = 0.0

@@ -230,7 +230,7 @@ def infer(
 
 
 def _memory(session: TrainingSession) -> Memory:
-    """Return the memory use of a rank with a whole model; other strategies record it themselves."""
+    """Return the memory use of a rank with a whole model; other strategies record their own."""
     from labkit.model_parallel import memory
 
     experiment, model, workers = session.experiment, session.model, session.communicator.size
@@ -251,10 +251,10 @@ def main(payload: bytes) -> Any:
     """Run a task's function on this rank; this is the function that an engine process calls.
 
     The task has the entries `call` (function and arguments, pickled), `ranks`, `spares` (number of
-    spare ranks), and `limit` (timeout). It also has the entries `network`, `folder`, `modules`,
-    `luggage` and `environment`. If the task has `stream` (a folder) and `submitter` (a process),
-    the function also receives `report` and `stop_asked`, see `labkit.records.stream`. The entry
-    `deaths` of the task is the number of earlier rank failures.
+    spare ranks), and `limit` (timeout). The other entries of the task are `network`, `folder`,
+    `modules`, `luggage` and `environment`. If the task has `stream` (a folder) and `submitter` (a
+    process), the function also receives `report` and `stop_asked`, see `labkit.records.stream`. The
+    entry `deaths` of the task is the number of earlier rank failures.
 
     A rank that fails writes its error to a status table, which all ranks read. If a rank fails, the
     ranks that wait for it raise an error, so every engine process remains usable.

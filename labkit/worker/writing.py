@@ -115,8 +115,9 @@ class CheckpointWriter:
         polls = 0
         while not all(path.exists() for path in sums):
             polls += 1
-            # If another process resumes the run, it removes unpublished files. Without this check,
-            # the loop would wait for them forever.
+            # If another process resumes the run, that process removes unpublished files. Without
+            # the check of the owner, the loop would wait forever for files that another process has
+            # removed.
             taken_up = polls % LOOKS == 0 and not self.is_owner()
             if self._given_up.wait(LOOK_EVERY) or taken_up:
                 return

@@ -298,7 +298,7 @@ def test_what_nobody_takes_ends_after_its_time_or_when_told(own_runtime: Path) -
     # The engines are already gone when the command returns.
     assert left_of(own_runtime, patience=0) == []
     assert (
-        "no warm engines have these --workers and --threads"
+        "no warm engines have the given --workers and --threads"
         in CliRunner().invoke(app, ["prestart", "--stop"]).output
     )
 

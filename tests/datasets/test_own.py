@@ -137,7 +137,7 @@ def test_many_whole_numbers_are_amounts_or_classes_as_one_says() -> None:
     [
         (
             {"label": [0, 1] * 50},
-            "0 columns besides 'label': give at least one row and one such column",
+            "0 columns besides 'label': give at least one row and one column of features",
         ),
         ({"x": [], "label": []}, "0 training rows"),
         ({"x": range(4), "label": ["a", None, "b", "a"]}, "1 rows without a label"),

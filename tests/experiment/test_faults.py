@@ -53,7 +53,7 @@ def test_what_is_not_given_leaves_the_hash_as_it_was() -> None:
         ({"faults": KILL, "strategy": lk.TFDistribute()}, "in separate processes"),
         ({"faults": KILL, "clock": "virtual"}, "would wait forever"),
         ({"faults": KILL, "strategy": lk.Downpour(stages=2)}, "splits the model of a worker"),
-        ({"checksums": True}, "checksums=True: this works only if labkit itself sends"),
+        ({"checksums": True}, "checksums=True: message faults and checksums work only if"),
         (
             {"checksums": True, "strategy": lk.AllReduce("shared_memory")},
             "only if labkit itself sends",

@@ -332,7 +332,7 @@ def test_a_speed_up_names_its_spread_and_its_seeds_and_a_null_result_comes_first
     )
     assert (
         "1.60 (spread 1.14 to 2.00); strong scaling, efficiency 80%; the spread is over the "
-        "steps of its single seed" in reading("one", [5.0])
+        "steps of the run's only seed" in reading("one", [5.0])
     )
 
 

@@ -77,7 +77,7 @@ def test_each_stands_beside_the_one_of_ours_that_does_the_same(runs: list[Run]) 
     assert list(table["legacy"]) == [legacy, legacy, "", ""]
     mirrored, served = summarize_framework(runs).splitlines()
     assert mirrored.startswith("- **Theirs**: final accuracy")
-    assert "a step of labkit's AllReduce(algorithm='ring') 5 ms: 4 times as long" in mirrored
+    assert "a step of labkit's AllReduce(algorithm='ring') takes 5 ms: 4 times as long" in mirrored
     assert served.endswith("equally fast.")
 
 

@@ -86,14 +86,14 @@ def free(root: Path, delayed: int, accuracies: tuple[float, ...]) -> Run:
 @pytest.mark.parametrize(
     ("at_once", "said"),
     [
-        ((0.5, 0.7, 0.9), ": reproduced: {}; after 60 steps without it"),
+        ((0.5, 0.7, 0.9), ": reproduced: {}; after 60 steps without delayed Nesterov"),
         (
             (0.5, 0.7, 0.8),
-            ": reproduced: {}; without it, some seeds do not reach that accuracy",
+            ": reproduced: {}; without delayed Nesterov, some seeds do not reach the accuracy",
         ),
         (
             (0.7, 0.9, 0.9),
-            "**not** reproduced: {}; after 40 steps without it",
+            "**not** reproduced: {}; after 40 steps without delayed Nesterov",
         ),
     ],
 )

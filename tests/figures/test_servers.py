@@ -60,7 +60,7 @@ def test_throughput_is_a_line_with_a_band_for_each_way_to_hold_the_weights(runs:
 def test_the_reading_says_where_each_cliff_is_and_which_shapes_came(runs: list[Run]) -> None:
     said = summarize_server(runs)
     assert "**1 server**, 200 samples/s (3 seeds, 180 to 220); doubling the workers to" in said
-    assert "doubling the workers to 4 gains less than 1.5 × the throughput" in said
+    assert "doubling the workers to 4 gives less than 1.5 × the throughput" in said
     assert "throughput grows with each doubling of the workers up to 4" in said
     assert "**More servers give a higher throughput** (4 workers): reproduced" in said
     assert "1.80 ×" in said

@@ -343,9 +343,9 @@ def pipelines(**columns: list[Any]) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("speedups", "said"),
     [
-        ([0.9, 1.9], "gives no speed-up, because stages wait for each other; the latter is 95%"),
-        ([1.2, 1.9], "from 1.20 to 1.90; the latter is 95% of what the bubble allows"),
-        ([1.2, 1.0], "the latter is 50% of what the bubble allows: unequal stages"),
+        ([0.9, 1.9], "no speed-up, because stages wait for each other; the last speed-up is 95%"),
+        ([1.2, 1.9], "from 1.20 to 1.90; the last speed-up is 95% of what the bubble allows"),
+        ([1.2, 1.0], "the last speed-up is 50% of what the bubble allows: unequal stages"),
     ],
 )
 def test_more_micro_batches_are_judged_by_their_speed_up(

@@ -160,7 +160,7 @@ def test_at_which_rates_old_gradients_learn_as_much_is_said(tmp_path: Path) -> N
         "**Training with stale gradients is as accurate as with fresh ones, within the spread of "
         "the seeds**: at learning rate 0.1."
     )
-    assert summarize_rate(runs[:2]).endswith("at none of these learning rates.")
+    assert summarize_rate(runs[:2]).endswith("at no tested learning rate.")
 
 
 @pytest.mark.parametrize(

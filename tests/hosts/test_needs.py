@@ -34,7 +34,7 @@ def test_another_system_is_named_with_what_to_use_instead(monkeypatch: pytest.Mo
     [
         (
             ("ip", "tc"),
-            r"needs ip, tc, which .* apt-get install iproute2; or start it without Slurm",
+            r"needs ip, tc, which .* apt-get install iproute2; or start a testbed without Slurm",
         ),
         (("nsenter",), r"needs nsenter, which .* apt-get install util-linux"),
         (("slurmd", "srun"), r"needs slurmd, srun, .* apt-get install slurm-wlm; .*--no-slurm"),

@@ -27,11 +27,11 @@ def job() -> Path:
 @pytest.mark.parametrize(
     ("said", "state", "cause"),
     [
-        (SlurmJob("12_3", "TIMEOUT"), "interrupted", "job 12_3: its time limit was reached"),
+        (SlurmJob("12_3", "TIMEOUT"), "interrupted", "job 12_3: the time limit was reached"),
         (
             SlurmJob("12_3", "OUT_OF_MEMORY"),
             "failed",
-            "it used more memory than Slurm had allocated",
+            "the job used more memory than Slurm had allocated",
         ),
         (SlurmJob("12_3", "NODE_FAIL"), "failed", "a node failed"),
         (

@@ -115,7 +115,7 @@ def test_numbers_and_curves_of_ones_own_are_read_out_and_drawn(tmp_path: Path) -
         "every seed is greater than every seed of the next run" in text
     )
     assert "No difference beyond the spread of the seeds in own 0: " in text
-    assert "The table has 3 more user-defined metrics" in text
+    assert "The table has 3 other user-defined metrics" in text
     assert "F1 0.315" in lk.figures.summarize(runs)
     figure = lk.compare(runs)
     titles = [annotation.text for annotation in figure.layout.annotations]

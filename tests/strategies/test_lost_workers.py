@@ -139,7 +139,7 @@ VIRTUAL: dict[str, Any] = {"virtual": {"worker_failures": {1: 2.0}}, "workers": 
         ),
         (
             {"strategy": SoftSync(1), "virtual": {"worker_failures": {2: 1.0}}},
-            r"worker_failures=\[2\] names no workers of workers=2; give worker numbers from 0 to",
+            r"worker_failures=\[2\] names workers outside workers=2; give worker numbers from 0 to",
         ),
         (
             {"strategy": SoftSync(1), "virtual": {"worker_failures": [(1, -1.0)]}},

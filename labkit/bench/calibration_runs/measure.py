@@ -54,7 +54,8 @@ from labkit.records.run_metrics import WARM_UP
 from labkit.strategies import AllReduce
 
 KIB, MIB = 2**10, 2**20
-# No preset has these rates, so a forecast for a preset is never a forecast for a measured network.
+# No preset of labkit has the data rates of the networks `FAST` and `SLOW`. A forecast for a preset
+# is never a forecast for a measured network.
 FAST = Network(name="700Mb", latency=70e-6, bandwidth=700e6 / 8)
 SLOW = Network(name="50Mb", latency=200e-6, bandwidth=50e6 / 8)
 WHOLE = 0.25  # duration of a training run as a share of `Effort.seconds`
@@ -109,8 +110,8 @@ def calibrate(
 ) -> Calibration:
     """Measure the costs on this machine from which forecasts are computed, and store the costs.
 
-    The costs are times of training steps, messages, collectives and compressors, and memory. A
-    calibration takes some minutes; `Experiment.forecast` uses it.
+    The costs are the memory of each model, and the times of training steps, messages, collectives
+    and compressors. A calibration takes some minutes; `Experiment.forecast` uses it.
 
     Args:
         experiments: Experiments whose model, data set, precision and optimizer are measured. For an
@@ -132,7 +133,8 @@ def calibrate(
         given.
 
     Raises:
-        InvalidInput: A value is impossible.
+        InvalidInput: A number is less than 1, a list of numbers is empty, or a compressor is
+            unknown.
     """
     for name, values in (("threads", threads), ("batches", batches), ("workers", (workers,))):
         if not values or min(values) < 1:
@@ -201,7 +203,7 @@ class Bench:
         return self._made(models=costs)
 
     def messages(self, models: Sequence[ModelCost]) -> Calibration:
-        """Measure allreduces (in memory, in a host, on a link) and overheads with 2, 3, … ranks."""
+        """Measure allreduces and overheads with each number of ranks from 2 to `workers`."""
         gradients = [[w for layer in each.layers for w in layer.weights] for each in models]
         arguments = [SMALL_SHAPES, *gradients], self.effort.repeats
         sums: list[CollectiveCost] = []
@@ -251,7 +253,7 @@ def _seen_by_rank(communicator: Communicator) -> dict[str, JSON]:
 
 
 def _alone(experiment: Experiment, threads: int) -> Experiment:
-    """Return an experiment that trains the same model on one rank, with strategy `AllReduce`."""
+    """Return an experiment that trains the given experiment's model on one rank."""
     return Experiment(strategy=AllReduce(), threads=threads, verify=False, **_fields(experiment))
 
 
@@ -396,7 +398,7 @@ def step_seconds(run: Run) -> float:
 
 
 def long_enough(experiment: Experiment, steps: int) -> Experiment:
-    """Return the experiment with at least `steps` steps, in epochs of whole batches."""
+    """Return a copy of the experiment that trains for at least `steps` steps."""
     rows = experiment.rows or steps * experiment.batch_size
     an_epoch = min(steps, max(1, rows // experiment.batch_size))
     return experiment.replace(steps_per_epoch=an_epoch, epochs=-(-steps // an_epoch))
@@ -415,7 +417,7 @@ def _longer(
 
 
 def _stretch(strategy: Any, epoch: int | None) -> int:
-    """Return how many steps are timed as one block: the averaging period, or `STRETCH` if none."""
+    """Return the number of steps per timed block: `STRETCH`, or the strategy's averaging period."""
     period = strategy.get("period") if isinstance(strategy, dict) else None
     steps: int = epoch or 1 if period == "epoch" else period or 1
     return steps if steps > 1 else STRETCH

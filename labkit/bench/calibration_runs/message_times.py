@@ -1,4 +1,4 @@
-"""Measurements of allreduces (in memory, in a host, on a link), overheads and compressors."""
+"""Measurements of compressors, overheads, and allreduces within a host and on a network."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def collectives(
 
 
 def emulated(costs: list[CollectiveCost]) -> list[Overhead]:
-    """Return by how much each round of a ring exceeds its simulated time on an emulated network."""
+    """Return how much longer a ring's round takes on an emulated network than in simulation."""
     found = []
     for cost in costs:
         if cost.network is None or cost.algorithm != "ring":
@@ -99,7 +99,7 @@ def _meetings(communicator: Communicator, repeats: int) -> list[float]:
 def _buckets(
     communicator: Communicator, gradients: Sequence[Shapes], repeats: int
 ) -> Iterator[tuple[str, int, list[float]]]:
-    """Measure the time that gradient exchange adds to an empty step, apart from allreduces."""
+    """Measure the time that gradient exchange adds to a step, without the allreduce."""
     import tensorflow as tf
 
     from labkit.exchange import Exchange
@@ -171,7 +171,7 @@ def wanted(
     compressors: Sequence[Compressor | Mapping[str, JSON] | str] | None,
     experiments: Sequence[Experiment],
 ) -> list[Compressor]:
-    """Return the given compressors (None: all without required fields) and those of strategies."""
+    """Return the given compressors (None: all without required fields) and the strategies' own."""
     found = without_fields() if compressors is None else [parse(each) for each in compressors]
     found += [own for each in experiments if (own := each.strategy.lossy) is not None]
     return list({digest(each.to_json()): each for each in found}.values())
@@ -183,7 +183,7 @@ def codecs(
     sizes: Sequence[int],
     repeats: int,
 ) -> list[CodecCost]:
-    """Measure compressors' times to encode and decode, or to reduce, at each size (on ranks)."""
+    """Measure how long each compressor encodes and decodes, or reduces, vectors of each size."""
     described = [each.to_json() for each in compressors]
     found = []
     for nbytes in sizes:

@@ -181,7 +181,7 @@ def replica_overhead(
 ) -> Overhead:
     """Return the time that hooks and callbacks add to a replica's step with a small model.
 
-    This overhead is the time of a joint step, minus the times of an independent step, of the
+    The added time is the time of a joint step, minus the times of an independent step, of the
     gradient bucket and of its allreduce.
 
     Args:
@@ -189,8 +189,8 @@ def replica_overhead(
         ranks: Number of ranks that train.
         seconds: Seconds spent on steps in each round.
         rounds: Number of rounds; each round times joint and independent steps.
-        sums: Measured costs of allreduces with this number of ranks.
-        overheads: Measured overheads with this number of ranks.
+        sums: Measured costs of allreduces with `ranks` ranks.
+        overheads: Measured overheads with `ranks` ranks.
     """
     experiment = Experiment(
         model="mlp",

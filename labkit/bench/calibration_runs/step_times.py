@@ -25,7 +25,7 @@ TURN = 0.2  # maximum seconds spent on one kind of step in a round
 # is used.
 LENGTHS = (10, 5, 2, 1)
 LEAST, MOST = 3, 50  # minimum and maximum number of rounds
-BATCHES, AHEAD = 20, 2  # number of batches read; number of first batches that are not timed
+BATCHES, AHEAD = 20, 2  # number of batches read, and number of the first batches that are not timed
 
 
 class StepTimes(NamedTuple):
@@ -62,7 +62,7 @@ def measured(
         experiment: Experiment with one worker.
         rows: Number of rows in the batch of one rank.
         seconds: Seconds after which no further round of measurement begins.
-        kinds: Kinds of steps to time: those of `parts`, and "fit".
+        kinds: Kinds of steps to time: keys of the dictionary that `parts` returns, or "fit".
         exchanges: Whether all ranks train jointly; then "fit" is the only kind.
     """
     size = communicator.size
@@ -95,8 +95,8 @@ def measured(
 class Supply:
     """A pause before each step of `fit`, in which the input pipeline prefetches batches.
 
-    Without this pause, the step time could include a wait for input, whose length depends on the
-    step's other work.
+    Without the pause, the step time could include a wait for input. The length of the wait would
+    depend on the step's other work.
 
     Args:
         clock: Clock that measures the pause.
@@ -107,7 +107,7 @@ class Supply:
         self._clock, self._read_s, self._since = clock, read_s, clock.now()
 
     def wait(self) -> None:
-        """Wait until the time to read two batches has passed since the last call."""
+        """Wait until twice the time to read a batch has passed since the previous call."""
         self._clock.sleep(max(0.0, self._since + 2 * self._read_s - self._clock.now()))
         self._since = self._clock.now()
 
@@ -138,7 +138,7 @@ class Turns(keras.callbacks.Callback):
         }
 
     def set_model(self, model: keras.Model) -> None:
-        """Trace the other kinds of steps before further callbacks wrap the Keras model."""
+        """Trace all kinds of steps except `fit` before further callbacks wrap the Keras model."""
         super().set_model(model)
         batch, experiment = next(iter(self._session.feed.train)), self._session.experiment
         expected, rows = (
@@ -186,7 +186,7 @@ class Turns(keras.callbacks.Callback):
                 return
 
     def _step(self, kind: str, circle: Communicator) -> Generator[None, None, float]:
-        """Return the seconds of one step of a kind; a step of `fit` finds a prefetched batch."""
+        """Return the seconds of one step of a kind; for `fit`, prefetch a batch before the step."""
         if kind == "fit":
             self._supply.wait()
         circle.barrier("the barrier before the next timed step of a calibration")

@@ -1,6 +1,6 @@
 """Benchmark rows of other frameworks ("peers"), and start and end of their processes.
 
-The rows are like those of `labkit.bench.exchange`; the processes run on this machine.
+Each row has the fields of a row of `labkit.bench.exchange`; the processes run on this machine.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def _ours(own: Sequence[Row], case: str) -> Row | None:
 def _comparison(theirs: Row, ours: Row | None) -> Row:
     """Return the ratio of labkit's added time to the other framework's added time.
 
-    The result is empty if one of the two times is not positive, because noise then exceeds the
-    added time.
+    The result is empty if the added time of labkit or of the other framework is not positive. An
+    added time that is not positive is smaller than the noise.
     """
     if ours is None or not min(_added_ms(ours), _added_ms(theirs)) > 0:
         return {}
@@ -200,7 +200,7 @@ def _commands(peer: Installation, task: Task) -> list[list[str]]:
             [peer.python, *RANK, json.dumps(task | {"rank": rank})] for rank in range(task["size"])
         ]
     rank = [peer.python, *RANK, json.dumps(task)]
-    # Horovod's background thread polls MPI. MPI must therefore yield when idle, and each process is
+    # Horovod's background thread polls MPI, so MPI yields its core when idle, and each process is
     # bound to a core.
     fits = task["size"] <= (os.cpu_count() or 1)
     place = ("--bind-to", "core") if fits else ("--bind-to", "none", "--oversubscribe")
@@ -231,8 +231,8 @@ def _environment(peer: Installation) -> dict[str, str]:
         outside_mpi(peer.python)
         | computing(1)
         | {
-            # Without fusion, Horovod saves two copies; this is the fastest of the measured
-            # settings.
+            # Without fusion, Horovod saves two copies of the gradients. No other measured setting
+            # is faster.
             "HOROVOD_FUSION_THRESHOLD": "0",
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

@@ -2,7 +2,7 @@
 
     python foreign.py labkit.bench.peers.rank '{"peer": "ddp", "rank": 0, "cases": ["cnn"], ...}'
 
-All measured frameworks ("peers") use the barrier in shared memory of this module and labkit's rules
+All measured frameworks ("peers") use the shared-memory barrier of this module, and labkit's rules
 of timing. `labkit.frameworks.foreign` starts this module. The module depends only on NumPy, because
 it runs in the framework's Python, which may lack MPI and labkit's dependencies. Rank 0 prints the
 results.
@@ -25,7 +25,8 @@ from labkit.bench.steps import CASES
 from labkit.bench.timing import STEPS, Step, time_interleaved
 
 LIMIT = 120.0  # seconds to wait for another process at the barrier
-# Module of this folder that measures a framework; it has the name of the library.
+# The dictionary maps each framework to the module that measures it. A module has the name of the
+# framework's library.
 MODULES = {
     "multi_worker_mirrored": "tensorflow",
     "ddp": "torch",
@@ -48,7 +49,7 @@ class Task(TypedDict):
 
 
 class Times(TypedDict):
-    """For each kind of step: median seconds per repeat, and median seconds added to local steps."""
+    """Median seconds per repeat for each kind of step, and median seconds added to a local step."""
 
     seconds: dict[str, list[float]]
     added: dict[str, list[float]]

@@ -1,4 +1,4 @@
-"""The benchmarks of Horovod and of TensorFlow's MultiWorkerMirroredStrategy, in own training loops.
+"""Benchmarks of Horovod and TensorFlow's MultiWorkerMirroredStrategy with custom training loops.
 
 Horovod's processes are started by mpirun, and average gradients in the same way as its
 `DistributedGradientTape`. MultiWorkerMirroredStrategy averages gradients by RING over gRPC.
@@ -74,13 +74,13 @@ class HorovodPeer(TensorFlowPeer):
         self.version = f"Horovod {horovod.__version__}, TensorFlow {tf.__version__}"
 
     def compiled(self, case: ModelCase, model: BenchModel) -> Compiled:
-        """Return a step that averages gradients by allreduces, and a function that sums."""
+        """Return a step that averages gradients by allreduce, and a function that sums a tensor."""
         import tensorflow as tf
 
         hvd = self._hvd
 
         def mean(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-            # This function averages gradients as Horovod's DistributedGradientTape does.
+            # `mean` averages gradients as Horovod's DistributedGradientTape does.
             return [
                 hvd.allreduce(gradient, op=hvd.Average, name=f"{case.name}.{number}")
                 for number, gradient in enumerate(gradients)

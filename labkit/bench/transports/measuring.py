@@ -211,7 +211,7 @@ def _unlinked() -> str:
 
 
 def _real(rate: str) -> Network:
-    """Return a `Network` with which `TFDistribute` uses a real link of this rate."""
+    """Return a `Network` for which `TFDistribute` sets up a real link with the given rate."""
     return Network(latency=0, bandwidth=bits_of(rate) / 8, name=rate)
 
 
@@ -265,7 +265,7 @@ class ServerTraining(NamedTuple):
     target: float
 
     def by(self, strategy: Strategy, network: Network | None = None) -> Experiment:
-        """Return the training as an experiment with this strategy and network."""
+        """Return the training as an experiment with the given strategy and network."""
         return Experiment(
             model="mlp",
             model_options={"widths": list(self.widths)},

@@ -270,7 +270,7 @@ def serve_task(number: int, addresses: list[str]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Serve as an MPI rank, or with arguments as the TensorFlow task with this number."""
+    """Serve as an MPI rank, or as a TensorFlow task if there are command-line arguments."""
     if arguments:
         serve_task(int(arguments[0]), arguments[1:])
     else:

@@ -21,7 +21,7 @@ from labkit.frameworks.tf_config import LOOPBACK_ADDRESS, PORT, free_ports
 
 HOSTS = ("labkit-a", "labkit-b")  # names of two emulated hosts on this machine
 _PROCESS = "labkit.bench.transports.process"
-# This variable excludes those components of Open MPI that read the memory of another process.
+# `OMPI_MCA_smsc` excludes those components of Open MPI that read the memory of another process.
 _UNATTACHED = {"OMPI_MCA_smsc": "^cma,knem,xpmem"}
 # Open MPI's daemons do not use loopback addresses, so their network namespace gets an additional
 # network device.
@@ -30,7 +30,7 @@ _DEVICE = (
     f"ip address add {ADDRESSES[0]}/30 dev {DEVICE} && ip link set {DEVICE} up && "
     'exec "$0" "$@"'
 )
-# These parameters restrict Open MPI to components that use TCP.
+# The Open MPI parameters in `_TCP` restrict Open MPI to components that use TCP.
 _TCP = {"pml": "ob1", "btl": "tcp,self", "osc": "^ucx", "mpi_yield_when_idle": "1"}
 
 
@@ -65,7 +65,7 @@ def ranks(place: str, namespaces: tuple[str, str] | None = None) -> Iterator[Lin
         agent.write_text(_agent(dict(zip(HOSTS, namespaces, strict=True)) if namespaces else {}))
         agent.chmod(0o700)
         variables["PRTE_MCA_plm_ssh_agent"] = str(agent)
-        # Both Open MPI variables are set again below, to the values that the place requires.
+        # Command-line options set `btl` and `osc` to the values that the place requires.
         del variables["OMPI_MCA_btl"], variables["OMPI_MCA_osc"]
         options = (_TCP | {"btl_tcp_if_include": device}).items()
         command = [*launcher.mpiexec(2), "--prtemca", "plm", "ssh"]

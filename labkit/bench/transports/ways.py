@@ -27,13 +27,13 @@ _TCP = ("from the sender's memory into its kernel", "from the kernel into the re
 # With Open MPI's active messages, the receiver's MPI library makes an additional copy of each
 # fragment.
 _FRAGMENTS = (*_TCP, "from the received fragment into the MPI window")
-# The lists of copies follow from the implementations. gRPC sends large tensors without a copy, and
-# the receiver copies the tensors out of gRPC's slices
+# The lists in `_COPIES` follow from the source code of the transports. gRPC sends large tensors
+# without a copy, and the receiver copies the tensors out of gRPC's slices
 # (tensorflow/core/distributed_runtime/rpc/grpc_tensor_coding.cc and tensor_coding.cc).
 _GRPC = (*_TCP, "from gRPC's received slices into a tensor")
-_STAGED = "by the sender, into memory that the receiver may read"
-_PUT = ("the put itself, which RDMA hardware does without the processor",)
-_READ = (_STAGED, "the read itself, which RDMA hardware does without the processor")
+_STAGED = "from the sender's array into memory that the receiver may read"
+_PUT = ("by the MPI put, which RDMA hardware executes without the CPU",)
+_READ = (_STAGED, "by the MPI get, which RDMA hardware executes without the CPU")
 _FETCHED = (_STAGED, *_TCP, "from the received fragment into the destination array")
 _COPIES = {
     (GRPC, LOOPBACK): _GRPC,
@@ -119,7 +119,7 @@ PROTOCOLS = {
     "two_sided": Protocol(
         3,
         2,
-        "request to send, clear to send, the values; these are copied into and out of a "
+        "request to send, clear to send, the values, which are copied into and out of a "
         "ring buffer",
     ),
     "one_sided": Protocol(1, 0, "the values, followed by a flag that marks their arrival"),

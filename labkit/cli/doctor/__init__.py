@@ -42,8 +42,8 @@ CHECKS: list[Check] = [
     programs.tensorflow,
     programs.keras,
 ]
-# These checks wait for other processes, and therefore run in threads. The checks in threads import
-# no modules, because concurrent imports can deadlock.
+# The checks in `WAITING` wait for other processes, so they run in threads. The checks in threads
+# import no modules, because concurrent imports can deadlock.
 WAITING = {
     *(ranks.mpiexec, ranks.ranks, fault_tolerance.deaths, hosts.hosts),
     *(programs.chromium, programs.slurm, programs.tensorflow),
@@ -78,7 +78,7 @@ def examine(checks: Sequence[Check] = CHECKS) -> Iterator[Diagnosis]:
     """Run the checks of this machine, and yield their findings in the order of the checks.
 
     Some checks start two or three ranks for some seconds. Checks that wait for other processes run
-    concurrently with the remaining checks. The total duration is therefore that of the longest
+    concurrently with the remaining checks. All checks together take about as long as the longest
     check, the import of TensorFlow.
     """
     with ThreadPoolExecutor(len(checks)) as pool:

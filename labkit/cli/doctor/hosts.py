@@ -17,7 +17,7 @@ from labkit.hosts.scripts import AGENT_VARIABLE
 
 
 def hosts(listed: Sequence[Host]) -> Iterator[Diagnosis]:
-    """Check each host, then start one MPI world with as many ranks as the hosts list."""
+    """Check each host, then start one MPI world with all ranks that `listed` assigns to hosts."""
     agent = connection.agent()
     results = probe([host.name for host in listed], agent)
     for host, wrong in results:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from labkit.cli.doctor.diagnosis import Diagnosis, python
 
-# This mapping contains the JupyterLab extensions that live figures need, each with the Python
-# package that provides it.
+# `EXTENSIONS` maps each JupyterLab extension that live figures need to the Python package that
+# provides the extension.
 EXTENSIONS = {"@jupyter-widgets/jupyterlab-manager": "jupyterlab_widgets", "anywidget": "anywidget"}
 
 

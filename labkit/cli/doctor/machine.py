@@ -13,9 +13,10 @@ from labkit.cli.doctor.diagnosis import Diagnosis
 from labkit.common.machine import LOOPBACK_FIX, without_loopback
 from labkit.common.paths import usable_cores
 
-# These constants are the minimum free space in GiB, below which a run of two ranks may fail.
+# `MEMORY`, `DISK` and `SHARED` are minimum free spaces in GiB. With less free space, a run of two
+# ranks may fail.
 MEMORY, DISK, SHARED = 2.0, 1.0, 0.25
-SHARED_MEMORY = Path("/dev/shm")  # ranks on the same host store gradient buckets here
+SHARED_MEMORY = Path("/dev/shm")  # file system in memory for gradient buckets of ranks on one host
 
 
 def cores() -> Iterator[Diagnosis]:

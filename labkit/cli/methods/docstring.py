@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 SECTIONS = ("args", "raises", "returns", "attributes", "source")
-# These are examples of headings: "Args:", "Args and source:", "Args, raises and source:",
-# "Source:", … One heading may name several sections.
+# Examples of headings are "Args:", "Args and source:", "Args, raises and source:", "Source:", … One
+# heading may name several sections.
 _HEAD = re.compile(r"([A-Za-z]+(?:(?:, | and )[a-z]+)*):\s*(.*)")
 _DIFFERS = re.compile(r"(?:^|(?<=\.)\s+)Differs from (?:it|them)[:,]?\s+")
 _ELSEWHERE = re.compile(r"as (?:for )?`(\w+)`")
@@ -66,7 +66,7 @@ def parse(text: str | None) -> Docstring:
 
 
 def _heading(line: str) -> tuple[list[str], str] | None:
-    """Return the sections that a heading names, and the rest of its line; None: no heading."""
+    """Return the sections that a heading line names, and the line's rest; None: no heading."""
     head = _HEAD.fullmatch(line)
     if head is None:
         return None

@@ -14,7 +14,8 @@ from labkit.figures.taxonomy import COLUMNS, MethodInCell, Row, empty, grid
 
 TITLE = "Map of labkit's methods"
 MENUS = ("compression", "scheduling")  # axes of the taxonomy that have a menu on the page
-# For one cell of the grid, this type maps the name of each method to all its entries in the cell.
+# For one cell of the grid, `_Here` maps the name of each method to all entries of the method in the
+# cell.
 _Here = Mapping[str, Sequence[MethodInCell]]
 
 

@@ -179,8 +179,8 @@ def families() -> list[Family]:
 
 
 def _documents(member: Member) -> Iterator[Docstring]:
-    """Yield a method's docstring, then those of the function it names or of its base classes."""
-    # An exchange schedule is given as its explanation, which is a string.
+    """Yield a method's docstring, then docstrings of its source function or base classes."""
+    # The family of exchange schedules gives an explanation as text instead of a Python object.
     document = parse(member if isinstance(member, str) else member.__doc__)
     yield document
     if document.source_function:
@@ -192,7 +192,7 @@ def _documents(member: Member) -> Iterator[Docstring]:
 
 
 def _papers(named: str, source: str) -> list[Paper]:
-    """Return the papers in `named` (such as `Chen 2016, arXiv 1604.00981`), or that in `source`."""
+    """Return the papers in `named` (`Chen 2016, arXiv 1604.00981; …`), or the paper in `source`."""
     if named:
         return [Paper(part.partition(",")[0], _number(part)) for part in named.split("; ")]
     text = _ARXIV.sub("", source)  # an arXiv number could be mistaken for a year

@@ -26,7 +26,7 @@ def taxonomy(every: Sequence[Placed], place: str) -> Iterator[str]:
         "",
         "## Map of the strategies",
         "",
-        "In this table, rows are architecture and parallelism, and columns are synchronization. "
+        "Table rows are architecture and parallelism, and columns are synchronization. "
         "Each entry names a strategy, its paper and the notebook that uses it most. A strategy "
         "is listed in every cell that its fields allow. For an interactive page, run `labkit "
         "methods --map map.html`.",
@@ -37,7 +37,7 @@ def taxonomy(every: Sequence[Placed], place: str) -> Iterator[str]:
     yield from (f"- {line}" for line in empty(standings))
     yield from [
         "",
-        "In this table, rows are synchronization and compression, and columns are scheduling of "
+        "Table rows are synchronization and compression, and columns are scheduling of "
         "the messages:",
         "",
     ]

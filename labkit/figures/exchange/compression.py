@@ -41,7 +41,7 @@ from labkit.records.run import Run
 from labkit.records.step_costs import step_costs
 from labkit.records.verdict import accuracies, arrivals, judge_runs
 
-_ROOM = 0.7  # lower end of the time axis / least time; leaves room for text
+_ROOM = 0.7  # lower limit of the time axis / least drawn time; leaves room for text
 
 
 def bandwidth(
@@ -49,8 +49,8 @@ def bandwidth(
 ) -> Figure:
     """Draw the predicted step time of each method over bandwidth, and mark the fastest methods.
 
-    The prediction is the measured compute and codec time plus the time in which the links transfer
-    the measured bytes, from a formula. Markers show steps that were measured on emulated networks
+    A formula predicts step time as the measured compute and codec time plus the time in which the
+    links transfer the measured bytes. Markers show steps that were measured on emulated networks
     (median, p10 to p90). The figure omits runs that failed their equivalence check.
 
     Args:
@@ -286,7 +286,7 @@ def _gain(entry: RunEntry, base: RunEntry) -> Gain | None:
 
 
 def _group_key(entry: RunEntry, baseline: Run | None) -> str:
-    """Return the key by which runs are grouped for comparison: the task; "" with a baseline."""
+    """Return the key of a run's comparison group: the task, or "" if a baseline is given."""
     return "" if baseline else json.dumps(task_fields(entry.run), sort_keys=True)
 
 

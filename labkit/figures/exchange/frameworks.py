@@ -69,8 +69,8 @@ def _findings(results: FrameworkComparison) -> Iterator[Finding]:
         if not unverified:
             ratio, same = theirs["step_ms"] / ours["step_ms"], theirs["labkit's"]
             times = (
-                f"a step takes {seconds_text(theirs['step_ms'] / 1e3)}, a step of labkit's "
-                f"{same} {seconds_text(ours['step_ms'] / 1e3)}"
+                f"a step takes {seconds_text(theirs['step_ms'] / 1e3)}, and a step of labkit's "
+                f"{same} takes {seconds_text(ours['step_ms'] / 1e3)}"
             )
         ends = f"final accuracy {theirs['accuracy']:.1%}, labkit's {ours['accuracy']:.1%}"
         yield Finding(

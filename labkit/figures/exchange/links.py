@@ -133,8 +133,8 @@ def transport_table(rows: Rows, nbytes: int) -> pd.DataFrame:
 def transport_gains(rows: Rows, nbytes: int) -> pd.DataFrame:
     """Return, per rank placement, the time ratio of two-sided to one-sided messages.
 
-    `low` and `high` are the limits of this ratio: the least time of two-sided messages divided by
-    the 90th percentile for one-sided messages, and vice versa.
+    `low` is the least two-sided time divided by the one-sided 90th percentile. `high` is the
+    two-sided 90th percentile divided by the least one-sided time.
     """
     table = _exchanges(rows)
     wall = table[(table["clock"] == "wall") & (table["bytes"] == nbytes)]
@@ -218,7 +218,7 @@ def _exchanges(rows: Rows) -> pd.DataFrame:
 
 
 def _networks(rows: Rows) -> str:
-    """Name the networks of the measurements; without a name, it is this machine's own network."""
+    """Name the networks of the measurements; call an unnamed network `of this machine`."""
     named = [str(row["network"] or "of this machine") for row in rows]
     return ", ".join(dict.fromkeys(named))
 
@@ -230,7 +230,7 @@ def _clocks(table: pd.DataFrame) -> str:
 
 
 def _by_place(group: pd.DataFrame, nbytes: int) -> Iterator[Finding]:
-    """Yield a finding per rank placement: the fastest transport, and how much slower others are."""
+    """Yield a finding per rank placement: the fastest transport, and its lead over the others."""
     for place, place_rows in group.groupby("place", sort=False):
         ranked = place_rows.sort_values("seconds")
         first = ranked.iloc[0]
@@ -295,7 +295,7 @@ def hosts_traffic(rows: Rows, network: Network) -> pd.DataFrame:
 
 
 def hosts_gains(rows: Rows) -> pd.DataFrame:
-    """Return the speed-up over the ring for each algorithm and size, from ratios in each repeat."""
+    """Return each algorithm's speed-up over the ring by size, from ratios within each repeat."""
     table = _table(rows)
     table = table[table["algorithm"] != BASE]
     return (
@@ -414,7 +414,7 @@ def _gains(table: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _step_gains(trained: pd.DataFrame) -> Iterator[Finding]:
-    """Yield a finding per algorithm: the speed-up of a training step over that with the ring."""
+    """Yield a finding per algorithm: the speed-up of a training step over a step with the ring."""
     for row in trained[trained["algorithm"] != BASE].to_dict("records"):
         what = f"Training step, speed-up of **{row['algorithm']}** over {BASE}"
         values = [row[name] for name in GAINS.values()]

@@ -38,7 +38,7 @@ SHOWN = 3  # default number of training steps in a Gantt chart
 MOST_RANKS = 8  # maximum number of ranks in a Gantt chart
 LANE = 24  # height in pixels of one lane of a Gantt chart
 STEP = ", step %{customdata[0]}"
-# These colours of Okabe and Ito (2008) can be told apart with any colour vision.
+# The colours are from Okabe and Ito (2008); readers with any colour vision can tell them apart.
 KINDS = {"compute": BarKind("compute", "#56B4E9", f"compute{STEP}")} | {
     kind: BarKind(f"{kind}{what}", color, f"{kind} bucket %{{customdata[1]}}{STEP}")
     for kind, what, color in (
@@ -149,7 +149,7 @@ def _wait_text(entry: RunEntry, rows: pd.DataFrame) -> str:
     )
 
 
-# Compared runs may differ in these fields.
+# `_FREE` names the fields in which compared runs may differ.
 _FREE = ("name", "strategy.schedule", "strategy.bucket_bytes")
 
 
@@ -205,10 +205,11 @@ def summarize_exchange(runs: Iterable[Run] | Run) -> Markdown:
 
 
 def _baseline(run: Run, runs: Iterable[Run]) -> Run | None:
-    """Return the run without overlap that differs from this run only in schedule and buckets."""
+    """Return the run without overlap that equals `run` in all fields but schedule and buckets."""
     if _is_sequential(run):
         return None
-    # All other fields must be equal, so that only the schedule can explain a difference in time.
+    # All fields that are not in `_FREE` must be equal, so that only the schedule can explain a
+    # difference in time.
     sequential = filter(_is_sequential, runs)
     return next((other for other in sequential if _other_fields(other) == _other_fields(run)), None)
 
@@ -229,7 +230,8 @@ def _words(row: dict[str, float]) -> tuple[str, ...]:
         f"a step takes {row['step_ms']:.3g} ms; {buckets} {row['communication_ms']:.3g} ms, and "
         f"training waits {row['exposed_ms']:.3g} ms per step for communication"
     ]
-    # The test is true for NaN, which means that overlap could hide no communication.
+    # `reached` differs from itself only if it is NaN, which means that overlap could hide no
+    # communication.
     if row["reached"] != row["reached"]:
         details.append(
             "no communication could be hidden, because training begins to wait before the first "

@@ -35,7 +35,7 @@ def scaling_table(
     worker.
 
     Raises:
-        InvalidInput: For a name with measured runs, no run has one worker.
+        InvalidInput: Among the measured runs of a name, no run has one worker.
     """
     rows = [
         {"name": name, "kind": "forecast", "workers": forecast.workers}
@@ -84,8 +84,8 @@ def forecast_scaling(
 
     Args:
         foreseen: Forecasts for several numbers of workers, by name.
-        measured: Measured runs by the same names, each with its own forecast for ranks that share
-            this machine; for each name, one run has a single worker.
+        measured: Measured runs, by the names of the forecasts; for each name, one run has a single
+            worker. Each run has its own forecast for ranks that share this machine.
         weak: Whether the batch size per rank is constant (weak scaling); if false, the ranks divide
             one batch of constant size (strong scaling).
     """
@@ -130,7 +130,7 @@ def forecast_scaling(
 def summarize_scaling(
     foreseen: Foreseen, measured: Measured | None = None, weak: bool = True
 ) -> Markdown:
-    """Summarize where efficiency falls below 50 %, efficiency at most workers, forecast errors."""
+    """Summarize efficiency at most workers, its fall below 50 %, and the errors of forecasts."""
     return sentences(_scaling_findings(scaling_table(foreseen, measured, weak)))
 
 

@@ -40,9 +40,9 @@ def winners_table(places: Iterable[MapPoint], usual: str) -> pd.DataFrame:
 
     `gain` is the fraction of the reference strategy's time that is saved; if it is below 5 %, the
     reference counts as the winner. If the times have ranges over seeds, a strategy can only win if
-    its range ends below all other ranges. In addition, the winner must be the reference strategy,
-    or save at least 5 % of the reference strategy's time. If no strategy meets these conditions,
-    the winner is "not distinguishable".
+    its range ends below all other ranges. The winner must also be the reference strategy, or save
+    at least 5 % of the reference strategy's time. If no strategy is a clear winner, the winner is
+    "not distinguishable".
 
     Raises:
         InvalidInput: The reference strategy `usual` is not on the map.

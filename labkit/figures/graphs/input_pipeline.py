@@ -23,7 +23,7 @@ SHOWN = 5  # default number of training steps in the Gantt chart
 LANE = 24  # height of one lane of the Gantt chart, in pixels
 MOST_LANES = 4  # maximum number of lanes for concurrent batches, to limit the height
 STEP_HOVER = "step %{customdata[0]:.0f}"
-# These colours of Okabe and Ito (2008) can be told apart with any colour vision.
+# The colours are from Okabe and Ito (2008); readers with any colour vision can tell them apart.
 INPUT_KINDS = {
     "compute": BarKind("training computes", "#56B4E9", f"computes, {STEP_HOVER}"),
     "idle": BarKind(
@@ -102,7 +102,7 @@ def _input_lane_names(bars: pd.DataFrame) -> list[str]:
 
 
 def _input_lanes(title: str, rows: pd.DataFrame, end: float) -> GanttPanel:
-    # If a batch is still in preparation after the last drawn step, its bar is cut there.
+    # If a batch is still in preparation at the end of the drawn steps, its bar ends there.
     start, stop = rows["start"].clip(lower=0), rows["stop"].clip(upper=end)
     bars = rows.assign(start=start, length=stop - start, text="")
     order = ["training", *sorted(set(rows["lane"]) - {"training"})]
@@ -237,9 +237,9 @@ def _overheads(rows: pd.DataFrame) -> Trace:
 def thread_sweep(sweep: ThreadSweep) -> Figure:
     """Draw step time over intra-op threads: one panel per batch size, one line per inter-op count.
 
-    Lines show medians over repeats, and bands show ranges over repeats. A cross marks the smallest
-    number of threads from which on every repeat is slower than the shortest step; see
-    `labkit.records.thread_counts.more_is_less`.
+    Lines show medians over repeats, and bands show ranges over repeats. A cross marks a number of
+    threads: from this number on, every repeat is slower than the shortest step (see
+    `labkit.records.thread_counts.more_is_less`).
     """
     costs, slowdowns = thread_costs(sweep), more_is_less(sweep)
     costs = costs.assign(line=[f"{count} inter-op" for count in costs["inter"]])
@@ -260,7 +260,7 @@ def thread_sweep(sweep: ThreadSweep) -> Figure:
 
 
 def summarize_thread(sweep: ThreadSweep) -> Markdown:
-    """Summarize, per batch size, the best thread count, and that from which steps are slower."""
+    """Summarize, per batch size, the best thread count and the first count with slower steps."""
     findings = [Finding(_thread_finding(row)) for row in more_is_less(sweep).to_dict("records")]
     return sentences(findings)
 
@@ -287,7 +287,7 @@ def _threads_panel(
 
 
 def _crosses(costs: pd.DataFrame, slowdowns: pd.DataFrame) -> list[Trace]:
-    """Return a cross, per kind of thread, at the count from which all repeats are slower."""
+    """Return a cross per kind of thread, at the least count from which all repeats are slower."""
     traces = []
     for row in slowdowns.dropna(subset="less_from").to_dict("records"):
         pair = {row["threads"]: row["less_from"], _other(row["threads"]): row["other"]}

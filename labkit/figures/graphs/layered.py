@@ -112,7 +112,7 @@ def layered(
 
 
 class GraphLayout(NamedTuple):
-    """The positions in a drawing: of each node by name, and of the points along each edge."""
+    """The positions of all nodes by name, and the points of each edge, in a drawing."""
 
     nodes: dict[str, DrawnPosition]
     edges: dict[Edge, list[DrawnPosition]]

@@ -114,7 +114,7 @@ LANE = 34  # height of one device's lane in the Gantt chart, in pixels
 PREDICTED, MEASURED = "predicted", "measured"
 FREE = 1e12  # bits/s; a link with at least this bandwidth counts as unlimited (shared memory)
 SHARED = "logical CPU devices share the cores of this machine"
-# These colours of Okabe and Ito (2008) can be told apart with any colour vision.
+# The colours are from Okabe and Ito (2008); readers with any colour vision can tell them apart.
 PARTS = {
     "forward": BarKind("forward", "#56B4E9", "%{customdata[0]}"),
     "gradient": BarKind("gradient", "#E69F00", "%{customdata[0]}"),
@@ -127,7 +127,7 @@ COPY = BarKind("copy between devices", INK)
 def placement_table(
     plans: Mapping[str, Sequence[PlacementPlan]], measured: Sequence[PlanMeasurement] = ()
 ) -> pd.DataFrame:
-    """Return a row per link and placement rule: predicted times, and measured ones for one link.
+    """Return a row per link and placement rule: predicted step times, and any measured times.
 
     Args:
         plans: Placements of a step's operations, by the name of the link between devices; all

@@ -35,7 +35,8 @@ RUNNING = OperationStyle("running", "#D55E00", "diamond")
 DONE = OperationStyle("finished", "#009E73", "circle")
 STATES = (WAITING, QUEUED, RUNNING, DONE)
 LEGEND = legend([(state.name, state.color, "square") for state in STATES])
-# These are heights in pixels: the caption, a layer of the graph, the queue-length curve, and a gap.
+# Heights in pixels: of the caption, of a layer of the graph, of the queue-length curve, and of a
+# gap.
 CAPTION, LAYER, QUEUE, BETWEEN = 56, 38, 110, 50
 TIME, LENGTH = "x2", "y2"  # names of the axes for time and queue length
 
@@ -171,9 +172,9 @@ NAMED = 4  # maximum number of operations that the caption names
 def ready_animation(graph: StepGraph) -> Figure:
     """Animate a traced step, with a frame for each start or end of an operation.
 
-    The number in a node's circle is the number of its unfinished dependencies. When this number is
-    zero, the operation enters the queue and waits for a thread. A curve below the graph shows the
-    queue length over time.
+    The number in a node's circle is the number of its unfinished dependencies. When an operation
+    has no unfinished dependencies, it enters the queue and waits for a thread. A curve below the
+    graph shows the queue length over time.
 
     Args:
         graph: Graph of at most 60 operations that compute.

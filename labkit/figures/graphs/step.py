@@ -17,8 +17,8 @@ from labkit.figures.kit.lanes import BarKind, GanttPanel, lanes
 from labkit.figures.kit.panels import Trace
 from labkit.records.step_graph import Flow, Operation, StepGraph, Transfer
 
-# These operation types are shown with common names; all other types are shown with TensorFlow's
-# names.
+# `SHORT` contains the common names of some operation types; figures show all other types with
+# TensorFlow's names.
 SHORT = {
     "_Arg": "argument",
     "_Retval": "result",
@@ -57,8 +57,8 @@ def nodes_of(graph: StepGraph) -> tuple[list[DrawnNode], list[Edge]]:
     """Return the operations as nodes with type, device and time, and the edges between them.
 
     Arguments and constants exist before the step starts, and are as numerous as all other
-    operations together. Therefore arguments and constants are omitted, unless the step sends them
-    to another device.
+    operations together. Because they are so numerous, arguments and constants are omitted, unless
+    the step sends them to another device.
     """
     reads, sent = {flow.target for flow in graph.flows}, {t.source for t in graph.transfers}
     shown = [
@@ -126,13 +126,13 @@ def _with_send_receive(
 def _send_receive_nodes(graph: StepGraph) -> Iterator[DrawnNode]:
     for transfer in graph.transfers:
         details = transfer.tensor_name
-        # The infinite weight keeps send and receive nodes separate, because `collapsed` merges
-        # nodes of low weight first.
+        # Send and receive nodes have an infinite weight and stay separate, because `collapsed`
+        # merges nodes of low weight first.
         yield DrawnNode(transfer.send, "send", transfer.sender, details, math.inf)
         yield DrawnNode(transfer.receive, "receive", transfer.receiver, details, math.inf)
 
 
-# These operations compute nothing: constants, results and no-ops.
+# `HOLDS` lists the operation types that compute nothing: constants, results and no-ops.
 HOLDS = ("Const", "_Retval", "NoOp")
 FEW = 36  # maximum number of nodes for which texts have enough room
 LETTERS = 16  # maximum letters of a node's text; the hover text has the full name
@@ -155,7 +155,7 @@ def step_picture(
             of nodes remains.
         log: For each operation, its device in TensorFlow's placement log, which the hover texts
             show;
-            default: the hover texts show no devices from a log.
+            By default, the hover texts show no devices from a log.
 
     Raises:
         InvalidInput: No operation computes, or after merging more nodes remain than a figure can
@@ -309,8 +309,8 @@ def summarize_transfers(graph: StepGraph) -> Markdown:
 LANE = 26  # height of a lane of operations in pixels
 LANES = ("other operations", "gradients", "updates")
 DETAILS = "%{customdata[0]}"
-# These colours of Okabe and Ito (2008), also used in `entries`, can be told apart with any colour
-# vision.
+# The colours are from Okabe and Ito (2008), as in `entries`; readers with any colour vision can
+# tell them apart.
 KINDS = dict(
     zip(
         LANES,

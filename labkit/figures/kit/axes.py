@@ -1,4 +1,4 @@
-"""Positions of values on an axis: to scale for many numbers, else at equal distances."""
+"""Positions of values on an axis: results and many numbers to scale, others equally spaced."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Figure(go.Figure):
     figure, and other programs show the text.
     """
 
-    _ipython_display_: Callable[[], None] | None = None  # if set, overrides `_repr_mimebundle_`
+    _ipython_display_: Callable[[], None] | None = None  # a callable overrides `_repr_mimebundle_`
 
     @property
     def alt(self) -> str:
@@ -69,13 +69,13 @@ def html_page(figure: go.Figure) -> str:
     return page.replace("<head>", '<head><meta name="generator" content="labkit">', 1)
 
 
-# These are the widths in pixels of a notebook cell and of a narrow report page.
+# Widths in pixels: `WIDTH` of a notebook cell, `NARROW` of a narrow report page.
 WIDTH, NARROW = 920, 760
 ABOVE = 48  # height in pixels of the title above the axes of a panel
 HEAD, REMARK, LEFT, RIGHT, GAP = 40, 30, 62, 16, 84
 LEGEND_LINE, NOTE_LINE, LETTER, SMALL_LETTER = 30, 15, 6.4, 5.9
 
-# After traces are joined, these Plotly keys contain one value per point.
+# After traces are joined, the Plotly keys in `_BY_POINT` contain one value per point.
 _BY_POINT = {
     *("x", "y", "color", "symbol", "hovertemplate", "hovertext", "array", "arrayminus", "shape")
 }

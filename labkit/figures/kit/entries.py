@@ -24,11 +24,12 @@ from labkit.records.run import Run, equivalence_failed
 LONGEST = 60  # maximum letters of a label, not counting a duplicate's number
 _MOST_PARAMETERS = 60  # maximum number of parameters from which labels are built
 _WORD = 28  # maximum letters of one part of a label
-# These parameters are ordered by priority: if two parameters distinguish the same runs, the label
-# uses the earlier one. Parameters that only cause random differences, such as seeds, come last.
+# Labels use parameters by priority: if two parameters distinguish the same runs, the label uses the
+# parameter that comes first in `_ORDER`. Parameters that only cause random differences, such as
+# seeds, come last.
 _ORDER = ("name", "strategy", "compressor", "network", "workers", "model", "dataset", "algorithm")
 _LAST = ("repeats", "seed")
-# In labels, the values of these parameters are clear without the parameter's name.
+# In labels, the values of the parameters in `_BARE` are clear without the parameter's name.
 _BARE = {*_ORDER} - {"workers"}
 _SHORT = {"learning_rate": "lr", "batch_size": "batch"}
 _CALL = re.compile(r"(?:\w+\()*(\w+)(?:\((\w+=[^(),]+(?:, \w+=[^(),]+)*)\))?\)*")
@@ -163,9 +164,9 @@ def _add_numbers(names: Sequence[str]) -> list[str]:
     return distinct
 
 
-# These colours of Okabe and Ito (2008) can be told apart with any colour vision. Black and yellow
-# are omitted, because black is invisible on a dark page, and yellow on a light page. There are six
-# colours: the seventh run uses the first colour again, with a different dash.
+# The colours are from Okabe and Ito (2008); readers with any colour vision can tell them apart.
+# Black and yellow are omitted, because black is invisible on a dark page, and yellow on a light
+# page. There are six colours: the seventh run uses the first colour again, with a different dash.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "square", "diamond", "cross")
@@ -199,7 +200,7 @@ class RunEntry:
 
     @property
     def members(self) -> tuple[Run, ...]:
-        """The runs that this entry represents: a single run, or one run per seed."""
+        """The runs that the entry represents: a single run, or one run per seed."""
         return self.run.members if isinstance(self.run, Seeds) else (self.run,)
 
     @property

@@ -62,12 +62,12 @@ class Finding:
 
 
 def reproduced_text(holds: bool) -> str:
-    """Return the phrase that states whether these runs reproduce a published result."""
+    """Return the phrase that states whether the runs reproduce a published result."""
     return "reproduced" if holds else "**not** reproduced"
 
 
 def published(claim: str, source: str, holds: bool, *details: str) -> Finding:
-    """Return a finding that states whether these runs reproduce a published claim."""
+    """Return a finding that states whether the runs reproduce a published claim."""
     return Finding(f"**{claim}** ({source}): {reproduced_text(holds)}", details=details)
 
 

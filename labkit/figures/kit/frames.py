@@ -170,7 +170,7 @@ def table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _frame_options(milliseconds: int) -> Trace:
-    """Return Plotly options that show each frame for this time, without a transition."""
+    """Return Plotly options that show each frame for some milliseconds, without a transition."""
     frame = {"duration": milliseconds, "redraw": True}
     return {"mode": "immediate", "frame": frame, "transition": {"duration": 0}}
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Looks = Mapping[str, RunEntry | LineStyle]
 QUIET = {"hoverinfo": "skip", "showlegend": False}
-_FEW = 20  # columns with more values than this are stored in single precision
+_FEW = 20  # columns with more than `_FEW` values are stored in single precision
 _HATCHES = {"solid": "", "dash": "/", "dot": ".", "dashdot": "x"}
 
 
@@ -207,7 +207,7 @@ def _groups(
 
 
 def _rows_by(table: pd.DataFrame, by: str) -> dict[str, list[Trace]]:
-    """Group rows by a column; for thousands of single-row groups, this is faster than pandas."""
+    """Group rows by a column, faster than pandas does for thousands of single-row groups."""
     results: dict[str, list[Trace]] = {}
     for row in table.to_dict("records"):
         results.setdefault(row[by], []).append(row)
@@ -228,7 +228,7 @@ def _line(group: pd.DataFrame, x: str, y: str, look: RunEntry | LineStyle, marks
 def _band_or_faint_line(
     group: pd.DataFrame, x: str, y: str, look: RunEntry | LineStyle, faint: str
 ) -> list[Trace]:
-    """Return the band between the limits of y; if there is no spread, the faint line."""
+    """Return the band between the limits of y, or the faint line if the values have no spread."""
     quiet = {"x": _thin(group[x]), "mode": "lines"} | QUIET | look.style
     low, high = f"{y}_low", f"{y}_high"
     # A band of width zero is not drawn, because it would be an invisible trace with hover text.

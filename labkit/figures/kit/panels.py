@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 # A `Trace` is a Plotly dictionary that describes a trace, an axis or a layout. Plotly's schema
-# validates this dictionary when the figure is drawn.
+# validates a `Trace` when the figure is drawn.
 Trace: TypeAlias = dict[str, Any]
 
 PLOT, BELOW = 200, 50  # heights in pixels: a panel's axes, and the labels below the axes

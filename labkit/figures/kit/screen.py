@@ -94,7 +94,7 @@ def _panel(layout: Trace, end: str, traces: Sequence[Trace]) -> Iterator[str]:
 
 
 def _axis_scale(values: Sequence[float], axis: Trace, first: float, last: float) -> PixelScale:
-    """Return an axis that contains all of these values, with a margin of 5 % at the ends."""
+    """Return an axis that contains all given values, with a margin of 5 % at the ends."""
     if "range" in axis:
         low, high = axis["range"]
         return PixelScale(low, high, first, last)

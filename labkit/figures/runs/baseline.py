@@ -32,7 +32,7 @@ _LOSSES = {
 
 
 def summarize_seed(candidate: Run, baseline: Run) -> Markdown:
-    r"""Summarize in how many seeds the candidate's loss is lower, and how likely that is by chance.
+    r"""Summarize in how many seeds the candidate's loss is lower, and the probability by chance.
 
     The one-sided sign test gives the probability p that chance alone causes k or more successes in
     n seeds.

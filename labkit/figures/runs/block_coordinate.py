@@ -41,8 +41,8 @@ def optimality_gap(runs: Iterable[Run], optimum: float) -> Figure:
     shown, traces, words = entries(runs), [], []
     for entry in shown:
         group = _gaps(entry.run, optimum)
-        # Gaps below the rounding error are raised to it, because a logarithmic axis needs positive
-        # values.
+        # Gaps below the rounding error are raised to the rounding error, because a logarithmic axis
+        # needs positive values.
         table = group.clip(lower=np.finfo(float).eps) if len(group) else group
         traces += line_over_band(table, "step", "gap", entry)
         words.append(f"{entry.label}: {group['gap'].iloc[-1]:.2g} after {len(group) - 1} rounds")
@@ -143,7 +143,7 @@ def _selection(run: Run) -> str:
 
 
 def _rounds_until(run: Run, optimum: float) -> list[int | None]:
-    """Return, for each seed, the rounds until its run is close to the optimum; None if never."""
+    """Return, for each seed, the rounds until the relative gap is a millionth; None if never."""
     results: list[int | None] = []
     for seed_run in completed_seeds(run):
         close = _gaps(seed_run, optimum)["gap"].to_numpy() <= _CLOSE

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 class ComparisonTable(pd.DataFrame):
     """A DataFrame with a readable display in notebooks; the displayed values stay unchanged.
 
-    The display rounds numbers to four digits, or from a thousand on to integers. Columns with
-    "bytes" in their name are displayed with units, such as MB. Selections from the table, and
-    results of operations on the table, also have this type.
+    The display rounds numbers below a thousand to four digits, and larger numbers to integers.
+    Columns with "bytes" in their name are displayed with units, such as MB. Selections from the
+    table, and results of operations on the table, also have this type.
     """
 
     @property
@@ -97,7 +97,7 @@ def curves(runs: Iterable[Run] | Run) -> Figure:
 
 
 def throughput(runs: Iterable[Run] | Run) -> Figure:
-    """Draw the samples per second of each run; whiskers extend from slow (p90) to fast (p10)."""
+    """Draw each run's samples per second; whiskers show the rates at p90 and p10 step times."""
     shown = naming.settings(runs)
     words = [speed.throughput_in_words(shown)]
     rows = [[speed.throughput_panel(shown)]]
@@ -139,7 +139,8 @@ def table(runs: Iterable[Run] | Run) -> pd.DataFrame:
 
 def _rename_clashes(row: dict[str, Value]) -> dict[str, Value]:
     """Rename parameters whose names equal the names of other columns."""
-    # For example, a strategy or a model may have a field named `state` or `equivalence`.
+    # Parameters named `state` or `equivalence` are renamed, because the table has its own columns
+    # of these names.
     return {f"{k} (parameter)" if k in ("state", "equivalence") else k: v for k, v in row.items()}
 
 
@@ -182,7 +183,8 @@ def _title(shown: Sequence[RunEntry], what: str = "") -> str:
 def _remarks(shown: Sequence[RunEntry]) -> list[str]:
     """Return remarks for the subtitle, for example about too few cores or runs without results."""
     empty = [entry for entry in shown if not entry.metrics]
-    # The line names at most two runs, because it has no room for more; the table lists all runs.
+    # The subtitle names at most two runs without results, because it has no room for more; the
+    # table lists all runs.
     lines = [f"{e.label}: no results ({e.run.status['state']})" for e in empty[:2]]
     more = [f"{len(empty) - 2} more without results"] if len(empty) > 2 else []
     single = [entry for entry in shown if entry.metrics and _is_one_step(entry)]

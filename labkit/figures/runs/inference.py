@@ -156,12 +156,12 @@ def _verdict(is_ahead: bool) -> str:
 
 
 def _winner(results: Finding) -> str:
-    """Return the best configuration, if its spread does not overlap with that of any other."""
+    """Return the best configuration if its spread overlaps no other, or "no clear winner"."""
     return "no clear winner" if results.verdict == _MEET else results.subject
 
 
 def _slices(latency: pd.DataFrame, network: str) -> Finding:
-    """For each batch size, compare the latency of a sliced model with that of one process."""
+    """For each batch size, compare a sliced model's latency with the latency of one process."""
     group = latency[latency["network"] == network]
     ours, alone = (
         group[group["way"] == way].set_index("batch_size") for way in (_SLICES, ONE_PROCESS)
@@ -345,8 +345,8 @@ def _rows(table: pd.DataFrame) -> dict[str, Row]:
 
 
 def _measured(table: pd.DataFrame) -> dict[str, Row]:
-    # NaN is not equal to itself, so this condition omits methods that do not support the model;
-    # their bytes are NaN.
+    # Methods that do not support the model have NaN bytes; they are omitted, because NaN is not
+    # equal to itself.
     return {name: row for name, row in _rows(table).items() if row["bytes"] == row["bytes"]}
 
 

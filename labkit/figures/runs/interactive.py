@@ -69,8 +69,8 @@ class LiveCurve:
             # When a curve is full, neighbouring points are averaged, so that the whole training
             # stays visible.
             self.x, self.y = _averaged_pairs(self.x), _averaged_pairs(self.y)
-            # Afterwards, each new point averages twice as many values as before, which limits
-            # memory and drawing time.
+            # After the averaging, each new point contains twice as many values as before, which
+            # limits memory and drawing time.
             self.values_per_point *= 2
 
 
@@ -244,7 +244,7 @@ _NO_RUN = "no run"
 
 
 class LinkedFigures:
-    """Figures that select the same run: widgets in JupyterLab, plain figures without JupyterLab."""
+    """Figures with a common selection of runs; without JupyterLab, they are plain figures."""
 
     def __init__(self, *figures: Figure) -> None:
         if not figures:

@@ -60,8 +60,8 @@ def large_batch_table(runs: Sequence[Run], target: float) -> pd.DataFrame:
     `reached` is the number of seeds that reached the target accuracy. `samples` and `seconds` are
     the cost until the target is reached: means over the seeds that reached it, with ranges.
     `all_samples` and `all_seconds` are the cost of the whole training (maximum over seeds). With
-    one worker, all rules of an optimizer give the same learning rate. Therefore a run with one
-    worker also counts for those rules of its optimizer that have no one-worker run.
+    one worker, all rules of an optimizer give the same learning rate. A run with one worker also
+    counts for the rules of its optimizer that have no one-worker run.
     """
     table = to_target({str(number): run for number, run in enumerate(runs)}, target)
     table["optimizer"] = [run.experiment.get("optimizer", "sgd") for run in runs]
@@ -81,9 +81,9 @@ def summarize_large_batch(runs: Sequence[Run], target: float) -> Markdown:
     """Summarize which published claims hold, which rule is the fastest, and each rule's samples.
 
     Published: up to some batch size, training with the linear rule needs a constant number of
-        samples; warm-up extends this range of batch sizes (Goyal 2017, arXiv 1706.02677). LARS
-        extends this range of batch sizes further (You 2017, arXiv 1708.03888), and LAMB also does
-        (You 2019, arXiv 1904.00962).
+        samples; warm-up extends this range of batch sizes (Goyal 2017, arXiv 1706.02677). LARS (You
+        2017, arXiv 1708.03888) and LAMB (You 2019, arXiv 1904.00962) keep the number of samples
+        constant up to larger batch sizes.
 
     Args:
         runs, target: Runs and target accuracy, the same as in `large_batch`.
@@ -122,7 +122,7 @@ def _order(run: Run) -> tuple[bool, str, int, bool]:
 
 
 def _with_one_worker(table: pd.DataFrame, rules: list[str]) -> pd.DataFrame:
-    """Sort the rows by rule; copy a one-worker row to each rule of its optimizer that lacks one."""
+    """Sort the rows by rule; rules without a one-worker row get that of their optimizer."""
     single_worker = table[table["workers"] == 1].drop_duplicates("optimizer").set_index("optimizer")
     more = [
         single_worker.loc[[optimizer]].reset_index().assign(rule=rule)
@@ -247,7 +247,7 @@ def _by_rule(table: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _samples_text(row: pd.Series, workers: int) -> str:
-    """Format samples as `8 workers 12,288 samples (3 seeds, …)`, or count the successful seeds."""
+    """Format samples as `8 workers 12,288 samples (3 seeds, …)`, or count the seeds on target."""
     workers_text = plural(workers, "worker")
     if row["reached"] < row["seeds"]:
         return f"{workers_text} {row['reached']} of {row['seeds']} seeds reached the target"

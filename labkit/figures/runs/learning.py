@@ -20,7 +20,7 @@ from labkit.records.run import logged_names, logged_results
 if TYPE_CHECKING:
     import pandas as pd
 
-POINTS = 300  # maximum points of a curve; with many runs, half or a quarter
+POINTS = 300  # maximum points of a curve; with many runs, a half or a quarter of it
 CURVES = 240  # maximum number of runs with curves; only these runs' histories are read
 MOST = 9000  # maximum number of points in a panel, to limit drawing time
 OWN = 6  # maximum number of user-defined metrics with a panel
@@ -145,8 +145,8 @@ def _panel(
         results = tables.get(entry.key, ())
         if len(results):
             drawn = line_over_band(results, "step", y, entry, marks=marks, faint=faint)
-            # Each drawn trace refers to a column of raw values: the two edges of a band and its
-            # line, or a raw line and a smoothed line.
+            # The column `raw` of a drawn trace holds unsmoothed values: for a band, its lower edge,
+            # upper edge and line; else the loss.
             raw = ["loss_low", "loss_high", "loss"] if len(drawn) == 3 else ["loss"] * len(drawn)
             places = _over_all(results, entry, axes)
             for trace, name in zip(drawn, raw, strict=True):
@@ -169,7 +169,7 @@ def _panel(
 def _over_all(
     results: pd.DataFrame, entry: RunEntry, axes: dict[str, Trace]
 ) -> dict[str, list[float | None]]:
-    """Return a run's positions on the other x axes; a run with a failed check has no seconds."""
+    """Return a run's positions on x axes other than the step; runs that failed have no seconds."""
     over = [
         name
         for name in axes
@@ -184,7 +184,7 @@ def _rounded(values: pd.Series[float]) -> list[float | None]:
 
 
 def _no_bytes_reason(shown: Sequence[RunEntry], losses: Tables) -> list[str]:
-    """Return a remark that explains why there is no axis for bytes; no remark if there is one."""
+    """Return the reason why the figure has no axis of bytes; an empty list if it has the axis."""
     several = [entry for entry in shown if entry.metrics.get("workers", 1) > 1]
     if not several or any(curve["bytes"].max() > 0 for curve in losses.values()):
         return []

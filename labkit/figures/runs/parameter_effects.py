@@ -66,7 +66,7 @@ def parallel_coordinates(runs: Iterable[Run] | Run, axes: Sequence[str] | None =
 
 
 def parallel_sheet(entries: Sequence[RunEntry], axes: Sequence[str] | None = None) -> Sheet:
-    """Return the sheet that `parallel_coordinates` draws for these entries."""
+    """Return the sheet that `parallel_coordinates` draws for the runs of the entries."""
     chosen = _axes(entries, axes)
     panel = Panel(
         title="",
@@ -159,7 +159,7 @@ def _ticks(axes: Sequence[Axis]) -> Trace:
 
 
 def _slot_words(name: str, on: AxisScale, room: int) -> list[tuple[float, str, str]]:
-    """Return the labels of discrete values as (y, text, side), at positions with few lines."""
+    """Return a discrete axis's labels as (y, text, side), at positions that few lines cross."""
     up, side = ((0.5 + _SPREAD / 2) / 2 / len(on.ticks), "right") if room else (0.0, "left")
     gap = "\N{NO-BREAK SPACE}" * 2
     details = [(at + up, word(name, value)) for at, value in on.ticks]
@@ -203,7 +203,8 @@ def _line_in_words(entry: RunEntry, axes: Sequence[Axis], place: int) -> str:
     return f"{entry.label}: {', '.join(details)}"
 
 
-_COLORS = "Cividis"  # Nuñez, Anderton, Renslow (2018): legible with any colour vision
+# The colours are legible with any colour vision (Nuñez, Anderton, Renslow 2018).
+_COLORS = "Cividis"
 _CELL = 34  # height in pixels of one row of the heat map
 
 
@@ -226,7 +227,7 @@ def heat_map(
 
     Raises:
         LabkitError: There are no runs.
-        InvalidInput: The runs do not form a grid of these two parameters.
+        InvalidInput: The runs do not form a grid of the parameters `x` and `y`.
     """
     return heat_sheet(settings(runs), x, y, measures).figure()
 
@@ -237,11 +238,12 @@ def heat_sheet(
     y: str | None = None,
     measures: Sequence[str] = (),
 ) -> Sheet:
-    """Return the sheet that `heat_map` draws for these entries."""
+    """Return the sheet that `heat_map` draws for the runs of the entries."""
     all_runs = [entry.run for entry in entries]
     x, y = axes_of(all_runs, x, y)
     table = cross_table({entry.key: entry.run for entry in entries}, x, y, measures)
-    names = list(table.columns[4:])  # names of the measures, which follow the first four columns
+    # names of the measures; the first four columns are not measures
+    names = list(table.columns[4:])
     several = max(map(len, table["runs"]))
     remarks = [
         f"each cell shows the median of up to {several} runs"
@@ -262,7 +264,7 @@ def heat_sheet(
 
 
 class Grid(NamedTuple):
-    """The two parameters of a heat map: x with column values `across`, y with row values `down`."""
+    """Names of a heat map's parameters x and y; their values: `across` for x, `down` for y."""
 
     x: str
     y: str
@@ -304,7 +306,7 @@ def _panel(cell_rows: pd.DataFrame, grid: Grid, name: str, first: bool) -> Panel
     colors |= {"customdata": in_rows(hover), "text": text, "texttemplate": "%{text}"}
     scale = get_colorscale(_COLORS)
     colors |= {"coloraxis": None, "colorscale": scale, "showscale": False}
-    # A cell without a value has no background, so its reason is shown in the page's text colour.
+    # A cell without a value has no background, so its text is shown in the page's text colour.
     reasons = words(cell_rows[blank], "x", "y", size=12)
     return Panel(
         title=title_of(name).capitalize(),

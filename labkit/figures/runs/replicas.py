@@ -35,11 +35,12 @@ from labkit.strategies import Gossip
 
 EACH_STEP, MEAN, ELASTIC = "every step", "averaging", "elastic averaging"
 DELAYED, IMMEDIATE = "asynchronous, delayed Nesterov", "asynchronous, immediate Nesterov"
-NEARLY = 0.98  # ratio: target accuracy / final accuracy with delayed momentum
-SHORT = range(8, 33)  # synchronization periods (steps) without lost accuracy (paper)
+# fraction of the final accuracy with delayed momentum; asynchronous runs must reach it
+NEARLY = 0.98
+SHORT = range(8, 33)  # synchronization periods in steps that cost no accuracy according to Lin 2020
 
 DISTANCE = "consensus_distance"
-TOLERANCE = 1.02  # ratio of two consensus distances below which they count as equal
+TOLERANCE = 1.02  # consensus distances count as equal if their ratio is below this value
 PUBLISHED_SPEED = 4.0  # published ratio: epoch time of allreduce / asynchronous gossip
 COMPLETE, FREE = "all workers", ", asynchronous"
 
@@ -114,13 +115,13 @@ def _rule(run: Run) -> dict[str, Any]:
 
 
 def _codec(compressor: Mapping[str, JSON] | None) -> str:
-    """Describe the codec of a compressor: `in 4 bits`, or `by` and the compressor's name."""
+    """Return how a compressor encodes values, such as `in 4 bits`, or `by` and its expression."""
     if compressor is None:
         return ""
     inner = compressor.get("inner")
     levels = (inner if isinstance(inner, Mapping) else compressor).get("levels")
     if isinstance(levels, int):
-        # There are equally many levels above and below zero, and zero itself is one more value.
+        # A compressor has `levels` levels above zero, `levels` levels below zero, and zero itself.
         return f"in {(2 * levels).bit_length()} bits"
     return f"by {compressor_expression(dict(compressor))}"
 
@@ -223,9 +224,9 @@ def _delayed_momentum(table: pd.DataFrame) -> Iterator[Finding]:
             continue
         missed = len(theirs) < immediate["seeds"][period]
         without = (
-            "without it, some seeds do not reach that accuracy"
+            "without delayed Nesterov, some seeds do not reach the accuracy"
             if missed
-            else f"after {mean(theirs):.0f} steps without it"
+            else f"after {mean(theirs):.0f} steps without delayed Nesterov"
         )
         yield published(
             f"With period {period}, asynchronous workers need more steps without delayed "
@@ -432,9 +433,7 @@ def _codistillation_claims(table: pd.DataFrame) -> Iterator[Finding]:
     )
     worse = bool(together["accuracy_high"].iloc[0] < codistilled["accuracy_low"].min())
     verdict = (
-        "better"
-        if is_better(together, codistilled)
-        else "no different beyond the spread of the seeds"
+        "better" if is_better(together, codistilled) else "equal, within the spread of the seeds"
     )
     verdict = "worse" if worse else verdict
     yield Finding(

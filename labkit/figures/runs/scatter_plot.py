@@ -201,6 +201,7 @@ def _fronts(drawn: pd.DataFrame, cost: str) -> list[Trace]:
 
 def _run_in_words(row: dict[str, float]) -> str:
     details = [f"accuracy {row['accuracy']:.2%}", bytes_text(row["bytes"])]
-    if row["seconds"] == row["seconds"]:  # false for NaN, the value of a run without seconds
+    # The comparison is false for NaN; a run without seconds has NaN.
+    if row["seconds"] == row["seconds"]:
         details.append(seconds_text(row["seconds"]))
     return f"{', '.join(details)}{'' if row['open'] else ' (on the front)'}"

@@ -62,7 +62,7 @@ def server_scaling(runs: Iterable[Run] | Run) -> Figure:
 
 
 def server_prediction(predicted: Sequence[Run], measured: Sequence[Run]) -> pd.DataFrame:
-    """Return a table row per simulated run and its measured run: step times (ms) and ratio.
+    """Return a row per simulated run and its measured counterpart: step times (ms), time ratio.
 
     Runs that failed the equivalence check have no step time.
     """
@@ -112,7 +112,7 @@ def _cliffs(runs_by_way: dict[str, dict[int, Run]]) -> Iterator[Finding]:
         ends = [b for a, b in pairwise(counts) if _gain(group, a, b) < _CLIFF]
         cliff = f"throughput grows with each doubling of the workers up to {counts[-1]}"
         if ends:
-            cliff = f"doubling the workers to {ends[0]} gains less than {_CLIFF:g} × the throughput"
+            cliff = f"doubling the workers to {ends[0]} gives less than {_CLIFF:g} × the throughput"
         yield _speed(group[counts[-1]], f"On {counts[-1]} workers", way, cliff)
 
 

@@ -148,8 +148,9 @@ def summarize_time_to_target(runs: Sequence[Run], target: float) -> Markdown:
 
     Published claim (Ho 2013): with one slow worker, stale synchronous training is between
     synchronous and asynchronous training in time to a given loss. The summary confirms the claim of
-    Ho (2013) if the mean time of stale synchronous training is between the other two mean times.
-    The summary states whether the ranges of these times over seeds overlap.
+    Ho (2013) if the mean time of stale synchronous training is between those of synchronous and
+    asynchronous training. The summary states whether the times of the strategies overlap in their
+    ranges over seeds.
     """
     table = time_to_target(runs, target).reset_index()
     findings: list[Finding] = []
@@ -179,7 +180,7 @@ def summarize_time_to_target(runs: Sequence[Run], target: float) -> Markdown:
 
 
 def _stale_synchronous(group: pd.DataFrame) -> Iterator[Finding]:
-    """Judge whether the time of stale synchronous training is between those of sync and async."""
+    """Judge whether stale synchronous training is faster than synchronous, slower than async."""
     rows = {row.way: row for row in group.itertuples()}
     bound = [way for way in rows if way.startswith("stale synchronous")]
     if not bound or not {SYNCHRONOUS, ASYNCHRONOUS} <= set(rows):
@@ -298,7 +299,7 @@ def summarize_rate(runs: Sequence[Run]) -> Markdown:
     where = (
         f"at learning rate {', '.join(equal_rates)}"
         if equal_rates
-        else "at none of these learning rates"
+        else "at no tested learning rate"
     )
     claim = Finding(
         "**Training with stale gradients is as accurate as with fresh ones, within the spread of "

@@ -34,7 +34,8 @@ COLORS = ("#E0B33C", "#A59C74", "#7C7B78", "#4C5A8C", "#00306F")
 DROPPED = "#D55E00"
 CLOCKS = {"wall": "on ranks", "virtual": "on the virtual clock"}
 ACROSS = 3  # number of panels side by side
-MOST_AGES = 0.95  # share of gradients on the axis; omits outliers of late starters
+# share of gradients that the staleness axis covers; outliers of late starters are cut off
+MOST_AGES = 0.95
 PLAIN = "at α₀"  # label of softsync without a staleness correction
 
 
@@ -43,8 +44,8 @@ def update_log(run: Run, first: int = 0, last: int | None = None) -> Figure:
 
     An arrow leads from the time when a worker sends a gradient to the time when a server applies
     the gradient. The colour shows the staleness of the gradient: the number of updates since the
-    weights that the gradient was computed with. A dot marks the delivery, after which the gradient
-    waits for other gradients or for the server.
+    weights that the gradient was computed with. A dot marks the arrival of the gradient at its
+    server; afterwards the gradient waits for other gradients or for the server.
 
     Args:
         run: Run with parameter servers and one seed.
@@ -156,7 +157,7 @@ def _finding(entry: RunEntry, name: str) -> Finding:
 def _events(run: Run) -> pd.DataFrame:
     events = run.update_log
     if events.empty:
-        where = "; give one of its seeds, each of which has an update log" if run.seeds else ""
+        where = "; give the run of a single seed, which has an update log" if run.seeds else ""
         raise LabkitError(
             f"{run.name} has no update log (state: {run.status['state']}); completed runs with "
             f"ParameterServer have one{where}"

@@ -193,8 +193,8 @@ def _comparable_groups(shown: Sequence[RunEntry]) -> dict[str, list[RunEntry]]:
     groups: dict[tuple[str, str, str], list[RunEntry]] = {}
     for entry in shown:
         row, steps = plain_parameters(entry.run), steps_of(entry.run)
-        # Runs are grouped by samples instead of steps, because weak scaling has fewer steps with
-        # larger batches.
+        # Runs are grouped by samples instead of steps: with weak scaling, runs with more workers
+        # have larger batches and fewer steps.
         samples = steps * int(row.get("batch_size") or 1) if steps else None
         length = f"{samples:,} samples" if samples else "unknown length"
         task, clock = f"{row.get('model')} on {row.get('dataset')}", entry.metrics.get("clock")
@@ -250,7 +250,7 @@ def _lead(
     differing = [n for n in parameters([best[1].run, others[0][1].run]) if n not in _CHANCE]
     details = [f"next {others[0][0].subject}, {others[0][0].number}", more]
     if len(differing) > 1:
-        details.append(f"these two runs differ in {' and '.join(differing)}")
+        details.append(f"the best and the next run differ in {' and '.join(differing)}")
     head = f"{most} {best[0].head}" if verdict else f"{_NO_DIFFERENCE} {best[0].head}"
     if not verdict and min(best[0].seeds, others[0][0].seeds) < 2:
         head = f"{_ONE_SEED} {best[0].head}"
@@ -281,7 +281,7 @@ def _user_metrics(shown: Sequence[RunEntry]) -> list[Finding]:
         _lead(ranking, "Greatest", judge_lead, _lowest_text(ranking))
         for ranking in present[:_NAMED]
     ]
-    more = plural(len(present) - _NAMED, "more user-defined metric")
+    more = plural(len(present) - _NAMED, "other user-defined metric")
     return findings + [Finding(f"The table has {more}")] * bool(present[_NAMED:])
 
 
@@ -299,7 +299,7 @@ def _judge_by_seeds(first: _Place, second: _Place) -> str:
 
 
 def _all_seeds_better(comparative: str, first: _Place, second: _Place) -> str:
-    """Return the conclusion that every seed of the first run is better, or "" if it is false."""
+    """Return the sentence that every seed of the first run beats those of the second, or ""."""
     (high, _), (low, _) = (second, first) if comparative == "lower" else (first, second)
     if not high.band or not low.band or min(high.seeds, low.seeds) < 2:
         return ""
@@ -357,7 +357,7 @@ def _largest_speedup(shown: Sequence[RunEntry]) -> list[Finding]:
     if low <= 1:
         head = f"No speed-up over one worker exceeds the spread of the {over}; the largest"
     details = [f"{most['kind']} scaling, efficiency {most['efficiency'] / 100:.0%}"]
-    details += ["the spread is over the steps of its single seed"] if seeds < 2 else []
+    details += ["the spread is over the steps of the run's only seed"] if seeds < 2 else []
     text = "{:.2f}".format
     finding = Finding(head, most["run"], most["speedup"], (low, high), text=text)
     return [replace(finding, seeds=seeds if seeds > 1 else 0, details=tuple(details))]

@@ -149,15 +149,15 @@ def counts_table(
     """Return a table row per algorithm and rank count: message counts by schedule and by formula.
 
     The columns `volume` and `busiest_rank` are the bytes sent by all ranks together and by the
-    busiest rank. Both columns are multiples of the buffer size n. The column `equal` states whether
-    schedule and formula give the same counts for every rank.
+    busiest rank. The columns `volume` and `busiest_rank` are multiples of the buffer size n. The
+    column `equal` states whether schedule and formula give the same counts for every rank.
 
     Args:
         algorithms: Names of allreduce algorithms in `labkit.schedules`.
         sizes: Numbers of ranks; each algorithm has a row for each number.
 
     Raises:
-        InvalidInput: There is no algorithm with this name.
+        InvalidInput: A name in `algorithms` does not exist.
     """
     names, ranks = list(algorithms), list(sizes)
     return pd.DataFrame([_row(name, size) for name in names for size in ranks])
@@ -279,7 +279,7 @@ def summarize_link(
     least = min(simulation.seconds for simulation in by_name.values())
     findings = []
     for name, simulation in by_name.items():
-        slower = "the fastest of these algorithms"
+        slower = "the fastest algorithm"
         # Simulated times of equally fast algorithms may differ by rounding, so the comparison has a
         # tolerance.
         if simulation.seconds > least * 1.001:

@@ -43,12 +43,12 @@ def grid_traffic(layers: Sequence[GridLayer], grid: Grid, run: Run | None = None
     Args:
         layers: Layers from the input to the loss, such as `experiment.grid_layers`.
         grid: Numbers of rows and columns of the grid of machines.
-        run: Run with these layers and this grid, whose measured bytes the figure shows. By default,
-            the figure shows only predicted traffic.
+        run: Run with the same layers and grid as `layers` and `grid`; the figure shows the run's
+            measured bytes. By default, the figure shows only predicted traffic.
 
     Raises:
         InvalidInput: The grid is larger than the smallest layer, or the run has no byte counts of
-            these layers.
+            the given layers.
     """
     machines = grid[0] * grid[1]
     validate_grid(grid, machines, layers)
@@ -272,7 +272,7 @@ def _by_layer(run: Run) -> tuple[pd.DataFrame, list[str]]:
     """Return a table row per sending layer (maximum over ranks), and names of all other layers."""
     table = run.layers
     if table.empty:
-        where = "; give one of its seeds, each of which has them" if run.seeds else ""
+        where = "; give the run of a single seed" if run.seeds else ""
         raise LabkitError(
             f"{run.name} has no layers divided among ranks (state: {run.status['state']}); give a "
             "completed run with strategy=lk.TensorParallel(), lk.SpatialParallel(), or "

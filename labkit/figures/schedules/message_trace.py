@@ -130,7 +130,7 @@ def _curve(start: Points, stop: Points) -> Points:
 
 
 def _arrows(sent: Round, names: Sequence[str], verb: str, color: str, dash: str) -> Trace:
-    """Return arrows for all messages that add to a chunk, or for all that replace a chunk."""
+    """Return arrows for the messages `sent`, of which all add to a chunk or all replace a chunk."""
     place = _place(len(names))
     paths = [_curve(place[source], place[destination]) for source, destination, *_ in sent.rows()]
     hover = [

@@ -277,7 +277,7 @@ def _arrows(step: Tick, direction: int, height: float, color: str) -> Trace:
 
 
 def _boxes(step: Tick, action: str) -> Trace:
-    """Return boxes with micro-batch numbers, for stages that perform `action` in this tick."""
+    """Return boxes with micro-batch numbers, for stages that perform `action` in the tick."""
     name, color, _ = ACTIONS[action]
     stages = [stage for stage, (what, _) in step.work.items() if what == action]
     return {

@@ -113,7 +113,7 @@ def _figure(
 
 
 def _measured(look: LineStyle, group: pd.DataFrame) -> Trace:
-    """Return markers of measured times in seconds; whiskers reach from the least to p90 times."""
+    """Return markers of measured times in seconds; whiskers: minimum to 90th percentile."""
     times = group[["measured_ms", "min_ms", "p90_ms"]] / 1e3
     times.columns = ["time", "time_low", "time_high"]
     details = [
@@ -125,7 +125,7 @@ def _measured(look: LineStyle, group: pd.DataFrame) -> Trace:
 
 
 def _errors(look: LineStyle, group: pd.DataFrame) -> Trace:
-    """Return markers of prediction errors (%); whiskers show the errors of least and p90 times."""
+    """Return markers of prediction errors (%); whiskers: errors of the minimum and p90 times."""
     errors = group[["bytes"]].assign(
         error=100 * group["error"],
         error_low=100 * (group["predicted_ms"] / group["p90_ms"] - 1),

@@ -67,11 +67,11 @@ def pipeline_table(runs: Iterable[Run] | Run, baseline: Run | None = None) -> pd
     `bubble_formula` assumes equal stages and free messages (`Table.bubble_share`). The columns
     `schedule_ms` and `simulated_ms` are the measured and simulated times from the first to the last
     action of a step. The column `speedup` is the baseline's step time divided by the run's step
-    time. The columns with `_low` and `_high` of the speed-up use the 90th and the 10th percentile
-    of the step time. The column `bound` is the greatest possible speed-up: p (1 - bubble_formula)
-    for p stages. For GPipe with m micro-batches, the bound is m p/(m + p - 1). For delayed
-    gradients on K stages, the bound is \(3/(1 + 2/K)\), if a backward pass takes as long as two
-    forward passes. For stages with `tensor_parallel_size` slices, the bound of the speed-up is
+    time. The speed-up's columns with `_low` and `_high` are computed from the 90th and the 10th
+    percentile of the step time. The column `bound` is the greatest possible speed-up: p (1 -
+    bubble_formula) for p stages. For GPipe with m micro-batches, the bound is m p/(m + p - 1). For
+    delayed gradients on K stages, the bound is \(3/(1 + 2/K)\), if a backward pass takes as long as
+    two forward passes. For stages with `tensor_parallel_size` slices, the bound of the speed-up is
     multiplied by the number of slices. If stages are divided into slices, the column `ranks` counts
     only the ranks of one slice.
 
@@ -102,7 +102,7 @@ def pipeline_table(runs: Iterable[Run] | Run, baseline: Run | None = None) -> pd
 
 Row = dict[str, float]
 
-GAIN = 1.05  # a smaller gain is noise, because step times vary by some percent
+GAIN = 1.05  # a speed-up below this factor is noise, because step times vary by some percent
 NEAR = 0.9  # a speed-up above this share of the bound counts as reaching it
 
 
@@ -171,7 +171,7 @@ def _bubbles(row: Row) -> Iterable[str]:
             f"measured bubble {row['bubble_measured']:.0%} of a step "
             f"({row['bubble_low']:.0%} to {row['bubble_high']:.0%})"
         )
-    yield f"bubble simulated with the measured times of these stages: {row['bubble_simulated']:.0%}"
+    yield f"bubble simulated with the measured times of the stages: {row['bubble_simulated']:.0%}"
     if _known(row["bubble_formula"]):
         yield f"bubble by the formula for equal stages: {row['bubble_formula']:.0%}"
     if _known(row["speedup"]) and _known(row["bound"]):
@@ -190,9 +190,9 @@ def _microbatch_gain(rows: pd.DataFrame) -> str:
         return details
     share = last["speedup"] / last["bound"]
     if share >= NEAR:
-        return f"{details}; the latter is {share:.0%} of what the bubble allows"
+        return f"{details}; the last speed-up is {share:.0%} of what the bubble allows"
     return (
-        f"{details}; the latter is {share:.0%} of what the bubble allows: unequal "
+        f"{details}; the last speed-up is {share:.0%} of what the bubble allows: unequal "
         "stages, messages, small micro-batches and shared cores explain the "
         "rest"
     )
@@ -240,7 +240,7 @@ def pipeline_speedup(runs: Iterable[Run] | Run, baseline: Run | None = None) -> 
     r"""Draw speed-up over the number of micro-batches: a point per run, and a dashed ideal curve.
 
     The ideal speed-up is \(\frac{m p}{m + p - 1}\) for m micro-batches in p equal stages with free
-    messages. This ideal speed-up is an upper bound for the schedules GPipe and 1F1B. Arguments and
+    messages. The ideal speed-up is an upper bound for the schedules GPipe and 1F1B. Arguments and
     exceptions are the same as for `pipeline_table`.
     """
     all_runs = [runs] if isinstance(runs, Run) else list(runs)

@@ -66,7 +66,7 @@ class Form:
         self.fields = {
             name: Field(parameter, self.check) for name, parameter in self._known.items()
         }
-        self.run = button("Run notebook", "Execute it in the background", "play", self._start)
+        self.run = button("Run notebook", "Run the notebook in the background", "play", self._start)
         self.stop = button(STOP, "Interrupt the running cell", "stop", self._interrupt)
         self.report = button("Write report", "Report on the runs of this job", "file", self._report)
         self.stop.disabled = self.report.disabled = True
@@ -114,7 +114,7 @@ class Form:
         return (self.widget._repr_mimebundle_() or {}) | {"text/plain": repr(self)}
 
     def _field_of_error(self, message: str) -> str:
-        """Return the form field for an error: the field that the error names, or a changed one."""
+        """Return the name of the field that an error concerns: named in the error, or changed."""
         # The errors of `Experiment` begin with the name of the wrong field: `workers=3 …`.
         named_fields = [
             name for name in self.fields if message.startswith((f"{name}=", f"{name} "))
@@ -182,7 +182,7 @@ class Form:
 
     def _interrupt(self) -> None:
         if self._job is not None:
-            self.stop.description = "Stop at once"  # the next click on this button kills the job
+            self.stop.description = "Stop at once"  # the next click on "Stop at once" kills the job
             self._job.interrupt()
 
     def _report(self) -> None:
@@ -219,7 +219,8 @@ def _cells(job: Path) -> tuple[int, int]:
         cells = read_notebook(job / "output.ipynb")["cells"]
     except FileNotFoundError:  # the notebook is not saved yet, because the kernel is starting
         return 0, 0
-    # The numbers are those of the last saved state; papermill saves the notebook every few seconds.
+    # The counts are those of the notebook's last save; papermill saves the notebook every few
+    # seconds.
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     ended = [c for c in code if c["metadata"].get("papermill", {}).get("status") == "completed"]
     return len(ended), len(code)

@@ -125,8 +125,8 @@ class Array:
     def _submit(self, members: Sequence[SweepMember]) -> None:
         """Submit a job array on hold, write a record for each task, and release the array."""
         manifest.save_notebook(self.folder, self.plan)
-        # The list is written before an array task can start, because each task finds its notebook
-        # run in this list.
+        # The list `elements` is written before an array task can start, because each task finds its
+        # notebook run in `elements`.
         manifest.update(self.folder, elements=[member.folder for member in members])
         make_folder(self.folder / OUTPUT_FOLDER, self.folder)
         limit = f"%{self.jobs}" if self.jobs else ""
@@ -192,7 +192,7 @@ class Array:
                 time.sleep(LOOK_EVERY)
 
     def _query_slurm(self) -> dict[str, SlurmJob] | None:
-        """Return Slurm's jobs of all arrays; None if Slurm does not answer this query."""
+        """Return Slurm's jobs of all arrays; None if Slurm does not answer the query."""
         try:
             return numbered(self.queue.jobs(jobs=arrays(self._elements)))
         except LabkitError as error:
@@ -202,8 +202,9 @@ class Array:
     def _has_ended(self, number: str, job: SlurmJob | None, status: store.Record) -> bool:
         """Return whether an array task has ended and its record is visible on this node.
 
-        On a network file system, a record may be visible only some seconds later. If an array task
-        seems to have ended without a record, Slurm is therefore queried once more about it.
+        On a network file system, a node may see a record only some seconds after another node has
+        written it. If an array task seems to have ended without a record, a second query of Slurm
+        must confirm the end.
         """
         if job is not None and not job.has_ended:
             return False

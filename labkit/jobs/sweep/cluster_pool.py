@@ -1,4 +1,4 @@
-"""MPI clusters that several notebook runs of a sweep use, because a start may take long."""
+"""MPI clusters that several notebook runs of a sweep use, because starting a cluster is slow."""
 
 from __future__ import annotations
 

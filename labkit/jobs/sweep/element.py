@@ -46,8 +46,8 @@ def main(folder: Path, array: str, place: int, modules: str = "") -> int:
         imports.VARIABLE: modules,
     }
     os.environ |= clusters | job_environment
-    # A job ends when its standard input is closed. This pipe stays open, because Slurm itself ends
-    # array tasks.
+    # A job ends when its standard input is closed. The pipe for standard input stays open, because
+    # Slurm itself ends array tasks.
     reading, _ = os.pipe()
     os.dup2(reading, 0)
     sys.stdin = os.fdopen(0)

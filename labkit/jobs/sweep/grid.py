@@ -21,7 +21,7 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 @dataclass(frozen=True)
 class Draw:
-    """A uniform distribution between two bounds; if `log`, its logarithm is uniform."""
+    """A uniform distribution between two bounds, of a number or (`log`) of its logarithm."""
 
     low: float
     high: float

@@ -30,7 +30,7 @@ PATIENCE = 60.0  # maximum seconds until the notebook runs of a killed sweep end
 
 
 def create(root: Path, name: str, plan: SweepPlan) -> Path:
-    """Create the sweep's folder `<root>/<name>`; append a number if this name exists."""
+    """Create the sweep's folder `<root>/<name>`; append a number if the folder exists already."""
     folder = store.new_run_directory(root, name)
     record: store.Record = {"notebook": store.recorded_path(plan.notebook), "plan": plan.name}
     record |= {"members": member_records(plan), "search": plan.search and plan.search.to_json()}
@@ -54,7 +54,7 @@ def read(folder: Path) -> store.Record:
     Raises:
         LabkitError: The record is missing, damaged or from a newer labkit version.
     """
-    # Records that older labkit versions wrote lack these fields.
+    # Records that older labkit versions wrote may lack some fields, which get default values.
     defaults: store.Record = dict.fromkeys(("jobs", "limit", "search", "slurm")) | {"elements": []}
     record = defaults | store.read_json(folder / FILE)
     members = record.get("members")
@@ -142,9 +142,11 @@ def queue(folder: Path, plan: SweepPlan, member: SweepMember, **fields: JSON) ->
     if job.exists():
         backup = folder / EARLIER / f"{job.name}.{secrets.token_hex(4)}"
         make_folder(backup.parent, folder)
-        # The earlier attempt is not removed, because it may be the only evidence of why it failed.
+        # The folder of an earlier attempt is kept, because it may be the only evidence of why the
+        # attempt failed.
         job.rename(backup)
-    # The folder is renamed to its visible name last, so that readers never see an incomplete job.
+    # The new job folder is renamed to its visible name last, so that readers never see an
+    # incomplete job.
     temporary = folder / f".{secrets.token_hex(4)}.new"
     temporary.mkdir()
     store.mark_queued(
@@ -161,7 +163,7 @@ def save_notebook(folder: Path, plan: SweepPlan) -> Path:
 def tidy(folder: Path) -> None:
     """Remove the incomplete job folders that a killed sweep has left."""
     for path in folder.glob(".*.new"):
-        if path.is_dir():  # a file with such a name was not created by a sweep
+        if path.is_dir():  # a sweep creates only folders with such names
             shutil.rmtree(path)
 
 

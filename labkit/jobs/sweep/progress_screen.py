@@ -63,8 +63,8 @@ class SweepScreen:
         parts += [remaining] if remaining else []
         parts += [f"running: {names}"] if names else []
         text = " · ".join(parts)
-        # The text is one column shorter than the terminal, because a full line would wrap, and only
-        # its last row could be erased.
+        # The live line is one column shorter than the terminal, because a full line would wrap, and
+        # only its last row could be erased.
         width = shutil.get_terminal_size().columns - 1
         self._clear()
         print(plain(text)[:width], end="", file=self._stream, flush=True)

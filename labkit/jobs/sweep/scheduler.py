@@ -19,7 +19,7 @@ from labkit.jobs.sweep.sweep_plan import SweepMember, SweepPlan
 from labkit.jobs.sweep.trials import Trials
 
 LOOK_EVERY = 0.02  # seconds between two checks of the notebook runs
-OVERTIME = GRACE + 10.0  # a process is killed if it exceeds its time limit by these seconds
+OVERTIME = GRACE + 10.0  # seconds from a process's time limit until the process is killed
 
 
 @dataclass
@@ -90,8 +90,8 @@ class Scheduler:
                 while not self._interrupts.count and self._next_fits(waiting):
                     self._start(waiting.pop(0))
                 time.sleep(LOOK_EVERY)
-                # `_look` is also called while no notebook run can start, because it updates the
-                # elapsed time.
+                # `_look` is also called while no notebook run can start, because `_look` updates
+                # the elapsed time on the screen.
                 self._look(waiting)
         self._clusters.release_others(set())
         self.screen.close()
@@ -103,7 +103,7 @@ class Scheduler:
         return self._trials.left if self._trials else 0
 
     def _next_fits(self, waiting: list[SweepMember]) -> bool:
-        """Return whether the next notebook run may start; a search creates the run in this call."""
+        """Return whether the next notebook run may start; if a search suggests it, create it."""
         if not waiting and self._trials and self._trials.left and self._has_room():
             waiting.append(self._trials.ask())
         return bool(waiting) and self._fits(waiting[0])
@@ -144,8 +144,7 @@ class Scheduler:
             elif self._interrupts.count and not running.job.interrupted:
                 running.job.interrupt(self._interrupts.why)
             elif self._interrupts.count > 1:
-                # After the second interrupt, notebook runs that the first one interrupted are
-                # killed.
+                # The first interrupt interrupts the notebook runs; the second interrupt kills them.
                 running.job.kill(f"{self._interrupts.why} twice, then killed")
             elif self.limit is not None and running.spent > self.limit + OVERTIME:
                 running.job.kill(f"stopped at the time limit of {self.limit:g} s, then killed")

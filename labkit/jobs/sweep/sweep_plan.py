@@ -65,7 +65,7 @@ class SweepPlan:
 
     notebook: Path
     members: list[SweepMember]
-    search: Search | None = None  # None if all notebook runs are known from the start
+    search: Search | None = None  # None: a grid or a random sample
 
     @property
     def name(self) -> str:
@@ -85,8 +85,8 @@ class SweepPlan:
     @cached_property
     def _code(self) -> list[JSON]:
         """The code that determines results: the notebook's code cells and labkit's source."""
-        # Markdown cells and outputs are omitted, because completed notebook runs need not be
-        # repeated after their changes.
+        # Markdown cells and outputs are omitted: after a change of them, completed notebook runs
+        # need not be repeated.
         code: list[JSON] = [
             [cell.source, [*cell.tags]]
             for cell in cells.parse(self.text, self.notebook)
@@ -103,7 +103,7 @@ class SweepPlan:
 class SweepSpec:
     """A user's request for a sweep: swept parameters, fixed values and the number of draws."""
 
-    # This request is not validated yet; a `SweepPlan` contains only validated notebook runs.
+    # A `SweepSpec` is not validated yet; a `SweepPlan` contains only validated notebook runs.
 
     axes: dict[str, Axis]
     fixed: Values

@@ -82,7 +82,8 @@ class Trials:
     def watch(self, member: SweepMember) -> None:
         """Report a notebook run's metrics to Optuna; if Optuna prunes the run, request its end.
 
-        After the request, all ranks end after the same step, and then the notebook ends.
+        After a request to prune the run, all ranks end after the same step, and then the notebook
+        ends.
         """
         now = time.monotonic()
         if not self.search.prune or now - self._watched_at.get(member.folder, 0.0) < WATCH_EVERY:
@@ -171,7 +172,7 @@ def study(folder: Path, search: Search) -> Study:
     if search.sampler == "random":
         optuna_study.sampler = samplers.RandomSampler(seed=seed)
     elif search.sampler == "qmc":
-        # This sampler continues its sequence if its seed is unchanged; its first trial is random.
+        # A QMCSampler continues its sequence if its seed is unchanged; its first trial is random.
         optuna_study.sampler = samplers.QMCSampler(
             seed=search.seed, scramble=True, warn_independent_sampling=False
         )

@@ -28,8 +28,8 @@ class TracedGraph:
 
     def __init__(self, trace: Callable[..., None], specs: Sequence[Specs]) -> None:
         # The traced function is stored to keep it alive, because it owns the Python functions that
-        # its operations call. Keras does not use autograph to trace models, so this trace does not
-        # use it either.
+        # its operations call. `trace` does not use autograph, because Keras does not use autograph
+        # to trace models either.
         traced = tf.function(trace, autograph=False)
         self._traced = traced.get_concrete_function(*specs)
         graph, captured = self._traced.graph, self._traced.captured_inputs
@@ -54,7 +54,7 @@ class TracedGraph:
         return ancestors
 
     def feeds(self, operations: Collection[str], fetches: Iterable[str]) -> list[str]:
-        """Return the input tensors from which these operations compute the tensors `fetches`."""
+        """Return the input tensors from which `operations` compute the tensors `fetches`."""
         read = {
             _tensor(name)
             for op in operations
@@ -65,7 +65,7 @@ class TracedGraph:
         return sorted(name for name in outside if not self._is_constant(name))
 
     def cut(self, operations: Collection[str], fetches: Sequence[str]) -> TracedSegment:
-        """Return a function that runs these operations and returns the tensors `fetches`.
+        """Return a function that runs `operations` and returns the tensors `fetches`.
 
         The extracted function contains only those control dependencies that connect its own
         operations. If the operations of two functions must run in a certain order, the caller must
@@ -101,8 +101,8 @@ class TracedSegment:
     Args:
         part: Operations of the function, as a `GraphDef`.
         specs: Shapes and dtypes of the input tensors, by name.
-        captured: Variables that the traced graph reads from outside, by tensor name; this function
-            may read only some of them.
+        captured: Variables that the traced graph reads from outside, by tensor name; the compiled
+            function may read only some of them.
         fetches: Names of the output tensors, which may include input tensors.
     """
 
@@ -159,8 +159,8 @@ def _without_outside_controls(
     """Return a copy of a node that has control dependencies only on operations in `inside`."""
     copy = tf.compat.v1.NodeDef()
     copy.CopyFrom(node)
-    # The attribute `_class` requests placement on the device of other operations, which this
-    # function may not contain.
+    # The attribute `_class` requests placement on the device of other operations, which the
+    # extracted function may not contain.
     copy.attr.pop("_class", None)
     del copy.input[:]
     copy.input.extend(
@@ -184,9 +184,9 @@ class Compiled:
         backward_input      saved, seeds ->  dx, rest
         backward_weight     rest         ->  dw
 
-    None of these functions repeats a computation of another one. `backward_input` computes all
-    intermediate gradients that lead to the inputs, or to at least two weights. `backward_weight`
-    computes the weight gradients from the remaining matrix products.
+    None of the four functions repeats a computation of another function. `backward_input` computes
+    all intermediate gradients that lead to the inputs, or to at least two weights.
+    `backward_weight` computes the weight gradients from the remaining matrix products.
 
     An operation that computes several gradients, such as the backward loop of a recurrent layer,
     belongs to `backward_input`. Operations with side effects, such as calls to Python functions or
@@ -194,8 +194,8 @@ class Compiled:
     order, as in the forward pass.
 
     Args:
-        compute: Function of the arguments that returns results (a tensor or None each), tensors
-            whose gradients are passed in as seeds, and a scalar objective.
+        compute: Function that returns results (a tensor or None each), the tensors whose gradients
+            are the seeds, and a scalar objective.
         specs: Shapes and dtypes of the arguments: one nest per argument, None for missing values.
         inputs: Function that selects, from the arguments, the tensors whose gradients are computed.
         variables: The weights whose gradients are computed.

@@ -49,9 +49,9 @@ def optimizer(kind: keras.optimizers.Optimizer, gradients: int) -> int:
         kind: A Keras optimizer that has not been built.
         gradients: Bytes of all gradients.
     """
-    # The optimizer is built for a variable with one element, so each array in its state is one copy
-    # of the weights. The alternative, a lookup by optimizer class, would need a table of all Keras
-    # optimizers.
+    # The optimizer is built for a variable with one element; the number of arrays in its state is
+    # the number of copies of the weights. The alternative, a lookup by optimizer class, would need
+    # a table of all Keras optimizers.
     scalar = keras.Variable(np.zeros(1), name="one")
     kind.build([scalar])
     copies = sum(len(v.shape) == 1 for v in kind.variables)
@@ -68,7 +68,7 @@ def of_stages(
     r"""Return the maximum bytes that a rank stores for pending backward passes of a schedule.
 
     "activations" is \(\max_t \sum_s n_s(t) a_s\), a maximum over the time slots t (rows of the
-    schedule) and a sum over the rank's stages s. Here \(n_s(t)\) is the number of micro-batches in
+    schedule) and a sum over the rank's stages s. The number \(n_s(t)\) counts the micro-batches in
     flight at stage s after time slot t, and \(a_s\) is the activation bytes of one micro-batch.
     With recomputation, \(a_s\) counts only the stage's input, and the remaining activations of one
     micro-batch are added to the maximum. "versions" is the bytes of the older weight versions that
@@ -120,7 +120,7 @@ def _outputs(model: keras.Model) -> int:
 
 
 def bytes_per_row(tensors: Iterable[keras.KerasTensor]) -> int:
-    """Return the total bytes of one row of these tensors; axes of unknown length count as 1."""
+    """Return the total bytes of one row of all tensors; axes of unknown length count as 1."""
     return sum(
         int(np.prod([length or 1 for length in tensor.shape[1:]], dtype=np.int64))
         * int(tf.as_dtype(tensor.dtype).size)
@@ -159,8 +159,8 @@ class MemoryLedger:
         self.open = steps > 0
         self.most = {"activations": 0, "gradients": 0, "versions": 0}
         self._steps, self._step = steps, 0
-        # The keys are the kind of memory, then (stage, micro-batch); the micro-batch is None for
-        # gradients.
+        # The keys of `_stored` are the kind of memory, then the pair (stage, micro-batch); the
+        # micro-batch is None for gradients.
         self._stored: dict[str, dict[tuple[int, int | None], BytesByAddress]] = {
             kind: {} for kind in self.most
         }

@@ -35,8 +35,7 @@ class TensorSource(NamedTuple):
 
     Attributes:
         stage: The stage that produces the tensor, or `INPUTS`.
-        number: Index of the tensor among the outputs of that stage, or among the inputs of the
-            model.
+        number: Index of the tensor among the outputs of `stage`, or among the inputs of the model.
     """
 
     stage: int
@@ -73,8 +72,8 @@ class Blocks:
 
     A block ends at each point where later layers read only one tensor (and its mask). If `wide` is
     set, a block ends after each layer. No block ends with an integer tensor, because integers have
-    no gradient. All layer calls that use a variable are in one block, because two ranks would train
-    separate copies of the variable.
+    no gradient. All layer calls that use a variable are in one block; otherwise, two ranks would
+    train separate copies of the variable.
 
     Args:
         model: The Keras model, built.
@@ -154,7 +153,7 @@ class Blocks:
         return {id(x): x for x in tensors}
 
     def _possible_cuts(self) -> list[int]:
-        """Return the node counts at which a cut does not separate two uses of the same variable."""
+        """Return the numbers of nodes after which a cut separates no two uses of a variable."""
         uses: dict[int, list[int]] = {}
         for place, node in enumerate(self._nodes):
             for variable in getattr(node.operation, "variables", []):
@@ -222,7 +221,8 @@ def split_model(model: keras.Model, edges: Sequence[int]) -> list[keras.Model]:
 def _in_order(graph: Functional) -> Iterator[Node]:
     """Yield layer calls in topological order, each followed by the calls that compute its masks.
 
-    Keras's graph lists only masks that are layer arguments, but this order includes all masks.
+    Keras's graph lists only masks that are layer arguments, but `_in_order` also includes all other
+    masks.
     """
     visited: set[int] = set()
 

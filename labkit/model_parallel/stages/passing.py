@@ -177,8 +177,8 @@ class OwnLosses:
     """Sum of the losses (such as regularizers) that layers of all stages add in a training step.
 
     If any layer adds losses, each training step needs one sum over the ranks, whose bytes are not
-    counted. If no layer adds losses, the ranks find this out in the first training step, and
-    communicate only in this step.
+    counted. If no layer adds losses, the ranks communicate only once, in the first training step,
+    to find out that no layer adds losses.
 
     Args:
         communicator: Communicator of the ranks of all stages.

@@ -71,8 +71,8 @@ def block_passes(
 def kept_bytes(model: keras.Model, rows: int) -> int:
     """Return the bytes that a batch's forward pass stores for its backward pass (`MemoryLedger`).
 
-    The model's input and output are always included in these bytes. Afterwards, the variables of
-    the model are restored, as in `block_passes`.
+    The stored bytes always include the model's input and output. After the forward pass, the
+    variables of the model are restored, as in `block_passes`.
     """
     (spec,) = model.inputs
     x, stage = _random(spec, rows), Stage(model, first=True)

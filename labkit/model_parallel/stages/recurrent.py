@@ -52,8 +52,8 @@ EACH_STEP = (
     Layers.Minimum,
     Layers.Concatenate,
 )
-# Embedding and Masking layers compute their masks with these operations, separately for each time
-# step.
+# Embedding and Masking layers compute their masks with the operations in `_MASKS`, separately for
+# each time step.
 _MASKS = ("NotEqual", "Any")
 ALLOWED = (
     f"allowed are {', '.join(kind.__name__ for kind in RECURRENT)}, and layers that act on each "
@@ -296,9 +296,9 @@ class RecurrentStage(Stage):
             arguments = as_list(x), begin, self._loss_targets(targets) if answers else None, counts
             self.own_loss, *results = self._run_forward(number, compute, *arguments)
         states = results[len(results) - len(tf.nest.flatten(begin)) :]
-        # The next segment starts from the values of these states; its graph is not connected to the
-        # graph of this segment. Therefore the backward pass of the next segment explicitly returns
-        # the gradient with respect to these states.
+        # The next segment starts from the values of a segment's final states, but the graphs of the
+        # segments are not connected. Because the graphs are not connected, the backward pass of the
+        # next segment explicitly returns the gradient with respect to the states.
         self._states = tf.nest.pack_sequence_as(begin, states)
         if number == self._last:  # the last segment's final state has gradient zero
             self._state_gradients = [tf.zeros_like(state) for state in states]

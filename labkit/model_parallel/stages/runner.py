@@ -88,7 +88,7 @@ class Runner:
         in_flight = _BatchInFlight(self, parts, self._counts(batch, parts))
         for _, stage, action, number, peer in self._rows:
             # Whether a message is sent depends on the stage that comes later in the model. If the
-            # micro-batch has no data for that stage (for example no rows), no rank computes or
+            # micro-batch has no data for the later stage (for example no rows), no rank computes or
             # sends anything.
             if parts.reaches(number, max(stage, peer)):
                 with self._record(action, stage, number):
@@ -182,8 +182,8 @@ class Inference:
 
     While the following stage processes one micro-batch, a stage already processes the next
     micro-batch. If a rank has several stages, its first stage first processes a group with as many
-    micro-batches as there are ranks. Then the rank's next stage processes the same group of
-    micro-batches.
+    micro-batches as there are ranks. After the first stage, the rank's next stage processes the
+    same group of micro-batches.
 
     Args:
         links: Messages to and from the stages on other ranks (`StageMessages`).
@@ -315,9 +315,9 @@ class Delayed:
                 self._backward(backward_iteration)
             update()
         self._iteration += 1
-        # Module m receives a gradient from module s after s - m iterations. Sends that are older
-        # than the number of modules minus 1 are therefore complete, and waiting for them does not
-        # block.
+        # Module m receives a gradient from module s after s - m iterations. After as many
+        # iterations as the number of modules minus 1, all sends of an iteration are complete, so
+        # waiting for them does not block.
         self._pending_sends.append(self._passing.posted)
         self._passing.posted = []
         if len(self._pending_sends) > self._last:
@@ -327,11 +327,11 @@ class Delayed:
     def finish(self) -> None:
         """Receive the gradients that are still pending after training, and complete all sends."""
         for reader in range(self.place + 1, self._last + 1):
-            # The module `reader` has run the backward pass of these iterations and has sent their
-            # gradients.
+            # The module `reader` has run the backward pass of all iterations in `sent`, and has
+            # sent the gradients.
             sent = range(self._iteration - (self._last - reader))
             for iteration in sent:
-                if self._rows.get(iteration):  # this module has not received the gradients
+                if self._rows.get(iteration):  # the iteration's gradients are pending
                     self._receive_gradients(reader, self._rows[iteration])
         while self._pending_sends:
             self.links.communicator.finish(self._pending_sends.popleft())

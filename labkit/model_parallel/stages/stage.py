@@ -195,11 +195,11 @@ class Stage:
     the output y and the gradient \(\bar y\) from the next stage. The objective of the last stage is
     the loss. The objective of each stage also includes the losses that the stage's layers add.
     Gradients of micro-batches are summed. During the forward pass, the stage saves all tensors that
-    the backward pass reads, including weights. Therefore weights may change between a forward pass
-    and its backward pass.
+    the backward pass reads, including weights. Because the weights are saved, the variables may
+    change between a forward pass and its backward pass.
 
     The forward pass, the backward pass and its two parts are functions of one graph (see
-    `Compiled`). TensorFlow traces this graph once for any number of rows.
+    `Compiled`). TensorFlow traces the graph of a stage once for any number of rows.
 
     Args:
         model: The part of the whole model that the stage computes, see `Blocks.part`.
@@ -314,8 +314,8 @@ class Stage:
         state = [tf.identity(variable.value) for variable in self._state]
         results, saved = compiled.forward(arguments)
         tensors = list(saved.values())
-        # With recomputation, nothing refers to `saved` after this function returns, so its tensors
-        # are freed.
+        # With recomputation, only the local variable `saved` refers to the saved tensors, so they
+        # are freed when `_run_forward` returns.
         if self._recompute:
             self._recompute_inputs[number] = compiled, arguments, state
             tensors = [*arguments, *state]
@@ -347,7 +347,7 @@ class Stage:
     def _compiled_for(
         self, compute: Compute, arguments: tuple[Given, ...], tensors: list[tf.Tensor]
     ) -> Compiled:
-        """Return the compiled computation for arguments of these shapes and dtypes."""
+        """Return the compiled computation for the arguments' shapes and dtypes."""
         present = tuple(value is not None for value in tf.nest.flatten(arguments))
         key = compute, present, *((x.dtype, *x.shape[1:]) for x in tensors)
         if key not in self._compiled:
@@ -386,8 +386,8 @@ class Stage:
     ) -> Computed:
         y = call_with_masks(self.model, x, training=True)
         objective = self._objective(y, targets, share)
-        # If this stage computes the loss, its objective needs no gradients from outside; otherwise,
-        # later stages send gradients of the outputs.
+        # If this stage computes the loss, its objective needs no gradients from other stages;
+        # otherwise, later stages send gradients of the outputs.
         if self._loss is not None:
             return [None, objective], [], objective
         outputs = keras.tree.flatten(y)

@@ -37,7 +37,7 @@ def differences(runs: Sequence[Run]) -> list[dict[str, Value]]:
 
 
 def reached_experiment(runs: Sequence[Run]) -> list[bool]:
-    """Return, for each run, whether it has completed or the fields of its experiment are recorded.
+    """Return, for each run, True if it has completed or the fields of its experiment are recorded.
 
     If a notebook job fails before its experiment starts, only the notebook's parameters are
     recorded.
@@ -52,8 +52,8 @@ def differing_parameters(
 
     Args:
         rows: Parameters by name, one mapping for each run.
-        is_recorded: Result of `reached_experiment` for the runs of these rows; by default, True for
-            all. If `is_recorded` is False for a row, a parameter that this row lacks does not count
+        is_recorded: Result of `reached_experiment` for the runs in `rows`; by default, True for
+            all. If `is_recorded` is False for a row, a parameter that the row lacks does not count
             as a difference.
     """
     is_recorded = [True] * len(rows) if is_recorded is None else is_recorded
@@ -150,7 +150,7 @@ def values_of(
     Args:
         runs: Runs to compare.
         name: Name of the parameter or measured number.
-        parameter_values: Result of `parameters` for these runs; None if it is not computed yet.
+        parameter_values: Result of `parameters` for `runs`; None if it is not computed yet.
 
     Raises:
         InvalidInput: If no differing parameter and no measured number has this name.
@@ -186,7 +186,7 @@ def seed_range(run: Run, name: str) -> tuple[float, float] | None:
 
 
 def is_timed(name: str) -> bool:
-    """Return whether the number of this name is a duration or a speed."""
+    """Return whether the measured number with the given name is a duration or a speed."""
     return any(part in name for part in _TIMED)
 
 

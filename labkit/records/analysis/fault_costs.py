@@ -57,8 +57,8 @@ def _row(calm: Run, disturbed_run: Run | None) -> dict[str, object]:
         }
     counted_samples, disturbed_seconds, disturbed_gap = _applied_samples(disturbed_run)
     # History rows of dead ranks may be missing, so the number of samples is computed from the run
-    # without faults. Both runs have the same number of samples per step, because a step was
-    # completed either by all ranks or by none.
+    # without faults. The runs with and without faults have the same number of samples per step,
+    # because a step was completed either by all ranks or by none.
     if disturbed_run.metrics["faults"]:
         counted = calm.history[calm.history["step"].isin(disturbed_run.history["step"])]
         counted_samples = int(counted["samples"].sum())
@@ -81,8 +81,8 @@ def _applied_samples(run: Run) -> tuple[int, float, float]:
     """Return applied samples, total seconds, and the longest seconds between applied gradients."""
     history = with_end_times(run.history)
     counted_rows = history[is_applied(history)]
-    # These times are the ends of steps, so no difference between them includes the first step, in
-    # which the model is traced.
+    # The times in `ended` are the ends of steps, so no difference between two of the times includes
+    # the first step, in which the model is traced.
     ended = np.sort(counted_rows["ended"].unique())
     gaps = np.diff(ended)
     return (

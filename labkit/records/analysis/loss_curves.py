@@ -91,7 +91,7 @@ def smoothed(values: np.ndarray) -> np.ndarray:
 
 
 def epoch_results(run: Run, curve: pd.DataFrame) -> pd.DataFrame:
-    """Return the metrics after each epoch, with the steps, seconds and bytes until its end.
+    """Return the metrics after each epoch, with steps, seconds and bytes until the epoch's end.
 
     Args:
         run: Run whose epoch metrics are returned.
@@ -113,8 +113,8 @@ def epoch_results(run: Run, curve: pd.DataFrame) -> pd.DataFrame:
     spent["bytes"] = np.full(len(step), np.nan)
     if len(curve):
         reached = step <= curve["step"].iloc[-1]
-        # The seconds of the curve are preferred over those of rank 0, because they are those of the
-        # slowest rank.
+        # The seconds of the curve are preferred over the seconds of rank 0, because the curve
+        # contains the seconds of the slowest rank.
         for name, rank0_seconds in spent.items():
             spent[name] = np.where(
                 reached, np.interp(step, curve["step"], curve[name]), rank0_seconds

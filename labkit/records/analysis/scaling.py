@@ -13,9 +13,9 @@ from labkit.records.run import Run, equivalence_failed, flatten
 if TYPE_CHECKING:
     import pandas as pd
 
-# These fields define the work of a training step, so a run and its baseline must agree in them.
-# Strategy and network may differ if the only worker of the baseline sends nothing, because they
-# then have no effect.
+# The fields in `_WORK` define the work of a training step, so a run and its baseline must agree in
+# them. If the only worker of the baseline sends nothing, strategy and network have no effect, so
+# they may differ.
 _WORK = (
     "model",
     "dataset",
@@ -39,13 +39,14 @@ def scalings(runs: Mapping[str, Run]) -> pd.DataFrame:
 
     The table has one row per run and kind of scaling: strong (same global batch) or weak (same
     batch per worker).
-    Its columns include run, baseline, kind, workers, seeds (number of the run's seeds), and line.
-    Runs that differ only in workers and seeds have the same value (a key) in the column line. The
-    column speedup is \(T_1 / T_n\) for strong and \(n T_1 / T_n\) for weak scaling, where \(T_n\)
-    is the median step time with n workers. The columns `speedup_low` and `speedup_high` use the p90
-    and p10 of the run's step times. The columns slowest_seed and fastest_seed are the speed-ups of
-    the run's slowest and fastest seed. The columns efficiency, efficiency_low and efficiency_high
-    contain percentages. Runs that failed verification have no row.
+    The returned table includes the columns `run`, `baseline`, `kind`, `workers`, `seeds` (number of
+    the run's seeds), and `line`. Runs that differ only in workers and seeds have the same value (a
+    key) in the column `line`. The column speedup is \(T_1 / T_n\) for strong and \(n T_1 / T_n\)
+    for weak scaling, where \(T_n\) is the median step time with n workers. The columns
+    `speedup_low` and `speedup_high` use the p90 and p10 of the run's step times. The columns
+    slowest_seed and fastest_seed are the speed-ups of the run's slowest and fastest seed. The
+    columns efficiency, efficiency_low and efficiency_high contain percentages. Runs that failed
+    verification have no row.
     """
     import pandas as pd
 
@@ -114,8 +115,8 @@ def _ratios(run: Run, baseline: Run, kind: str, workers: int) -> tuple[float, ..
         work / step[percentile] if step.get(percentile) else speedup
         for percentile in ("p90", "p10")
     )
-    # These extremes are those of the seeds' medians, whereas the percentiles above are those of
-    # single steps.
+    # The values in `extremes` are minimum and maximum over the seeds' median step times, whereas
+    # `low` and `high` use percentiles of single steps.
     extremes = (run.metrics.get("spread") or {}).get("step_ms.median") or [step["median"]]
     return (
         speedup,
@@ -126,13 +127,13 @@ def _ratios(run: Run, baseline: Run, kind: str, workers: int) -> tuple[float, ..
     )
 
 
-# Names of one-worker runs, by batch size, work, and strategy with network ("" if the run sends
-# nothing, so that any strategy and network match).
+# Names of one-worker runs, by batch size, work, and strategy with network. The text for strategy
+# and network is "" if the run sends nothing, because any strategy and network then match.
 Alone: TypeAlias = "dict[tuple[float | None, str, str], list[str]]"
 
 
 def _baselines(usable: Mapping[str, Run]) -> Alone:
-    """Return the one-worker runs by their work, so that not all pairs of runs are compared."""
+    """Return the one-worker runs grouped by work, so that not all pairs of runs are compared."""
     baselines: Alone = {}
     for name, run in usable.items():
         if _workers(run) == 1:
@@ -147,7 +148,7 @@ def _baselines(usable: Mapping[str, Run]) -> Alone:
 def _baseline(name: str, run: Run, baselines: Alone, batch: float) -> str | None:
     """Return the name of a one-worker run with the same work and global batch size, or None.
 
-    A one-worker run with this batch size is its own baseline.
+    If the run itself has one worker and the batch size `batch`, the run is its own baseline.
     """
     work = _work_key(run)
     if _workers(run) == 1 and run.experiment.get("batch_size") == batch:

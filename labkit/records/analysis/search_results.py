@@ -61,8 +61,8 @@ def folders(runs: Iterable[Run]) -> list[Path]:
 def search_result(folder: Path) -> SearchResult:
     """Return the results of a search, which may still be running.
 
-    The table has one row for each trial that ended with a value. Its columns are trial (number from
-    1), value, state, and best: the best value up to this trial, without pruned trials.
+    The table has one row for each trial that ended with a value. The columns are `trial` (number
+    from 1), `value`, `state`, and `best` (the best value up to the trial, without pruned trials).
 
     Raises:
         LabkitError: If the sweep's record or Optuna's journal cannot be read.

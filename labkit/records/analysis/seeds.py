@@ -12,7 +12,7 @@ from labkit.records.verdict import completed_seeds
 if TYPE_CHECKING:
     import pandas
 
-LAST_STEPS = 20  # training loss is the mean over these last steps, to reduce noise
+LAST_STEPS = 20  # number of last steps over which the training loss is averaged, to reduce noise
 LOSSES = ("training_loss", "test_loss")
 
 

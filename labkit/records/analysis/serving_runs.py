@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 ONE_PROCESS = "one process"
 # The allowed difference between predictions, as a multiple of the rounding error of their
-# precision. A different order of summation causes much smaller differences; a different model
-# causes much larger ones.
+# precision. Predictions differ much less than TOLERANCE if only the order of summation differs, and
+# much more if the models differ.
 TOLERANCE = 256.0
 KEYS = ["network", "way", "batch_size"]
 
@@ -24,9 +24,10 @@ class ServingMeasurements:
     """Measurements of inference by `labkit.cluster.serve`, as tables and numbers.
 
     Attributes:
-        times: One row per call. Its columns are network, way (how the model is served: one process,
-            replicas, stages or slices), batch_size, what ("first", "batch" or "stream"), rows
-            (samples), and seconds.
+        times: One row per call. The columns are `network`, `way`, `batch_size`, `what`, `rows`
+            (samples), and `seconds`. The column `way` names how the model is served: one process,
+            replicas, stages or slices. The column `what` is "first" (first call), "batch" (one
+            batch) or "stream" (stream of batches).
         weights: One row per way of serving and rank; the column weights_bytes contains the bytes of
             the weights on the rank.
         differences: For each way of serving, the largest absolute difference from the predictions

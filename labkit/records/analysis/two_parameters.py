@@ -23,8 +23,8 @@ from labkit.records.run import Run, equivalence_failed
 if TYPE_CHECKING:
     import pandas
 
-# These fields are never used as axes, because each table cell contains the median over their
-# values.
+# The fields in `_NO_AXIS` are never used as axes, because each table cell contains the median over
+# their values.
 _NO_AXIS = ("seed", "repeats", "name", "compression_stats_every")
 _MIN_COVERAGE = 0.75  # minimum fraction of value combinations that have runs
 
@@ -35,8 +35,9 @@ def cross_table(
     """Return one row per combination of two parameters' values, sorted by y, then by x.
 
     The columns are the two parameters (by name), `runs`, `equivalence_failed`, and the measures.
-    `runs` contains the names of the runs with these values. `equivalence_failed` is the number of
-    these runs that failed the equivalence check. Each measure is a median over these runs.
+    The column `runs` contains the names of the runs with the row's two parameter values.
+    The column `equivalence_failed` is the number of the row's runs that failed the equivalence
+    check. Each measure is a median over the row's runs.
 
     Args:
         runs: Runs by name.
@@ -83,8 +84,8 @@ def axes_of(runs: Sequence[Run], x: str | None = None, y: str | None = None) -> 
 
     Args:
         runs: Runs to arrange in a grid.
-        x, y: Names of parameters that must be used on these axes; None (default) if any parameter
-            may be used.
+        x, y: Names of parameters that must be used on the x axis and the y axis; None (default) if
+            any parameter may be used.
 
     Raises:
         InvalidInput: If no two parameters have runs for most of their combinations, or if the runs

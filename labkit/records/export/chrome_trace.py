@@ -8,8 +8,9 @@ from labkit.common.units import seconds_text
 from labkit.records.store import Record
 
 # `LANES` contains the lane (row of the display) for each kind of event; each rank has several lanes
-# in the trace. Gradient buckets are exchanged during the computation of gradients. These exchanges
-# have a separate lane, because overlapping events on one lane would hide each other.
+# in the trace. Gradient buckets are exchanged during the computation of gradients. Exchanges of
+# gradient buckets have a separate lane, because overlapping events on one lane would hide each
+# other.
 LANES = {"step": 0, "pack": 1, "wait": 1, "communicate": 2}
 NAMES = ("step", "training", "communication", "predicted, even steps", "predicted, odd steps")
 
@@ -54,8 +55,8 @@ def chrome_trace(rows: Iterable[Record], clocks: Iterable[Record] = ()) -> Recor
             f"clock {seconds_text(clock['offset_s'])} ahead, ± {seconds_text(clock['within_s'])}"
         )
         events.append(_metadata_event("process_labels", int(clock["rank"]), labels=label))
-    # This key comes first, so that the head of the file shows whether labkit wrote the file and may
-    # overwrite it.
+    # The key `otherData` comes first, so that the head of the file shows whether labkit wrote the
+    # file and may overwrite it.
     mark = {"generator": "labkit"}
     return {"otherData": mark, "traceEvents": events, "displayTimeUnit": "ms"}
 

@@ -91,8 +91,8 @@ def points(run: Run) -> Iterator[Point]:
 def step_points(history: pandas.DataFrame, begin: float) -> Iterator[Point]:
     """Yield the curves of a history by step; `begin` is the run's start in s since 1970."""
     steps = with_end_times(history).groupby("step").mean(numeric_only=True)
-    # A history contains only durations of training steps, so these times exclude evaluations
-    # between epochs.
+    # A history contains only durations of training steps, so the times of the points exclude
+    # evaluations between epochs.
     clock = begin + steps["ended"].fillna(0.0)
     for name in STEP_CURVES:
         for step, value in steps[name].dropna().items():

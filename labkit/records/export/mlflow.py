@@ -21,8 +21,8 @@ from labkit.records.export.fields import (
 from labkit.records.run import Run
 
 Item = TypeVar("Item")
-MAX_METRICS, MAX_PARAMETERS = 1000, 100  # maximum numbers of each per request to an MLflow server
-MAX_NAME_LENGTH, MAX_VALUE_LENGTH = 250, 6000  # maximum numbers of characters
+MAX_METRICS, MAX_PARAMETERS = 1000, 100  # maximum numbers per request to an MLflow server
+MAX_NAME_LENGTH, MAX_VALUE_LENGTH = 250, 6000  # maximum numbers of characters in names and values
 _STATES = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "pruned": "KILLED"}
 
 

@@ -30,7 +30,7 @@ def to_tensorboard(runs: Iterable[Run], folder: Path | str) -> Path:
     """Write runs for TensorBoard into a folder, with one event file per run.
 
     `tensorboard --logdir FOLDER` then shows curves under Scalars, parameters and results under
-    HParams, and state and verdict under Text. Event files from earlier exports of these runs are
+    HParams, and state and verdict under Text. Event files from earlier exports of the same runs are
     overwritten.
 
     Args:

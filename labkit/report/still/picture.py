@@ -87,7 +87,8 @@ def _parts(data: Sequence[Record], layout: Record, height: float) -> Iterator[st
                 )
                 lines = [cut(line, int(room / LETTER)) for line in lines]
             # If the `yanchor` of a note is "top", the note's position is that of its first line of
-            # text. Otherwise the note's position is that of its last line of text.
+            # text. If the `yanchor` of a note is not "top", the note's position is that of its last
+            # line of text.
             lines_above = 0 if note.get("yanchor") == "top" else len(lines) - 1
             for number, line in enumerate(lines):
                 shift = LINE * (lines_above - number) + float(note.get("yshift") or 0)

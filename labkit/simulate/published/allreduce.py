@@ -2,8 +2,8 @@
 
 The papers give no compute times of the networks. The formulas assume that compute time is
 proportional to the number of operations, and fit only the cost of the exchange. There are two ways
-to count the operations of the neural networks in Horovod's results. The results were known before
-one way was chosen, so the tables show both ways.
+to count the operations of the neural networks in Horovod's results. The results were known before a
+way of counting was chosen, so the tables show both ways of counting.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _vishnu(parameters: Parameters, name: str) -> float:
 
 
 def _figures(**names: str) -> Figures:
-    """Return each named curve's last speed-up; a keyword's value is the key in the result."""
+    """Return the last speed-up of each curve; keywords are curve names, values are result keys."""
     return {what: PUBLISHED[name.replace("_", "-")].speedup[-1] for name, what in names.items()}
 
 
@@ -155,7 +155,7 @@ REPRODUCTIONS = (
     Reproduction(
         "Horovod",
         "D",
-        "the same, without minimal filtering",
+        "512 GPUs, 25 Gb/s, without minimal filtering",
         _SHARE,
         HOROVOD,
         partial(_horovod, work=operations),

@@ -8,9 +8,10 @@ the backward pass. The following formula gives the time T(n) of a training step 
     T(n) = max(F + σ · e(n), x) + max(B, x),    x = (n - 1) · busiest / link,
 
 where F and B = 2 F are the forward and backward times of a step on one GPU. Hosts begin their steps
-at different times, and some receive weights earlier. These differences add σ · e(n) to the step
-time, where e(n) is the mean of the maximum of n standard normal numbers. With enough servers, the
-busiest server stores only the variable of shape 2048 × 1001 (8.2 MB), which cannot be divided.
+at different times, and some receive weights earlier. The differences between hosts add σ · e(n) to
+the step time. The term e(n) is the mean of the maximum of n standard normal numbers. With enough
+servers, the busiest server stores only the variable of shape 2048 × 1001 (8.2 MB), which cannot be
+divided.
 
 The formula for T(n) was chosen after all results were known. Each reproduction names the results to
 which its parameters are fitted. On one node no rank waits, so T equals the step time of one GPU by
@@ -44,7 +45,7 @@ SPREAD, LINK = "σ, steps", "link, MB/s"
 BATCH = 64  # images per GPU
 GPUS_A_NODE = {"piz-daint": 1, "p2.xlarge": 1, "p2.8xlarge": 8, "DGX-1": 8}
 STEP = {name: BATCH / curve.base for name, curve in PUBLISHED.items() if curve.base}  # s per step
-STEP["DGX-1"] = STEP["piz-daint"]  # both systems have P100 GPUs
+STEP["DGX-1"] = STEP["piz-daint"]  # DGX-1 and Piz Daint have P100 GPUs
 
 
 def variables() -> list[int]:
@@ -55,7 +56,7 @@ def variables() -> list[int]:
 def greedy(sizes: Sequence[int], servers: int) -> list[int]:
     """Return the bytes of each server if every variable goes to the server with the fewest bytes.
 
-    TensorFlow offers the same greedy strategy for parameter servers.
+    TensorFlow offers such a greedy placement of variables on parameter servers.
     """
     loads = [(0, server) for server in range(servers)]
     for size in sizes:
@@ -127,8 +128,8 @@ def _fit(known: Figures) -> Parameters:
     delays = np.array([largest_of(_place(name)[1]) for name in others])
     platform, gpus = _place(last)
     duration = 1 / known[last]
-    # If a step takes over twice the time of a backward pass, the link limits both passes, so x is
-    # half of the step time.
+    # If a step takes over twice the time of a backward pass, the link limits both passes. The
+    # exchange time x of one pass is then half of the step time.
     x = duration / 2 if duration > 4 * FORWARD else duration - 2 * FORWARD
     link = link_bytes(gpus, GPUS_A_NODE[platform]) / x / STEP[platform]
     return {SPREAD: float(excess @ delays / (delays @ delays)), LINK: link / 1e6}
@@ -141,7 +142,7 @@ def _efficiency(parameters: Parameters, name: str, summed: bool = True) -> float
 
 
 def _at(name: str, figures: Figures, platform: str, at: int, summed: bool = True) -> Reproduction:
-    """Return a reproduction: σ is fitted to 2, 4 and 8 one-GPU nodes, the link to `at` nodes."""
+    """Return a reproduction: σ fits 2, 4 and 8 one-GPU nodes, the bandwidth fits `at` nodes."""
     fitted = tuple(_name(platform, gpus) for gpus in (2, 4, 8, at))
     predict = partial(_efficiency, summed=summed)
     verdicts: dict[str, Verdict] = dict.fromkeys(_ONE_NODE, "by construction")
@@ -156,7 +157,7 @@ _ONE_NODE = [_name("DGX-1", 8), *(_name("p2.8xlarge", gpus) for gpus in (2, 4, 8
 _BEST: Figures = {_name("piz-daint", nodes): best for nodes, best in SERVERS.items()}
 _ONLY: dict[str, Verdict] = dict.fromkeys(_BEST, "reproduced")
 _ONLY[_name("piz-daint", 1)] = "by construction"
-# `_K80` also contains the published values of these results; `_APART` omits them.
+# `_APART` omits the published values for 16, 64 and 128 GPUs of p2.xlarge, which `_K80` contains.
 _LATER = [_name("p2.xlarge", gpus) for gpus in (16, 64, 128)]
 _APART = {name: value for name, value in _K80.items() if name not in _LATER}
 
@@ -179,7 +180,7 @@ REPRODUCTIONS = (
         verdicts=_ONLY,
     ),
     _at("link fitted at 32 nodes of 1 K80", _K80, "p2.xlarge", 32),
-    _at("the same, with separate messages of 8 GPUs", _APART, "p2.xlarge", 32, summed=False),
+    _at("link fitted at 32 K80, separate GPU messages", _APART, "p2.xlarge", 32, summed=False),
     _at("link fitted at 32 nodes of 1 P100", _P100, "piz-daint", 32),
     _at("link fitted at 128 nodes of 1 P100", _P100 | {_name("DGX-1", 8): DGX_1}, "piz-daint", 128),
 )

@@ -21,11 +21,11 @@ Verdict: TypeAlias = Literal[
 ]
 NOTHING: Parameters = {}
 VERDICTS: Mapping[Verdict, str] = {
-    "predicted": "these values served neither to fit a parameter nor to choose the model's form",
+    "predicted": "the value served neither to fit a parameter nor to choose the model's form",
     "predicted from a fit": "the parameters are fitted to fewer workers of the same "
-    "set-up; the form of the model was chosen with these values known",
+    "set-up; the form of the model was chosen with the values known",
     "reproduced": "the value was fitted, or one number was free, or the form of the model was "
-    "chosen with these values known",
+    "chosen with the value known",
     "by construction": "the cost model predicts this value for any choice of its parameters",
     "bound": "labkit's value is a computed bound [C], and the measured value is within it",
     "not reached": "the error is too large, or no published value is available for a fit",

@@ -12,7 +12,7 @@ from labkit.worker.executed_step import executed_graph
 if TYPE_CHECKING:
     import tensorflow as tf
 
-# Prefix of the XLA compiler's device types. The kernel registry lists these device types, but
+# Prefix of the XLA compiler's device types. The kernel registry lists the device types of XLA, but
 # operations cannot be placed on them.
 COMPILED = "XLA"
 LETTERS = 160  # maximum number of characters of an error text
@@ -63,7 +63,8 @@ def rules(devices: Sequence[str], gpus: Sequence[str]) -> list[Row]:
 
     Args:
         devices: Names of the logical CPU devices; most tests request the last one.
-        gpus: Names of the GPUs. If there are none, the GPU test requests a GPU that does not exist.
+        gpus: Names of the GPUs. If the machine has no GPU, the GPU test requests a GPU that does
+            not exist.
     """
     import tensorflow as tf
 

@@ -37,7 +37,7 @@ class Devices:
         import tensorflow as tf
 
         self.request, self.clock = request, WallClock()
-        # TensorFlow accepts all these device settings only before its first operation.
+        # TensorFlow accepts settings of devices and threads only before its first operation.
         tf.debugging.set_log_device_placement(log)
         tf.config.threading.set_intra_op_parallelism_threads(request.threads)
         tf.config.threading.set_inter_op_parallelism_threads(max(request.devices, 2))
@@ -118,7 +118,7 @@ class Devices:
 def logged(work: Callable[[], object]) -> Mapping[str, str]:
     """Call a function; read the device of each node from TensorFlow's placement log.
 
-    The placer writes this log to file descriptor 1, which is redirected to a file during the call.
+    The placer writes its log to file descriptor 1, which is redirected to a file during the call.
     """
     flush = ctypes.CDLL(None).fflush
     saved_descriptor = os.dup(1)

@@ -77,9 +77,9 @@ class Traced:
         """Return the step as a function that follows the devices and task order of a plan.
 
         To enforce the order, a control edge leads from each task of a device to the next task of
-        the same device. A logical device therefore runs one task at a time, although the processor
-        could run more. The function has new variables with the values at the time of tracing, on
-        the devices that the plan assigns to their groups.
+        the same device. Control edges make a logical device run one task at a time, although the
+        processor could run more. The function has new variables with the values at the time of
+        tracing, on the devices that the plan assigns to their groups.
         """
         import tensorflow as tf
         from tensorflow.python.framework import ops
