@@ -11,8 +11,7 @@ import numpy as np
 
 from labkit.network import ComputeTime, Network, Slowdown, relative_compute_times
 from labkit.programs import EventLog, Gradient, Roles, placed, staged
-from labkit.programs.actions import Passed, Place, Vector
-from labkit.programs.timing_model import TimingModel
+from labkit.programs.actions import Passed, Place, TimingModel, Vector
 from labkit.programs.virtual_runtime import VirtualRuntime
 from labkit.strategies.replicas import Replicas
 from labkit.strategies.servers import Servers

@@ -144,7 +144,7 @@ class Counted:
 
 def _virtual(communicator: Communicator, experiment: Experiment, repeats: int) -> Row:
     from labkit.programs import EventLog
-    from labkit.programs.timing_model import TimingModel
+    from labkit.programs.actions import TimingModel
     from labkit.programs.virtual_runtime import VirtualRuntime
 
     strategy = ParameterServer(servers=1, synchronous=False)

@@ -29,8 +29,8 @@ from labkit.forecast.workers import (
 )
 from labkit.network import ComputeTime
 from labkit.programs import EventLog, Roles
+from labkit.programs.actions import TimingModel
 from labkit.programs.event_log import Row
-from labkit.programs.timing_model import TimingModel
 from labkit.programs.virtual_runtime import VirtualRuntime
 
 SAME = 1e-11  # relative tolerance of times, larger than the rounding errors of a few sums

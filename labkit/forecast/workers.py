@@ -14,7 +14,7 @@ from labkit.forecast.order_statistics import TAIL
 from labkit.forecast.query import Query
 from labkit.network import ComputeTime, Network, Slowdown, relative_compute_times
 from labkit.programs import Message, Program, Roles, ServerPieces
-from labkit.programs.timing_model import TimingModel
+from labkit.programs.actions import TimingModel
 
 PLAYED = 16  # maximum number of simulated workers with point-to-point communication
 MEET = 512  # maximum number of simulated workers with collective communication

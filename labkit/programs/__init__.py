@@ -23,12 +23,10 @@ from labkit.programs.actions import (
     Update,
     Wait,
 )
-from labkit.programs.codec_channel import CodecChannel
 from labkit.programs.cut_program import passing, whole_replica_program
 from labkit.programs.event_log import Backend, EventLog
-from labkit.programs.passes import Pass, staged
 from labkit.programs.placement import PLACEMENTS, ServerPieces, placed
-from labkit.programs.roles import Roles
+from labkit.programs.roles import CodecChannel, Pass, Roles, staged
 
 __all__ = [
     "PLACEMENTS",

@@ -34,11 +34,10 @@ from labkit.programs.actions import (
     Vector,
     Wait,
 )
-from labkit.programs.carriers import StateAttributes
 from labkit.programs.event_log import Backend, EventLog
 from labkit.programs.program_state import ProgramState
 from labkit.programs.quiescence import Quiescence
-from labkit.programs.runtime import Runtime
+from labkit.programs.runtime import Runtime, StateAttributes
 from labkit.programs.virtual_allreduce import AllReduceState
 
 if TYPE_CHECKING:

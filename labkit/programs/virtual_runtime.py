@@ -29,10 +29,9 @@ from labkit.programs.actions import (
     Update,
     Wait,
 )
-from labkit.programs.carriers import Event, StateAttributes, carrier
 from labkit.programs.event_log import Backend, EventLog
 from labkit.programs.program_state import ProgramState
-from labkit.programs.runtime import Runtime
+from labkit.programs.runtime import Event, Runtime, StateAttributes, carrier
 from labkit.programs.virtual_allreduce import AllReduceState, VirtualAllReduce
 
 # Names of the runtime's attributes that a checkpoint saves.

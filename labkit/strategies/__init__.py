@@ -5,15 +5,13 @@ from labkit.strategies.asynchronous_diloco import AsynchronousDiLoCo
 from labkit.strategies.averaging import ParameterAveraging
 from labkit.strategies.block_coordinate_descent import BlockCoordinateDescent
 from labkit.strategies.codistillation import Codistillation
-from labkit.strategies.delayed import DelayedGradients
 from labkit.strategies.downpour import Downpour
 from labkit.strategies.elastic import ElasticAveraging
 from labkit.strategies.external_framework import ExternalFramework
 from labkit.strategies.gossip import Gossip
-from labkit.strategies.layerwise import Layerwise
+from labkit.strategies.intra_layer import SpatialParallel, TensorParallel
 from labkit.strategies.parameter_server import ParameterServer
-from labkit.strategies.pipeline import Pipeline
-from labkit.strategies.spatial_parallel import SpatialParallel
+from labkit.strategies.pipeline import DelayedGradients, Layerwise, Pipeline
 from labkit.strategies.stale import SoftSync, StaleSynchronous
 from labkit.strategies.strategy import (
     Batch,
@@ -29,7 +27,6 @@ from labkit.strategies.strategy import (
     Watcher,
 )
 from labkit.strategies.taxonomy import AXES, Cell
-from labkit.strategies.tensor_parallel import TensorParallel
 from labkit.strategies.tf_distribute import KINDS as TF_KINDS
 from labkit.strategies.tf_distribute import LOCAL as TF_LOCAL
 from labkit.strategies.tf_distribute import RING, TFDistribute

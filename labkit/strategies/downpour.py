@@ -23,10 +23,9 @@ from labkit.programs import (
     Update,
 )
 from labkit.programs.actions import Vector
-from labkit.strategies.servers import Servers, fetch_weights
+from labkit.strategies.servers import Quota, Servers, fetch_weights
 from labkit.strategies.strategy import ExperimentSpec
 from labkit.strategies.taxonomy import Cell
-from labkit.strategies.work_quota import Quota
 
 
 class Downpour(Servers):

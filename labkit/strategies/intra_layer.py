@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
+from pydantic import Field, PositiveInt, field_validator
 
+from labkit.communicator import ALGORITHMS, refuse_unmetered
+from labkit.forecast import Query, StepForecast, of_grid, of_tensor_parallel
 from labkit.model_parallel.memory import by_kind, unique_nbytes
+from labkit.schedules.grid import Grid, squarest_grid, validate_grid
 from labkit.strategies.pipeline_rank import all_ranks_finite
 from labkit.strategies.strategy import (
     Batch,
@@ -24,11 +29,16 @@ from labkit.strategies.strategy import (
 )
 from labkit.strategies.taxonomy import Cell
 from labkit.strategies.validation import (
+    GridValue,
     norms,
+    one_of,
     refuse_batch_division,
     refuse_keras_step_options,
+    refuse_narrow,
     refuse_norms,
     refuse_optimizer,
+    refuse_remainder,
+    rows_and_columns,
 )
 
 if TYPE_CHECKING:
@@ -37,8 +47,11 @@ if TYPE_CHECKING:
 
     from labkit.communicator import Communicator
     from labkit.model_parallel.functional import Nest
+    from labkit.model_parallel.grid import GridPart
     from labkit.model_parallel.losses import Losses, Weighted
+    from labkit.model_parallel.tensor import Sliced
     from labkit.model_parallel.weights import Share
+
 
 # A function that maps a batch (x, y, and sample weights with counts, see `Losses`) to its loss.
 Objective: TypeAlias = "Callable[[Nest, Nest, Weighted], tf.Tensor]"
@@ -245,3 +258,212 @@ def collect(session: Session, share: Share, part_name: str) -> None:
         value = np.array(variable.numpy(), order="C")
         session.communicator.broadcast(value, label=f"the weights of the {part_name}s")
         variable.assign(value)
+
+
+class TensorParallel(IntraLayer):
+    r"""Vertical slices: each of k ranks stores some units of each layer; all ranks read all
+    samples.
+
+    Two consecutive Dense layers are \(y = \sum_i f(x A_i) B_i\): matrix A is cut by its outputs,
+    and matrix B by its inputs. Two Dense layers that are cut as such a pair need only one allreduce
+    in the forward pass and one in the backward pass. Pairs of Conv2D layers are cut by channels, as
+    Dense layers are cut by units; pooling layers may be between the two layers of a pair. Batch
+    normalisation between the two layers of a pair is cut by the same channels or units. Attention
+    is cut by its heads. Queries, keys and values are cut by outputs, and the output projection by
+    inputs. A single Dense or Conv2D layer is cut by outputs, and its outputs are gathered. An
+    Embedding is cut by the words of its vocabulary. If the loss is the sparse cross-entropy of
+    logits, the final scores are not gathered.
+
+    Every slice stores whole layers of other types (such as depthwise, separable and grouped
+    convolutions), and whole layers with a regularizer or constraint. Every slice also stores whole
+    attention layers with score dropout or masked inputs, and whole layers with fewer units than
+    there are slices. For each layer, `run.layers` lists how the layer is cut and the bytes that it
+    sends. Several replicas divide each batch and average the gradients of each slice.
+
+    Args:
+        tensor_parallel_size: The number of ranks of one replica. None: all workers form one
+            replica. The number of workers must be a multiple of `tensor_parallel_size`.
+        algorithm: The allreduce algorithm that sums over the slices: a name from
+            `labkit.schedules.ALLREDUCE`, "mpi", "shared_memory", or "auto". "auto" means "ring" if
+            a network is emulated, and "mpi" if not.
+
+    Batch normalisation uses the statistics of the rows of one replica. Every rank builds the whole
+    model first, and gathers the trained model at the end. If there are callbacks of the user, ranks
+    also gather the model after each epoch. If callbacks set weights, the next step uses them.
+    During training, a rank stores weights, gradients and optimizer state only of its own slices.
+
+    Source: M. Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053. Differs from it: convolutions
+        are cut, too, and slices may differ by one unit. Position embeddings are cut like word
+        embeddings.
+    """
+
+    part_name: ClassVar[str] = "slice"
+    whole_name: ClassVar[str] = "model"
+    parallelism: ClassVar[tuple[str, ...]] = ("model by units", "hybrid")
+    paper: ClassVar[str] = "Shoeybi 2019, arXiv 1909.08053"
+
+    tensor_parallel_size: PositiveInt | None = Field(None, kw_only=False)
+    algorithm: str = "auto"
+
+    @field_validator("algorithm")
+    @classmethod
+    def _algorithm(cls, value: str) -> str:
+        return one_of("algorithm", value, ("auto", *ALGORITHMS))
+
+    def check(self, experiment: ExperimentSpec) -> None:
+        """Raise InvalidInput, before any rank starts, for conflicting options."""
+        super().check(experiment)
+        refuse_unmetered(self.algorithm, experiment.network)
+        workers, slices = experiment.workers, self.ranks(experiment.workers)
+        refuse_remainder("tensor_parallel_size", slices, workers)
+        refuse_narrow(slices, experiment)
+
+    def forecast(self, query: Query) -> StepForecast:
+        """Forecast a training step from the computation, allreduces and gathers of each layer."""
+        return of_tensor_parallel(query, self.ranks(query.workers), self.algorithm)
+
+    def ranks(self, workers: int) -> int:
+        """Return the number of ranks of one replica."""
+        return self.tensor_parallel_size or workers
+
+    def share(self, model: keras.Model, replica: Communicator) -> Sliced:
+        """Return this rank's slice; the final scores are not gathered if the loss allows it."""
+        from labkit.model_parallel.tensor import Sliced
+
+        return Sliced(model, replica, self.resolved(replica), _is_logits_loss(model))
+
+    def objective(self, model: keras.Model, share: Sliced, losses: Losses) -> Objective:
+        """Return a function for the loss plus layers' losses; its value is equal on all slices."""
+        import tensorflow as tf
+
+        from labkit.model_parallel.tensor import cross_entropy
+
+        def objective(x: Nest, y: Nest, weighted: Weighted) -> tf.Tensor:
+            predicted = share.model(x, training=True)
+            if share.link is None:
+                loss = losses(y, predicted, weighted)
+            else:
+                weight, _ = weighted  # reduce_mean divides by the number of rows
+                losses_per_row = cross_entropy(share.link, model.output_shape[-1], y, predicted)
+                loss = tf.reduce_mean(
+                    losses_per_row
+                    if weight is None
+                    else losses_per_row * _broadcast_weights(weight, losses_per_row)
+                )
+            return tf.add_n(
+                [loss, *(tf.cast(layer_loss, loss.dtype) for layer_loss in share.model.losses)]
+            )
+
+        return objective
+
+    def resolved(self, communicator: Communicator) -> str:
+        """Return the name of the allreduce algorithm; "auto" is replaced by the default."""
+        return super().resolved(communicator) if self.algorithm == "auto" else self.algorithm
+
+
+def _broadcast_weights(weight: tf.Tensor, losses: tf.Tensor) -> tf.Tensor:
+    """Reshape sample weights (rows,) or (rows, …) to the shape of the losses (rows, …)."""
+    import tensorflow as tf
+
+    weight = tf.cast(weight, losses.dtype)
+    if weight.shape.rank > losses.shape.rank:
+        return weight[..., 0]
+    return tf.reshape(
+        weight, tf.concat([tf.shape(weight), [1] * (losses.shape.rank - weight.shape.rank)], 0)
+    )
+
+
+def _is_logits_loss(model: keras.Model) -> bool:
+    """Return whether the loss is the mean sparse cross-entropy of logits."""
+    import keras
+
+    loss: keras.losses.Loss = model.loss if model.compiled else None
+    return (
+        type(loss) is keras.losses.SparseCategoricalCrossentropy
+        and loss.from_logits
+        and loss.ignore_class is None
+        and loss.reduction == "sum_over_batch_size"
+        and not model._compile_config.config.get("loss_weights")
+    )
+
+
+class SpatialParallel(IntraLayer):
+    """A grid of machines divides a model's layers into tiles; the machines exchange border values.
+
+    In every locally connected, convolution and pooling layer, machine (i, j) computes tile (i, j)
+    from the values under the tile's kernels. A value is sent only once to each other machine that
+    reads it, even if several kernels there read it. All machines that read a value send their
+    gradients of this value back, and these gradients are summed. A Dense layer is divided by units;
+    each unit reads all values of the previous layer. Machine 0 gathers the final scores, computes
+    the loss and returns the gradients of the scores. Kernels that are not shared, and units, are
+    trained on the machine that uses them, and are never sent. Every machine stores all kernels of a
+    Conv2D layer; the kernels' gradients from all tiles are summed. Several replicas divide each
+    batch and average their gradients.
+
+    For each machine, `run.layers` lists its part of each layer, and the values that it sends before
+    the layer.
+
+    Args:
+        grid: The rows and columns (r, c) of the grid of machines of one replica. None: all workers
+            form one grid, as square as possible. The number of workers must be a multiple of r c,
+            and each machine must have at least one position or unit of every layer.
+
+    Allowed layers are LocallyConnected2D, Conv2D, MaxPooling2D and AveragePooling2D without
+    padding, Flatten, Dense after Flatten, and element-wise activations. Each machine of a replica
+    reads the replica's rows itself, so machines send no input data. Every rank builds the whole
+    model first, and gathers the trained model at the end. If there are callbacks of the user, ranks
+    also gather the model after each epoch. If callbacks set weights, the next step uses them.
+    During training, a machine stores weights, gradients and optimizer state only of its own tiles.
+
+    Source: J. Dean et al.: Large scale distributed deep networks, NIPS 2012. Differs from it:
+        training is synchronous, without the paper's parameter server. A machine waits for the
+        values that it reads; communication does not overlap computation. Every machine reads the
+        complete input.
+    """
+
+    part_name: ClassVar[str] = "machine"
+    whole_name: ClassVar[str] = "grid"
+    architecture: ClassVar[tuple[str, ...]] = ("neighbours",)
+    parallelism: ClassVar[tuple[str, ...]] = ("model by tiles", "hybrid")
+    paper: ClassVar[str] = "Dean 2012"
+
+    grid: tuple[PositiveInt, PositiveInt] | None = Field(None, kw_only=False)
+
+    @field_validator("grid", mode="before")
+    @classmethod
+    def _grid(cls, value: GridValue) -> GridValue:
+        return rows_and_columns(value)
+
+    def check(self, experiment: ExperimentSpec) -> None:
+        """Raise InvalidInput, before any rank starts, for conflicting options."""
+        super().check(experiment)
+        validate_grid(
+            self.grid_of(experiment.workers), experiment.workers, experiment.grid_layers or ()
+        )
+
+    def forecast(self, query: Query) -> StepForecast:
+        """Forecast a training step from the computation of tiles and their messages."""
+        return of_grid(query, self.grid_of(query.workers))
+
+    def grid_of(self, workers: int) -> Grid:
+        """Return the rows and columns of the grid of one replica."""
+        return self.grid or squarest_grid(workers)
+
+    def ranks(self, workers: int) -> int:
+        """Return the number of ranks of one replica."""
+        rows, columns = self.grid_of(workers)
+        return rows * columns
+
+    def share(self, model: keras.Model, replica: Communicator) -> GridPart:
+        """Return the tiles and units of this machine."""
+        from labkit.model_parallel.grid import GridPart
+
+        return GridPart(model, replica, self.grid_of(replica.size), self.resolved(replica))
+
+    def objective(self, model: keras.Model, share: GridPart, losses: Losses) -> Objective:
+        """Return the function that computes the loss on machine 0; elsewhere it returns zero."""
+        return partial(share.objective, losses=losses)
+
+    def bytes_per_row(self, share: GridPart) -> int:
+        """Return the predicted bytes of activations per row, summed over this machine's tiles."""
+        return share.model.bytes_per_row()

@@ -20,10 +20,9 @@ from labkit.programs import (
     Snapshot,
     Update,
 )
-from labkit.strategies.servers import Servers, aggregate
+from labkit.strategies.servers import Quota, Servers, aggregate
 from labkit.strategies.strategy import ExperimentSpec
 from labkit.strategies.taxonomy import Cell
-from labkit.strategies.work_quota import Quota
 
 
 class ParameterServer(Servers):

@@ -25,10 +25,9 @@ from labkit.programs import (
     Update,
 )
 from labkit.programs.actions import Vector
-from labkit.strategies.servers import Servers, aggregate, mean
+from labkit.strategies.servers import Quota, Servers, aggregate, mean
 from labkit.strategies.strategy import ExperimentSpec
 from labkit.strategies.taxonomy import Cell
-from labkit.strategies.work_quota import Quota
 
 
 class Stale(Servers):

@@ -13,7 +13,7 @@ from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.frameworks.tf_config import LOOPBACK_ADDRESS, ClusterSpec, ServerProcesses, at_addresses
 from labkit.network import Network
-from labkit.strategies.external_process import (
+from labkit.strategies.external_framework import (
     TRUSTED_NETWORK,
     open_link,
     open_private_network,

@@ -13,8 +13,8 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.network import ComputeTime, Network
+from labkit.programs.actions import TimingModel
 from labkit.programs.program_state import ProgramState
-from labkit.programs.timing_model import TimingModel
 from labkit.programs.virtual_runtime import VirtualRuntime
 
 if TYPE_CHECKING:

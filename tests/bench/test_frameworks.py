@@ -24,7 +24,7 @@ def run(monkeypatch: pytest.MonkeyPatch, apart: float, *arguments: str) -> Resul
     ranks = nullcontext(type("Ranks", (), {"call": staticmethod(hold)}))
     monkeypatch.setattr(frameworks, "Cluster", lambda **_: ranks)
     # A real network link would need root and iproute2, which may be missing outside CI.
-    monkeypatch.setattr("labkit.strategies.external_process.require_tools", lambda: None)
+    monkeypatch.setattr("labkit.strategies.external_framework.require_tools", lambda: None)
     return CliRunner().invoke(app, ["bench", "tf", *arguments])
 
 

@@ -29,8 +29,8 @@ from labkit import (
 )
 from labkit.common.errors import LabkitError
 from labkit.network import ComputeTime
-from labkit.programs.carriers import Event
 from labkit.programs.program_state import ProgramState, keep, restore_object
+from labkit.programs.runtime import Event
 from labkit.programs.virtual_runtime import VirtualRuntime
 from labkit.strategies import STRATEGIES, ProgramStrategy
 

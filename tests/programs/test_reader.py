@@ -13,8 +13,8 @@ import pytest
 from labkit import ErrorFeedback, TopK
 from labkit.common.errors import LabkitError
 from labkit.programs.actions import Gradient, Message
-from labkit.programs.carriers import Event
 from labkit.programs.program_state import ProgramState, keep, restore_object
+from labkit.programs.runtime import Event
 
 
 def again(thing: Any, **outside: object) -> Any:

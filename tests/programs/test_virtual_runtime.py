@@ -11,7 +11,7 @@ from sample_programs import FAST, SIZE, Numbers, play
 from labkit.common.errors import LabkitError
 from labkit.network import ComputeTime, Slowdown
 from labkit.programs import EventLog, Message, Receive, Send, placed
-from labkit.programs.timing_model import TimingModel
+from labkit.programs.actions import TimingModel
 from labkit.programs.virtual_runtime import VirtualRuntime
 from labkit.strategies import ParameterServer
 

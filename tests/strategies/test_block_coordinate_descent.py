@@ -15,7 +15,7 @@ from labkit.common.errors import InvalidInput
 from labkit.datasets.synthetic import factorization_optimum, ratings
 from labkit.network import ComputeTime
 from labkit.programs import EventLog, Gradient, Roles
-from labkit.programs.timing_model import TimingModel
+from labkit.programs.actions import TimingModel
 from labkit.programs.virtual_runtime import VirtualRuntime
 from labkit.strategies.block_coordinate_descent import BlockCoordinateDescent
 

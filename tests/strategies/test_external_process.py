@@ -9,7 +9,7 @@ import pytest
 
 from labkit import Cluster, InvalidInput, TFDistribute
 from labkit.bench.frameworks import experiments, measure
-from labkit.strategies.external_process import refuse_unweighted
+from labkit.strategies.external_framework import refuse_unweighted
 
 
 def test_a_loss_that_is_no_mean_over_rows_is_refused() -> None:
