@@ -1,7 +1,7 @@
 """Messages and collectives between MPI ranks, with traffic metering and a timeout of every wait."""
 
-from labkit.communicator.clock import WALL, Clock, WallClock, computing
-from labkit.communicator.communicator import Communicator
+from labkit.communicator.clock import WALL, Clock, WallClock
+from labkit.communicator.communicator import Communicator, computing
 from labkit.communicator.fault_injector import Injector
 from labkit.communicator.mailbox import Letter, Mailbox, Route
 from labkit.communicator.one_sided import (

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
-
-from labkit.communicator.communicator import Communicator
 
 ROUNDS = 5  # number of allgathers per measurement of a clock offset
 SPIN = 150e-6  # in seconds; for shorter waits, a spin loop is more exact than a sleep
@@ -88,28 +85,3 @@ def offset(clock: Clock, allgather: Callable[[Any], list[Any]]) -> Offset:
     lower = max(start - end for (start, _), (_, end) in zip(spans, first, strict=True))
     upper = min(end - start for (_, end), (start, _) in zip(spans, first, strict=True))
     return Offset(spans[-1][1], (lower + upper) / 2, (upper - lower) / 2)
-
-
-def computing(communicator: Communicator) -> Callable[[], AbstractContextManager[None]]:
-    """Return a function that creates context managers, which slow down this rank's computations.
-
-    The slowdown ignores the time that the context spends on waits for other ranks and on transfers.
-
-    Args:
-        communicator: The communicator of all ranks. The rank number in `communicator` selects the
-            slowdown and the sequence of random slowdown factors.
-    """
-    clock = communicator.clock
-    if communicator.slowness is None:
-        return nullcontext
-
-    @contextmanager
-    def slowly() -> Iterator[None]:
-        before, start = communicator.traffic.copy(), clock.now()
-        yield
-        seconds = clock.now() - start
-        spent = communicator.traffic.since(before)
-        others = spent.wait_seconds + spent.transfer_seconds
-        communicator.apply_slowdown(max(0.0, seconds - others))
-
-    return slowly

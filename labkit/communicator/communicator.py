@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -541,3 +542,28 @@ class Communicator:
 
 def _array_text(values: np.ndarray) -> str:
     return f"{values.dtype.name}{list(values.shape)}"
+
+
+def computing(communicator: Communicator) -> Callable[[], AbstractContextManager[None]]:
+    """Return a function that creates context managers, which slow down this rank's computations.
+
+    The slowdown ignores the time that the context spends on waits for other ranks and on transfers.
+
+    Args:
+        communicator: The communicator of all ranks. The rank number in `communicator` selects the
+            slowdown and the sequence of random slowdown factors.
+    """
+    clock = communicator.clock
+    if communicator.slowness is None:
+        return nullcontext
+
+    @contextmanager
+    def slowly() -> Iterator[None]:
+        before, start = communicator.traffic.copy(), clock.now()
+        yield
+        seconds = clock.now() - start
+        spent = communicator.traffic.since(before)
+        others = spent.wait_seconds + spent.transfer_seconds
+        communicator.apply_slowdown(max(0.0, seconds - others))
+
+    return slowly

@@ -2,9 +2,10 @@
 
 from labkit.exchange.autotune import SCHEDULES
 from labkit.exchange.comm_thread import Timeline, timeline_rows
-from labkit.exchange.compressed import BucketLayer, NotFinite, ReductionRecord
+from labkit.exchange.compressed import BucketLayer, ReductionRecord
 from labkit.exchange.exchange import BUCKET_BYTES, Exchange
 from labkit.exchange.gradient import BadNumbers, BadValues, Guard, Policy, weight_by_rows
+from labkit.exchange.reduction import NotFinite
 
 __all__ = [
     "BUCKET_BYTES",

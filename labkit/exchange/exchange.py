@@ -24,7 +24,6 @@ from labkit.exchange.autotune import (
 )
 from labkit.exchange.bucket_layout import Bucket, BucketLayout, in_buckets
 from labkit.exchange.comm_thread import CommThread, Operations, Timeline
-from labkit.exchange.compressed import BucketMean, CompressedReduction, Plain, Watcher
 from labkit.exchange.gradient import (
     BadNumbers,
     Guard,
@@ -33,6 +32,7 @@ from labkit.exchange.gradient import (
     sum_repeated_rows,
     validate_agreement,
 )
+from labkit.exchange.reduction import BucketMean, CompressedReduction, Plain, Watcher
 
 if TYPE_CHECKING:
     import tensorflow as tf

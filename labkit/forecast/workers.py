@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from labkit.compression import Compressor
 from labkit.forecast.calibration import Spread
-from labkit.forecast.meta import MetaVector
+from labkit.forecast.meta_vector import MetaVector
 from labkit.forecast.order_statistics import TAIL
 from labkit.forecast.query import Query
 from labkit.network import ComputeTime, Network, Slowdown, relative_compute_times

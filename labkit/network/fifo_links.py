@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.network.links import Links, Seconds, Transfers, positions
+from labkit.network.links import Links, Transfers, positions
 from labkit.network.network import Network
+from labkit.network.topology import Seconds
 from labkit.schedules.round import Integers
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from labkit.network.links import Seconds
+from labkit.network.topology import Seconds
 from labkit.schedules.round import Booleans, Integers
 
 FREE = -1  # turn number of a flow that never waits for other flows

@@ -9,8 +9,9 @@ import numpy as np
 
 from labkit.network.fifo_links import FifoLinks
 from labkit.network.flows import Flows
-from labkit.network.links import Links, Seconds
+from labkit.network.links import Links
 from labkit.network.network import Network
+from labkit.network.topology import Seconds
 from labkit.schedules.round import Integers
 
 Message: TypeAlias = tuple[float, int, int, int]  # ticket, source, destination, bytes of a message

@@ -12,7 +12,7 @@ from labkit.common.state import record
 from labkit.compression import Compressor, Gather, Mean, Request, State, nbytes
 from labkit.compression.simulated_reduction import reduce_all
 from labkit.network import Network
-from labkit.network.links import Seconds
+from labkit.network.topology import Seconds
 from labkit.programs.actions import AllReduceAction, Gradient, Vector
 from labkit.simulate import Simulation, simulate
 

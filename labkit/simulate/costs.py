@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.network import Network
-from labkit.network.links import Seconds
+from labkit.network.topology import Seconds
 from labkit.schedules import AlphaBetaCost, get_collective, tree
 
 # Schedules in which, for any number of ranks, no rank sends while another rank is still in an

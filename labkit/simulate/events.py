@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from labkit.network import FifoLinks, Flows, Links, Network, Transfers, Uncontended
 from labkit.network.flows import Segment
-from labkit.network.links import Seconds
+from labkit.network.topology import Seconds
 from labkit.schedules.round import Integers, Round, join
 
 

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from labkit.common.errors import InvalidInput
 from labkit.network import Network, carrier
-from labkit.network.links import Seconds
+from labkit.network.topology import Seconds
 from labkit.schedules.interpreter import ScheduleError
 from labkit.schedules.pipeline_table import Row, ScheduleTable
 

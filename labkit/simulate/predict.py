@@ -12,7 +12,7 @@ import numpy as np
 from labkit.common.errors import InvalidInput
 from labkit.common.units import seconds_text
 from labkit.network import Network
-from labkit.network.links import Seconds
+from labkit.network.topology import Seconds
 from labkit.schedules import ALLREDUCE
 from labkit.simulate.costs import Fit, Measurement, closed_form
 from labkit.simulate.simulation import simulate

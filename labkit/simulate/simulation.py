@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from labkit.common.errors import InvalidInput
 from labkit.network import Network
-from labkit.network.links import Seconds
+from labkit.network.topology import Seconds
 from labkit.schedules import Collective, count_switches
 from labkit.schedules.round import Schedule, count_chunks
 from labkit.simulate.events import Events, Lockstep, Trace

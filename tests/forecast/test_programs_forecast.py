@@ -22,7 +22,7 @@ from labkit.forecast import (
     StepForecast,
     model_of,
 )
-from labkit.forecast.meta import MetaVector
+from labkit.forecast.meta_vector import MetaVector
 from labkit.forecast.programs import run_program
 from labkit.forecast.workers import Crowd
 from labkit.strategies import STRATEGIES, Strategy
