@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.common.errors import LabkitError
-from labkit.common.nearest import refuse_unknown
 from labkit.communicator.emulation import Emulation
-from labkit.communicator.mailbox import LENGTH, Letter, Mailbox, Route, make_header, open_letter
+from labkit.communicator.mailbox import LENGTH, Letter, Route, make_header, open_letter
 from labkit.communicator.wait_policy import WaitPolicy
 
 if TYPE_CHECKING:
-    from labkit.communicator.communicator import Communicator
+    pass
 
 
 # _PART is the maximum number of bytes of one `get` operation between hosts. Over TCP, the request
@@ -429,38 +428,3 @@ class RendezvousMailbox(EagerMailbox):
         """Yield the arrival times of notice and request, then wake-up times until delivery."""
         yield sent_at + 2 * emulation.network.latency
         yield from emulation.transfer(source, self._wait_policy.rank, nbytes)
-
-
-Transport: TypeAlias = Literal["two_sided", "one_sided", "one_sided_dynamic"]
-AnyMailbox: TypeAlias = Mailbox | EagerMailbox
-
-# Each function in `TRANSPORTS` opens a mailbox. The arguments of a transport function are the
-# communicator, the bytes of each route, and the rank of each endpoint.
-TRANSPORTS: dict[str, Callable[[Communicator, Mapping[Route, int], Sequence[int]], AnyMailbox]] = {
-    "two_sided": lambda communicator, routes, hosts: communicator.mailbox(hosts),
-    "one_sided": lambda communicator, routes, hosts: communicator.eager_mailbox(routes, hosts),
-    "one_sided_dynamic": lambda communicator, routes, hosts: communicator.rendezvous_mailbox(
-        routes, hosts
-    ),
-}
-
-
-def open_mailbox(
-    transport: str,
-    communicator: Communicator,
-    routes: Mapping[Route, int],
-    hosts: Sequence[int] | None = None,
-) -> AnyMailbox:
-    """Return a mailbox that uses the given transport (collective).
-
-    Args:
-        transport: The name of a transport in `TRANSPORTS`.
-        communicator: The Communicator of the ranks that exchange messages.
-        routes: For each pair of endpoints (sender, receiver), the bytes of the longest message.
-        hosts: The rank of each endpoint, by endpoint number; default: each rank is one endpoint.
-
-    Raises:
-        InvalidInput: The transport is unknown.
-    """
-    refuse_unknown("transport", [transport], TRANSPORTS)
-    return TRANSPORTS[transport](communicator, routes, hosts or range(communicator.size))

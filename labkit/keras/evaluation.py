@@ -17,7 +17,7 @@ from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.common.rows import cut
 from labkit.communicator import Communicator
-from labkit.communicator.membership import RecoveryBarrier
+from labkit.communicator.world import RecoveryBarrier
 from labkit.exchange.hooks import Batch, Hook, Logs, Rows, hooks_of, synchronized
 from labkit.keras.optimizer import distributed_optimizers
 from labkit.keras.whole_batch import WholeBatch
