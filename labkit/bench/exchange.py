@@ -83,9 +83,9 @@ def measure(
         at the end. The row of any schedule except "sequential" contains the time that the schedule
         saves compared with "sequential". The row of any schedule except "sequential" also contains
         the saving of an ideal link that sends the same buckets in the best order
-        (`labkit.records.overlap.Overlap`). For word models, each schedule has one row with sparse
-        gradients (embedding rows). Each schedule of a word model also has a row for gradients that
-        are converted to dense tensors.
+        (`labkit.records.timed_steps.Overlap`). For word models, each schedule has one row with
+        sparse gradients (embedding rows). Each schedule of a word model also has a row for
+        gradients that are converted to dense tensors.
     """
     refuse_unknown("case", cases, KNOWN)
     network = Network.parse(network)
@@ -222,7 +222,7 @@ def _delay(communicator: Communicator, timeline: Timeline, steps: int) -> float:
     import pandas as pd
 
     from labkit.exchange import timeline_rows
-    from labkit.records.overlap import overlaps
+    from labkit.records.timed_steps import overlaps
 
     events = pd.DataFrame(timeline_rows(communicator.allgather(list(timeline.events))))
     return float(np.median([one.exposed - one.ideal for one in overlaps(events)[-steps:]]))

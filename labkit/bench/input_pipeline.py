@@ -16,7 +16,7 @@ from labkit.bench.steps import BenchModel, ModelCase
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput, short
 from labkit.communicator import Communicator
-from labkit.records.input_wait import INSIDE, SYNTHETIC, WAYS, FedStep, InputTrace
+from labkit.records.timed_steps import INSIDE, SYNTHETIC, WAYS, FedStep, InputTrace
 
 if TYPE_CHECKING:
     import tensorflow as tf

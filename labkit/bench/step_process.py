@@ -22,8 +22,8 @@ from labkit.bench.steps import Averaging, BenchModel, ModelCase
 from labkit.common.errors import InvalidInput, short
 from labkit.communicator import Communicator
 from labkit.frameworks.child import Child, serve
+from labkit.records.step_costs import StepTime, ThreadSweep
 from labkit.records.step_graph import StepGraph
-from labkit.records.thread_counts import StepTime, ThreadSweep
 from labkit.worker.executed_step import step_graph
 
 if TYPE_CHECKING:

@@ -322,7 +322,7 @@ class Calls(PendingCalls, Generic[T]):
         return dict(sorted(results.items()))
 
     def messages(self, wait: bool = False) -> Iterator[tuple[int, str]]:
-        """Yield new messages of the ranks, as `labkit.worker.remote_stream` sends them.
+        """Yield new messages of the ranks, as `labkit.worker.work` sends them.
 
         Args:
             wait: Whether to wait for messages that ended ranks have sent and that have not arrived

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from labkit.cluster.calls import Calls
-from labkit.records.result import RankResult
+from labkit.records.run_metrics import RankResult
 from labkit.records.stream import STOP, StreamWriter
 
 

@@ -29,9 +29,8 @@ from labkit.network import Network
 from labkit.records import checkpoints, store
 from labkit.records.checkpoints import CheckpointContext
 from labkit.records.endings import STOP_SIGNALS, interruption_text, raise_on_signals
-from labkit.records.result import RankResult, Row
 from labkit.records.run import Run
-from labkit.records.run_metrics import aggregate
+from labkit.records.run_metrics import RankResult, Row, aggregate
 from labkit.records.stream import FOLDER, Message, StreamReader, make_stream
 from labkit.records.write import write, write_logs
 from labkit.worker.work import work

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from labkit.communicator.launcher import QUIET
 from labkit.communicator.membership import SPARE, Membership
 from labkit.communicator.status_board import Mismatch, WaitTooLong, exit_without_finalize
 from labkit.network import Network
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 def world(

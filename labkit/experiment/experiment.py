@@ -23,8 +23,13 @@ from labkit.common.errors import InvalidInput
 from labkit.common.options import lookup
 from labkit.common.validated import Checked
 from labkit.experiment import fault_injection
-from labkit.experiment.captured_state import refuse_lost_state
-from labkit.experiment.data import check_validation, labels_of, leaves, parse_data
+from labkit.experiment.data import (
+    check_validation,
+    labels_of,
+    leaves,
+    parse_data,
+    refuse_lost_state,
+)
 from labkit.experiment.display import brief, html_of
 from labkit.experiment.keras_names import check_names
 from labkit.experiment.virtual_clock import VirtualClock

@@ -39,7 +39,7 @@ def following(root: Path, mlflow: str | None, tensorboard: Path | None) -> Itera
     # In its own session, the export process does not receive Ctrl-C, so that it also exports how
     # the runs ended.
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "labkit.records.export.live", mlflow or "", tensorboard or ""],
+        [sys.executable, "-P", "-m", "labkit.records.live_export", mlflow or "", tensorboard or ""],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -179,7 +179,7 @@ class Run:
         Raises:
             LabkitError: If the run has no timeline.
         """
-        from labkit.records.export.chrome_trace import chrome_trace
+        from labkit.records.chrome_trace import chrome_trace
 
         if self.timeline.empty:
             hint = "; give one of its seeds, each of which has a timeline" if self.seeds else ""

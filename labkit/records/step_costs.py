@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from math import nan
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from labkit.records.pace import with_end_times
+from labkit.common.units import bits_text
+from labkit.network import Network
 from labkit.records.run import Run
-from labkit.records.timed_steps import steady_steps
+from labkit.records.timed_steps import steady_steps, with_end_times
+from labkit.schedules import ALLREDUCE
+from labkit.simulate import modelled
 
 if TYPE_CHECKING:
     import pandas
+
 
 PARTS = ("compute", "codec", "wire", "wait")
 _COLUMNS = {"wire": "communicate_seconds", "wait": "wait_seconds", "codec": "codec_seconds"}
@@ -80,3 +87,234 @@ def _parts(rows: pandas.DataFrame) -> pandas.DataFrame:
     rest = rows["seconds"] - parts["codec"] - parts["wire"] - parts["wait"]
     parts["compute"] = rest.clip(lower=0.0)
     return rows.assign(**parts, work=parts["compute"] + parts["codec"])
+
+
+RANGE = (10e6 / 8, 100e9 / 8)  # range of bandwidths in bytes/s: 10 Mb/s to 100 Gb/s
+LATENCY = 50e-6  # latency in seconds that is typical of 1 Gb/s Ethernet
+_AS_COUNTED = 0.02  # maximum relative difference of measured and computed bytes
+
+
+@dataclass(frozen=True)
+class MethodCost:
+    r"""A training method, whose step time on a link is modelled as \(w + a\alpha + n/B\).
+
+    Attributes:
+        name: Name of the method.
+        runs: Measured runs of the method, which differ only in their networks and seeds.
+        work: The seconds \(w\) per training step in which the slowest rank computes, compresses and
+            decompresses.
+        hops: The number \(a\) of successive messages per training step, each of which takes the
+            latency \(\alpha\).
+        nbytes: The bytes \(n\) per training step on the busiest link, whose bandwidth is \(B\).
+    """
+
+    name: str
+    runs: tuple[Run, ...]
+    work: float
+    hops: float
+    nbytes: float
+
+    def seconds(self, bandwidth: float, latency: float = LATENCY) -> float:
+        """Return the time of a training step in s, for a bandwidth in bytes/s and a latency in s.
+
+        The model assumes that computation and communication do not overlap.
+        """
+        return self.work + latency * self.hops + self.nbytes / bandwidth
+
+
+@dataclass(frozen=True)
+class Win:
+    """The bandwidths, from `first` to `last` bytes/s, at which one training method is fastest."""
+
+    method: MethodCost
+    first: float
+    last: float
+
+
+def methods(groups: Mapping[str, Sequence[Run]]) -> list[MethodCost]:
+    """Return the cost model of each named group, with medians over the group's runs."""
+    measured = []
+    for name, runs in groups.items():
+        links = [_link_costs(run, costs) for run in runs if (costs := step_costs(run))]
+        if links:
+            # A training method does the same work and sends the same bytes on every network.
+            # Differences between the runs of one method are noise, which the median reduces.
+            work, hops, nbytes = (median(column) for column in zip(*links, strict=True))
+            measured.append(MethodCost(name, tuple(runs), work, hops, nbytes))
+    return measured
+
+
+def winners(methods: Sequence[MethodCost], latency: float, over: tuple[float, float]) -> list[Win]:
+    r"""Return the fastest training method for each bandwidth, from the lowest to the highest.
+
+    The step time of a training method is a straight line as a function of 1/B, where B is the
+    bandwidth. The slope of the step time over 1/B is the number n of bytes, and the constant term
+    is the fixed time \(f = w + a\alpha\). With increasing bandwidth, a method with bytes n' and a
+    shorter fixed time f' becomes faster than a method with n and f. A method with n and f and a
+    method with n' and f' are equally fast at \(B = (n' - n) / (f - f')\).
+    """
+    first, high = over
+
+    def fixed(method: MethodCost) -> float:
+        return method.work + latency * method.hops
+
+    # If two methods are equally fast, the one with the shorter fixed time is faster at higher
+    # bandwidths.
+    best = min(methods, key=lambda method: (method.seconds(first, latency), fixed(method)))
+    wins: list[Win] = []
+    while True:
+        edges = [
+            ((other.nbytes - best.nbytes) / (fixed(best) - fixed(other)), fixed(other), index)
+            for index, other in enumerate(methods)
+            if fixed(other) < fixed(best)
+        ]
+        # If several lines cross at one point, the line with the shortest fixed time is the fastest
+        # beyond this point.
+        edge, _, index = min(edges, default=(high, 0.0, 0))
+        if edge >= high:
+            return [*wins, Win(best, first, high)]
+        if edge > first:  # a method that is fastest only at the lowest bandwidth gets no range
+            wins.append(Win(best, first, edge))
+            first = edge
+        best = methods[index]
+
+
+def prediction_errors(methods: Iterable[MethodCost]) -> dict[Run, float]:
+    """Return each run's relative prediction error (predicted / measured - 1) of the step time.
+
+    The result contains only runs on an emulated network with a single switch.
+    """
+    return {
+        run: method.seconds(network.bandwidth, network.latency) / seconds - 1
+        for method in methods
+        for run, network, (seconds, _, _) in emulated_runs(method)
+    }
+
+
+def emulated_runs(method: MethodCost) -> list[tuple[Run, Network, tuple[float, float, float]]]:
+    """Return (run, network, (median, p10, p90) of step seconds) for runs on emulated switches."""
+    return [
+        (run, network, (step["median"] / 1e3, step["p10"] / 1e3, step["p90"] / 1e3))
+        for run in method.runs
+        if (network := _switch(run)) is not None
+        for step in [run.metrics["step_ms"]]
+    ]
+
+
+def winners_text(wins: Sequence[Win]) -> str:
+    """Return the fastest methods as text, such as `TopK up to 1.2 Gb/s, then no compression`."""
+    *before, last = wins
+    texts = [f"{win.method.name} up to {bits_text(win.last)}" for win in before]
+    return ", then ".join([*texts, last.method.name if texts else f"{last.method.name} throughout"])
+
+
+def _link_costs(run: Run, costs: StepCosts) -> tuple[float, float, float]:
+    """Return work in s, successive messages, and bytes on the busiest link, per step of a run."""
+    size = int(run.metrics["workers"])
+    exchange = run.metrics.get("exchange") or run.experiment.get("strategy") or {}
+    name = exchange.get("algorithm")
+    if name in ALLREDUCE and costs.messages:
+        formula = ALLREDUCE[name].counts(size)
+        volume = float(formula.bytes(costs.payload).sum())
+        if abs(volume - costs.sent) <= _AS_COUNTED * costs.sent:
+            # If the sent bytes equal those in the formula of the allreduce algorithm, the run
+            # reduces its whole payload. If the algorithm has several phases, the most expensive
+            # phase is used.
+            phase = max(modelled(name, size), key=lambda schedule: (schedule.beta, schedule.alpha))
+            times = costs.messages / float(formula.messages.sum())
+            return costs.work, phase.alpha * times, phase.beta * costs.payload
+    # If the sent bytes differ from the formula, the payload changes its size along the route. For a
+    # payload that changes its size, the messages of the busiest rank are counted one by one.
+    return costs.work, costs.busiest_messages, costs.busiest
+
+
+def _switch(run: Run) -> Network | None:
+    """Return a run's emulated network if it consists of a single switch; otherwise None."""
+    record = run.experiment.get("network")
+    network = Network(**record) if isinstance(record, dict) else Network.parse(record)
+    plain = network is not None and network.hosts is None and network.links is None
+    return network if plain else None
+
+
+KINDS = ("intra", "inter")  # threads within one operation; threads for parallel operations
+
+
+class StepTime(NamedTuple):
+    """The median step time in ms in one repeat, for a batch size and a pair of thread counts."""
+
+    batch: int
+    intra: int
+    inter: int
+    repeat: int
+    step_ms: float
+
+
+@dataclass(frozen=True)
+class ThreadSweep:
+    """Step times for all measured combinations of thread counts.
+
+    Attributes:
+        timed: One entry per batch size, pair of thread counts, and repeat.
+        cores: Number of CPU cores that the measured processes may use.
+    """
+
+    timed: Sequence[StepTime]
+    cores: int
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Return the measurements as a table with columns batch, intra, inter, repeat, step_ms."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.timed))
+
+
+def thread_costs(sweep: ThreadSweep) -> pandas.DataFrame:
+    """Return the median, minimum and maximum step time over repeats, by batch size and threads."""
+    timed = sweep.to_dataframe().groupby(["batch", "intra", "inter"])["step_ms"]
+    columns = {"step_ms": "median", "step_ms_low": "min", "step_ms_high": "max"}
+    return timed.agg(**columns).reset_index()
+
+
+def more_is_less(sweep: ThreadSweep) -> pandas.DataFrame:
+    r"""Return the thread count from which steps become slower, by batch size and kind of thread.
+
+    Only one of the two thread counts is varied; the other thread count is that of the fastest step.
+    Let \(t_r(k)\) be the step time with \(k\) threads in repeat \(r\), and \(k^*\) the thread count
+    with the lowest median step time. The column `less_from` is the smallest \(k > k^*\) such that
+    \(t_r(j)/t_r(k^*)\) exceeds 1 for all measured \(j \geq k\) and all repeats. The column
+    `less_from` has no value if there is no such \(k\), or if there is only one repeat. The columns
+    `ratio`, `ratio_low` and `ratio_high` contain the median, minimum and maximum of
+    \(t_r(j)/t_r(k^*)\) over the repeats for \(j\) = `less_from`.
+    """
+    import pandas as pd
+
+    return pd.DataFrame([row for batch in _batches(sweep) for row in _slowdowns(sweep, batch)])
+
+
+def _batches(sweep: ThreadSweep) -> list[int]:
+    return list(dict.fromkeys(measurement.batch for measurement in sweep.timed))
+
+
+def _slowdowns(sweep: ThreadSweep, batch: int) -> Iterator[dict[str, float | str]]:
+    timed = sweep.to_dataframe()
+    steps = timed[timed["batch"] == batch].pivot_table(
+        index="repeat", columns=list(KINDS), values="step_ms"
+    )
+    best: tuple[int, int] = steps.median().idxmin()
+    for index, kind in enumerate(KINDS):
+        # Candidates differ from the fastest pair only in the thread count of `kind`, and are sorted
+        # by the thread count of `kind`.
+        candidates = sorted(pair for pair in steps if pair[1 - index] == best[1 - index])
+        row: dict[str, float | str] = {"batch": batch}
+        row |= {"threads": kind, "best": best[index], "other": best[1 - index]}
+        row |= {"best_ms": float(steps[best].median()), "most": candidates[-1][index]}
+        row |= dict.fromkeys(("less_from", "ratio", "ratio_low", "ratio_high"), nan)
+        # The search starts at the highest thread count, and ends at the first count that is not
+        # slower in all repeats.
+        for pair in candidates[: candidates.index(best) : -1] if len(steps) > 1 else []:
+            ratio = steps[pair] / steps[best]
+            if ratio.min() <= 1:
+                break
+            row |= {"less_from": pair[index], "ratio": float(ratio.median())}
+            row |= {"ratio_low": float(ratio.min()), "ratio_high": float(ratio.max())}
+        yield row

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.exchange.autotune import by_priority
 from labkit.records.run import Run
 
 if TYPE_CHECKING:
     import pandas
+    import pandas as pd
+
 
 WARM_UP_STEPS = 10  # number of first steps that count as warm-up
 
@@ -116,3 +121,317 @@ def _subtract(whole: Interval, others: Iterable[Interval]) -> list[Interval]:
     if position < end:
         parts.append((position, end))
     return parts
+
+
+def is_asynchronous(history: pd.DataFrame) -> bool:
+    """Return whether workers ran asynchronously, as with parameter servers or backup workers.
+
+    In an asynchronous run, workers have different numbers of steps, or some gradients are stale or
+    dropped.
+    """
+    if "ranks" in history:  # after a failure, only surviving ranks have steps
+        return False
+    if history.groupby(["seed", "rank"]).size().nunique() > 1:
+        return True
+    has_staleness = "staleness" in history and bool(history["staleness"].notna().any())
+    return has_staleness and bool((history["staleness"] != 0).any())
+
+
+def is_applied(history: pd.DataFrame) -> pd.Series[bool]:
+    """Return whether each gradient changed the weights; dropped gradients have no staleness."""
+    was_applied = history["staleness"].notna() if "staleness" in history else history["step"] < 0
+    return was_applied if was_applied.any() else history["step"] >= 0
+
+
+def with_end_times(history: pd.DataFrame) -> pd.DataFrame:
+    """Return the history with a column `ended`: training seconds until the end of each step.
+
+    In synchronous runs, the duration of a training step is that of the slowest rank. In
+    asynchronous runs, the column `step` is renumbered in order of completion, so that the number of
+    applied gradients in each step equals the number of workers.
+    """
+    rows = history.sort_values(["seed", "step", "rank"], kind="stable")
+    if not is_asynchronous(rows):
+        steps = rows.groupby(["seed", "step"])["seconds"].max().groupby("seed").cumsum()
+        return rows.join(steps.rename("ended"), on=["seed", "step"])
+    rows = rows.assign(ended=rows.groupby(["seed", "rank"])["seconds"].cumsum())
+    rows = rows.sort_values(["seed", "ended", "rank"], kind="stable")
+    counts = is_applied(rows)
+    done = counts.astype(int).groupby(rows["seed"]).cumsum()
+    # Ranks without applied gradients are other stages of a replica, so they do not count as
+    # workers.
+    workers = rows.loc[counts, "rank"].nunique()
+    return rows.assign(step=(done - 1).clip(lower=0) // max(1, workers))
+
+
+def steps_until(run: Run, step: float) -> float:
+    """Convert a step number of an epoch record to a step number as in `with_end_times`.
+
+    With backup workers, `with_end_times` returns fewer steps than the epoch record has, because
+    late gradients are dropped.
+    """
+    strategy = run.experiment.get("strategy") or {}
+    backups = strategy.get("backup_workers") or 0 if isinstance(strategy, dict) else 0
+    return step * (1 - float(backups) / int(run.experiment.get("workers") or 1))
+
+
+MIN_HIDDEN_FRACTION = 0.01  # a smaller hideable fraction of communication is only noise
+NO_SPEED: dict[str, float] = {"steps": 0, "buckets": 0} | dict.fromkeys(
+    ("step_ms", "communication_ms", "exposed_ms", "hidden_ms", "ideal_ms", "reached"), math.nan
+)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """The exchange of all gradient buckets in one step, with the combined times of all ranks.
+
+    All ranks of one host use the same clock. A bucket is ready when the last rank has packed it.
+    The exchange of a bucket starts when the last rank joins it, so waiting for slower ranks does
+    not count as communication.
+    """
+
+    step: int
+    ready: list[float]  # for each bucket: time in s, on the host's clock, when it is ready
+    seconds: list[float]  # for each bucket: duration of its communication in s
+    # (bucket, start, stop) of each wait on the rank that waits least.
+    waits: list[tuple[int, float, float]]
+
+    @property
+    def communication(self) -> float:
+        """Total communication time in seconds, summed over the buckets."""
+        return sum(self.seconds)
+
+    @property
+    def exposed(self) -> float:
+        """Seconds for which training waits for communication; waits that overlap count once."""
+        # Time before `waited_until` has already been counted.
+        exposed, waited_until = 0.0, self.waits[0][1]
+        for _, start, stop in self.waits:
+            exposed += max(0.0, stop - max(start, waited_until))
+            waited_until = max(waited_until, stop)
+        return exposed
+
+    @property
+    def ideal(self) -> float:
+        """Seconds of waiting that would remain with the better of two orders of buckets.
+
+        The simulated exchange is never idle while any bucket is ready. The two orders are by ready
+        time and by urgency; the order with less waiting is chosen. The computation between two
+        waits is assumed to take its measured time.
+        """
+        urgency = [0] * len(self.ready)
+        for position, (bucket, _, _) in enumerate(self.waits):
+            # The earlier training waits for a bucket, the more urgent is the bucket.
+            urgency[bucket] = position
+        # No single order is optimal in all cases, so two orders are compared.
+        by_ready_time = sorted(range(len(self.ready)), key=lambda bucket: self.ready[bucket])
+        orders = (by_ready_time, by_priority(self.ready, self.seconds, urgency))
+        return min(self._exposed(self._finish(order)) for order in orders)
+
+    def _finish(self, order: Iterable[int]) -> list[float]:
+        finish, free = [0.0] * len(self.ready), float("-inf")
+        for bucket in order:
+            # The exchange of a bucket starts as soon as the bucket is ready and no other exchange
+            # is running.
+            free = max(self.ready[bucket], free) + self.seconds[bucket]
+            finish[bucket] = free
+        return finish
+
+    def _exposed(self, finish: list[float]) -> float:
+        now, waited_until, exposed = self.waits[0][1], self.waits[0][1], 0.0
+        for bucket, start, stop in self.waits:
+            # Adds the computation time since the previous wait.
+            now += max(0.0, start - waited_until)
+            exposed += max(0.0, finish[bucket] - now)
+            now, waited_until = max(now, finish[bucket]), max(waited_until, stop)
+        return exposed
+
+
+def hidden_parts(run: Run) -> dict[str, float]:
+    """Return how much communication time a run hides, as medians over all steps after warm-up.
+
+    `labkit.figures.overlap` shows the returned values as one row of a table. If verification of the
+    run failed, the table row is `NO_SPEED` instead.
+
+    Raises:
+        LabkitError: If the run has no timeline of gradient exchanges.
+    """
+    timeline = timeline_of(run)
+    exchanges = overlaps(timeline)
+    chosen = set(steady_steps(overlap.step for overlap in exchanges))
+    chosen_exchanges = [overlap for overlap in exchanges if overlap.step in chosen]
+    seconds = step_seconds(timeline)
+    parts = [
+        (overlap.communication, overlap.exposed, overlap.ideal) for overlap in chosen_exchanges
+    ]
+    communication, exposed, ideal = 1e3 * np.array(parts).T
+    possible = float(np.median(communication - ideal))
+    reached = float(np.median(communication - exposed))
+    # If very little communication can be hidden, the hidden fraction would be noise and is not
+    # reported.
+    significant = possible > MIN_HIDDEN_FRACTION * float(np.median(communication))
+    return {
+        "steps": len(chosen_exchanges),
+        "buckets": len(chosen_exchanges[0].ready),
+        "step_ms": 1e3 * float(seconds[seconds.index.isin(chosen)].median()),
+        "communication_ms": float(np.median(communication)),
+        "exposed_ms": float(np.median(exposed)),
+        "hidden_ms": reached,
+        "ideal_ms": possible,
+        "reached": reached / possible if significant else math.nan,
+    }
+
+
+def overlaps(timeline: pandas.DataFrame) -> list[Overlap]:
+    """Return all complete gradient exchanges of a timeline, from the oldest to the newest.
+
+    Exchanges are counted from the end, because the timeline of a long run contains only its last
+    events. Step numbers cannot be used, because events of the communication thread are numbered by
+    the step in which they end. An event of the communication thread may end in the step after the
+    one in which it began.
+
+    Args:
+        timeline: Events of all ranks, each with rank, kind, step, bucket, start and stop (in
+            seconds).
+    """
+    events = timeline[timeline["kind"] != "step"].sort_values("start", kind="stable")
+    # On every rank, the n-th last event of a bucket belongs to the n-th last exchange.
+    back = events.groupby(["rank", "kind", "bucket"]).cumcount(ascending=False)
+    buckets = sorted(events["bucket"].unique())
+    # Each rank has three events per bucket: packing, communication, and waiting.
+    whole = 3 * len(buckets) * events["rank"].nunique()
+    exchanges = [_overlap(part) for _, part in events.groupby(back) if len(part) == whole]
+    return exchanges[::-1]
+
+
+def _overlap(part: pandas.DataFrame) -> Overlap:
+    packs, serves = part[part["kind"] == "pack"], part[part["kind"] == "communicate"]
+    by_bucket = serves.groupby("bucket")
+    waits = part[part["kind"] == "wait"]
+    waited = (waits["stop"] - waits["start"]).groupby(waits["rank"]).sum()
+    # The rank that waits least is the slowest rank, for which the other ranks wait.
+    critical_waits = waits[waits["rank"] == waited.idxmin()]
+    positions = {
+        bucket: position for position, bucket in enumerate(sorted(serves["bucket"].unique()))
+    }
+    return Overlap(
+        step=int(packs["step"].max()),
+        ready=packs.groupby("bucket")["stop"].max().tolist(),
+        seconds=(by_bucket["stop"].max() - by_bucket["start"].max()).tolist(),
+        waits=[
+            (positions[bucket], start, stop)
+            for bucket, start, stop in zip(
+                critical_waits["bucket"],
+                critical_waits["start"],
+                critical_waits["stop"],
+                strict=True,
+            )
+        ],
+    )
+
+
+SYNTHETIC, INSIDE = "synthetic", "in the step"
+# Each input pipeline after the synthetic one adds a technique to the pipeline before it, so the
+# pipeline "cache" also includes prefetching.
+WAYS = (SYNTHETIC, INSIDE, "map", "parallel calls", "prefetch", "cache")
+
+
+class FedStep(NamedTuple):
+    """A training step and its input batch, with times in seconds on the host's clock.
+
+    Attributes:
+        way: Name of the input pipeline, one of `WAYS`.
+        repeat, step: Number of the repeat of the measurement, and number of the step within the
+            repeat.
+        start, got, stop: Times at which the step requested its batch, received it, and ended.
+        made_start, made_stop: Times at which the preparation of the batch began and ended; NaN if
+            this was before the repeat.
+    """
+
+    way: str
+    repeat: int
+    step: int
+    start: float
+    got: float
+    stop: float
+    made_start: float
+    made_stop: float
+
+
+@dataclass(frozen=True)
+class InputTrace:
+    """Measurements of training steps with each of the input pipelines.
+
+    Attributes:
+        fed: Measured training steps (`FedStep`).
+        nbytes: Size of the input file in bytes.
+        filled: Seconds of the first pass over the data with the pipeline "cache"; this pass fills
+            the cache.
+    """
+
+    fed: Sequence[FedStep]
+    nbytes: int
+    filled: float
+
+    @property
+    def ways(self) -> list[str]:
+        """Names of the measured input pipelines, in the order of `WAYS`."""
+        measured = {step.way for step in self.fed}
+        return [way for way in WAYS if way in measured]
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Return one row per step with the columns `ready` (s), `idle_ms`, `compute_ms`, `step_ms`.
+
+        The column `ready` is the time at which the training step received its batch. If the
+        training step prepares the batch itself, `ready` is the time at which the preparation ended.
+        """
+        import pandas as pd
+
+        table = pd.DataFrame(list(self.fed))
+        inside = table["made_start"] >= table["got"]
+        ready = table["got"].where(~inside, table["made_stop"])
+        return table.assign(
+            ready=ready,
+            idle_ms=1e3 * (ready - table["start"]),
+            compute_ms=1e3 * (table["stop"] - ready),
+            step_ms=1e3 * (table["stop"] - table["start"]),
+        )
+
+
+def input_costs(trace: InputTrace) -> pandas.DataFrame:
+    r"""Return step time, idle time and overhead over synthetic input, one row per input pipeline.
+
+    For each repeat \(r\), \(t_r\) is the median step time, and \(s_r\) is the median step time with
+    synthetic input. The I/O overhead is the relative difference \(t_r/s_r-1\), as the median over
+    the repeats r. The columns `overhead_low` and `overhead_high` are the minimum and the maximum of
+    \(t_r/s_r-1\) over the repeats. Times in ms are first medians over the steps of each repeat,
+    then medians over the repeats. The column `idle_share` is the fraction of the step time for
+    which the step waits for input.
+
+    Source: TensorFlow's "Benchmarks" (2017) measures training first with synthetic data, then with
+    real data. Murray et al. 2021, *tf.data: A machine learning data processing framework*
+    (arXiv:2101.12127), define the pipelines. Unlike TensorFlow's benchmarks and Murray et al.,
+    labkit measures repeats as interleaved pairs, and input and training share the CPU cores.
+    """
+    import pandas as pd
+
+    steps = trace.to_dataframe()
+    medians = steps.groupby(["way", "repeat"])[["step_ms", "compute_ms", "idle_ms"]].median()
+    base = medians.loc[SYNTHETIC, "step_ms"]
+    sums = steps.groupby("way")[["idle_ms", "step_ms"]].sum()
+    rows = {}
+    for way in trace.ways:
+        rows_of_way = medians.loc[way]
+        row = {
+            name: float(rows_of_way[name].median()) for name in ("step_ms", "compute_ms", "idle_ms")
+        }
+        row |= {
+            "step_ms_low": rows_of_way["step_ms"].min(),
+            "step_ms_high": rows_of_way["step_ms"].max(),
+        }
+        row["idle_share"] = sums.loc[way, "idle_ms"] / sums.loc[way, "step_ms"]
+        overhead = np.array(rows_of_way["step_ms"] / base - 1, float)
+        row |= {"overhead": float(np.median(overhead))}
+        row |= {"overhead_low": overhead.min(), "overhead_high": overhead.max()}
+        rows[way] = row
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("way")

@@ -9,8 +9,8 @@ from statistics import mean, variance
 from typing import Literal
 
 from labkit.common.nearest import refuse_unknown
-from labkit.records.pace import is_applied, is_asynchronous, steps_until, with_end_times
 from labkit.records.run import Run
+from labkit.records.timed_steps import is_applied, is_asynchronous, steps_until, with_end_times
 
 CONFIDENCE = 0.95
 

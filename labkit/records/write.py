@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from labkit.common import keras_settings
+from labkit.common.canonical_json import JSON
+from labkit.common.machine import machine
 from labkit.common.privacy import scrub
 from labkit.common.safe_files import make_folder, read_file, replace_file
 from labkit.exchange import timeline_rows
 from labkit.experiment import Experiment
 from labkit.records import store
-from labkit.records.result import Event, RankResult, Row, on_one_clock
-from labkit.records.run_metrics import summarise
+from labkit.records.run_metrics import Event, RankResult, Row, on_one_clock, summarise
 from labkit.records.store import Rows
 
 
@@ -128,3 +131,21 @@ def write_logs(directory: Path, outputs: Sequence[str]) -> None:
         path = folder / f"rank{rank}.log"
         before = read_file(path, root=directory).decode() if path.exists() else ""
         replace_file(path, (before + scrub(output)).encode(), directory)
+
+
+def describe() -> dict[str, JSON]:
+    """Return the versions and hardware that this rank sees; imports TensorFlow and MPI."""
+    import keras
+    import mpi4py
+    import tensorflow as tf
+    from mpi4py import MPI
+
+    return machine() | {
+        "gpus": len(tf.config.list_physical_devices("GPU")),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "mpi4py": mpi4py.__version__,
+        "mpi": MPI.Get_library_version().split(",")[0].strip(),
+        **({"keras_settings": changes} if (changes := keras_settings.changed()) else {}),
+        "threads": os.environ.get("TF_NUM_INTRAOP_THREADS", "unset"),
+    }

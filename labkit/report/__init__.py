@@ -20,7 +20,7 @@ from labkit.figures.runs.comparison import sheets
 from labkit.figures.runs.parameter_effects import heat_sheet, parallel_sheet
 from labkit.figures.runs.scatter_plot import pareto_sheet
 from labkit.records import store
-from labkit.records.analysis.search_results import folders, search_result
+from labkit.records.analysis.curves import folders, search_result
 from labkit.records.run import Run, flatten, load_runs
 from labkit.records.verdict import completed_seeds
 from labkit.report.embed import data_html, figure_html, policy, scripts, sheet_html, tables

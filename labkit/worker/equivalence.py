@@ -2,32 +2,70 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, cast, get_args, get_type_hints
 
 import keras
 import numpy as np
 
 from labkit.common.canonical_json import digest
+from labkit.common.errors import LabkitError
 from labkit.common.paths import cache_folder, fingerprint
+from labkit.common.privacy import scrub
 from labkit.communicator import Communicator
 from labkit.compression import Compressor
 from labkit.exchange.hooks import hooks_of
 from labkit.experiment.experiment import Experiment
 from labkit.keras.replica_consistency import Division, why_not
 from labkit.programs import CodecChannel
-from labkit.records.result import FirstDifference, Verdict, place_text
+from labkit.records.run_metrics import FirstDifference, Verdict, place_text
+from labkit.records.shape import verdict as is_verdict
+from labkit.records.store import read_json, write_json
 from labkit.worker import reference
-from labkit.worker.conservation import Audit, Violation
 from labkit.worker.feed import DataSource
-from labkit.worker.gradient_log import ExchangeInputLog, GradientLog, disagreement
+from labkit.worker.gradient_log import Audit, ExchangeInputLog, GradientLog, Violation, disagreement
 from labkit.worker.localization import ComparisonInputs, locate
 from labkit.worker.server_replay import StalenessCorrection, replay, rule_of
 from labkit.worker.session import TrainingSession
 from labkit.worker.step_log import LocalGradientLog, StepLog
-from labkit.worker.verdicts import read_verdict, write_verdict
+
+LEAST = {"verdict", "max_abs_difference", "tolerance", "reason"}
+
+
+def read_verdict(path: Path) -> Verdict | None:
+    """Return the cached verdict; None if the file is missing or invalid (this prints a message)."""
+    if not os.path.lexists(path):
+        return None
+    try:
+        cached = read_json(path).get("equivalence")
+    except LabkitError as error:
+        _warn(f"{error}; the check runs again")
+        return None
+    if not (isinstance(cached, dict) and set(cached) >= LEAST and is_verdict(cached)):
+        _warn(f"gates/{path.name} contains no verdict; the check runs again")
+        return None
+    if cached["verdict"] not in get_args(get_type_hints(Verdict)["verdict"]):
+        _warn(f"gates/{path.name} contains an unknown verdict; the check runs again")
+        return None
+    return cast(Verdict, cached)
+
+
+def write_verdict(path: Path, verdict: Verdict) -> None:
+    """Write a verdict to the cache for later runs; if this fails, print a message."""
+    try:
+        write_json(path, {"equivalence": verdict})
+    except OSError as error:
+        _warn(f"gates/{path.name} cannot be written, so the next run checks again: {error}")
+
+
+def _warn(text: str) -> None:
+    print(f"labkit: the cache of the equivalence check: {scrub(text)}", file=sys.stderr, flush=True)
+
 
 STEPS = 20
 # Fields of an experiment that have no influence on whether the method is exact.
@@ -41,7 +79,7 @@ def verify(experiment: Experiment, communicator: Communicator, source: DataSourc
     r"""Train 20 steps on the ranks and in one process, in float64; compare all resulting weights.
 
     For a lossy exchange, an audit of its conservation law replaces the comparison of weights, see
-    `labkit.worker.conservation`. The audit covers what happens to gradients between backpropagation
+    `labkit.worker.gradient_log`. The audit covers what happens to gradients between backpropagation
     and the optimizer. In both the comparison and the audit, ranks with the same weights must apply
     bitwise equal gradients in every step.
 

@@ -24,7 +24,7 @@ from labkit.keras import part_of, shard
 from labkit.keras.whole_batch import print_on_first_rank
 from labkit.programs.replica import Batches, Triple
 from labkit.strategies import Batch
-from labkit.worker.progress import Position
+from labkit.worker.recorder import Position
 
 VALIDATION_BATCH = 1024
 

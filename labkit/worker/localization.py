@@ -12,7 +12,7 @@ import tensorflow as tf
 from labkit.communicator import Communicator
 from labkit.exchange.hooks import Batch
 from labkit.experiment.experiment import Experiment
-from labkit.records.result import FirstDifference
+from labkit.records.run_metrics import FirstDifference
 from labkit.schedules import ALLREDUCE
 from labkit.schedules.interpreter import execute
 from labkit.worker import reference

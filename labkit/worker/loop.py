@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from labkit.communicator import Communicator
 from labkit.strategies import Step
-from labkit.worker.progress import Position, Progress
+from labkit.worker.recorder import Position, Progress
 
 if TYPE_CHECKING:
     from labkit.worker.feed import Feed

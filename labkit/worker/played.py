@@ -22,8 +22,7 @@ from labkit.programs.mpi_runtime import MpiRuntime
 from labkit.programs.over_grid import tiled
 from labkit.programs.replica import Batches, Replica, Shard
 from labkit.strategies import ProgramStrategy
-from labkit.worker.play_keeper import RankProgramKeeper, SimulationKeeper
-from labkit.worker.virtual_play import SimulatedTraining
+from labkit.worker.virtual_play import RankProgramKeeper, SimulatedTraining, SimulationKeeper
 
 if TYPE_CHECKING:
     import keras

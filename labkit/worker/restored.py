@@ -13,8 +13,7 @@ from labkit.records.checkpoints import Resume
 from labkit.records.tensor_boxes import CheckpointState, RankFile, assemble
 from labkit.strategies import TrainingState
 from labkit.worker.local_state import LocalVariable
-from labkit.worker.progress import Position
-from labkit.worker.recorder import Recorder
+from labkit.worker.recorder import Position, Recorder
 
 if TYPE_CHECKING:
     from labkit.worker.session import TrainingSession

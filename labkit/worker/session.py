@@ -44,8 +44,7 @@ from labkit.worker.feed import DataSource, Feed
 from labkit.worker.local_state import build
 from labkit.worker.loop import train
 from labkit.worker.peer_memory_recovery import PeerMemoryRecovery
-from labkit.worker.progress import Progress
-from labkit.worker.recorder import Recorder, StopTogether
+from labkit.worker.recorder import Progress, Recorder, StopTogether
 from labkit.worker.recovery import Recovery
 
 if TYPE_CHECKING:
@@ -327,7 +326,7 @@ class TrainingSession:
         import cloudpickle
 
         from labkit.frameworks.child import Child
-        from labkit.worker.external_training import TrainingTask
+        from labkit.worker.exported import TrainingTask
 
         # Metrics are not sent to the child process, because they have variables. Unpickling
         # variables would start TensorFlow before the child process creates its strategy.

@@ -7,19 +7,29 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
+from labkit.common.state import decoding
 from labkit.network import ComputeTime, Network
 from labkit.programs.actions import TimingModel
 from labkit.programs.program_state import ProgramState
 from labkit.programs.virtual_runtime import VirtualRuntime
+from labkit.records.checkpoints import CheckpointContext
+from labkit.records.tensor_boxes import RankFile, TensorBox, rank_file
+from labkit.worker.recorder import SEND_EVERY
+from labkit.worker.writing import CheckpointWriter, StateCopy, versions
 
 if TYPE_CHECKING:
+    from labkit.programs.mpi_runtime import MpiRuntime
     from labkit.strategies import ProgramStrategy
     from labkit.worker.played import ComputeBackend, ProgramSession
+    from labkit.worker.recorder import Recorder
+
 
 TRIALS = 5  # number of timed gradients; their median is the virtual compute time
 
@@ -138,3 +148,149 @@ def _median(now: Callable[[], float], call: Callable[[], object]) -> float:
         call()
         seconds.append(now() - start)
     return statistics.median(seconds[2:])
+
+
+class ProgramKeeper:
+    """The base class of program checkpoints: each process writes its whole state to one file.
+
+    Args:
+        session: Training session that runs the programs.
+        checkpoint_context: Folder and frequency of checkpoints, and the checkpoint to resume from.
+        recorder: Recorder of the session. The keeper replaces `stop_asked` of the recorder, because
+            a checkpoint must not contain a user's request to stop.
+    """
+
+    def __init__(
+        self, session: ProgramSession, checkpoint_context: CheckpointContext, recorder: Recorder
+    ) -> None:
+        self._session, self._context, self._recorder = session, checkpoint_context, recorder
+        self._communicator, self._clock = session.communicator, session.communicator.clock
+        self._stop_requested, recorder.stop_asked = recorder.stop_asked, lambda: recorder.stopped
+        self._polled_at = self._taken_at = self._clock.now()
+        self._writer = CheckpointWriter(session.communicator, checkpoint_context)
+        self._steps, self._costs, self._ends = 0, list[float](), False
+
+    def _stops(self) -> bool:
+        """Return whether a user has asked to stop; this is polled at intervals."""
+        now = self._clock.now()
+        if self._recorder.stopped or now - self._polled_at <= SEND_EVERY:
+            return False
+        self._polled_at = now
+        return self._stop_requested()
+
+    def _is_due(self, steps_done: int) -> bool:
+        """Return whether a checkpoint is due; `steps_done` counts the steps of all workers."""
+        # for the type checker: callers require a checkpoint setting
+        assert self._context.checkpoint is not None
+        if self._context.checkpoint.steps is not None:
+            return steps_done - self._steps >= self._context.checkpoint.steps
+        cost = float(np.median(self._costs)) if self._costs else None
+        return self._clock.now() - self._taken_at >= self._context.checkpoint.interval(cost)
+
+    def _write(self, state: ProgramState, steps_done: int) -> None:
+        """Start to write a state; its arrays are copied first, because programs may change them."""
+        pieces = [TensorBox.local("form", np.frombuffer(state.form.encode(), np.uint8))]
+        pieces += [
+            TensorBox.local(f"array/{n}", array.copy()) for n, array in enumerate(state.arrays)
+        ]
+        manifest: dict[str, JSON] = {
+            "taken": steps_done,
+            "position": [0, steps_done],
+            "steps": None,
+            "ranks": self._communicator.size,
+            "experiment": self._session.experiment.to_json(),
+            "chosen": {},
+            "versions": versions(),
+        }
+        self._writer.begin(StateCopy(steps_done, pieces, (), {}, manifest))
+
+    def _note_checkpoint(self, start: float, steps_done: int) -> None:
+        self._steps, self._taken_at = steps_done, self._clock.now()
+        self._costs.append(self._taken_at - start)
+
+    def _resume(self, take: Callable[[ProgramState], object]) -> None:
+        """Restore this process's state from the checkpoint to resume from, if there is one."""
+        if (resume := self._context.resume) is None:
+            return
+        path = rank_file(Path(resume.folder), self._communicator.rank)
+        with decoding(f"the state in {path}"):
+            arrays_by_name = RankFile(path).local_tensors()
+            arrays = tuple(arrays_by_name[f"array/{n}"] for n in range(len(arrays_by_name) - 1))
+            take(ProgramState(arrays_by_name["form"].tobytes().decode("ascii", "replace"), arrays))
+        self._steps = resume.step
+        if self._communicator.rank == 0:
+            print("; ".join([f"resuming from step {resume.step}", *resume.notes]))
+
+    def _summary(self) -> dict[str, JSON]:
+        return {
+            "taken": len(self._costs),
+            "copy_seconds": float(np.median(self._costs)) if self._costs else None,
+        }
+
+
+class SimulationKeeper(ProgramKeeper):
+    """Saves checkpoints of a simulation, which runs all programs in one process, between events."""
+
+    def play(self, play: SimulatedTraining) -> None:
+        """Run all programs to their end, from the start or from a checkpoint."""
+        self._resume(play.load_state)
+        if self._context.checkpoint is None:
+            play.play()
+            return
+        play.play(self._save_if_due)
+        self._session.checkpoints = self._summary()
+
+    def _save_if_due(self, play: SimulatedTraining) -> None:
+        steps_done, stops = len(self._recorder.rows), self._stops()
+        if stops or self._is_due(steps_done):
+            start = self._clock.now()
+            self._write(play.save_state(), steps_done)
+            self._writer.wait()  # in a simulation, writing the file takes no virtual time
+            self._note_checkpoint(start, steps_done)
+        self._recorder.stopped = self._recorder.stopped or stops
+
+
+class RankProgramKeeper(ProgramKeeper):
+    """Saves checkpoints of programs on ranks; all ranks pause while they copy their states.
+
+    Rank 0 decides when the next checkpoint is due. One thread writes one file at a time, so a
+    checkpoint starts only after the previous one is written.
+    """
+
+    def play(self, world: MpiRuntime, stage: ComputeBackend, strategy: ProgramStrategy) -> None:
+        """Run all programs to their end, from the start or from a checkpoint."""
+        # Saved states refer to these objects by name, because a restart creates them anew.
+        world.keeps({"roles": stage.roles, "strategy": strategy})
+        program = partial(strategy.program, stage.roles)
+        self._resume(lambda state: stage.load_state(world.take(state, program)))
+        self._communicator.barrier("the initial state of the programs")
+        if self._context.checkpoint is None:
+            world.play()
+            return
+        try:
+            world.play(lambda runtime: self._save_if_due(runtime, stage))
+            self._writer.wait()
+        finally:
+            self._writer.stop_waiting()
+        self._session.checkpoints = self._summary()
+
+    def _save_if_due(self, world: MpiRuntime, stage: ComputeBackend) -> None:
+        self._writer.check()
+        assert world.still is not None  # for the type checker: `world.keeps` has set `still`
+        if self._communicator.rank == 0:
+            self._ends = self._ends or self._stops()
+            steps_done = world.still.steps_of_all
+            new = steps_done > self._steps and not self._recorder.stopped
+            due = self._ends or (not self._writer.is_writing() and self._is_due(steps_done))
+            if new and due:
+                world.still.ask()
+            elif self._ends:  # no step was taken since the last checkpoint
+                self._recorder.stopped = True
+        if not world.still.wanted:
+            return
+        start = self._clock.now()
+        if (done_by_all := world.stands()) is not None:
+            self._writer.wait()
+            self._write(world.keep(stage.save_state()), done_by_all)
+            self._note_checkpoint(start, done_by_all)
+            self._recorder.stopped = self._recorder.stopped or self._ends

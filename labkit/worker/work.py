@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,11 +14,10 @@ from labkit.communicator import Communicator, RankDied, join
 from labkit.experiment import Experiment
 from labkit.network.fault import remaining_faults
 from labkit.records.checkpoints import CheckpointContext
-from labkit.records.result import Event, RankResult, Verdict, WholeResult
+from labkit.records.run_metrics import Event, RankResult, Verdict, WholeResult
 from labkit.records.store import Record
-from labkit.records.stream import StreamWriter, is_shared
+from labkit.records.stream import StreamWriter, encode_lines, is_shared
 from labkit.strategies import Batch, Strategy
-from labkit.worker.remote_stream import RemoteStream
 from labkit.worker.source_bundle import enter_folder
 
 if TYPE_CHECKING:
@@ -27,6 +26,37 @@ if TYPE_CHECKING:
     from labkit.network import Slowdown
     from labkit.worker.peer_memory_recovery import PeerMemoryRecovery
     from labkit.worker.session import TrainingSession
+
+
+class RemoteStream:
+    """The rank's end of a progress stream; the submitting process writes records to a folder.
+
+    The rank publishes records as data of its ipyparallel call, so this object must be created
+    within that call. A request to stop arrives as an abort of the call. ipyparallel drops calls
+    that have not started, and marks a running call as aborted.
+    """
+
+    def __init__(self) -> None:
+        from IPython.core.getipython import get_ipython
+
+        self._kernel = get_ipython().kernel
+        self._call = self._kernel.get_parent()["header"]["msg_id"]
+        self._published = 0
+
+    def write(self, kind: str, records: Sequence[Record]) -> None:
+        """Publish records of one kind, such as "step" or "epoch"."""
+        from ipyparallel.engine.datapub import publish_data
+
+        if records:
+            publish_data(
+                {str(self._published): encode_lines(kind, records)}
+            )  # records with the same name would replace each other
+            self._published += 1
+
+    def stop_asked(self) -> bool:
+        """Return whether a user has asked to stop."""
+        return self._call in self._kernel.aborted
+
 
 Report: TypeAlias = Callable[[str, list[Record]], None]
 
@@ -173,7 +203,7 @@ def _whole(
     peer_recovery: PeerMemoryRecovery | None,
 ) -> WholeResult | None:
     """Wait until all ranks have ended; return the results on the first rank, None on others."""
-    from labkit.records import environment
+    from labkit.records import write
 
     communicator, recovery = session.communicator, session.recovery
     whole = None
@@ -184,7 +214,7 @@ def _whole(
             epochs=session.recorder.epochs,
             evaluation=evaluation,
             equivalence=verdict,
-            environment=environment.describe(),
+            environment=write.describe(),
             exchange=exchange,
             partition=session.partition or None,
             checkpoints=session.checkpoints,

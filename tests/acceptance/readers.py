@@ -113,8 +113,8 @@ def _mlflow() -> str:
 
 
 def _live() -> str:
-    from labkit.records.export.live import RunForwarder
-    from labkit.records.export.tensorboard import TensorBoardStore
+    from labkit.records.export import TensorBoardStore
+    from labkit.records.live_export import RunForwarder
 
     stores = [TensorBoardStore("out/live")]
     RunForwarder(Path("runs"), Path("runs"), stores, 0.0).forward()

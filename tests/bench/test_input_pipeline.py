@@ -11,7 +11,7 @@ import pytest
 from labkit.bench import input_pipeline
 from labkit.bench.step_process import time_threads, trace_variants
 from labkit.common.errors import InvalidInput
-from labkit.records.input_wait import INSIDE, SYNTHETIC, WAYS
+from labkit.records.timed_steps import INSIDE, SYNTHETIC, WAYS
 
 FEEDING = input_pipeline.Feeding("digits", 64, 16, 28, calls=2, ahead=2, widths=(8,))
 

@@ -55,7 +55,7 @@ def over_mpi(communicator: Any, family: list[Any], algorithm: str) -> list[Any]:
     import tensorflow as tf
 
     from labkit.exchange import Exchange
-    from labkit.worker.conservation import Audit
+    from labkit.worker.gradient_log import Audit
 
     found: list[Any] = []
     for compressor in family:
@@ -140,7 +140,7 @@ def test_the_law_is_broken_by_who_forgets_what_was_not_sent(cluster: Cluster) ->
 
         from labkit.compression import TopK
         from labkit.exchange import Exchange
-        from labkit.worker.conservation import Audit
+        from labkit.worker.gradient_log import Audit
 
         exchange = Exchange(communicator, "mpi", compressor=TopK(ratio=0.1))
         audit = Audit(communicator, remembers=True)
@@ -237,7 +237,7 @@ def test_buckets_keep_memories_of_their_own(cluster: Cluster, schedule: str) -> 
 
         from labkit.compression import ErrorFeedback, TopK
         from labkit.exchange import Exchange
-        from labkit.worker.conservation import Audit
+        from labkit.worker.gradient_log import Audit
 
         compressor = ErrorFeedback(inner=TopK(ratio=0.1))
         exchange = Exchange(communicator, "ring", schedule, 4 * 100, compressor)
@@ -332,7 +332,7 @@ def test_each_layer_has_its_own_bits_under_the_microscope(cluster: Cluster) -> N
 
 def test_books_without_an_entry_do_not_pass(cluster: Cluster) -> None:
     def work(communicator: Any) -> tuple[float, float]:
-        from labkit.worker.conservation import Audit
+        from labkit.worker.gradient_log import Audit
 
         return Audit(communicator, remembers=True).difference()
 

@@ -28,7 +28,7 @@ from labkit.figures.kit.axes import number_text, scale
 from labkit.figures.kit.canvas import join_points
 from labkit.figures.kit.entries import MANY, entries, settings
 from labkit.figures.runs.comparison import sheets
-from labkit.records.analysis.loss_curves import smoothed
+from labkit.records.analysis.curves import smoothed
 from labkit.records.analysis.scaling import scalings, seed_bands
 from labkit.records.run import Run
 

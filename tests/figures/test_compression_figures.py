@@ -29,11 +29,10 @@ from labkit.figures.exchange.compression_stats import observations
 from labkit.figures.kit.entries import entries
 from labkit.network import Network
 from labkit.records import store
-from labkit.records.analysis.spending import MEASURES, front, spending
-from labkit.records.bandwidths import MethodCost, prediction_errors, winners
+from labkit.records.analysis.costs import MEASURES, front, spending
 from labkit.records.compressors import baseline_of, method
 from labkit.records.run import Run
-from labkit.records.step_costs import step_costs
+from labkit.records.step_costs import MethodCost, prediction_errors, step_costs, winners
 from labkit.records.store import write_table
 from labkit.records.verdict import completed_seeds
 from labkit.report import report

@@ -26,9 +26,9 @@ from labkit.figures import (
     transfers_table,
 )
 from labkit.figures.graphs.step import UPDATE
-from labkit.records.input_wait import SYNTHETIC, FedStep, InputTrace
+from labkit.records.step_costs import StepTime, ThreadSweep
 from labkit.records.step_graph import Flow, Operation, StepGraph, Transfer
-from labkit.records.thread_counts import StepTime, ThreadSweep
+from labkit.records.timed_steps import SYNTHETIC, FedStep, InputTrace
 
 NAN = float("nan")
 

@@ -17,7 +17,7 @@ from labkit.figures import compare, curves, show, speedup, table, throughput
 from labkit.figures.kit.entries import PALETTE, entries, labels
 from labkit.records import store
 from labkit.records.analysis.columns import differences
-from labkit.records.analysis.loss_curves import loss_curve, smoothed
+from labkit.records.analysis.curves import loss_curve, smoothed
 from labkit.records.analysis.scaling import scalings
 from labkit.records.run import Run
 

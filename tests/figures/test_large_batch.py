@@ -9,7 +9,7 @@ import pytest
 from sample_runs import write_run
 
 from labkit.figures import large_batch, large_batch_table, summarize_large_batch
-from labkit.records.analysis.settings import group_seeds
+from labkit.records.analysis.columns import group_seeds
 from labkit.records.run import Run
 
 TARGET = 0.8

@@ -16,8 +16,15 @@ from labkit.figures import (
     summarize_placement,
     summarize_placer,
 )
-from labkit.records.placed import WAY, PlacementMeasurements, PlanMeasurement, Row
-from labkit.records.step_graph import Flow, Operation, StepGraph
+from labkit.records.step_graph import (
+    WAY,
+    Flow,
+    Operation,
+    PlacementMeasurements,
+    PlanMeasurement,
+    Row,
+    StepGraph,
+)
 from labkit.simulate.placement import DeviceGroup, GraphTask, Need, TaskGraph, compare_policies
 
 STEP = StepGraph(

@@ -16,7 +16,7 @@ from labkit.experiment import Experiment
 from labkit.jobs.listing import jobs_and_runs
 from labkit.jobs.sweep import manifest
 from labkit.records import checkpoints, store
-from labkit.records.analysis import search_results
+from labkit.records.analysis import curves
 from labkit.records.scan import LINKED, scan
 from labkit.records.stream import StreamReader, StreamWriter, make_stream
 
@@ -240,15 +240,15 @@ def test_a_reader_waits_for_no_pipe_and_follows_no_link(kind: Kind) -> None:
     for name in ("model.keras", "history.parquet"):
         (run.path / name).touch()
         put(kind, run.path / name)
-    journal = Path("runs/sweep") / search_results.JOURNAL
+    journal = Path("runs/sweep") / curves.JOURNAL
     journal.touch()
     put(kind, journal)
     with pytest.raises(LabkitError, match=r"model\.keras is a"):
         _ = run.model_file
     with pytest.warns(UserWarning, match=r"history\.parquet is a .*, not a file"):
         assert run.history.empty
-    assert search_results.folders([run]) == []
+    assert curves.folders([run]) == []
     with pytest.raises(LabkitError, match=r"is a .*, not a file"):
-        search_results.storage(journal.parent)
+        curves.storage(journal.parent)
     (run.path / "seed1").symlink_to(os.path.abspath("outside"))
     assert run.seeds == []

@@ -17,7 +17,7 @@ from labkit.jobs.glue import scraps
 from labkit.jobs.log import RunLog, experiment
 from labkit.jobs.notebook import execute
 from labkit.records import store
-from labkit.records.export.fields import points
+from labkit.records.export import points
 from labkit.records.stream import FOLDER
 
 PARAMETERS = 'rate: float = 0.1  # of learning\nmodel: str = "mine"\nstrategy: str = "adam"'

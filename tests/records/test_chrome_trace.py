@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from labkit.exchange.comm_thread import KINDS
-from labkit.records.export.chrome_trace import chrome_trace
+from labkit.records.chrome_trace import chrome_trace
 
 ROWS: list[dict[str, Any]] = [
     {"rank": rank, "kind": kind, "step": step, "bucket": bucket, "start": start, "stop": stop}

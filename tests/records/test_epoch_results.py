@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sample_runs import write_run
 
-from labkit.records.analysis.loss_curves import epoch_results, loss_curve
+from labkit.records.analysis.curves import epoch_results, loss_curve
 
 
 def test_epochs_and_steps_share_their_seconds_whatever_rank_0_waited(tmp_path: Path) -> None:

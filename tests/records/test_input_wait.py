@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.records.input_wait import SYNTHETIC, WAYS, FedStep, InputTrace, input_costs
+from labkit.records.timed_steps import SYNTHETIC, WAYS, FedStep, InputTrace, input_costs
 
 NAN = float("nan")
 

@@ -14,8 +14,8 @@ from sample_runs import experiment, history, metrics, write_run
 
 import labkit
 from labkit.records import store
-from labkit.records.export.fields import points, results
-from labkit.records.export.live import MlflowStore, RunForwarder, Store, TensorBoardStore
+from labkit.records.export import points, results
+from labkit.records.live_export import MlflowStore, RunForwarder, Store, TensorBoardStore
 from labkit.records.run import Run
 from labkit.records.store import this_process
 from labkit.records.stream import FOLDER, StreamWriter

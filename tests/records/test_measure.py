@@ -10,8 +10,7 @@ import pytest
 
 from labkit.experiment import Experiment
 from labkit.model_parallel.memory import Memory
-from labkit.records.result import RankResult, Verdict, WholeResult
-from labkit.records.run_metrics import summarise
+from labkit.records.run_metrics import RankResult, Verdict, WholeResult, summarise
 from labkit.strategies import TFDistribute
 
 GATE = Verdict(verdict="passed", max_abs_difference=0.0, tolerance=1e-9, reason="")

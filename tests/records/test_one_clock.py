@@ -7,7 +7,7 @@ import pytest
 import labkit
 from labkit.communicator import Communicator
 from labkit.communicator.clock import Offset, WallClock, offset
-from labkit.records.result import on_one_clock
+from labkit.records.run_metrics import on_one_clock
 
 EVENTS = [("step", 0, -1, 105.0, 106.0), ("step", 1, -1, 110.0, 115.0)]
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from labkit.exchange import timeline_rows
-from labkit.records.overlap import Overlap, overlaps
+from labkit.records.timed_steps import Overlap, overlaps
 
 # Buckets 0 and 1 are ready at 1 s and 4 s and take 2 s each; training waits from 4 s on.
 BUSY_LINE = Overlap(0, [1.0, 4.0], [2.0, 2.0], [(0, 4.0, 4.0), (1, 4.0, 6.0)])

@@ -10,8 +10,7 @@ import pytest
 from labkit.bench.step_process import gated
 from labkit.bench.steps import BenchModel, ModelCase
 from labkit.common.errors import LabkitError
-from labkit.records.ready_queue import ready_queue
-from labkit.records.step_graph import Flow, Operation, StepGraph
+from labkit.records.step_graph import Flow, Operation, StepGraph, ready_queue
 from labkit.worker.executed_step import step_graph
 
 #   ms    0    1    2    3    4    5    6

@@ -9,8 +9,8 @@ from sample_runs import write_run
 
 from labkit.common.errors import LabkitError
 from labkit.records import store
-from labkit.records.analysis import search_results as module
-from labkit.records.analysis.search_results import JOURNAL, search_result
+from labkit.records.analysis import curves as module
+from labkit.records.analysis.curves import JOURNAL, search_result
 from labkit.report import report
 
 SEARCH = {"metric": "accuracy", "maximize": True, "trials": 3, "axes": {}, "fixed": {}}

@@ -8,7 +8,7 @@ import pytest
 from sample_runs import write_run
 
 from labkit.records import store
-from labkit.records.analysis.settings import group_seeds
+from labkit.records.analysis.columns import group_seeds
 from labkit.records.run import Run
 from labkit.records.verdict import accuracies
 

@@ -17,7 +17,7 @@ from labkit.cli.app import app
 from labkit.figures.kit.entries import distinct_labels
 from labkit.jobs.listing import run_row
 from labkit.records.analysis.columns import differences
-from labkit.records.export.fields import epoch_points, parameters, results, tags, timestamp
+from labkit.records.export import epoch_points, parameters, results, tags, timestamp
 from labkit.records.run import key_metrics, run_from_records, to_dataframe, verdict
 from labkit.records.scan import RunRecords
 from labkit.records.shape import FIELDS, field_problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from labkit.records.thread_counts import StepTime, ThreadSweep, more_is_less, thread_costs
+from labkit.records.step_costs import StepTime, ThreadSweep, more_is_less, thread_costs
 
 # ms per step by intra-op and inter-op threads, in two repeats; the machine is slower in the second.
 STEPS = {

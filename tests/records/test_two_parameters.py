@@ -9,7 +9,7 @@ import pytest
 from sample_runs import FAILED_GATE, write_run
 
 from labkit.common.errors import InvalidInput
-from labkit.records.analysis.two_parameters import axes_of, cross_table, has_grid
+from labkit.records.analysis.columns import axes_of, cross_table, has_grid
 from labkit.records.run import Run
 
 ONE_BIT = {"name": "AllReduce", "algorithm": "ring", "compressor": {"name": "OneBit"}}

@@ -14,7 +14,7 @@ from listening import watched
 from labkit import AllReduce, Cluster, Experiment, ExternalFramework, InvalidInput
 from labkit.frameworks import environments
 from labkit.frameworks.environments import MARKER_FILE, SET_UP, Installation, find
-from labkit.records.analysis.frameworks import compare_frameworks
+from labkit.records.analysis.scaling import compare_frameworks
 
 
 @pytest.fixture

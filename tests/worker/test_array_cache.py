@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.worker.array_cache import ArrayCache
+from labkit.worker.reference import ArrayCache
 
 ARRAYS = [np.arange(6.0).reshape(2, 3), np.float32(3), np.zeros(0)]
 

@@ -10,10 +10,9 @@ from labkit.cluster import Cluster
 from labkit.communicator import Communicator
 from labkit.figures import break_even, break_even_table
 from labkit.frameworks.child import Child
-from labkit.records.placed import PlacementMeasurements, PlanMeasurement, Row
+from labkit.records.step_graph import PlacementMeasurements, PlanMeasurement, Row
 from labkit.simulate.placement import DeviceGroup, PlacementPlan, compare_policies
-from labkit.worker.devices import DeviceRequest
-from labkit.worker.devices.client import PROCESS
+from labkit.worker.devices import PROCESS, DeviceRequest
 
 pytestmark = pytest.mark.slow
 SMALL = DeviceRequest(widths=(16, 16), features=8, batch=8, repeats=3, sizes=(8, 32))

@@ -18,11 +18,10 @@ from labkit.communicator.world import single_rank
 from labkit.records.checkpoints import CheckpointContext, Resume
 from labkit.worker.checkpoint_keeper import numbers_of
 from labkit.worker.feed import read
-from labkit.worker.play_keeper import SimulationKeeper
 from labkit.worker.played import ComputeBackend
 from labkit.worker.recorder import Recorder
 from labkit.worker.session import TrainingSession
-from labkit.worker.virtual_play import SimulatedTraining
+from labkit.worker.virtual_play import SimulatedTraining, SimulationKeeper
 
 pytestmark = pytest.mark.heavy
 X = np.ones((24, 5), np.float32)

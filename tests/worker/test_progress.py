@@ -13,8 +13,7 @@ from labkit import AllReduce, Experiment, Layerwise
 from labkit.communicator.world import single_rank
 from labkit.strategies import Strategy
 from labkit.worker.feed import read
-from labkit.worker.progress import Position, Progress
-from labkit.worker.recorder import Recorder
+from labkit.worker.recorder import Position, Progress, Recorder
 from labkit.worker.session import TrainingSession
 
 STEPS, EPOCHS = 4, 3

@@ -8,9 +8,8 @@ import pytest
 
 from labkit.common.errors import InvalidInput
 from labkit.simulate.placement import SIGNAL, DeviceGroup, all_on_one
+from labkit.worker.device_graph import TowerStep, Traced, towers, trace
 from labkit.worker.devices import DeviceRequest
-from labkit.worker.devices.towers import TowerStep, towers
-from labkit.worker.devices.traced_step import Traced, trace
 
 ASKED = DeviceRequest(widths=(8, 4), depth=2, features=6, classes=3, batch=5)
 LONE = DeviceGroup(("CPU:0",))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from labkit.records.result import Verdict
+from labkit.records.run_metrics import Verdict
 from labkit.records.store import write_json
-from labkit.worker.verdicts import read_verdict, write_verdict
+from labkit.worker.equivalence import read_verdict, write_verdict
 
 GOOD = Verdict(verdict="passed", max_abs_difference=1e-12, tolerance=1e-9, reason="20 steps")
 

@@ -48,9 +48,9 @@ from labkit.forecast import (
 )
 from labkit.forecast.calibration_store import earlier, merged, place, this_machine
 from labkit.network import Network
-from labkit.records.pace import with_end_times
 from labkit.records.run import Run
 from labkit.records.run_metrics import WARM_UP
+from labkit.records.timed_steps import with_end_times
 from labkit.strategies import AllReduce
 
 KIB, MIB = 2**10, 2**20
@@ -247,9 +247,9 @@ class Bench:
 
 
 def _seen_by_rank(communicator: Communicator) -> dict[str, JSON]:
-    from labkit.records import environment
+    from labkit.records import write
 
-    return {name: each for name, each in environment.describe().items() if name != "threads"}
+    return {name: each for name, each in write.describe().items() if name != "threads"}
 
 
 def _alone(experiment: Experiment, threads: int) -> Experiment:

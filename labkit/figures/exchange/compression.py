@@ -27,18 +27,18 @@ from labkit.figures.kit.marks import crosses, curve, points
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import overload, sheet
 from labkit.figures.runs.speed import refusal, refusals
-from labkit.records import bandwidths
-from labkit.records.bandwidths import (
+from labkit.records import step_costs as bandwidths
+from labkit.records.compressors import baseline_of, method, method_fields, task_fields
+from labkit.records.run import Run
+from labkit.records.step_costs import (
     LATENCY,
     RANGE,
     MethodCost,
     emulated_runs,
+    step_costs,
     winners,
     winners_text,
 )
-from labkit.records.compressors import baseline_of, method, method_fields, task_fields
-from labkit.records.run import Run
-from labkit.records.step_costs import step_costs
 from labkit.records.verdict import accuracies, arrivals, judge_runs
 
 _ROOM = 0.7  # lower limit of the time axis / least drawn time; leaves room for text

@@ -29,10 +29,17 @@ from labkit.figures.kit.marks import part_bars, points
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import overload, sheet
 from labkit.figures.runs.speed import refusal, refusals
-from labkit.records.overlap import NO_SPEED, hidden_parts, overlaps
 from labkit.records.run import Run, flatten
 from labkit.records.step_costs import PARTS, StepCosts, step_costs
-from labkit.records.timed_steps import activities, step_seconds, timeline_of, typical_steps
+from labkit.records.timed_steps import (
+    NO_SPEED,
+    activities,
+    hidden_parts,
+    overlaps,
+    step_seconds,
+    timeline_of,
+    typical_steps,
+)
 
 SHOWN = 3  # default number of training steps in a Gantt chart
 MOST_RANKS = 8  # maximum number of ranks in a Gantt chart

@@ -16,8 +16,8 @@ from labkit.figures.kit.lanes import BarKind, GanttPanel, lanes
 from labkit.figures.kit.marks import crosses, line_with_band, part_bars, points, rule
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import sheet
-from labkit.records.input_wait import SYNTHETIC, InputTrace, input_costs
-from labkit.records.thread_counts import KINDS, ThreadSweep, more_is_less, thread_costs
+from labkit.records.step_costs import KINDS, ThreadSweep, more_is_less, thread_costs
+from labkit.records.timed_steps import SYNTHETIC, InputTrace, input_costs
 
 SHOWN = 5  # default number of training steps in the Gantt chart
 LANE = 24  # height of one lane of the Gantt chart, in pixels
@@ -120,7 +120,7 @@ def input_overhead(trace: InputTrace) -> Figure:
     """Draw a step's compute time, idle time and I/O overhead, for each kind of input.
 
     The drawn values are medians over repeats, with the range over repeats.
-    `labkit.records.input_wait.input_costs` defines the overhead, which is 0 for the synthetic
+    `labkit.records.timed_steps.input_costs` defines the overhead, which is 0 for the synthetic
     input.
     """
     costs = input_costs(trace)
@@ -239,7 +239,7 @@ def thread_sweep(sweep: ThreadSweep) -> Figure:
 
     Lines show medians over repeats, and bands show ranges over repeats. A cross marks a number of
     threads: from this number on, every repeat is slower than the shortest step (see
-    `labkit.records.thread_counts.more_is_less`).
+    `labkit.records.step_costs.more_is_less`).
     """
     costs, slowdowns = thread_costs(sweep), more_is_less(sweep)
     costs = costs.assign(line=[f"{count} inter-op" for count in costs["inter"]])

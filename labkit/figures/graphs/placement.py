@@ -16,7 +16,7 @@ from labkit.figures.kit.lanes import BarKind, GanttPanel, connections, lanes
 from labkit.figures.kit.marks import bars, line_with_band, rule
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.kit.sheet import sheet
-from labkit.records.placed import WAY, PlacementMeasurements, PlanMeasurement, Row
+from labkit.records.step_graph import WAY, PlacementMeasurements, PlanMeasurement, Row
 from labkit.simulate.placement import DeviceGroup, PlacementPlan
 
 BAND = "band: range of the repeats"

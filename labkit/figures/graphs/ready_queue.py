@@ -17,8 +17,7 @@ from labkit.figures.kit.entries import INK, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.frames import BARE, animation, legend, table, words
 from labkit.figures.kit.panels import Trace
-from labkit.records.ready_queue import RESOLUTION, Moment, ReadyQueue, ready_queue
-from labkit.records.step_graph import StepGraph
+from labkit.records.step_graph import RESOLUTION, Moment, ReadyQueue, StepGraph, ready_queue
 
 
 class OperationStyle(NamedTuple):

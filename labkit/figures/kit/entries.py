@@ -16,8 +16,7 @@ from typing import Any, TypeAlias
 from labkit.common.canonical_json import is_number
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
-from labkit.records.analysis.columns import Value, differences
-from labkit.records.analysis.settings import Seeds, group_seeds
+from labkit.records.analysis.columns import Seeds, Value, differences, group_seeds
 from labkit.records.compressors import compressor_expression
 from labkit.records.run import Run, equivalence_failed
 

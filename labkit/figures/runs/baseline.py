@@ -10,11 +10,16 @@ import pandas as pd
 from labkit.common.units import bytes_text
 from labkit.figures.kit.entries import completed_entries
 from labkit.figures.kit.findings import Markdown
-from labkit.records.analysis.precisions import PERSISTENT_MEMORY, loss_scales, precisions
-from labkit.records.analysis.seeds import LAST_STEPS, seed_by_seed
+from labkit.records.analysis.costs import (
+    LAST_STEPS,
+    PERSISTENT_MEMORY,
+    loss_scales,
+    precisions,
+    seed_by_seed,
+)
 from labkit.records.compressors import method
-from labkit.records.pace import with_end_times
 from labkit.records.run import Run
+from labkit.records.timed_steps import with_end_times
 
 __all__ = [
     "loss_scales",

@@ -13,7 +13,7 @@ from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import bars, rule
 from labkit.figures.kit.panels import Panel, lanes_axis
 from labkit.figures.kit.sheet import sheet
-from labkit.records.analysis.fault_costs import compare_faults
+from labkit.records.analysis.costs import compare_faults
 from labkit.records.run import Run
 
 Pairs = Mapping[str, tuple[Run, Run | None]]  # by strategy: (run without faults, run with faults)

@@ -14,7 +14,7 @@ from labkit.figures.kit.entries import MANY, RunEntry
 from labkit.figures.kit.marks import line_over_band
 from labkit.figures.kit.panels import Panel, Trace
 from labkit.figures.runs import speed
-from labkit.records.analysis.loss_curves import epoch_results, loss_curve
+from labkit.records.analysis.curves import epoch_results, loss_curve
 from labkit.records.run import logged_names, logged_results
 
 if TYPE_CHECKING:

@@ -27,14 +27,16 @@ from labkit.figures.runs.speed import refusals
 from labkit.records.analysis.columns import (
     RESULTS,
     Value,
+    axes_of,
+    cross_table,
+    has_grid,
     is_timed,
     metric_values,
     parameters,
     sorted_values,
     values_of,
 )
-from labkit.records.analysis.search_results import SearchResult
-from labkit.records.analysis.two_parameters import axes_of, cross_table, has_grid
+from labkit.records.analysis.curves import SearchResult
 from labkit.records.run import Run
 
 __all__ = ["has_grid", "heat_map"]

@@ -26,8 +26,7 @@ from labkit.figures.runs.accuracy import (
     is_near,
     list_accuracies,
 )
-from labkit.records.analysis.ensemble import ensemble_accuracy
-from labkit.records.analysis.loss_curves import epoch_results, loss_curve
+from labkit.records.analysis.curves import ensemble_accuracy, epoch_results, loss_curve
 from labkit.records.compressors import compressor_expression, compressor_of
 from labkit.records.run import Run
 from labkit.records.verdict import arrivals

@@ -21,7 +21,7 @@ from labkit.figures.runs.accuracy import (
     list_accuracies,
 )
 from labkit.figures.runs.staleness import PLAIN, correction_text, staleness_of, way_of
-from labkit.records.analysis.spending import to_target
+from labkit.records.analysis.costs import to_target
 from labkit.records.run import Run
 from labkit.simulate import SOFTSYNC, SOFTSYNC_LATER
 

@@ -17,7 +17,7 @@ from labkit.jobs.sweep.grid import Axis, Draw
 from labkit.jobs.sweep.search import Search
 from labkit.jobs.sweep.sweep_plan import SweepMember, SweepPlan, next_member
 from labkit.records import store
-from labkit.records.analysis.search_results import STUDY, storage
+from labkit.records.analysis.curves import STUDY, storage
 from labkit.records.run import Run, flatten, load_runs
 from labkit.records.stream import FOLDER, PRUNED, StreamReader
 

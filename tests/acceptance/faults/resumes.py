@@ -21,10 +21,10 @@ from labkit.cluster.resume import validate_checkpoint
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.experiment import Experiment
 from labkit.records.checkpoints import complete_checkpoints
-from labkit.records.pace import is_applied
 from labkit.records.run import Run
 from labkit.records.scan import scan
 from labkit.records.store import END_STATES
+from labkit.records.timed_steps import is_applied
 from labkit.strategies import STRATEGIES
 from tests.acceptance.faults import crash_worker
 from tests.acceptance.faults.claims import data, named

@@ -23,7 +23,7 @@ from labkit.jobs.sweep.search import Search, of_record
 from labkit.jobs.sweep.sweep_plan import SweepMember
 from labkit.jobs.sweep.trials import PRUNERS, Trials
 from labkit.records import store
-from labkit.records.analysis.search_results import folders, search_result
+from labkit.records.analysis.curves import folders, search_result
 from labkit.records.stream import FOLDER, PRUNED, StreamReader, StreamWriter
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "says_its_parameters.ipynb"

@@ -1,18 +1,56 @@
-"""Starts child processes with logical devices, because TensorFlow fixes its devices at start."""
+"""Placement of a training step's operations on logical devices of one TensorFlow process."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from typing import cast
+from typing import Annotated, TypeAlias, cast
 
+from pydantic import Field
+
+from labkit.common.validated import Checked
 from labkit.communicator import Communicator
 from labkit.frameworks.child import Child
-from labkit.records.placed import PlacementMeasurements, PlanMeasurement, Row
+from labkit.records.step_graph import PlacementMeasurements, PlanMeasurement, Row
 from labkit.simulate.placement import PlacementPlan
-from labkit.worker.devices.request import DeviceRequest
 
-PROCESS = "labkit.worker.devices.server"
+Positive: TypeAlias = Annotated[int, Field(gt=0)]
+
+
+class DeviceRequest(Checked):
+    """A model with parallel towers, the logical devices for it, and the numbers of repetitions.
+
+    Args:
+        devices: Number of logical CPU devices, from 2 to 8; they share the cores of this machine.
+        widths: For each tower, the number of units of every one of its layers.
+        depth: Number of layers of each tower.
+        features: Number of input features per sample.
+        classes: Number of classes of the softmax output.
+        batch: Number of samples per training step.
+        threads: Maximum number of threads that one operation uses.
+        repeats: Number of times that each measurement is repeated.
+        sizes: Sizes n of the n × n matrices in measurements of matrix products.
+        seed: Seed of the random weights and samples.
+    """
+
+    devices: Annotated[int, Field(ge=2, le=8)] = 2
+    widths: tuple[Positive, ...] = (512, 512, 256, 256)
+    depth: Positive = 2
+    features: Positive = 256
+    classes: Positive = 10
+    batch: Positive = 256
+    threads: Positive = 1
+    repeats: Positive = 15
+    sizes: tuple[Positive, ...] = (64, 256, 1024)
+    seed: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """TensorFlow's names of the logical devices."""
+        return tuple(f"CPU:{number}" for number in range(self.devices))
+
+
+PROCESS = "labkit.worker.device_placement"
 
 
 def examine(communicator: Communicator, request: DeviceRequest) -> PlacementMeasurements:
@@ -53,3 +91,6 @@ def _ask(
     with closing(child):
         child.answer()
         return child.ask(what, *arguments)
+
+
+__all__ = ["DeviceRequest", "carry_out", "examine"]

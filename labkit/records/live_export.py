@@ -19,9 +19,15 @@ from typing import Any, Protocol
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.terminal import one_line, say
 from labkit.records import store
-from labkit.records.export.fields import Point, epoch_points, points, step_points, timestamp
-from labkit.records.export.mlflow import MlflowStore
-from labkit.records.export.tensorboard import TensorBoardStore
+from labkit.records.export import (
+    MlflowStore,
+    Point,
+    TensorBoardStore,
+    epoch_points,
+    points,
+    step_points,
+    timestamp,
+)
 from labkit.records.run import Run
 from labkit.records.scan import folders
 from labkit.records.store import Record
