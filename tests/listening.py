@@ -10,7 +10,7 @@ from threading import Event, Thread
 
 import psutil
 
-from labkit.cluster.listeners import exposed_listeners
+from labkit.cluster.processes import exposed_listeners
 
 OWN_DEVICES = {"lo", "veth0"}  # devices in labkit's network namespaces
 LOOK_EVERY = 0.2  # seconds

@@ -123,7 +123,7 @@ def names(_: click.Context, __: click.Parameter, text: str | None) -> list[str]:
 
 def compressors(_: click.Context, __: click.Parameter, text: str | None) -> list[Compressor]:
     """Parse an option with compressors, which are written like the items of a YAML list."""
-    from labkit.common.safe_json import NotPlain
+    from labkit.common.canonical_json import NotPlain
     from labkit.compression import parse
     from labkit.records.safe_yaml import read_plain
 

@@ -19,16 +19,14 @@ from labkit.bench.command import bench
 from labkit.cli.calibrate import calibrate
 from labkit.cli.experiments import experiment_of
 from labkit.cli.forecast import forecast
-from labkit.cli.frameworks import frameworks
+from labkit.cli.frameworks import frameworks, tf_config
 from labkit.cli.gallery import gallery
 from labkit.cli.kubernetes import container, kubernetes
-from labkit.cli.notebook_options import PARAMETER, OfNotebook, Target
-from labkit.cli.placement_options import place, placed
+from labkit.cli.options import PARAMETER, OfNotebook, Target, place, placed
 from labkit.cli.prestart import prestart
 from labkit.cli.simulate import simulate
 from labkit.cli.sweep import FORCE, INTERRUPTED, MLFLOW, TENSORBOARD, sweep
 from labkit.cli.testbed import testbed
-from labkit.cli.tf_config import tf_config
 from labkit.common.errors import DISK, PATH, InvalidInput, LabkitError, cannot_write
 from labkit.common.output import output_option
 from labkit.common.paths import keep_bytecode

@@ -80,7 +80,7 @@ def gallery(folder: Path, site: Path, only: str, jobs: int, check: bool, force: 
 def _check(notebooks: list[Path], site: Path, jobs: int) -> int:
     """Print the false claims of each notebook run, and return the number of runs with errors."""
     from labkit.gallery.check import check_notebook, check_specs
-    from labkit.gallery.notebook_runs import execute_all
+    from labkit.gallery.index_entry import execute_all
 
     faulty = 0
     gallery_specs = check_specs(notebooks)

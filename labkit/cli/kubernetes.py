@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from labkit.cli.notebook_options import PARAMETER, OfNotebook, Target
+from labkit.cli.options import PARAMETER, OfNotebook, Target
 from labkit.common.output import output_option
 from labkit.common.terminal import say
 
@@ -51,8 +51,7 @@ def kubernetes(
 
     The Kubernetes cluster must have the mpi-operator of Kubeflow.
     """
-    from labkit.jobs.containerfile import IMAGE
-    from labkit.jobs.mpijob import MPIJob
+    from labkit.jobs.containers import IMAGE, MPIJob
     from labkit.records.store import write_atomically
 
     values = dict(parameters)
@@ -67,10 +66,10 @@ def kubernetes(
 @output_option("-o", "output", default="Containerfile", show_default=True, help="File to write.")
 def container(output: Path) -> None:
     """Write a Containerfile for an image with labkit."""
-    from labkit.jobs import containerfile
+    from labkit.jobs import containers
     from labkit.records.store import write_atomically
 
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(output, containerfile.text())
-    build = ["podman", "build", "-t", containerfile.IMAGE, "-f", str(output), "."]
+    write_atomically(output, containers.text())
+    build = ["podman", "build", "-t", containers.IMAGE, "-f", str(output), "."]
     say(f"image: {output}; to build it: {shlex.join(build)}")

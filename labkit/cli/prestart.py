@@ -7,7 +7,7 @@ import os
 import click
 
 from labkit.cli.sweep import FORCE
-from labkit.common.capacity import OVERSUBSCRIBE
+from labkit.common.machine import OVERSUBSCRIBE
 from labkit.common.terminal import say
 from labkit.common.units import bytes_text, plural
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labkit.cli.notebook_options import OfNotebook, Target, complete_assignment, complete_parameter
+from labkit.cli.options import OfNotebook, Target, complete_assignment, complete_parameter
 from labkit.common.errors import InvalidInput
 from labkit.common.quantities import parse_limit
 from labkit.common.terminal import say
@@ -218,7 +218,7 @@ def _plan(
     """Return the sweep's plan, and the maximum number of ranks of any of its notebook runs."""
     from labkit.jobs.parameters import read_text
     from labkit.jobs.sweep import sweep_plan
-    from labkit.jobs.sweep.search import Search
+    from labkit.jobs.sweep.sweep_plan import Search
 
     axes, drawn = sweep_plan.read_file(read_text(file), str(file)) if file else ({}, {})
     values = dict(fixed)
@@ -266,7 +266,7 @@ def _plan(
 def _recorded(folder: Path, notebook: Path | None = None) -> SweepPlan:
     """Return the plan recorded in a sweep's folder, for `notebook` or for the recorded notebook."""
     from labkit.jobs.sweep import manifest, sweep_plan
-    from labkit.jobs.sweep.search import of_record
+    from labkit.jobs.sweep.sweep_plan import of_record
 
     record = manifest.read(folder)
     notebook = notebook or Path(str(record.get("notebook")))

@@ -38,7 +38,7 @@ def testbed() -> None:
 def up(nodes: int, cores: int, bandwidth: str, slurm: bool) -> None:
     """Start emulated hosts, which run until the command `labkit testbed down`."""
     from labkit.hosts import testbed_state
-    from labkit.hosts.testbed_plan import TestbedPlan
+    from labkit.hosts.testbed_state import TestbedPlan
 
     plan = TestbedPlan(nodes, cores, bandwidth, slurm)
     folder = testbed_state.folder_of(testbed_state.UP)
@@ -66,7 +66,7 @@ def status() -> None:
 
 def _show() -> None:
     from labkit.hosts import testbed_state
-    from labkit.hosts.testbed_plan import TestbedPlan
+    from labkit.hosts.testbed_state import TestbedPlan
 
     folder = testbed_state.folder_of(testbed_state.UP)
     record = testbed_state.read_state(folder)

@@ -2,9 +2,8 @@
 
 from labkit.cluster.calls import RankError, Refused
 from labkit.cluster.cluster import Cluster, leftovers, predict, run
-from labkit.cluster.replay import replay
 from labkit.cluster.run_handle import RunHandle
-from labkit.cluster.serving import serve
+from labkit.cluster.serving import replay, serve
 
 __all__ = [
     "Cluster",

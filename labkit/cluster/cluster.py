@@ -12,14 +12,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
-from labkit.cluster import fault_magic, last_experiment, launch, magic
+from labkit.cluster import last_experiment, launch, magic
 from labkit.cluster.calls import Calls, RankError
 from labkit.cluster.cluster_name import default_name, folder_of
+from labkit.cluster.engines import Connection, LocalEngines, RemoteEngines
 from labkit.cluster.lease import is_held
-from labkit.cluster.local_engines import Connection, LocalEngines
 from labkit.cluster.namespace_transfer import CellVariables, restore_variables, save_variables
 from labkit.cluster.prediction import join_parts, plan_prediction, validate_rows
-from labkit.cluster.remote_engines import RemoteEngines
 from labkit.cluster.resume import (
     ResumeFrom,
     checkpoint_context,
@@ -289,7 +288,7 @@ class Cluster:
                 strategy.
             RankError: A rank failed; the record contains the cause.
         """
-        experiment = fault_magic.with_injected_faults(experiment)
+        experiment = magic.with_injected_faults(experiment)
         settings, previous = (
             validate_checkpoint(experiment, checkpoint, resume),
             find_resumable(experiment, resume),
@@ -325,7 +324,7 @@ class Cluster:
                 f"repeats={experiment.repeats} cannot be submitted; use run(), which waits for "
                 "all repeats, or give repeats=1"
             )
-        experiment = fault_magic.with_injected_faults(experiment)
+        experiment = magic.with_injected_faults(experiment)
         settings, previous = (
             validate_checkpoint(experiment, checkpoint, resume),
             find_resumable(experiment, resume),
@@ -503,7 +502,7 @@ class Cluster:
             view.block = True
             view.activate()  # %%px runs on all ranks, in rank order
             magic.register(self)  # %%ranks also ends the cell at the first failure
-            fault_magic.register()
+            magic.register_fault_magic()
         return self._client
 
     @property

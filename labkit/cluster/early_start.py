@@ -23,8 +23,8 @@ from labkit.cluster.cluster_name import default_name, folder_of
 from labkit.cluster.lease import POLL_INTERVAL, WARM, Lease, locked
 from labkit.cluster.start import Start
 from labkit.cluster.warm import inherited
-from labkit.common.capacity import check_ranks
 from labkit.common.errors import LabkitError
+from labkit.common.machine import check_ranks
 
 UNCLAIMED = 60.0  # seconds after which unclaimed engines end
 

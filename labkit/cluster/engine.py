@@ -31,8 +31,8 @@ from labkit.cluster.lease import KEEPER, Lock
 from labkit.cluster.stack_probe import start_reporting
 from labkit.cluster.start import JOB
 from labkit.common import imports
-from labkit.common.semaphore import release_start_slot, start_semaphore
-from labkit.hosts.connection import is_reachable
+from labkit.common.locks import release_start_slot, start_semaphore
+from labkit.hosts.host_list import is_reachable
 from labkit.worker.source_bundle import FOLDER
 
 POLL_INTERVAL = 1.0  # seconds
@@ -43,7 +43,7 @@ ENDS = 30.0  # seconds in which mpiexec or srun must end its guests
 UNREACHED = 30.0
 PROFILE = "IPP_PROFILE_DIR"
 ENGINE_COMMAND = [sys.executable, "-P", "-m", "labkit.cluster.engine"]
-THROTTLED_COMMAND = [sys.executable, "-P", "-m", "labkit.common.semaphore", "labkit.cluster.engine"]
+THROTTLED_COMMAND = [sys.executable, "-P", "-m", "labkit.common.locks", "labkit.cluster.engine"]
 # The shell command `_TIDIES` waits until a guest ends, and then removes the guest's folders.
 _TIDIES = '(while kill -0 "$0"; do sleep 1; done; rm -rf "$@") >&- 2>&- &'
 

@@ -30,12 +30,17 @@ import ipyparallel as ipp
 import psutil
 from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
 
-from labkit.cluster.backing import backing_variables
 from labkit.cluster.engine import CONNECTION, command
 from labkit.cluster.launch import REFUSED, START_LIMIT, UNSETTLED, clear
 from labkit.cluster.lease import KEEPER, WARM, Lock, is_wanted, locked
-from labkit.cluster.listeners import confine
-from labkit.cluster.processes import SESSIONS, ProcessWatch, end_all, has_exited
+from labkit.cluster.processes import (
+    SESSIONS,
+    ProcessWatch,
+    backing_variables,
+    confine,
+    end_all,
+    has_exited,
+)
 from labkit.cluster.start import RankInfo, Start
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.hosts.queue import ASK_EVERY, SlurmJob

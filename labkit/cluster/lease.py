@@ -18,9 +18,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
 
-from labkit.common.lock import KEEPER as KEEPER
-from labkit.common.lock import POLL_INTERVAL as POLL_INTERVAL
-from labkit.common.lock import Lock as Lock
+from labkit.common.locks import KEEPER as KEEPER
+from labkit.common.locks import POLL_INTERVAL as POLL_INTERVAL
+from labkit.common.locks import Lock as Lock
 from labkit.common.paths import runtime_folder
 
 HOLD = "LABKIT_HOLD"  # environment variable with the path of the `Hold` file of a sweep

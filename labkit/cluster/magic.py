@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from labkit.cluster.calls import POLL_INTERVAL, ClusterProtocol, PendingCalls, RankError
 from labkit.cluster.lease import Turn
@@ -15,6 +17,8 @@ from labkit.cluster.stack_probe import request_locations
 from labkit.common.errors import InvalidInput, gist
 from labkit.communicator.clock import WALL
 from labkit.communicator.status_table import ENDED, inspect_processes
+from labkit.experiment import Experiment
+from labkit.network import Fault
 from labkit.records.endings import STOP_SIGNALS, End
 
 ASK_EVERY = 1.0  # seconds between two requests for the current calls of the ranks
@@ -258,3 +262,59 @@ _LOST = (
 
 def _print(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+_faults: list[Fault] = []
+
+
+def with_injected_faults(experiment: Experiment) -> Experiment:
+    """Return the experiment with the faults that the current cell injects."""
+    if not _faults:
+        return experiment
+    return experiment.replace(faults=(*experiment.faults, *_faults))
+
+
+@contextmanager
+def fault_injected(fault: Fault) -> Iterator[None]:
+    """Inject the fault into each experiment that runs inside the context."""
+    _faults.append(fault)
+    try:
+        yield
+    finally:
+        _faults.remove(fault)
+
+
+def parse_fault(line: str) -> Fault:
+    """Return the fault that a line such as `rank=2 step=10 kind=kill` describes."""
+    words = [word.partition("=") for word in line.split()]
+    if not words or not all(value for _, _, value in words):
+        raise InvalidInput(
+            f"%%fault {line.strip()}: give options as name=value, as in %%fault rank=2 step=10 "
+            "kind=kill"
+        )
+    return Fault(**{name: value for name, _, value in words})
+
+
+def register_fault_magic() -> None:
+    """Register the magic `%%fault` in this IPython."""
+    from IPython import get_ipython
+
+    shell = get_ipython()
+
+    def fault(line: str, cell: str) -> Any:
+        """Run the cell, and inject the fault that the line describes into its experiments."""
+        with fault_injected(parse_fault(line)):
+            return _run(cell, shell)
+
+    shell.register_magic_function(fault, "cell", "fault")
+
+
+def _run(cell: str, shell: Any) -> Any:
+    """Run a cell whose errors propagate, and return the value of the cell's last expression."""
+    statements = ast.parse(shell.transform_cell(cell)).body
+    end = statements.pop() if statements and isinstance(statements[-1], ast.Expr) else None
+    module = ast.Module(statements, type_ignores=[])
+    exec(compile(module, "<%%fault>", "exec"), shell.user_ns)
+    if isinstance(end, ast.Expr):
+        return eval(compile(ast.Expression(end.value), "<%%fault>", "eval"), shell.user_ns)
+    return None

@@ -7,13 +7,22 @@ RunHandle.
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from html import escape
 from typing import Protocol
 
-from labkit.records.run import Run
+import ipywidgets
+
+from labkit.common.html import button, meter, status, table
+from labkit.common.privacy import scrub
+from labkit.common.units import bytes_text, duration_text
+from labkit.figures.runs.interactive import LiveFigure
+from labkit.records.run import Run, key_metrics, metric_text, verdict
 from labkit.records.stream import Message
 
 WINDOW = 50  # number of latest steps over which speed and time shares are computed
@@ -187,3 +196,134 @@ class Display(Protocol):
 
     def close(self, live: ProgressView) -> None:
         """Show how the run has ended; this is the last call of the display."""
+
+
+WHAT_STOP_DOES = "End training after the same step on all ranks; the run is recorded as interrupted"
+
+
+class LivePanel:
+    """The widgets that show a running experiment in JupyterLab.
+
+    Attributes:
+        widget: The widget that contains all others.
+        stop: The button that ends training.
+    """
+
+    def __init__(self, live: ProgressView) -> None:
+        self._live, self._rows, self._epochs = live, 0, 0
+        self.figure = LiveFigure(live.outline.label, live.outline.workers, live.outline.clock)
+        self.stop = button("Stop training", WHAT_STOP_DOES, "stop", self._stop)
+        self._status, self._progress = ipywidgets.HTML(), ipywidgets.HTML()
+        self._progress.layout.flex = "1 1 auto"
+        top = ipywidgets.HBox([self.stop, self._progress])
+        top.layout.align_items = "flex-start"
+        self.widget = ipywidgets.VBox([self._status, top, self.figure.screen.widget])
+        self.widget.add_class("labkit-live")
+
+    def draw(self, live: ProgressView) -> None:
+        """Draw the history rows that have been added since the last call."""
+        rows, epochs = live.rows[self._rows :], live.epochs[self._epochs :]
+        # The figure is only extended by new rows, because a new figure would lose the user's zoom.
+        self._rows, self._epochs = self._rows + len(rows), self._epochs + len(epochs)
+        run = live.run
+        if rows or epochs or run is not None:
+            shares = {number: rank.shares for number, rank in live.progress.ranks.items()}
+            self.figure.add(rows, epochs, shares, ended=run is not None)
+        self._progress.value = _progress(live)
+        self._status.value = status(live.progress.doing if run is None else _end(run))
+        if run is not None:
+            self.stop.disabled = True
+
+    close = draw
+
+    def _stop(self) -> None:
+        self._live.stop()
+        self.stop.description, self.stop.disabled = "Stopping …", True
+
+
+def _progress(live: ProgressView) -> str:
+    """Return HTML with a progress bar, the remaining time, and a table with one row per rank."""
+    progress, outline = live.progress, live.outline
+    parts = [f"epoch {progress.epoch + 1} of {outline.epochs}", f"step {progress.steps}"]
+    if live.run is None and progress.seconds_left is not None:
+        parts.append(f"about {duration_text(progress.seconds_left)} left")
+    rows = [
+        [
+            f"rank {number}",
+            "" if rank.speed is None else f"{rank.speed:,.0f}",
+            bytes_text(rank.sent),
+            *(f"{rank.shares[part]:.0%}" for part in PARTS),
+        ]
+        for number, rank in sorted(progress.ranks.items())
+    ]
+    head = ["", "samples/s", "sent", *PARTS]
+    bar = meter(progress.share, "share of the training steps that are completed")
+    return f"{bar}<div>{escape(' · '.join(parts))}</div>{table(rows, head) if rows else ''}"
+
+
+def _end(run: Run) -> str:
+    """Return the run's state, the result of its verification and key metrics in one line."""
+    state = run.status
+    parts = [state["state"]]
+    if state.get("cause"):
+        rank = "" if state.get("rank") is None else f"rank {state['rank']}: "
+        parts.append(f"{rank}{scrub(str(state['cause']))}")
+    if run.metrics:
+        parts.append(f"equivalence: {verdict(run)}")
+        parts += [f"{name} {metric_text(value)}" for name, value in key_metrics(run).items()]
+    return " · ".join(parts)
+
+
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook that can show widgets."""
+    if "LABKIT_JOB" in os.environ or "IPython" not in sys.modules:
+        return False
+    shell = sys.modules["IPython"].get_ipython()
+    return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
+
+
+def line() -> ProgressLine:
+    """Return a progress line: a terminal rewrites it, and a log receives a new line every 5 s."""
+    if sys.stderr.isatty() and "LABKIT_JOB" not in os.environ:
+        return ProgressLine(every=0.2, end="")
+    return ProgressLine(every=5.0, end="\n")
+
+
+class ProgressLine:
+    """A line of text with the step, the loss, the samples/s of each rank, and the time left."""
+
+    def __init__(self, every: float, end: str) -> None:
+        self.every, self.end = every, end
+        self._shown_at, self._shown = 0.0, ""
+
+    def draw(self, live: ProgressView) -> None:
+        """Rewrite the line, but not more often than every `every` seconds."""
+        if time.monotonic() - self._shown_at > self.every:
+            self._print(live, self.end)
+
+    def close(self, live: ProgressView) -> None:
+        """Print the run's last progress line, with a line break."""
+        self._print(live, "\n")
+
+    def _print(self, live: ProgressView, end: str) -> None:
+        text = _text(live)
+        # An unchanged line is not printed again, because it would fill a log.
+        if not live.rows or text + end == self._shown:
+            return
+        self._shown_at, self._shown = time.monotonic(), text + end
+        lead = "" if self.end else "\r\x1b[2K"
+        print(f"{lead}{text}", end=end, file=sys.stderr, flush=True)
+
+
+def _text(live: ProgressView) -> str:
+    progress, outline = live.progress, live.outline
+    speeds = [f"rank {n} {r.speed:,.0f}/s" for n, r in sorted(progress.ranks.items()) if r.speed]
+    seconds_left = progress.seconds_left
+    return "  ".join(
+        [
+            f"{outline.label}  epoch {progress.epoch + 1}/{outline.epochs}",
+            f"step {progress.steps}  loss {progress.loss:.4f}",
+            *speeds,
+            *([f"{seconds_left:.0f} s left"] if seconds_left and live.run is None else []),
+        ]
+    )

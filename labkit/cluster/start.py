@@ -22,7 +22,7 @@ from labkit.common.machine import trusts_network
 from labkit.common.nearest import refuse_unknown
 from labkit.common.units import plural
 from labkit.communicator import launcher
-from labkit.hosts import connection
+from labkit.hosts import host_list
 from labkit.hosts.host_list import Host, hosts_of
 from labkit.hosts.host_probe import OF_MPI, probe
 from labkit.hosts.queue import Queue
@@ -301,7 +301,7 @@ class Start:
     @cached_property
     def login(self) -> list[str]:
         """Command prefix for the login node; cached, as a testbed may end before its cluster."""
-        return connection.login()
+        return host_list.login()
 
     def environment(self, job: str) -> dict[str, str]:
         """Return the environment variables for the ranks and for the command that starts them.
@@ -314,7 +314,7 @@ class Start:
             variables[JOB] = job
         variables |= {name: os.environ[name] for name in OF_MPI if name in os.environ}
         if self.launcher == "hosts":
-            agent = self.agent or shlex.join(connection.agent())
+            agent = self.agent or shlex.join(host_list.agent())
             variables |= dict.fromkeys(AGENTS, SSH if agent == "ssh" else agent) | BY_AGENT
         return variables
 
@@ -368,14 +368,12 @@ class Start:
         if self.interface:
             return self.interface
         if self.launcher == "hosts":
-            return connection.local_address(
-                connection.addresses([host.name for host in self.hosts])
-            )
+            return host_list.local_address(host_list.addresses([host.name for host in self.hosts]))
         if self.in_allocation:
             nodes = self.queue().nodes(named=os.environ["SLURM_JOB_NODELIST"])
         else:
             nodes = self.queue().nodes(self.partition)
-        return connection.local_address(node.address for node in nodes[:: 1 + len(nodes) // SOME])
+        return host_list.local_address(node.address for node in nodes[:: 1 + len(nodes) // SOME])
 
     @property
     def partition(self) -> str | None:
@@ -393,7 +391,7 @@ class Start:
         """Return the problems of the hosts as text, or "" if no problem is found."""
         if self.launcher != "hosts":
             return ""
-        agent = shlex.split(self.agent) or connection.agent()
+        agent = shlex.split(self.agent) or host_list.agent()
         results = probe([host.name for host in self.hosts], agent)
         return "; ".join(result.trouble for result in results if result.trouble)
 

@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from labkit.cluster.calls import Calls, ClusterProtocol, RankError
-from labkit.cluster.folder_mirror import StreamForwarder
 from labkit.cluster.last_experiment import remember
 from labkit.cluster.launch import NotStarted
 from labkit.cluster.restart_policy import TRIES, RestartPolicy, ranks_to_blame
@@ -31,9 +30,40 @@ from labkit.records.checkpoints import CheckpointContext
 from labkit.records.endings import STOP_SIGNALS, interruption_text, raise_on_signals
 from labkit.records.run import Run
 from labkit.records.run_metrics import RankResult, Row, aggregate
-from labkit.records.stream import FOLDER, Message, StreamReader, make_stream
+from labkit.records.stream import FOLDER, STOP, Message, StreamReader, StreamWriter, make_stream
 from labkit.records.write import write, write_logs
 from labkit.worker.work import work
+
+
+class StreamForwarder:
+    """Forwards messages between a run's folder and ranks whose hosts cannot see the folder.
+
+    Args:
+        folder: Folder of the message stream, inside the run's folder.
+        calls: The running calls on the ranks that send the messages.
+    """
+
+    def __init__(self, folder: Path, calls: Calls[RankResult]) -> None:
+        self._folder, self._calls = folder, calls
+        # `_writers` contains one writer for each rank that has sent messages.
+        self._writers: dict[int, StreamWriter] = {}
+        self._stop_sent = False
+
+    def forward(self, last: bool = False) -> None:
+        """Write new messages of the ranks to the stream, and forward a stop request once.
+
+        Args:
+            last: Whether to wait for messages that ended ranks have sent and that have not arrived
+                yet.
+        """
+        for rank, message in self._calls.messages(wait=last):
+            self._writers.setdefault(rank, StreamWriter(self._folder, rank, {})).append(message)
+        # The stop request is sent after rank 0's first message, because this message shows that the
+        # rank has started.
+        if not self._stop_sent and 0 in self._writers and (self._folder / STOP).exists():
+            self._stop_sent = True
+            self._calls.request_stop()
+
 
 PATIENCE = 20.0  # time limit in seconds for ranks to end after a stop request
 WRITING = 35.0  # replaces PATIENCE if the ranks write a last checkpoint; a job waits even longer

@@ -31,8 +31,8 @@ from labkit.cluster.cluster_name import SHAPING, absolute, default_name, folder_
 from labkit.cluster.lease import KEEPER, WARM, Lease, Lock, is_held, locked, wait_until_free
 from labkit.cluster.start import Start
 from labkit.common import imports
-from labkit.common.capacity import check_ranks
 from labkit.common.errors import LabkitError
+from labkit.common.machine import check_ranks
 from labkit.common.paths import bytecode_variables, runtime_folder
 from labkit.common.units import plural
 from labkit.records import store

@@ -10,7 +10,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+from labkit.common.errors import LabkitError
 
 # The environment variable LABKIT_MODULES passes the additional import folders to child processes.
 VARIABLE = "LABKIT_MODULES"
@@ -56,3 +60,23 @@ def append_folders(places: str) -> None:
 def append_inherited() -> None:
     """Append the additional import folders that the parent process has set in the environment."""
     append_folders(os.environ.get(VARIABLE, ""))
+
+
+def optional(module: str, extra: str) -> Any:
+    """Import and return a library that belongs to one of labkit's optional extras.
+
+    Args:
+        module: Name of the module.
+        extra: Name of the extra that installs the module.
+
+    Raises:
+        LabkitError: The library is not installed; the message contains the command that installs
+            it.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise LabkitError(
+            f"the package {extra} is not installed; install it: uv sync --inexact --extra "
+            f'{extra}   (with pip or conda: pip install --editable ".[{extra}]")'
+        ) from error

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from labkit.common.errors import InvalidInput
-from labkit.common.options import Count, Options
+from labkit.common.nearest import Count, Options
 from labkit.datasets.files import DataFile
 
 Array = NDArray[Any]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.optional import optional
-from labkit.common.options import Options
+from labkit.common.imports import optional
+from labkit.common.nearest import Options
 from labkit.datasets.dataset import Array, Arrays, DatasetSpec, always, images
 from labkit.datasets.files import DataFile
 

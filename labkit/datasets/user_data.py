@@ -12,8 +12,8 @@ import numpy as np
 from pydantic import Field
 
 from labkit.common.errors import InvalidInput
+from labkit.common.imports import optional
 from labkit.common.nearest import listed
-from labkit.common.optional import optional
 from labkit.datasets.dataset import (
     FEW_CLASSES,
     MOST_CLASSES,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.common.data_partition import IID
-from labkit.common.rows import BatchPlan
+from labkit.common.rows import IID, BatchPlan
 from labkit.experiment.experiment import Experiment
 
 

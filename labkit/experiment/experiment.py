@@ -18,9 +18,9 @@ from pydantic import (
 
 from labkit import datasets, models
 from labkit.common.canonical_json import JSON, SCHEMA, as_json, digest, label_of
-from labkit.common.data_partition import IID, concentration
 from labkit.common.errors import InvalidInput
-from labkit.common.options import lookup
+from labkit.common.nearest import lookup
+from labkit.common.rows import IID, concentration
 from labkit.common.validated import Checked
 from labkit.experiment import fault_injection
 from labkit.experiment.data import (

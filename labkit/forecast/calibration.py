@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from labkit.common.canonical_json import JSON, as_json
+from labkit.common.canonical_json import JSON, NotPlain, as_json, read_plain_json
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.renamed import rename_classes
-from labkit.common.safe_json import NotPlain, read_plain_json
 from labkit.common.validated import Checked
 from labkit.network import Network
 

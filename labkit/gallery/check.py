@@ -2,21 +2,225 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.common.units import plural
-from labkit.gallery.claims import contradictions
 from labkit.gallery.evidence import Evidence, Number, numbers
-from labkit.gallery.index_entry import outputs
-from labkit.gallery.notebook_runs import GallerySpec
-from labkit.gallery.static_text import measured_numbers, outdated_defaults
+from labkit.gallery.index_entry import GallerySpec, outputs
 from labkit.jobs import cells
-from labkit.jobs.parameters import declared, known_values, read_text, read_yaml
+from labkit.jobs.cells import NotebookCell
+from labkit.jobs.parameters import Values, declared, known_values, read_text, read_yaml
 from labkit.records.run import load_runs
 from labkit.records.store import Record
+
+# The pattern `_N` matches a number with its unit. The function `numbers` converts each unit to its
+# base unit, so that values in ms and s are comparable.
+_UNIT = r" ?(?:%|x|×|µs|[mn]?s|[KMG]?i?B|samples/s)"
+_N = rf"(?<![\w.,])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?:{_UNIT})?(?![\w])"
+_SPREAD = rf"(?:spread |repeats |p10 to p90 |\d+ seeds, )?({_N}) to ({_N})\)"
+
+
+class Claim(NamedTuple):
+    """A rule for sentences: a pattern, and a condition on the numbers that it captures.
+
+    Attributes:
+        form: Pattern of a sentence with a conclusion; its groups capture numbers.
+        holds: Function of the captured numbers that returns whether the conclusion holds.
+        words: Description of the condition, for error messages.
+    """
+
+    form: re.Pattern[str]
+    holds: Callable[..., bool]
+    words: str
+
+
+def _rule(form: str, holds: Callable[..., bool], words: str) -> Claim:
+    return Claim(re.compile(form), holds, words)
+
+
+# The conditions include equality, because a quoted 1.00 is rounded, and its true value may be
+# slightly above or below 1.
+RULES = (
+    _rule(
+        rf"({_N})[^.;:()\d]{{0,40}} \({_SPREAD}",
+        lambda a, b, c: b <= a <= c,
+        "the value must lie within its range",
+    ),
+    _rule(
+        rf"\({_SPREAD}[^:.()]*: it pays",
+        lambda a, b: a >= 1,
+        "'it pays' requires that the whole range is above 1",
+    ),
+    _rule(
+        rf"\({_SPREAD}[^:()]*: it does not pay",
+        lambda a, b: b <= 1,
+        "'it does not pay' requires that the whole range is below 1",
+    ),
+    _rule(
+        rf"\({_SPREAD}[^:()]*: no difference",
+        lambda a, b: a <= 1 <= b,
+        "'no difference' requires that the range includes 1",
+    ),
+    _rule(
+        rf"\({_SPREAD}: faster",
+        lambda a, b: b <= 1,
+        "'faster' requires that the whole range of time ratios is below 1",
+    ),
+    _rule(
+        rf"\({_SPREAD}: slower",
+        lambda a, b: a >= 1,
+        "'slower' requires that the whole range of time ratios is above 1",
+    ),
+    _rule(
+        r"(?<![\d.,])(\d+) of (\d+)\b", lambda a, b: a <= b, "the part must not exceed the total"
+    ),
+    _rule(
+        rf"({_N}) times the fastest", lambda a: a >= 1, "no time can be shorter than the fastest"
+    ),
+    _rule(
+        rf"shortest step[^(]*\*\*[^(]*\(({_N})\), the longest[^(]*\(({_N})\)",
+        lambda a, b: a <= b,
+        "the shortest step must not be longer than another step",
+    ),
+    _rule(
+        rf"shortest step is that of .*?\*\*, ({_N}) \(.*?the next ({_N})",
+        lambda a, b: a <= b,
+        "the shortest step must not be longer than another step",
+    ),
+    _rule(
+        rf"still grows: .*? ({_N}) in the last .*?, ({_N}) in",
+        lambda a, b: a >= b,
+        "a growing norm must be larger at the end",
+    ),
+    _rule(
+        rf"More servers .*: reproduced: .*: ({_N})",
+        lambda a: a >= 1,
+        "more servers must serve more samples/s",
+    ),
+    _rule(
+        rf"More servers .*: \*\*not\*\* reproduced: .*: ({_N})",
+        lambda a: a <= 1,
+        "more servers must not serve more samples/s",
+    ),
+    _rule(
+        rf"backup worker .*: reproduced: .*?: ({_N})",
+        lambda a: a <= 1,
+        "the step must be shorter with a backup worker",
+    ),
+    _rule(
+        rf"backup worker .*: \*\*not\*\* reproduced: .*?: ({_N})",
+        lambda a: a >= 1,
+        "the step must not be shorter with a backup worker",
+    ),
+)
+# Each claim of a minimum is checked against the values in the other lines of the summary; for each
+# claim, a pattern finds the values.
+LEAST = {
+    "least memory on a rank": rf"keeps ({_N})",
+    "shortest step": rf"a step takes ({_N})",
+    "least traffic of the runs that send": rf"sends ({_N})",
+}
+_NOTHING = re.compile(r"(?<![\w.])(?:nan|inf|NaN|None|NaT)(?![\w.])")
+
+
+def contradictions(reading: str) -> Iterator[str]:
+    """Yield a description of each conclusion that contradicts the numbers in its sentence."""
+    for line in reading.splitlines():
+        if match := _NOTHING.search(line):
+            yield f"{match[0]!r} is not a result: {line}"
+        for rule in RULES:
+            for match in rule.form.finditer(line):
+                if not rule.holds(*map(_value, match.groups())):
+                    yield f"{match[0]!r}: {rule.words}"
+    yield from _extremes(reading)
+
+
+def _extremes(reading: str) -> Iterator[str]:
+    for words, form in LEAST.items():
+        named = re.search(rf"(?i){words}: \*\*(.+?)\*\*", reading)
+        lines = re.finditer(rf"(?m)^- \*\*(.+?)\*\*: .*?{form}", reading)
+        values = {line[1]: _value(line[2]) for line in lines}
+        values = {name: value for name, value in values.items() if value or "traffic" not in words}
+        if named and values and values.get(named[1], -1) != min(values.values()):
+            yield f"{named[0]!r}: the minimum is {min(values, key=lambda name: values[name])}"
+
+
+def _value(text: str) -> float:
+    """Return a quoted number in base units; for invalid text, NaN, which satisfies no rule."""
+    number = next(numbers(text.lstrip("-")), None)
+    value = math.nan if number is None else number.value
+    return -value if text.startswith("-") else value
+
+
+# The pattern `_APART` matches text that is not checked: code, links, citations with years, and list
+# numbers.
+_APART = re.compile(
+    r"(?s)```.*?```|`[^`]*`|\]\([^)]*\)|\((?:[^()]*\D)?(?:19|20)\d\d[^()]*\)|(?m:^ *\d+\. )"
+)
+
+
+def measured_numbers(cells: Sequence[NotebookCell]) -> Iterator[str]:
+    """Yield a message for each number with a unit in the source of a notebook.
+
+    The function searches prose and text constants in code, because their numbers stay the same when
+    results change.
+    """
+    for text in _texts(cells):
+        for number in numbers(_APART.sub(" ", text)):
+            if number.text.strip("0123456789.,"):
+                where = _line_with(text, number.text)
+                yield f"{number.text!r} is a measured number in the source of the notebook: {where}"
+
+
+def outdated_defaults(
+    cells: Sequence[NotebookCell], defaults: Values, values: Values
+) -> Iterator[str]:
+    """Yield a message for each number in prose that equals the default of a changed parameter."""
+    changed = {name: values[name] for name in values if values[name] != defaults.get(name)}
+    for text in _prose(cells):
+        for number in numbers(_APART.sub(" ", text)):
+            for name, value in changed.items():
+                if number.value in _plain(defaults.get(name)) - _plain(value):
+                    where = _line_with(text, number.text)
+                    yield (
+                        f"{number.text} is the default of {name}, which is {value!r} in this run: "
+                        f"{where}"
+                    )
+
+
+def _prose(cells: Sequence[NotebookCell]) -> Iterator[str]:
+    return (cell.source for cell in cells if cell.kind == "markdown")
+
+
+def _texts(cells: Sequence[NotebookCell]) -> Iterator[str]:
+    yield from _prose(cells)
+    for cell in cells:
+        if cell.kind == "code" and "parameters" not in cell.tags:
+            for node in ast.walk(ast.parse(cell.source)):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+
+
+def _plain(value: JSON) -> set[float]:
+    """Return all numbers in the value of a parameter."""
+    return {
+        float(digits) for digits in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)", json.dumps(value))
+    }
+
+
+def _line_with(text: str, words: str) -> str:
+    """Return the first line of a text that contains `words`, cut to 160 characters."""
+    return next((line.strip() for line in text.splitlines() if words in line), text.strip())[:160]
+
 
 VALUES = "check.yaml"  # file in the notebooks' folder with sets of small parameter values
 PLANTED = (0.8, 0.9, 1.1, 1.2)  # factors that falsify true numbers, to test the check itself
@@ -84,7 +288,7 @@ def check_notebook(spec: GallerySpec, job: Path) -> NotebookVerdict:
        the run. A number that compares two values may also be the ratio of two numbers in a table,
        a figure or a record of the run.
     3. The conclusion of each sentence follows from the numbers in the sentence (see
-       `labkit.gallery.claims`).
+       `labkit.gallery.check`).
 
     Whole numbers without a unit are counts or names; only the third rule applies to them.
     """

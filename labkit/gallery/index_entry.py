@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from labkit.common.errors import LabkitError
-from labkit.jobs import cells
+from labkit.common.canonical_json import JSON
+from labkit.common.errors import InvalidInput, LabkitError
+from labkit.jobs import cells, parameters
+from labkit.jobs.notebook import JobResult, NotebookJob, start
+from labkit.jobs.sweep.sweep_plan import SweepMember, SweepPlan
+from labkit.records import store
+from labkit.records.endings import interruption_text
 from labkit.records.executed_notebook import read_notebook
 from labkit.records.store import Record
 
@@ -85,3 +91,129 @@ def outputs(executed: Path) -> Iterator[Output]:
     for cell in read_notebook(executed)["cells"]:
         for output in cell.get("outputs", []):
             yield Output(tuple(cell["metadata"].get("tags", [])), output.get("data", {}))
+
+
+MADE_FROM = "made-from.json"  # name of the file with the hash of a job's inputs
+LOOK_EVERY = 0.1  # seconds between two checks for ended jobs
+LONGEST = 100  # greatest number of characters for parameter values in a progress line
+
+
+@dataclass(frozen=True, eq=False)
+class GallerySpec:
+    """A notebook to execute, and values for its parameters, which replace the defaults."""
+
+    notebook: Path
+    values: parameters.Values = field(default_factory=dict)
+
+    @property
+    def reads_runs(self) -> bool:
+        """Whether the notebook reads runs of other notebooks, by a parameter `runs`."""
+        return "runs" in parameters.declared(self.notebook)
+
+    def __str__(self) -> str:
+        text = ", ".join(f"{name}={value}" for name, value in self.values.items())
+        text = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+        return f"{self.notebook.stem} ({text})" if text else self.notebook.stem
+
+    def content_hash(self) -> str:
+        """Return the hash of all inputs of the results: notebook, values, and labkit's source."""
+        return SweepPlan(self.notebook, []).content(SweepMember("", dict(self.values), 0, 1, 1))
+
+    def completed_result(self, root: Path) -> JobResult | None:
+        """Return the result of the latest completed job with the same content hash, or None."""
+        content = self.content_hash()
+        completed = (
+            result
+            for result in _results_newest_first(self.notebook, root)
+            if result[0].state == "completed"
+        )
+        return next((result for result, made_from in completed if made_from == content), None)
+
+    def start(self, root: Path) -> NotebookJob:
+        """Start a job that executes the notebook in a separate process.
+
+        Raises:
+            InvalidInput: The notebook rejects the parameter values.
+        """
+        # The parameter `runs` of a notebook that reads runs is the folder with the runs of all
+        # notebooks.
+        runs = {"runs": [str(root)]} if self.reads_runs else {}
+        values = parameters.validate_values(self.notebook, {**runs, **self.values})
+        job = start(self.notebook, values, root, show=False)
+        store.write_json(job.path / MADE_FROM, {"content": self.content_hash()})
+        return job
+
+
+def latest_result(notebook: Path, root: Path) -> JobResult | None:
+    """Return the result of a notebook's latest job, with any code version; None without jobs."""
+    newest = next(_results_newest_first(notebook, root), None)
+    return newest[0] if newest else None
+
+
+def _results_newest_first(notebook: Path, root: Path) -> Iterator[tuple[JobResult, JSON]]:
+    """Yield (result, content hash) of all jobs of a notebook, the newest first.
+
+    A job with a damaged record is skipped with a warning.
+    """
+    folder = root / store.safe_name(notebook.stem)
+    for path in sorted(folder.glob(f"*/{MADE_FROM}"), reverse=True):
+        try:
+            status, made_from = store.read_status(path.parent), store.read_json(path)
+        except LabkitError as error:
+            warnings.warn(f"skipped a job: {error}", stacklevel=2)
+            continue
+        result = JobResult(path.parent, status["state"], status.get("cause"), status.get("rank"))
+        yield result, made_from.get("content")
+
+
+def execute_all(
+    specs: Sequence[GallerySpec], root: Path, jobs: int, tell: Callable[[str], None]
+) -> Iterator[tuple[GallerySpec, JobResult]]:
+    """Execute notebooks concurrently, and yield each result when its job ends.
+
+    Notebooks that read runs of other notebooks are executed last, and never reuse earlier results.
+
+    Args:
+        specs: Notebooks with their parameter values.
+        root: Folder of all jobs.
+        jobs: Greatest number of notebooks that run at the same time.
+        tell: Function that is called with the text of each progress line.
+    """
+    waiting = []
+    for spec in specs:
+        result = None if spec.reads_runs else spec.completed_result(root)
+        if result is None:
+            waiting.append(spec)
+        else:
+            tell(f"{spec}: already completed")
+            yield spec, result
+    for reads in (False, True):
+        yield from _execute_concurrently(
+            [spec for spec in waiting if spec.reads_runs is reads], root, jobs, tell
+        )
+
+
+def _execute_concurrently(
+    waiting: list[GallerySpec], root: Path, jobs: int, tell: Callable[[str], None]
+) -> Iterator[tuple[GallerySpec, JobResult]]:
+    running: dict[GallerySpec, NotebookJob] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                spec = waiting.pop(0)
+                try:
+                    running[spec] = spec.start(root)
+                    tell(f"{spec}: running")
+                except InvalidInput as error:
+                    yield spec, JobResult(root / "nowhere", "failed", str(error))
+            time.sleep(LOOK_EVERY)
+            for spec in [spec for spec, job in running.items() if job.done()]:
+                result = running.pop(spec).result()
+                tell(f"{spec}: {result.state}{f': {result.cause}' if result.cause else ''}")
+                yield spec, result
+    except KeyboardInterrupt as error:
+        for job in running.values():
+            job.interrupt(interruption_text(error))
+        for job in running.values():
+            job.result()
+        raise

@@ -6,10 +6,9 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from labkit.hosts.host_init import Binds
-from labkit.hosts.host_namespaces import enter_command
-from labkit.hosts.requirements import find_command
+from labkit.hosts.host_namespaces import Binds, enter_command
 from labkit.hosts.switch import DEVICE
+from labkit.hosts.testbed_state import find_command
 
 # Letters of ssh options that have a value.
 VALUED = "BbcDEeFIiJLlmOopQRSWw"

@@ -10,8 +10,7 @@ from pathlib import Path
 from labkit.common.errors import LabkitError
 from labkit.frameworks.namespaces import MTU, frames, queues
 from labkit.hosts.host_namespaces import enter_command
-from labkit.hosts.requirements import find_command
-from labkit.hosts.testbed_plan import CONTROL, LOGIN, TestbedPlan, addresses
+from labkit.hosts.testbed_state import CONTROL, LOGIN, TestbedPlan, addresses, find_command
 
 DEVICE = "eth0"  # name of a host's network device
 SWITCH = "switch"

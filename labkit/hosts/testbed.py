@@ -16,9 +16,8 @@ from labkit.common.html import card, pairs
 from labkit.common.units import plural
 from labkit.hosts import switch, testbed_state
 from labkit.hosts.host_namespaces import enter_command
-from labkit.hosts.requirements import find_command
 from labkit.hosts.scripts import TESTBED
-from labkit.hosts.testbed_plan import LOGIN, TestbedPlan
+from labkit.hosts.testbed_state import LOGIN, TestbedPlan, find_command
 
 # Hosts must not inherit the environment variables in `OF_A_HOST`, which contain paths of this
 # machine.

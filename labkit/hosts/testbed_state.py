@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import errno
 import json
 import os
@@ -12,15 +13,129 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, TypedDict, cast
 
-from labkit.common.errors import LabkitError
+from labkit.common.errors import InvalidInput, LabkitError, short
 from labkit.common.paths import bytecode_variables, runtime_folder
-from labkit.hosts.requirements import require
-from labkit.hosts.testbed_plan import TestbedPlan
+from labkit.common.quantities import bits_of
 from labkit.records import store
+
+NAMES = "abcdefgh"  # names of the hosts, one letter each
+LOGIN = "login"  # name of this machine, which is the login node
+CONTROL = "control"  # name of the host with slurmctld and the switch
+MOST_CORES = 1024
+
+
+@dataclass(frozen=True)
+class TestbedPlan:
+    """The validated parameters of `labkit.testbed`.
+
+    Raises:
+        InvalidInput: A value is invalid.
+    """
+
+    nodes: int = 2
+    cores: int = 2
+    bandwidth: str = "1Gb/s"
+    slurm: bool = True
+
+    def __post_init__(self) -> None:
+        for field, least, most in (("nodes", 2, len(NAMES)), ("cores", 1, MOST_CORES)):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                raise InvalidInput(
+                    f"{field}={short(value)} is impossible; "
+                    f"give a whole number from {least} to {most}"
+                )
+        if not isinstance(self.slurm, bool):
+            raise InvalidInput(f"slurm={short(self.slurm)} is impossible; give True or False")
+        bits_of(self.bandwidth, "bandwidth")
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names of the virtual hosts: "a", "b", …"""
+        return tuple(NAMES[: self.nodes])
+
+    @property
+    def rate(self) -> int:
+        """The bandwidth of a link in bits/s."""
+        return bits_of(self.bandwidth, "bandwidth")
+
+
+def addresses(plan: TestbedPlan, number: int) -> dict[str, str]:
+    """Return the IPv4 address of each host, of the host `control` and of the login node, by name.
+
+    Args:
+        plan: Parameters of the testbed.
+        number: Third byte of the network 198.18.N.0/24, from 0 to 255; RFC 2544 reserves
+            198.18.0.0/15 for network tests.
+    """
+    places = {name: place for place, name in enumerate(plan.hosts, 1)} | {CONTROL: 253, LOGIN: 254}
+    return {name: f"198.18.{number}.{place}" for name, place in places.items()}
+
+
+COMMANDS = {
+    **dict.fromkeys(("ip", "tc"), "iproute2"),
+    **dict.fromkeys(("unshare", "nsenter", "setpriv"), "util-linux"),
+    "mount": "mount",
+}
+SLURM = dict.fromkeys(("slurmctld", "slurmd", "srun", "sinfo"), "slurm-wlm")
+PMIX = "libpmix.so.2"  # library that joins all tasks of `srun --mpi=pmix` in one MPI_COMM_WORLD
+# The system folders in `SYSTEM` are often not in PATH, even for root.
+SYSTEM = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+
+
+def require(slurm: bool) -> None:
+    """Raise an error if this machine cannot run a testbed.
+
+    Args:
+        slurm: Whether the testbed runs Slurm.
+
+    Raises:
+        LabkitError: A requirement is missing; the message says what to install or do.
+    """
+    if sys.platform != "linux":
+        raise LabkitError(
+            f"a testbed needs Linux namespaces, but this system is {sys.platform}; "
+            "use a Linux machine, a virtual machine, or a container with --privileged"
+        )
+    absent = {name: package for name, package in _wanted(slurm).items() if not find_command(name)}
+    if slurm and not _has_pmix():
+        absent[PMIX] = "libpmix2"
+    if absent:
+        without = "; or start a testbed without Slurm (slurm=False, --no-slurm)" if slurm else ""
+        raise LabkitError(
+            f"a testbed needs {', '.join(absent)}, which this machine does not have; on Debian "
+            f"and Ubuntu, run apt-get install {' '.join(dict.fromkeys(absent.values()))}{without}"
+        )
+    if os.geteuid() != 0:
+        raise LabkitError(
+            f"a testbed needs root to create namespaces, but this is user {os.geteuid()}; "
+            "start it with sudo, or as root in a container or virtual machine of your own"
+        )
+
+
+def find_command(command: str) -> str | None:
+    """Return the path of a command in PATH or in the system folders; None if it is missing."""
+    return shutil.which(command) or shutil.which(command, path=os.pathsep.join(SYSTEM))
+
+
+def _wanted(slurm: bool) -> dict[str, str]:
+    return COMMANDS | (SLURM if slurm else {})
+
+
+def pmix_folders() -> list[Path]:
+    """Return the folders in which Debian's Slurm searches for Debian's PMIx library."""
+    return sorted(path.parent for path in Path("/usr/lib").glob(f"*/pmix2/lib/{PMIX}"))
+
+
+def _has_pmix() -> bool:
+    # `find_library` finds the library without loading it; a loaded library would conflict with the
+    # PMIx of Open MPI's Python package.
+    return bool(pmix_folders()) or ctypes.util.find_library("pmix") == PMIX
+
 
 AGENT, LOGIN_COMMAND = "agent", "login"  # files in a testbed's folder
 SLURM_CONF = "slurm.conf"

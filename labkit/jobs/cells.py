@@ -10,9 +10,8 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
-from labkit.common.canonical_json import JSON
+from labkit.common.canonical_json import JSON, NotPlain, read_plain_json
 from labkit.common.errors import InvalidInput, short
-from labkit.common.safe_json import NotPlain, read_plain_json
 from labkit.records.executed_notebook import notebook_bytes
 
 SCRIPTS = (".py", ".md", ".myst")  # suffixes of notebook files that jupytext reads

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from labkit.common.errors import LabkitError
-from labkit.hosts.connection import login
+from labkit.hosts.host_list import login
 from labkit.hosts.queue import Queue, SlurmJob
 from labkit.records import registry, store
 

@@ -6,8 +6,8 @@ import os
 import statistics
 from pathlib import Path
 
-from labkit.common.capacity import OVERSUBSCRIBE, RANK_GIB, capacity, check_ranks
 from labkit.common.errors import LabkitError
+from labkit.common.machine import OVERSUBSCRIBE, RANK_GIB, capacity, check_ranks
 from labkit.common.units import duration_text, plural
 from labkit.jobs import listing
 from labkit.jobs.parameters import Values, declared, largest

@@ -89,7 +89,7 @@ def _run_child(act: Callable[[int], int], reading: int) -> NoReturn:
         os.setsid()  # in a new session, the child does not receive Ctrl-C from the terminal
 
         # A child of a sweep inherits handlers that only count SIGINT and SIGTERM
-        # (`labkit.jobs.interrupts`), so the default handlers are restored.
+        # (`labkit.jobs.sweep.progress_screen`), so the default handlers are restored.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         code = act(reading)

@@ -14,23 +14,28 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.common.errors import gist
+from labkit.common.canonical_json import JSON
+from labkit.common.errors import InvalidInput, gist
 from labkit.common.safe_files import make_folder, open_file, read_file
 from labkit.jobs import execution
 from labkit.jobs.fork import BROKEN, Fork
+from labkit.jobs.log import RunLog, experiment, parameters_of_job
 from labkit.records import registry, store
 from labkit.records.endings import STOP_SIGNALS, End, describe_exit
+from labkit.records.executed_notebook import read_notebook
 
 if TYPE_CHECKING:
     from jupyter_client.manager import AsyncKernelManager
     from nbformat import NotebookNode
 
     from labkit.jobs.kernel import ForkedKernel
+
 
 # Seconds after an interruption in which a cell may clean up before its kernel is killed.
 GRACE = 40.0
@@ -322,9 +327,7 @@ def _record_glued(job: Path) -> None:
     if "application/scrapbook.scrap" in (text := read_file(job / "output.ipynb").decode()) or (
         "application/papermill.record" in text
     ):
-        from labkit.jobs import glue
-
-        glue.write_glued_run(job)
+        write_glued_run(job)
 
 
 def _start(work: Callable[[], None]) -> None:
@@ -333,3 +336,34 @@ def _start(work: Callable[[], None]) -> None:
 
 if __name__ == "__main__":
     sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
+
+
+# MIME type of outputs of `sb.glue`, which contain a name and data.
+SCRAP = "application/scrapbook.scrap."
+RECORD = "application/papermill.record+json"  # MIME type of outputs of `papermill.record`
+
+
+def write_glued_run(job: Path) -> None:
+    """Write a run with the values that a job's notebook recorded with scrapbook or papermill."""
+    cells = read_notebook(job / "output.ipynb")["cells"]
+    glued = dict(scraps(output for cell in cells for output in cell.get("outputs", [])))
+    if not glued:
+        return
+    log = RunLog(store.new_run_directory(job, "glued"), experiment(*parameters_of_job(job)))
+    for name, value in glued.items():
+        try:
+            log.add({name: value})
+        except InvalidInput as error:  # scrapbook also records tables, which a run cannot store
+            warnings.warn(f"a glued value is left out of the run: {error}", stacklevel=2)
+    log.end()
+
+
+def scraps(outputs: Iterator[dict[str, JSON]]) -> Iterator[tuple[str, JSON]]:
+    """Yield (name, value) of each value that scrapbook or papermill recorded in cell outputs."""
+    for output in outputs:
+        data = output.get("data")
+        for kind, payload in data.items() if isinstance(data, dict) else ():
+            if kind == RECORD and isinstance(payload, dict):
+                yield from payload.items()
+            elif kind.startswith(SCRAP) and isinstance(payload, dict):
+                yield str(payload.get("name")), payload.get("data")

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter
 
+from labkit.common.canonical_json import NotPlain
 from labkit.common.errors import InvalidInput, LabkitError, short
 from labkit.common.nearest import listed
-from labkit.common.safe_json import NotPlain
 from labkit.jobs import annotation_types, cells
-from labkit.jobs.python_source import python_source
-from labkit.jobs.type_inference import UNTYPED, infer
+from labkit.jobs.annotation_types import UNTYPED, infer, python_source
 from labkit.records.safe_yaml import read_plain
 
 if TYPE_CHECKING:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from labkit.common.canonical_json import JSON
+from labkit.common.canonical_json import JSON, NotPlain, read_plain_json
 from labkit.common.errors import LabkitError, short
 from labkit.common.safe_files import UnsafeFile, read_file
-from labkit.common.safe_json import NotPlain, read_plain_json
 from labkit.records.store import Record
 
 MAX_NOTEBOOK_BYTES = 2**27  # maximum bytes; notebooks with many figures have about 10 % of this

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeGuard, TypeVar
 
 from labkit.common.canonical_json import JSON, is_number
 from labkit.common.errors import InvalidInput, LabkitError, cannot_write
-from labkit.common.optional import optional
+from labkit.common.imports import optional
 from labkit.common.privacy import scrub
 from labkit.common.safe_files import make_folder, open_file
 from labkit.common.terminal import plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from labkit.common.safe_json import NotPlain
+from labkit.common.canonical_json import NotPlain
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from labkit.common.canonical_json import is_text
 from labkit.common.errors import LabkitError
-from labkit.common.safe_json import is_text
 from labkit.records.store import Record, checked_status, read_bytes, read_json
 
 PARQUET = b"PAR1"  # first and last bytes of a Parquet file

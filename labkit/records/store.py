@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from labkit.common.canonical_json import JSON
+from labkit.common.canonical_json import JSON, NotPlain, read_plain_json
 from labkit.common.canonical_json import SCHEMA as SCHEMA
 from labkit.common.errors import LabkitError, short
 from labkit.common.paths import runtime_folder
@@ -30,7 +30,6 @@ from labkit.common.safe_files import (
     read_file,
     replace_file,
 )
-from labkit.common.safe_json import NotPlain, read_plain_json
 from labkit.records.parquet import column_problem, read_parquet
 from labkit.records.renamed import with_names_of_today
 from labkit.records.shape import field_problem

@@ -91,7 +91,7 @@ def _has_external_parts(value: JSON) -> bool:
 
 def command(job: Path) -> str:
     """Return the command line that reruns a notebook job, or "" if its record is unreadable."""
-    from labkit.common.safe_json import NotPlain
+    from labkit.common.canonical_json import NotPlain
     from labkit.records.safe_yaml import read_plain_file
 
     try:

@@ -9,8 +9,8 @@ from functools import cached_property
 from labkit.common.canonical_json import JSON, is_number
 from labkit.common.privacy import scrub
 from labkit.common.units import plural
-from labkit.figures.kit.axes import TITLES, title_of, word
 from labkit.figures.kit.entries import RunEntry
+from labkit.figures.kit.panels import TITLES, title_of, word
 from labkit.records.analysis.columns import (
     Value,
     differing_parameters,

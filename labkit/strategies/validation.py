@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from labkit.common.data_partition import IID
 from labkit.common.errors import InvalidInput
 from labkit.common.nearest import refuse_unknown
+from labkit.common.rows import IID
 from labkit.strategies.strategy import ExperimentSpec
 
 if TYPE_CHECKING:

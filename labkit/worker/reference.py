@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from labkit.common.canonical_json import JSON, digest
-from labkit.common.data_partition import IID
 from labkit.common.paths import cache_folder, fingerprint
+from labkit.common.rows import IID
 from labkit.communicator import single_rank
 from labkit.exchange.hooks import Hook, Rows, Variables, hooks_of
 from labkit.experiment.batches import plan_of

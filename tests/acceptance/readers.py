@@ -131,7 +131,7 @@ def _panel() -> str:
 
 def _gallery() -> str:
     from labkit.gallery import write_index, write_page
-    from labkit.gallery.notebook_runs import latest_result
+    from labkit.gallery.index_entry import latest_result
     from labkit.jobs.notebook import JobResult
 
     notebook, job = Path("n.ipynb"), Path("runs/job")

@@ -14,7 +14,7 @@ import click
 
 from labkit.bench.command import AS_JSON, numbers, show_rows
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.optional import optional
+from labkit.common.imports import optional
 from labkit.records import store
 from labkit.records.run import Run, load_runs
 from tests.acceptance.records import timed

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from labkit.common.errors import LabkitError
-from labkit.hosts.requirements import require
+from labkit.hosts.testbed_state import require
 from tests.acceptance.__main__ import campaigns
 from tests.acceptance.hosts import allreduce
 from tests.acceptance.hosts.command import PARTS, trouble

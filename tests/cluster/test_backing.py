@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from labkit import InvalidInput
-from labkit.cluster.backing import FOLDERS, backing_variables
 from labkit.cluster.launch import launch
 from labkit.cluster.lease import Lease
+from labkit.cluster.processes import FOLDERS, backing_variables
 from labkit.cluster.start import Start
 
 FULL = Path("/proc")  # a file system that reports no free space

@@ -15,7 +15,7 @@ from labkit.cluster.engine import ImportsInWaves, SafePath
 LOOK = """
 import sys
 from pathlib import Path
-from labkit.common.semaphore import Semaphore
+from labkit.common.locks import Semaphore
 
 looks = iter([True, False])
 print(Semaphore(Path(sys.argv[1]), 1).acquire(lambda: next(looks)))

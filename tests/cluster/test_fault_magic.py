@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from labkit import Experiment, Fault
-from labkit.cluster import fault_magic
+from labkit.cluster import magic
 from labkit.common.errors import InvalidInput
 
 CELLS = """
@@ -38,13 +38,13 @@ def test_a_cell_plants_its_fault_and_no_other_cell_has_it() -> None:
 
 def test_an_experiment_keeps_the_faults_that_it_has() -> None:
     own = Fault("nan", rank=0, step=1)
-    with fault_magic.fault_injected(fault_magic.parse_fault("kind=kill rank=1 step=3")):
-        found = fault_magic.with_injected_faults(Experiment(workers=2, faults=own))
+    with magic.fault_injected(magic.parse_fault("kind=kill rank=1 step=3")):
+        found = magic.with_injected_faults(Experiment(workers=2, faults=own))
     assert [fault.kind for fault in found.faults] == ["nan", "kill"]
-    assert fault_magic.with_injected_faults(found) is found
+    assert magic.with_injected_faults(found) is found
 
 
 @pytest.mark.parametrize("line", ["", "kill", "rank=1 step=", "rank=x step=1 kind=kill"])
 def test_a_line_that_says_no_fault_is_refused(line: str) -> None:
     with pytest.raises(InvalidInput):
-        fault_magic.parse_fault(line)
+        magic.parse_fault(line)

@@ -14,7 +14,7 @@ import zmq
 from listening import open_to_others, watched
 
 from labkit import AllReduce, Cluster, Experiment
-from labkit.cluster.listeners import Listener, confine, exposed_listeners, listeners
+from labkit.cluster.processes import Listener, confine, exposed_listeners, listeners
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone hands over sockets")
 

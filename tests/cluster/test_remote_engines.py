@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.cluster.remote_engines import RemoteEngines
+from labkit.cluster.engines import RemoteEngines
 from labkit.cluster.start import Start
 from labkit.common.errors import InvalidInput
 from labkit.common.paths import fingerprint

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from labkit import AllReduce, Cluster, Experiment, ParameterServer, Run
-from labkit.cluster.replay import replay_experiment
+from labkit.cluster.serving import replay_experiment
 from labkit.common.errors import InvalidInput
 
 ASKED: dict[str, Any] = {

@@ -10,8 +10,7 @@ import pytest
 from live_sample import ROWS, Told
 
 from labkit import Cluster, Experiment
-from labkit.cluster.run_progress import RunProgress
-from labkit.cluster.terminal import ProgressLine, in_notebook, line
+from labkit.cluster.run_progress import ProgressLine, RunProgress, in_notebook, line
 
 
 @pytest.fixture

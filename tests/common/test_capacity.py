@@ -8,8 +8,8 @@ import pytest
 
 from labkit import Cluster
 from labkit.cluster import launch
-from labkit.common.capacity import OVERSUBSCRIBE, Capacity, capacity, check_ranks
 from labkit.common.errors import InvalidInput
+from labkit.common.machine import OVERSUBSCRIBE, Capacity, capacity, check_ranks
 
 SMALL = Capacity(cores=2, free=20.0, total=24.0)
 

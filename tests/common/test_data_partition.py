@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.common.data_partition import partition_samples
-from labkit.common.rows import BatchPlan
+from labkit.common.rows import BatchPlan, partition_samples
 
 kinds = st.one_of(
     st.sampled_from(["iid", "by_label"]),

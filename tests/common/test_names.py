@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from labkit.cli.app import app
 from labkit.common import names
 from labkit.common.errors import InvalidInput
-from labkit.jobs.mpijob import MPIJob
+from labkit.jobs.containers import MPIJob
 from labkit.report.jobs import command
 
 # Texts with a special meaning in shells or YAML, and arbitrary texts; no argument can contain NUL.

@@ -15,7 +15,7 @@ from labkit.cli.app import app
 from labkit.common.errors import InvalidInput
 from labkit.common.quantities import bits_of, parse_bytes, parse_limit, parse_rate, parse_seconds
 from labkit.exchange.exchange import Exchange
-from labkit.hosts.testbed_plan import TestbedPlan
+from labkit.hosts.testbed_state import TestbedPlan
 
 RATES = {
     **dict.fromkeys(("1Gb", "1Gb/s", "1Gbps", "1 Gbit/s", "1gbps", "1 Gb / s", "1000Mb"), 125e6),

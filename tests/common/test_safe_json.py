@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from labkit.common.safe_json import DEEPEST, MOST_VALUES, NotPlain, read_plain_json
+from labkit.common.canonical_json import DEEPEST, MOST_VALUES, NotPlain, read_plain_json
 
 PLAIN = some.recursive(
     some.none()

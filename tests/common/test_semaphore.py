@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from labkit.common.lock import KEEPER, Lock
-from labkit.common.semaphore import Semaphore, start_semaphore
+from labkit.common.locks import KEEPER, Lock, Semaphore, start_semaphore
 
 HOLDER = """
 import sys
 from pathlib import Path
-from labkit.common.semaphore import Semaphore
+from labkit.common.locks import Semaphore
 
 assert Semaphore(Path(sys.argv[1]), 1).acquire()
 print("holds", flush=True)
@@ -45,7 +44,7 @@ def test_a_rank_starts_in_its_turn_and_ends_with_its_keeper(tmp_path: Path, plac
     count = start_semaphore(keeper.path).count
     taken = [Lock(tmp_path / "starts" / str(n)) for n in range(count * (places == "taken"))]
     assert all(place.acquire() for place in taken)
-    command = [sys.executable, "-m", "labkit.common.semaphore", "rank", "argument"]
+    command = [sys.executable, "-m", "labkit.common.locks", "rank", "argument"]
     own = os.environ | {KEEPER: str(keeper.path)}
     child = subprocess.Popen(command, cwd=tmp_path, env=own)
     if places == "taken":

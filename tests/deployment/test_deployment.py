@@ -12,7 +12,7 @@ from sample_runs import write_run
 from labkit import datasets, models
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.deployment import LowRank, Prune, Quantize, compare, read_sparse
-from labkit.deployment.metrics import chance, inference_ms
+from labkit.deployment.method_comparison import chance, inference_ms
 from labkit.figures.runs.inference import deployment, summarize_deployment
 from labkit.records.run import Run
 

@@ -24,9 +24,9 @@ from labkit.figures import (
     summarize_comparison,
     table,
 )
-from labkit.figures.kit.axes import number_text, scale
 from labkit.figures.kit.canvas import join_points
 from labkit.figures.kit.entries import MANY, entries, settings
+from labkit.figures.kit.panels import number_text, scale
 from labkit.figures.runs.comparison import sheets
 from labkit.records.analysis.curves import smoothed
 from labkit.records.analysis.scaling import scalings, seed_bands

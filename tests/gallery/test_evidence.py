@@ -12,7 +12,7 @@ from sample_runs import write_run
 
 from labkit.gallery.check import check_notebook
 from labkit.gallery.evidence import numbers
-from labkit.gallery.notebook_runs import GallerySpec
+from labkit.gallery.index_entry import GallerySpec
 from labkit.records.run import Run
 
 TABLE = pd.DataFrame(

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.gallery.check import check_specs
-from labkit.gallery.static_text import measured_numbers, outdated_defaults
+from labkit.gallery.check import check_specs, measured_numbers, outdated_defaults
 from labkit.jobs import cells
 from labkit.jobs.cells import NotebookCell
 from labkit.jobs.parameters import declared, known_values, validate_values

@@ -17,7 +17,7 @@ import labkit as lk
 from labkit.common.errors import LabkitError
 from labkit.communicator import launcher
 from labkit.hosts import Testbed
-from labkit.hosts.requirements import require
+from labkit.hosts.testbed_state import require
 
 Started: TypeAlias = "subprocess.Popen[str]"
 ROOT = Path(__file__).parents[2]  # all hosts see this folder

@@ -28,7 +28,7 @@ from labkit.cluster.engine import CONNECTION, command
 from labkit.cluster.start import Start
 from labkit.communicator import Communicator
 from labkit.hosts import Testbed
-from labkit.hosts.connection import login
+from labkit.hosts.host_list import login
 from labkit.hosts.queue import Queue
 from labkit.records import store
 from labkit.records.stream import FOLDER, StreamReader

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from labkit.common.errors import LabkitError
-from labkit.hosts.connection import is_reachable, local_address
+from labkit.hosts.host_list import is_reachable, local_address
 
 
 def test_who_is_on_this_machine_reaches_it_by_loopback_and_unknown_names_are_left_out() -> None:
@@ -20,7 +20,7 @@ def test_without_any_way_there_is_no_address() -> None:
 
 
 def test_different_addresses_want_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("labkit.hosts.connection._source", {"a": "10.0.0.1", "b": "10.1.0.1"}.get)
+    monkeypatch.setattr("labkit.hosts.host_list._source", {"a": "10.0.0.1", "b": "10.1.0.1"}.get)
     with pytest.raises(LabkitError, match=r"a by 10\.0\.0\.1, b by 10\.1\.0\.1.*interface="):
         local_address(["a", "b"])
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from labkit.common.errors import LabkitError
-from labkit.hosts import requirements
+from labkit.hosts import testbed_state
 from labkit.hosts.testbed import testbed as start_testbed
 
 
@@ -19,7 +19,7 @@ def has_all_but(monkeypatch: pytest.MonkeyPatch, *absent: str) -> None:
 
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(shutil, "which", which)
-    monkeypatch.setattr(requirements, "_has_pmix", lambda: requirements.PMIX not in absent)
+    monkeypatch.setattr(testbed_state, "_has_pmix", lambda: testbed_state.PMIX not in absent)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
 
 
@@ -50,11 +50,11 @@ def test_what_is_missing_is_named_with_its_package(
 
 
 def test_without_slurm_nothing_of_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    has_all_but(monkeypatch, *requirements.SLURM, requirements.PMIX)
-    requirements.require(slurm=False)
+    has_all_but(monkeypatch, *testbed_state.SLURM, testbed_state.PMIX)
+    testbed_state.require(slurm=False)
     has_all_but(monkeypatch, "tc")
     with pytest.raises(LabkitError, match=r"apt-get install iproute2$"):
-        requirements.require(slurm=False)
+        testbed_state.require(slurm=False)
 
 
 def test_who_is_not_root_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

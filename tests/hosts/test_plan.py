@@ -6,8 +6,8 @@ import pytest
 
 from labkit.common.errors import InvalidInput
 from labkit.common.quantities import bits_of
-from labkit.hosts.slurm import configuration
-from labkit.hosts.testbed_plan import TestbedPlan, addresses
+from labkit.hosts.supervisor import configuration
+from labkit.hosts.testbed_state import TestbedPlan, addresses
 
 
 @pytest.mark.parametrize(

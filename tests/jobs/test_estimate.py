@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from sample_runs import experiment, write_run
 
-from labkit.common.capacity import OVERSUBSCRIBE
 from labkit.common.errors import InvalidInput
+from labkit.common.machine import OVERSUBSCRIBE
 from labkit.common.units import duration_text
 from labkit.jobs import estimate
 from labkit.records import store

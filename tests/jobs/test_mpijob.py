@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from labkit.common.errors import InvalidInput
-from labkit.jobs.mpijob import MPIJob, waiting
+from labkit.jobs.containers import MPIJob, waiting
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "is_swept.ipynb"
 TEXT, COUNT = {"type": "string"}, {"type": "integer", "minimum": 1}

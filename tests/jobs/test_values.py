@@ -14,8 +14,8 @@ from uuid import UUID
 import pytest
 
 from labkit.common.errors import InvalidInput
+from labkit.jobs.annotation_types import UNTYPED
 from labkit.jobs.parameters import NotebookParameter, parse
-from labkit.jobs.type_inference import UNTYPED
 
 REFUSED = object()
 DAY, NOON = datetime.date(2024, 2, 29), datetime.time(12, 30)

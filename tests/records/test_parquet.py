@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from labkit.common.safe_json import NotPlain
+from labkit.common.canonical_json import NotPlain
 from labkit.records import parquet
 from labkit.records.parquet import read_parquet
 from labkit.records.shape import TABLES

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.common.safe_json import NotPlain
+from labkit.common.canonical_json import NotPlain
 from labkit.records.safe_yaml import read_plain, read_plain_file
 
 # Nine lines that expand to 9⁹ words.

@@ -8,16 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from labkit.cli.doctor import (
-    clusters,
-    fault_tolerance,
-    hosts,
-    jupyter,
-    machine,
-    programs,
-    ranks,
-    slurm,
-)
+from labkit.cli.doctor import launchers, machine, programs, ranks
 from labkit.cli.doctor.diagnosis import Diagnosis
 from labkit.common.errors import InvalidInput
 from labkit.hosts.host_list import hosts_of
@@ -26,17 +17,17 @@ Check = Callable[[], Iterator[Diagnosis]]
 CHECKS: list[Check] = [
     ranks.mpiexec,
     ranks.ranks,
-    fault_tolerance.deaths,
+    ranks.deaths,
     machine.cores,
     machine.root,
     machine.loopback,
     machine.memory,
     machine.disk,
-    clusters.clusters,
+    machine.clusters,
     machine.data,
-    jupyter.plotly,
-    jupyter.widgets,
-    jupyter.kernel,
+    programs.plotly,
+    programs.widgets,
+    programs.kernel,
     programs.chromium,
     programs.slurm,
     programs.tensorflow,
@@ -45,9 +36,9 @@ CHECKS: list[Check] = [
 # The checks in `WAITING` wait for other processes, so they run in threads. The checks in threads
 # import no modules, because concurrent imports can deadlock.
 WAITING = {
-    *(ranks.mpiexec, ranks.ranks, fault_tolerance.deaths, hosts.hosts),
+    *(ranks.mpiexec, ranks.ranks, ranks.deaths, launchers.hosts),
     *(programs.chromium, programs.slurm, programs.tensorflow),
-    *(slurm.controller, slurm.nodes, slurm.offers, slurm.worlds),
+    *(launchers.controller, launchers.nodes, launchers.offers, launchers.worlds),
 }
 
 
@@ -68,9 +59,15 @@ def checks_of(launcher: str, hosts_text: str) -> list[Check]:
             "--launcher hosts and --hosts must be given together: --launcher hosts --hosts a:2,b:2"
         )
     if launcher == "slurm":
-        return [ranks.mpiexec, slurm.controller, slurm.nodes, slurm.offers, slurm.worlds]
+        return [
+            ranks.mpiexec,
+            launchers.controller,
+            launchers.nodes,
+            launchers.offers,
+            launchers.worlds,
+        ]
     if launcher == "hosts":
-        return [ranks.mpiexec, partial(hosts.hosts, hosts_of(hosts_text))]
+        return [ranks.mpiexec, partial(launchers.hosts, hosts_of(hosts_text))]
     return CHECKS
 
 

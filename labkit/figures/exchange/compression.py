@@ -24,8 +24,7 @@ from labkit.figures.kit.entries import (
 )
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import crosses, curve, points
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import overload, sheet
+from labkit.figures.kit.panels import Panel, Trace, overload, sheet
 from labkit.figures.runs.speed import refusal, refusals
 from labkit.records import step_costs as bandwidths
 from labkit.records.compressors import baseline_of, method, method_fields, task_fields

@@ -10,8 +10,7 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import LineStyle, clock_and_network, compressor_text, entries, lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import line_with_band
-from labkit.figures.kit.panels import Panel
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.panels import Panel, sheet
 from labkit.figures.runs.learning import POINTS
 from labkit.records.compressors import method
 from labkit.records.run import Run

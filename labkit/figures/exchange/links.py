@@ -13,8 +13,7 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import lines, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, ratio_verdict, sentences
 from labkit.figures.kit.marks import bars, line_with_band, rule
-from labkit.figures.kit.panels import Panel
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.panels import Panel, sheet
 from labkit.network import Network
 from labkit.records.run import Run, equivalence_failed
 from labkit.simulate import simulate

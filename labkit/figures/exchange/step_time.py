@@ -12,7 +12,6 @@ from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.common.units import seconds_text
 from labkit.exchange import SCHEDULES
-from labkit.figures.kit.axes import names_axis
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import (
     INK,
@@ -26,8 +25,7 @@ from labkit.figures.kit.entries import (
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.lanes import BarKind, GanttPanel, lanes
 from labkit.figures.kit.marks import part_bars, points
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import overload, sheet
+from labkit.figures.kit.panels import Panel, Trace, names_axis, overload, sheet
 from labkit.figures.runs.speed import refusal, refusals
 from labkit.records.run import Run, flatten
 from labkit.records.step_costs import PARTS, StepCosts, step_costs

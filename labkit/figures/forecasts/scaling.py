@@ -14,8 +14,7 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import line_with_band, points_with_bars, rule
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.panels import Panel, Trace, sheet
 from labkit.forecast import Forecast
 from labkit.records.run import Run
 

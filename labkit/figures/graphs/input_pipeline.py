@@ -8,14 +8,12 @@ import pandas as pd
 
 from labkit.common.errors import InvalidInput, short
 from labkit.common.units import bytes_text, plural
-from labkit.figures.kit.axes import counts_axis, names_axis
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import INK, LineStyle, lines, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.lanes import BarKind, GanttPanel, lanes
 from labkit.figures.kit.marks import crosses, line_with_band, part_bars, points, rule
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.panels import Panel, Trace, counts_axis, names_axis, sheet
 from labkit.records.step_costs import KINDS, ThreadSweep, more_is_less, thread_costs
 from labkit.records.timed_steps import SYNTHETIC, InputTrace, input_costs
 

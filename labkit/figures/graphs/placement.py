@@ -14,8 +14,7 @@ from labkit.figures.kit.entries import INK, LineStyle, lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.lanes import BarKind, GanttPanel, connections, lanes
 from labkit.figures.kit.marks import bars, line_with_band, rule
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.panels import Panel, Trace, sheet
 from labkit.records.step_graph import WAY, PlacementMeasurements, PlanMeasurement, Row
 from labkit.simulate.placement import DeviceGroup, PlacementPlan
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from labkit.figures.kit.entries import LineStyle, safe_text
-from labkit.figures.kit.panels import Panel, Trace, lanes_axis
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.panels import Panel, Trace, lanes_axis, sheet
 
 if TYPE_CHECKING:
     import pandas

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from labkit.common.canonical_json import is_number
+from labkit.common.privacy import scrub
+from labkit.figures.kit.entries import MANY, OVERSUBSCRIBED, LineStyle, RunEntry, compressor_text
+from labkit.records.analysis.columns import Value, sorted_values
+from labkit.records.compressors import compressor_expression
+
+if TYPE_CHECKING:
+    from labkit.figures.kit.canvas import Figure
+
 
 # A `Trace` is a Plotly dictionary that describes a trace, an axis or a layout. Plotly's schema
 # validates a `Trace` when the figure is drawn.
@@ -54,3 +65,198 @@ def lanes_axis(lanes: Sequence[str]) -> Trace:
         "showgrid": False,
         "nticks": len(lanes),
     }
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Rows of panels, shown as one figure, or one after another on a report page.
+
+    Attributes:
+        rows: Rows of panels, from top to bottom.
+        shown: Entries of the legend.
+        title: Title of the sheet, which includes the clock and the network if the figure shows
+            times.
+        remarks: Remarks on all panels, which form the subtitle.
+        words: Descriptions of what the panels show, for the alternative text.
+        plot: Height of the axes of a panel in pixels.
+        below: Height of the labels under the axes in pixels.
+    """
+
+    rows: Sequence[Sequence[Panel]]
+    shown: Sequence[RunEntry | LineStyle]
+    title: str
+    remarks: Sequence[str] = ()
+    words: Sequence[str] = ()
+    plot: int = PLOT
+    below: int = BELOW
+
+    @property
+    def remark(self) -> str:
+        """The subtitle, which contains all remarks in one line."""
+        return " · ".join(part for part in self.remarks if part)
+
+    @property
+    def alt(self) -> str:
+        """The alternative text: title, remarks, and at most `MANY` of the texts in `words`."""
+        more = len(self.words) - MANY
+        rest = (f"and {more} more texts, which the table contains",) if more > 0 else ()
+        parts = (self.title, *self.remarks, *self.words[:MANY], *rest)
+        return ". ".join(part for part in parts if part) + "."
+
+    def figure(self) -> Figure:
+        """Draw all panels as one figure, with a legend."""
+        # Plotly is imported only here: the import takes half a second, which `lk.table` and `labkit
+        # ls` avoid.
+        from labkit.figures.kit.canvas import draw
+
+        shown = list(self.shown)
+        return draw(self.rows, shown, self.title, self.remark, self.alt, self.plot, self.below)
+
+
+def sheet(
+    rows: Sequence[Sequence[Panel]],
+    entries: Iterable[RunEntry | LineStyle],
+    title: str,
+    remarks: Sequence[str] = (),
+    words: Sequence[str] = (),
+    plot: int = PLOT,
+    below: int = BELOW,
+) -> Figure:
+    """Draw rows of panels as one figure; the arguments are described in `Sheet`."""
+    return Sheet(rows, list(entries), title, remarks, words, plot, below).figure()
+
+
+def overload(entries: Iterable[RunEntry]) -> list[str]:
+    """Return a remark if a run used more threads than the host has cores."""
+    return [OVERSUBSCRIBED] if any(e.metrics.get("oversubscribed") for e in entries) else []
+
+
+TITLES = {
+    "test_accuracy": "test accuracy",
+    "test_loss": "test loss",
+    "wire_bytes_per_step": "bytes per step on the wire",
+    "train_seconds": "training time, s",
+    "samples_per_second": "samples/s",
+    "step_ms.median": "step time, ms",
+    "payload_bytes_per_step": "bytes of payload per step",
+}
+# The limits are needed, because Plotly would extend an axis with few accuracies down to -50 %.
+SHARES = {"tickformat": ".1%", "autorangeoptions": {"clipmin": -0.02, "clipmax": 1.02}}
+# Two numbers for accuracies: the range within which values count as equal, and the margin of the
+# axis around equal values.
+_ALIKE, _AROUND = 0.001, 0.05
+_SLOTS = 8  # maximum number of distinct numbers placed at equal distances
+_ONE = 0.01  # relative difference below which the ends of a scale count as equal
+_WIDE = 30.0  # ratio greatest / least value from which a scale is logarithmic
+_LETTERS = 18  # maximum length of a tick text in letters
+
+
+@dataclass(frozen=True)
+class AxisScale:
+    """Positions of values on an axis, from 0 to 1, and the labelled ticks."""
+
+    places: tuple[float | None, ...]
+    ticks: tuple[tuple[float, Value], ...]
+    slots: bool = False
+
+
+def shares(values: Iterable[float]) -> Trace:
+    """Return an axis for accuracies, with a margin on both sides if all accuracies are equal."""
+    numbers = [value for value in values if value == value]
+    if not numbers or max(numbers) - min(numbers) > _ALIKE:
+        return dict(SHARES)
+    return {"tickformat": ".1%", "range": [min(numbers) - _AROUND, max(numbers) + _AROUND]}
+
+
+def counts_axis(counts: Iterable[float]) -> Trace:
+    """Return a logarithmic axis with a tick at each count."""
+    ticks = sorted(set(counts))
+    return {"type": "log", "tickvals": ticks, "ticktext": [str(tick) for tick in ticks]}
+
+
+def names_axis(names: Sequence[str]) -> Trace:
+    """Return an x axis with a name below each bar."""
+    ticks: Trace = {"tickvals": list(range(len(names))), "ticktext": list(names)}
+    return ticks | {"range": [-0.6, max(len(names), 1) - 0.4], "showgrid": False, "tickangle": 0}
+
+
+def scale(values: Sequence[Value], measured: bool) -> AxisScale:
+    """Return the positions of the runs' values on an axis; there is one value per run.
+
+    Args:
+        values: The value of each run; None if a run has no value, or its value must not be shown.
+        measured: Whether the values are results of runs; results are placed to scale, never at
+            equal distances.
+    """
+    known = [value for value in values if value is not None]
+    numeric = all(is_number(value) for value in known)
+    if measured or (numeric and len(set(known)) > _SLOTS):
+        return _proportional(values, [float(value) for value in known])
+    return _slots(values)
+
+
+def word(name: str, value: Value) -> str:
+    """Return the tick text of a parameter's value."""
+    if value is None:
+        return compressor_expression(None) if name == "compressor" else "none"
+    if name == "compressor":
+        return compressor_text(str(value), with_feedback=True)
+    text = number_text(value) if is_number(value) else scrub(str(value))
+    return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
+
+
+def title_of(name: str) -> str:
+    """Return the axis title of a parameter or metric."""
+    return TITLES.get(name, name.rpartition(".")[2].replace("_", " "))
+
+
+def text_of(name: str, value: Value) -> str:
+    """Return a value as text: accuracies in percent, other numbers with three digits."""
+    if not is_number(value):
+        return word(name, value)
+    return f"{value:.1%}" if name.endswith("accuracy") else number_text(value)
+
+
+def number_text(value: float) -> str:
+    """Return a number with three digits; from 10,000 on, with the suffix k, M or G."""
+    size = abs(value)
+    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if size >= max(0.9995 * factor, 9_999.5):
+            return f"{value / factor:.3g}{letter}"
+    return f"{value:,.0f}" if size >= 999.5 else f"{value:.3g}"
+
+
+def _proportional(values: Sequence[Value], known: list[float]) -> AxisScale:
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    # If the least and greatest values differ by less than 1 %, such as 5.79 M and 5.80 M bytes,
+    # they count as equal.
+    if high - low < _ONE * abs(high):
+        middle = tuple(None if value is None else 0.5 for value in values)
+        return AxisScale(places=middle, ticks=((0.5, known[0] if known else None),))
+    # A wide range needs a logarithmic scale, because on a linear scale most values would be close
+    # to one end.
+    logarithmic = low > 0 and high / low >= _WIDE
+    transform = math.log if logarithmic else float
+    span = transform(high) - transform(low)
+
+    def place(value: float) -> float:
+        # If there is only one value, its position is the middle of the axis.
+        return (transform(value) - transform(low)) / span if span else 0.5
+
+    ends = [low, high] if span else [low]
+    return AxisScale(
+        places=tuple(None if value is None else place(float(value)) for value in values),
+        ticks=tuple((place(end), end) for end in ends),
+    )
+
+
+def _slots(values: Sequence[Value]) -> AxisScale:
+    slots = sorted_values(values)
+    room = 1 / len(slots)
+    keys = [repr(slot) for slot in slots]
+    middle = {key: (number + 0.5) * room for number, key in enumerate(keys)}
+    return AxisScale(
+        places=tuple(middle[repr(value)] for value in values),
+        ticks=tuple((middle[repr(slot)], slot) for slot in slots),
+        slots=True,
+    )

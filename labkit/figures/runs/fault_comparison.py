@@ -11,8 +11,7 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import bars, rule
-from labkit.figures.kit.panels import Panel, lanes_axis
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.panels import Panel, lanes_axis, sheet
 from labkit.records.analysis.costs import compare_faults
 from labkit.records.run import Run
 

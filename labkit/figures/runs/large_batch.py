@@ -12,8 +12,7 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import LineStyle, clock_and_network, entries, lines
 from labkit.figures.kit.findings import Finding, Markdown, published, sentences
 from labkit.figures.kit.marks import line_with_band, points
-from labkit.figures.kit.panels import Panel
-from labkit.figures.kit.sheet import overload, sheet
+from labkit.figures.kit.panels import Panel, overload, sheet
 from labkit.records.analysis.costs import to_target
 from labkit.records.run import Run
 from labkit.records.verdict import completed_seeds

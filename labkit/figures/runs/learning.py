@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from labkit.common.units import amounts_axis, bytes_text, plural
-from labkit.figures.kit.axes import SHARES
 from labkit.figures.kit.entries import MANY, RunEntry
 from labkit.figures.kit.marks import line_over_band
-from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.panels import SHARES, Panel, Trace
 from labkit.figures.runs import speed
 from labkit.records.analysis.curves import epoch_results, loss_curve
 from labkit.records.run import logged_names, logged_results

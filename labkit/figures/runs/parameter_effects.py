@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from labkit.common.units import plural
-from labkit.figures.kit.axes import AxisScale, scale, text_of, title_of, word
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import (
     INK,
@@ -21,8 +20,18 @@ from labkit.figures.kit.entries import (
     settings,
 )
 from labkit.figures.kit.marks import QUIET, cells, rule, words
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import Sheet, overload, sheet
+from labkit.figures.kit.panels import (
+    AxisScale,
+    Panel,
+    Sheet,
+    Trace,
+    overload,
+    scale,
+    sheet,
+    text_of,
+    title_of,
+    word,
+)
 from labkit.figures.runs.speed import refusals
 from labkit.records.analysis.columns import (
     RESULTS,

@@ -16,8 +16,7 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import clock_and_network, entries, lines
 from labkit.figures.kit.findings import Finding, Markdown, published, sentences
 from labkit.figures.kit.marks import line_over_band, line_with_band
-from labkit.figures.kit.panels import Panel
-from labkit.figures.kit.sheet import overload, sheet
+from labkit.figures.kit.panels import Panel, overload, sheet
 from labkit.figures.runs.accuracy import (
     PERCENT,
     accuracy_finding,

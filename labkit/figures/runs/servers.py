@@ -8,13 +8,11 @@ from itertools import pairwise
 
 import pandas as pd
 
-from labkit.figures.kit.axes import counts_axis
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import RunEntry, clock_and_network, entries, lines, safe_text
 from labkit.figures.kit.findings import Finding, Markdown, published, reproduced_text, sentences
 from labkit.figures.kit.marks import line_with_band
-from labkit.figures.kit.panels import Panel
-from labkit.figures.kit.sheet import overload, sheet
+from labkit.figures.kit.panels import Panel, counts_axis, overload, sheet
 from labkit.figures.runs.speed import refusals
 from labkit.records.analysis.columns import seed_range
 from labkit.records.run import Run, equivalence_failed

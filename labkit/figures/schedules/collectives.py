@@ -13,8 +13,7 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import LineStyle, lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import cells, crosses, curve, fade_to, points
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.panels import Panel, Trace, sheet
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, get_collective
 from labkit.schedules.interpreter import count_messages

@@ -13,8 +13,7 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import LineStyle, lines
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import curve, points, rule
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.panels import Panel, Trace, sheet
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
 from labkit.simulate import Fit, simulate

@@ -10,7 +10,6 @@ import pandas as pd
 
 from labkit.common.errors import LabkitError
 from labkit.common.units import bytes_text
-from labkit.figures.kit.axes import counts_axis
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import (
     INK,
@@ -22,8 +21,7 @@ from labkit.figures.kit.entries import (
 )
 from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import points, rule
-from labkit.figures.kit.panels import Panel, Trace
-from labkit.figures.kit.sheet import sheet
+from labkit.figures.kit.panels import Panel, Trace, counts_axis, sheet
 from labkit.records.run import Run
 from labkit.records.stage_rows import pipeline_row, rank_row
 from labkit.records.staged_steps import is_staged, measured_pipeline, predicted_pipeline

@@ -13,14 +13,13 @@ from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.common.safe_files import make_folder, read_file
 from labkit.common.units import plural
-from labkit.hosts.connection import login
+from labkit.hosts.host_list import login
 from labkit.hosts.queue import ASK_EVERY, Queue, SlurmJob
 from labkit.jobs.elements import NEVER_BEGAN, check_ended, is_ours, numbered, open_elements, settle
-from labkit.jobs.interrupts import Interrupts
 from labkit.jobs.job import LOG
 from labkit.jobs.listing import elapsed
 from labkit.jobs.sweep import manifest
-from labkit.jobs.sweep.progress_screen import SweepScreen
+from labkit.jobs.sweep.progress_screen import Interrupts, SweepScreen
 from labkit.jobs.sweep.sweep_plan import SweepMember, SweepPlan
 from labkit.records import registry, store
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from labkit.common.canonical_json import JSON, is_number
 from labkit.jobs.sweep import manifest
 from labkit.jobs.sweep.grid import Axis, Draw
-from labkit.jobs.sweep.search import Search
-from labkit.jobs.sweep.sweep_plan import SweepMember, SweepPlan, next_member
+from labkit.jobs.sweep.sweep_plan import Search, SweepMember, SweepPlan, next_member
 from labkit.records import store
 from labkit.records.analysis.curves import STUDY, storage
 from labkit.records.run import Run, flatten, load_runs

@@ -13,7 +13,7 @@ import numpy as np
 from labkit.bench.timing import Row, head
 from labkit.common.errors import LabkitError
 from labkit.hosts import Testbed
-from labkit.hosts.requirements import require
+from labkit.hosts.testbed_state import require
 from labkit.records.ledger import audit, read
 from labkit.strategies import Strategy
 from tests.acceptance.faults.claims import (

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit.cli.doctor.clusters import clusters
 from labkit.cli.doctor.diagnosis import Diagnosis
+from labkit.cli.doctor.machine import clusters
 from labkit.cluster.lease import Lease
 from labkit.common.paths import runtime_folder
 from labkit.records import store

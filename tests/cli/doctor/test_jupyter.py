@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.cli.doctor import jupyter
+from labkit.cli.doctor import programs
 
 
 def test_a_renderer_that_plotly_does_not_know_is_broken() -> None:
@@ -33,7 +33,7 @@ def test_another_kernel_under_the_name_python3_is_noted(
     spec.parent.mkdir(parents=True)
     spec.write_text('{"argv": ["/opt/other/python"], "display_name": "x", "language": "python"}')
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
-    (found,) = jupyter.kernel()
+    (found,) = programs.kernel()
     assert found.state == "note"
     assert "ipykernel install --sys-prefix" in found.fix
 
@@ -41,9 +41,9 @@ def test_another_kernel_under_the_name_python3_is_noted(
 def test_an_extension_that_is_not_there_is_named_with_its_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    brought = {**jupyter.EXTENSIONS, "@nobody/has-this": "nothing"}
-    monkeypatch.setattr(jupyter, "EXTENSIONS", brought)
-    (found,) = jupyter.widgets()
+    brought = {**programs.EXTENSIONS, "@nobody/has-this": "nothing"}
+    monkeypatch.setattr(programs, "EXTENSIONS", brought)
+    (found,) = programs.widgets()
     assert "JupyterLab lacks the extensions @nobody/has-this" in found.what
     assert found.fix.endswith("pip install --force-reinstall --no-deps nothing")
 
@@ -52,11 +52,11 @@ def test_an_extension_that_is_not_there_is_named_with_its_package(
 def test_an_extension_that_is_switched_off_is_noted(
     off: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (found,) = jupyter.widgets()
+    (found,) = programs.widgets()
     assert found.state == "ok"
     page = tmp_path / "labconfig" / "page_config.json"
     page.parent.mkdir()
     page.write_text(json.dumps({"disabledExtensions": off}))
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(tmp_path))
-    (found,) = jupyter.widgets()
+    (found,) = programs.widgets()
     assert (found.state, found.fix) == ("note", "jupyter labextension enable anywidget")

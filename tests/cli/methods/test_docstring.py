@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.cli.methods.docstring import parse
+from labkit.cli.methods.method import parse
 
 LONG = r"""Sends the greatest, \(k\) of them.
 

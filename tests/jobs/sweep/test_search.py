@@ -19,8 +19,7 @@ from labkit.figures.runs.parameter_effects import search_history
 from labkit.jobs.log import RunLog
 from labkit.jobs.sweep import manifest, sweep_plan
 from labkit.jobs.sweep.grid import Draw
-from labkit.jobs.sweep.search import Search, of_record
-from labkit.jobs.sweep.sweep_plan import SweepMember
+from labkit.jobs.sweep.sweep_plan import Search, SweepMember, of_record
 from labkit.jobs.sweep.trials import PRUNERS, Trials
 from labkit.records import store
 from labkit.records.analysis.curves import folders, search_result

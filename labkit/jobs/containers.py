@@ -1,4 +1,6 @@
-"""A description of a notebook as a Kubernetes MPIJob, for Kubeflow's mpi-operator.
+"""A notebook as a container image and as a Kubernetes MPIJob.
+
+A description of a notebook as a Kubernetes MPIJob, for Kubeflow's mpi-operator.
 
 Schema: https://github.com/kubeflow/mpi-operator, manifests/base/kubeflow.org_mpijobs.yaml.
 """
@@ -7,10 +9,12 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from labkit import __version__
 from labkit.common import names
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
@@ -20,6 +24,40 @@ from labkit.jobs.parameters import Values
 
 if TYPE_CHECKING:
     import yaml
+
+
+IMAGE = f"labkit:{__version__}"
+
+# The image needs ssh, because mpiexec uses ssh to start ranks in other pods. The ssh option
+# StrictModes is off, because the mpi-operator mounts the ssh keys with its own file modes. ssh does
+# not check host keys, because each pod has new keys.
+_TEXT = """\
+# A container image of labkit {version}. Build it in the folder of the source:
+#     podman build -t {image} -f FILE .
+# Written by `labkit container`, which does not build it.
+FROM python:{python}-slim
+RUN apt-get update \\
+ && apt-get install -y --no-install-recommends openssh-client openssh-server \\
+ && rm -rf /var/lib/apt/lists/* \\
+ && mkdir -p /run/sshd \\
+ && echo 'StrictModes no' > /etc/ssh/sshd_config.d/labkit.conf \\
+ && printf 'StrictHostKeyChecking no\\nUserKnownHostsFile /dev/null\\nLogLevel ERROR\\n' \\
+    > /etc/ssh/ssh_config.d/labkit.conf
+RUN pip install --no-cache-dir uv
+WORKDIR /labkit
+COPY pyproject.toml README.md ./
+COPY labkit labkit
+RUN uv sync --no-dev --no-editable
+ENV PATH="/labkit/.venv/bin:$PATH"
+WORKDIR /labkit/job
+"""
+
+
+def text() -> str:
+    """Return a Containerfile with this Python version, this labkit version and its dependencies."""
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return _TEXT.format(version=__version__, image=IMAGE, python=python)
+
 
 # The mpi-operator writes the host file, with a line `name slots=n` per worker pod.
 HOST_FILE = "/etc/mpi/hostfile"

@@ -1,6 +1,8 @@
-"""A counting semaphore between processes; a slot is freed when the process that holds it exits.
+"""Locks and semaphores between the processes of a machine.
 
-    python -m labkit.common.semaphore MODULE [arguments]
+A counting semaphore between processes; a slot is freed when the process that holds it exits.
+
+    python -m labkit.common.locks MODULE [arguments]
 
 This command waits for a free slot, and then runs the module in the same process. Before a slot is
 free, the command imports almost nothing, because many ranks wait at the same time. If the keeper
@@ -10,6 +12,7 @@ exits.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import runpy
 import sys
@@ -17,8 +20,48 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from labkit.common.lock import KEEPER, POLL_INTERVAL, Lock
 from labkit.common.paths import usable_cores
+
+# The environment variable LABKIT_KEEPER contains the path of the lock file of a cluster's keeper
+# process.
+KEEPER = "LABKIT_KEEPER"
+POLL_INTERVAL = 0.05  # seconds
+
+
+class Lock:
+    """A lock on a file; this process owns it until `release`, or until the process exits."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+
+    def acquire(self, wait: bool = False) -> bool:
+        """Acquire the lock and return True; without `wait`, return False if it is taken."""
+        while True:
+            try:
+                # With LOCK_NB, `fcntl.lockf` never blocks; the method `acquire` polls the lock. The
+                # kernel assigns locks to processes, not to threads. The kernel would report a
+                # deadlock if the threads of two blocked processes waited for each other's locks.
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):  # another process owns the lock
+                if not wait:
+                    return False
+                time.sleep(POLL_INTERVAL)
+            else:
+                return True
+
+    def release(self) -> None:
+        """Release the lock and close its file."""
+        os.close(self._file)
+
+    def is_held(self) -> bool:
+        """Return whether another process owns the lock; this process must not own it."""
+        if not self.acquire():
+            return True
+        fcntl.lockf(self._file, fcntl.LOCK_UN)
+        return False
+
 
 FOLDER = "starts"  # subfolder of a cluster's folder that contains the lock files of the slots
 LEAST = 4  # minimum number of slots, even on a machine with one core
@@ -86,9 +129,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Other modules read `_starts` from the module `labkit.common.semaphore`, but this process runs
+    # Other modules read `_starts` from the module `labkit.common.locks`, but this process runs
     # the module under the name `__main__`. The process imports the module under its usual name and
     # uses the imported copy, so that only one `_starts` exists.
-    from labkit.common import semaphore
 
-    semaphore.main()
+    main()
