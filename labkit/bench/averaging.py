@@ -47,14 +47,14 @@ def measure(
     Returns:
         One row per strategy for its local steps, and rows for streamed (overlapped) averaging. The
         row of a strategy contains the time of a step in which the strategy exchanges nothing. The
-        row also contains the time that the strategy adds to a step that consists only of gradient
+        row of a strategy also contains the time that the strategy adds to a step with only gradient
         and update. In the row of a strategy, `ratio` is the strategy's step time divided by the
         time of a step with only gradient and update. `own_ms` is the time per step that is spent
         neither on the gradient nor on the update. The rows of streamed averaging contain the step
         times of blocking averaging and of averaging that overlaps with the next `delay` steps. The
         row of streamed averaging also contains the time to transfer one fragment of the weights. In
         the row of streamed averaging, `hidden` is the fraction of the averaging time that
-        overlapping hides. A fraction of 1 means that overlapped averaging adds no time to a step.
+        overlapping hides. If `hidden` is 1, overlapped averaging adds no time to a step.
     """
     experiment = Experiment(
         model="mlp",
@@ -115,7 +115,8 @@ def _stretch(
 ) -> tuple[Sequence[float], list[float]]:
     """Return each step's seconds in a block, and its seconds outside gradient and update.
 
-    The block's first step and last step are omitted; the last step also averages the weights.
+    The first step and the last step of the block are left out, because the last step also averages
+    the weights.
     """
     if way is None:
         return _bare(communicator, stage, STEPS)[1:-1], []

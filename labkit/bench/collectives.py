@@ -86,7 +86,7 @@ def refuse_impossible(
     repeats: int,
     simulated: int = 2,
 ) -> None:
-    """Raise InvalidInput for arguments that `measure` rejects, or too many simulated ranks."""
+    """Raise InvalidInput for arguments that `measure` rejects, or for too many simulated ranks."""
     for algorithm in algorithms:
         validate_algorithm(algorithm)
         refuse_unmetered(algorithm, network)

@@ -168,7 +168,7 @@ class _Case:
         return {"reduce": self._reduce}
 
     def _reduce(self) -> None:
-        """Reduce all tensors as one rank does, and update the compressor's states."""
+        """Reduce all tensors with the compressor on a single rank, and store its new states."""
         for index, tensor in enumerate(self.tensors):
             one = reduce_all(self.compressor, [tensor], [self.states[index]])[0]
             self.states[index] = one.state
@@ -232,7 +232,7 @@ def _seconds(work: Work) -> float:
 def in_this_process(
     compressors: Sequence[Mapping[str, JSON]], elements: int, repeats: int
 ) -> list[Row]:
-    """Run the measurement in this process with its number of threads; return one row per result."""
+    """Measure compressors in the calling process; return one row per compressor and operation."""
     cases = [_Case(parse(each), elements) for each in compressors]
     for case in cases:
         for work in case.works.values():

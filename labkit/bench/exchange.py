@@ -156,7 +156,7 @@ def _measure(
             mean = exchange.mean if schedule == kind else _dense(exchange.mean)
             steps[kind] = model.step(mean)
     buffer = communicator.allocate(KNOWN[name].parameters)
-    buffer[...] = 0.0  # repeated sums of nonzero values would overflow
+    buffer[...] = 0.0  # zeros, because repeated sums of other values would overflow
 
     def sum_raw() -> None:
         # Ranks may poll while they wait, because no computation needs the cores.
@@ -272,8 +272,8 @@ def limit_steps(
 
     Returns:
         Two functions by name: the first copies as many bytes as packing gradients into shared
-        memory does. The second function is a training step that passes the gradients to Python and
-        gets values from shared memory as averages.
+        memory does. The second returned function is a training step that passes the gradients to
+        Python and gets values from shared memory as averages.
     """
     shared, own = communicator.allocate(elements), np.zeros(elements, np.float32)
     shared[...] = 0.0

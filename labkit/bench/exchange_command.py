@@ -26,7 +26,7 @@ EXCHANGE = {
     "same_weights": "same weights",
 }
 BESIDE = {"ours_to_theirs": "time added by labkit / by peer", "version": ""}
-OVERLAP = {"saved": "saved ms (min to max) of ideally saved ms", "recording": "recording"}
+OVERLAP = {"saved": "saved ms (min to max) of ideal saving (ms)", "recording": "recording"}
 
 
 @click.command("exchange")
@@ -77,7 +77,7 @@ OVERLAP = {"saved": "saved ms (min to max) of ideally saved ms", "recording": "r
 @click.option(
     "--breakdown",
     is_flag=True,
-    help="Also break down the time that the exchange with schedule sequential adds to a step.",
+    help="Also break down the time that the schedule 'sequential' adds to a step.",
 )
 @AS_JSON
 def command(
@@ -116,7 +116,7 @@ def command(
 
 
 def _with_spread(row: Row) -> Row:
-    """Return the row with its added and saved time as text, each with its spread."""
+    """Return the row, with its added time and saved time as texts that include min and max."""
     more: Row = {}
     if row.get("added_ms") is not None:
         least, most = row["added_min_ms"], row["added_max_ms"]
@@ -156,7 +156,7 @@ def _validate_options(
     if words and own:
         raise InvalidInput(
             f"schedule={own[0]!r} updates dense layers one by one, but the gradient of "
-            f"{words[0]!r} is sparse (rows of an embedding); remove one of the two"
+            f"{words[0]!r} is sparse (rows of an embedding); remove the schedule or the model"
         )
     if breakdown and "sequential" not in schedules:
         raise InvalidInput(

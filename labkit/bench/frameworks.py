@@ -31,7 +31,7 @@ CASES: dict[str, dict[str, JSON]] = {
 }
 OPTIMIZERS: dict[str, dict[str, JSON]] = {"sgd": {"momentum": 0.9}, "adam": {}}
 STEPS = 20
-MOST_APART = 1e-12  # maximum difference of float64 weights that summation order explains
+MOST_APART = 1e-12  # largest float64 weight difference that a different summation order explains
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def measure(
 ) -> Iterator[tuple[Row, dict[str, JSON]]]:
     """Yield, per experiment, a row (times, weight differences) and the `exchanged` description."""
     for experiment in experiments:
-        assert isinstance(experiment.strategy, TFDistribute)  # the type checker needs the type
+        assert isinstance(experiment.strategy, TFDistribute)  # narrows the type for type checkers
         result = cluster.call(compare_with_one_process, experiment, ranks=experiment.ranks)[0]
         kind, case = experiment.strategy.kind, f"{experiment.model} {experiment.optimizer}"
         timed = result.seconds[1:]  # the first step also traces the graph, so it is not counted
@@ -106,7 +106,7 @@ def measure(
         link = (network.name or f"{8e-6 * network.bandwidth:g} Mb/s") if network else None
         row = head("tf", case, kind, experiment.workers, link, repeats=len(timed)) | spread(timed)
         row["max_abs_difference"] = result.apart
-        row["correct"] = result.apart <= MOST_APART  # the comparison with NaN gives False
+        row["correct"] = result.apart <= MOST_APART  # False also if the difference is NaN
         row["wire_bytes_per_step"] = result.wire_bytes
         yield row, result.exchanged
 

@@ -1,6 +1,6 @@
 """A benchmark of allreduces between hosts, compared with the simulator's predictions.
 
-The environment names the hosts; otherwise the hosts are a testbed or emulated hosts.
+Environment variables name the hosts; otherwise the benchmark uses a testbed or emulated hosts.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def measure(
     network = on.network or _measured(cluster)
     if on.network:  # messages of the MPI library bypass the emulated network
         algorithms = [name for name in algorithms if name in ALLREDUCE]
-    assert isinstance(network.hosts, tuple)  # the type checker needs the type
+    assert isinstance(network.hosts, tuple)  # narrows the type for type checkers
     size, hosts = cluster.workers, [list(group) for group in network.hosts]
     other = "node" if hosts == groups(size, len(hosts), "slot") else "slot"
     apart = network.model_copy(update={"hosts": tuple(map(tuple, groups(size, len(hosts), other)))})
@@ -149,7 +149,7 @@ def _out(found: Simulation, network: Network) -> float:
 
 
 def ways(communicator: Communicator) -> dict[str, float]:
-    """Measure rank 0's latency and bandwidth to another host and inside its own (collective)."""
+    """Measure rank 0's latency and bandwidth to another host and inside its host (collective)."""
     here = communicator.broadcast_object(communicator.board.ranks)
     apart = [rank for rank in range(communicator.size) if rank not in here]
     found = {"payload": float(PAYLOAD)}
@@ -185,7 +185,7 @@ class Sums:
         self._buffers: dict[int, np.ndarray] = {}
 
     def case(self, algorithm: str, nbytes: int, calls: int) -> tuple[float, bool, float, float]:
-        """Return the median seconds per call, whether the sums are right, and two byte counts.
+        """Return median seconds per call, whether all sums are right, and sent bytes per call.
 
         The byte counts per call are the bytes that left the host of rank 0, and the bytes sent by
         all ranks.

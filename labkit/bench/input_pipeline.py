@@ -67,8 +67,8 @@ class Feeding:
             )
         if not 1 <= self.batch <= self.rows:
             raise InvalidInput(
-                f"batch={short(self.batch)}, rows={short(self.rows)}: give a batch of 1 sample "
-                "to the number of rows"
+                f"batch={short(self.batch)}, rows={short(self.rows)}: give a batch of at least 1 "
+                "sample and at most the number of rows"
             )
         if not SIDE <= self.enlarged <= MOST:
             raise InvalidInput(

@@ -67,8 +67,8 @@ def measure(
     The real link connects two network namespaces of this machine through `tbf` queues. Two
     processes at the ends of the real link execute the same schedules over TCP. The latency of the
     emulated network is half the median round-trip time of one byte, measured on the real link. The
-    emulated network also has the payload rate of the real link: of a full Ethernet frame of 1514
-    bytes, 1448 bytes are TCP payload.
+    emulated network also has the payload rate of the real link: a full Ethernet frame of 1514 bytes
+    carries 1448 bytes of TCP payload.
 
     Args:
         rates: Rates of the link in bits/s per direction, such as "100Mb" or "1Gb".
@@ -303,7 +303,7 @@ def both(communicator: Communicator, cases: Sequence[FlowCase]) -> list[list[flo
             posted += communicator.post(data[1], 1, 1)
             communicator.finish(posted)
         else:
-            communicator.recv(data[1], 0, 1)  # the second flow never ends after the first flow
+            communicator.recv(data[1], 0, 1)  # the second flow ends no later than the first flow
             ends[1] = clock.now() - start
             communicator.recv(data[0], 0, 0)
             ends[0] = clock.now() - start

@@ -117,7 +117,7 @@ def linked_ranks(bits: int, program: str, flows: int = 1) -> Iterator[LinkedProc
 def started(
     commands: Sequence[Sequence[str]], environment: Mapping[str, str] | None = None
 ) -> Iterator[LinkedProcesses]:
-    """Start one process per command; the processes end with this context.
+    """Start one process per command; end the processes when the context exits.
 
     Args:
         commands: Command of each process.
@@ -253,7 +253,7 @@ def connections(rank: int, address: str, number: int = 1) -> list[socket.socket]
     # TCP Reno grows its window until a packet is lost. The rate-limited link loses no packet, so
     # only the rate of the link limits a flow.
     reno = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-    with suppress(OSError):  # without permission to write the setting, TCP slows down idle flows
+    with suppress(OSError):  # if `IDLE` may not be written, TCP slows down idle flows
         IDLE.write_text("0")
     with ExitStack() as opened:
         ends = [opened.enter_context(socket.socket()) for _ in range(number if rank else 1)]

@@ -44,8 +44,9 @@ def measure(
     Let T₁ be the step time of one process, and Tₙ the step time of n independent processes that run
     concurrently. The speed-up of n stages with m micro-batches is at most \(\frac{n m}{m + n - 1}
     \cdot \frac{T_1}{T_n}\), with the step times T₁ of one process and Tₙ of n concurrent processes.
-    The bound's first factor is the speed-up with the pipeline bubble. The bound's second factor is
-    the slowdown of processes that share a machine.
+    In the upper bound of the speed-up, the first factor accounts for the pipeline bubble. In the
+    upper bound of the speed-up, the second factor accounts for the slowdown of processes that share
+    a machine.
 
     Args:
         workers: Number n of pipeline stages; each stage is a rank with one thread.
@@ -85,7 +86,7 @@ def _row(name: str, count: int, workers: int, seconds: np.ndarray) -> Row:
     else:
         table = PIPELINE[name](workers, count)
         idle = table.bubble_share(1.0, 1.0, 1.0)
-        if idle is None:  # the formula does not apply to few micro-batches, so simulate
+        if idle is None:  # simulate, because the closed formula does not apply to few micro-batches
             idle = simulate_pipeline(table, 1.0, 1.0, 1.0).bubble_share
         case, most = f"{name}, m = {count}", workers * (1 - idle)
     # Ratios are computed from times of the same repeat, because the machine's speed varies.

@@ -60,7 +60,7 @@ class Setting(NamedTuple):
 
 
 def start(setting: Setting) -> Mapping[str, Callable[..., object]]:
-    """Set threads and devices; return the functions `take` and `graph`, which answer requests."""
+    """Set threads and devices; return functions that answer the requests `take` and `graph`."""
     import tensorflow as tf
 
     # Threads and devices must be set before any computation, because creating one tensor fixes

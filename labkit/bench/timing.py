@@ -53,7 +53,7 @@ def verify_sum(ranks: TimedRanks, algorithm: str, buffer: np.ndarray) -> bool:
 
 def timed(ranks: TimedRanks, algorithm: str, buffer: np.ndarray, calls: int) -> np.ndarray:
     """Return the seconds of each call on its slowest rank, as an array of shape (calls,)."""
-    buffer[...] = 0.0  # repeated sums of nonzero values would overflow
+    buffer[...] = 0.0  # zeros, because repeated sums of other values would overflow
     seconds = []
     for _ in range(calls):
         ranks.barrier("the barrier before the next timed call")
@@ -120,11 +120,10 @@ class InterleavedTimes:
 
     Args:
         seconds: Median time of a step of this kind.
-        added: Median time that this kind of step adds to the "local" step. The time differences of
-            two successive rounds, one forward and one backward, are averaged. The average of the
-            two differences cancels the effect of a linear drift of the machine's speed. A
-            difference of the medians over all rounds would include the drift of the machine's
-            speed.
+        added: Median time that this kind of step adds to the "local" step. Each time difference is
+            averaged over two successive rounds, one forward and one backward. The average over a
+            forward and a backward round cancels a linear drift of the machine's speed. A difference
+            of the medians over all rounds would include the drift of the machine's speed.
     """
 
     seconds: dict[str, list[float]]

@@ -91,8 +91,8 @@ def _parameters(ctx: click.Context | None) -> list[click.Parameter]:
 def app() -> None:
     """Run and compare distributed deep learning experiments on MPI ranks."""
     restart_in_utf8()
-    # The processes that a command starts (jobs, cluster processes, engines) inherit the bytecode
-    # setting.
+    # Processes that a command starts (jobs, cluster processes, engines) inherit the setting of
+    # `keep_bytecode`.
     keep_bytecode()
 
 
@@ -353,8 +353,9 @@ def methods(output: Path | None, grid: Path | None) -> None:
     """List all training methods with papers, parameters and notebooks.
 
     The option --map writes an HTML page that opens offline. The grid of the page classifies the
-    strategies by architecture, synchronization, parallelism, compression and scheduling. The page
-    also shows combinations of the five properties for which no strategy exists.
+    strategies by architecture, synchronization, parallelism, compression and scheduling. The HTML
+    page also shows combinations of architecture, synchronization, parallelism, compression and
+    scheduling for which no strategy exists.
     """
     from labkit.cli.methods import map_page, page
     from labkit.records.store import write_atomically
@@ -379,8 +380,8 @@ def lab(arguments: tuple[str, ...]) -> None:
     # Encrypted messages keep other users of this machine from reading the output of kernels.
     command = [sys.executable, "-P", "-m", "jupyterlab"]
     command.append("--KernelManager.transport_encryption=auto")
-    # nbconvert templates contain code. With an empty list, nbconvert loads no templates from the
-    # current folder.
+    # Templates of nbconvert contain code, so templates of an untrusted folder must not be loaded.
+    # With an empty list, nbconvert loads no templates from the current folder.
     command.append("--TemplateExporter.extra_template_basedirs=[]")
     # Untrusted modules in the folder of a notebook must not shadow installed modules.
     command.append("--ServerApp.kernel_spec_manager_class=labkit.cli.kernelspecs.KernelSpecs")

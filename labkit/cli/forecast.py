@@ -43,7 +43,7 @@ def _numbers(ctx: click.Context, option: click.Parameter, text: str | None) -> l
 )
 @click.option(
     "--network",
-    help="Network that connects machines like the calibrated one: a preset's name, or a .yaml "
+    help="Network that connects copies of the calibrated machine: a preset's name, or a .yaml "
     "or .json file with the fields of labkit.Network.  [default: the experiment's "
     "network, if it has one]",
 )
@@ -66,7 +66,7 @@ def _numbers(ctx: click.Context, option: click.Parameter, text: str | None) -> l
     "--json",
     "as_json",
     is_flag=True,
-    help="Print all forecast quantities, and where each is from, as JSON.",
+    help="Print all forecast quantities, and the source of each quantity, as JSON.",
 )
 def forecast(
     experiment: str,

@@ -172,12 +172,12 @@ def sweep(
 
 
 def _concurrent_ranks(plan: SweepPlan, jobs: int) -> int:
-    """Return the maximum number of ranks of `jobs` concurrent notebook runs, as far as known."""
+    """Return the maximum number of ranks of `jobs` concurrent notebook runs with known ranks."""
     return sum(sorted(member.workers for member in plan.members if member.known)[-jobs:])
 
 
 def _slurm_options(launcher: str | None, options: str | None) -> Record:
-    """Return a record with sbatch options in "slurm" (None for "local"), or {} without inputs."""
+    """Return sbatch options as the field "slurm" (None: run locally); {} if nothing is given."""
     if launcher is None and options is None:
         return {}
     if launcher != "slurm" and options is not None:

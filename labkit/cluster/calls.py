@@ -148,7 +148,7 @@ class PendingCalls:
         return Limits.of(self._cluster.timeout).grace
 
     def first_failure(self) -> int | None:
-        """Return the first failed rank, or None; ranks that report another's failure come last.
+        """Return the first failed rank or None; prefer ranks that report no other rank's failure.
 
         In a fault-tolerant cluster, a dead rank does not count as failed, because the surviving
         ranks may continue without it.
@@ -222,8 +222,8 @@ class Calls(PendingCalls, Generic[T]):
         task = cloudpickle.dumps(
             {
                 # The function is a separate pickle inside the pickled task. A rank unpickles the
-                # function after it has joined the other ranks. An error of unpickling is then
-                # reported like an error of the function.
+                # function after it has joined the other ranks. An error of unpickling is reported
+                # like an error of the function.
                 "call": dumps((function, arguments)),
                 "ranks": list(range(ranks + spares)),
                 "spares": spares,
@@ -247,8 +247,8 @@ class Calls(PendingCalls, Generic[T]):
         try:
             if dead := cluster.state()["dead"]:  # the dead ranks died between two calls
                 cluster.rebuild(dead)
-            # The client is read only after the wait for the turn, because the engines may restart
-            # during the wait.
+            # The engines may restart while this call waits for the ranks, so the client is read
+            # after the wait.
             client = cluster.client
             engines = cluster.state()["engines"][: ranks + spares]
             super().__init__(cluster, [client[e].apply_async(main, task) for e in engines])
@@ -268,10 +268,10 @@ class Calls(PendingCalls, Generic[T]):
             time.sleep(POLL_INTERVAL)
             yield
             if (failed := self.first_failure()) is not None:
-                # The other ranks notice the failure themselves, and their own tracebacks explain
-                # more than a kill would. If a host is lost, it sends no traceback, so the wait for
-                # other ranks is shorter. `wait_polling` yields control repeatedly, so that a user
-                # can still stop the run.
+                # When a rank fails, the other ranks raise errors themselves; their tracebacks
+                # explain more than a kill would. If a host is lost, it sends no traceback, so the
+                # wait for other ranks is shorter. `wait_polling` yields control repeatedly, so that
+                # a user can still stop the run.
                 yield from self.wait_polling(
                     HOST_LOST_GRACE if reports_lost_host(self.failure(failed)) else self.grace
                 )

@@ -70,8 +70,8 @@ class Cluster:
 
     With several hosts, ipyparallel's controller listens on one address of this machine, encrypted
     by CurveZMQ. Python and labkit must have the same path on all hosts. The hosts need not see the
-    caller's folder: its modules and packages are sent with each call, but data files are not.
-    Options that are not given come from the environment variables LABKIT_LAUNCHER, LABKIT_HOSTS,
+    caller's folder: each call sends the folder's modules and packages, but no data files. Options
+    that are not given come from the environment variables LABKIT_LAUNCHER, LABKIT_HOSTS,
     LABKIT_NODES, LABKIT_AGENT and LABKIT_SLURM. With the environment variables, the same notebook
     runs on one machine or on many.
 
@@ -79,10 +79,10 @@ class Cluster:
         workers: Number of ranks without spares; default: 2, or with `hosts` one rank for each slot
             of the hosts.
         threads: Number of TensorFlow threads of each rank, which is fixed when an engine starts.
-        name: Name of the cluster. The default depends on the numbers of ranks and threads, the
+        name: Name of the cluster. The default name depends on the numbers of ranks and threads, the
             interpreter, the versions of labkit and TensorFlow, and the environment of the engines.
-            All notebook runs of a sweep share another default name. A cluster claims warm engines
-            of its name, which `labkit prestart` has started in advance.
+            All notebook runs of a sweep share one separate default name. A cluster claims warm
+            engines of its name, which `labkit prestart` has started in advance.
         timeout: Seconds that a rank waits for another rank before it raises an error with the
             status of each rank; default: 600. All other deadlines follow from `timeout`, see
             `labkit.common.timeouts`.
@@ -90,11 +90,11 @@ class Cluster:
         launcher: "local", "hosts" or "slurm"; default: chosen by the other arguments.
         nodes: Number of Slurm nodes; default: inside a job all nodes of the job, otherwise 1.
         fault_tolerant: Whether a run survives the death of a rank. Synchronous data parallel
-            training continues on the surviving ranks. With other strategies, and before or after
-            training, the engines restart, and the run resumes from its newest checkpoint or,
-            without a checkpoint, from the start. The run ends if ranks die in three calls in a row
-            without progress. All other calls, and cells of `%%ranks`, end when the first rank dies;
-            the next call has all ranks again.
+            training continues on the surviving ranks. If a rank dies in any other strategy than
+            synchronous data parallel training, or before or after training, the engines restart.
+            The run then resumes from its newest checkpoint or from the start. The run ends if ranks
+            die in three calls in a row without progress. Calls other than runs, and cells of
+            `%%ranks`, end when the first rank dies; the next call has all ranks again.
         spares: Number of further ranks, which replace ranks that die during training. After a spare
             rank replaces a dead rank, the number of replicas is the same as before. A model that is
             split over ranks continues from copies of its weights in the memory of neighbouring
@@ -279,9 +279,9 @@ class Cluster:
                 such as "30s"; None: no checkpoints.
             resume: True: continue the newest interrupted or failed run of the same experiment from
                 its checkpoint, in the same record and with bit-identical results. If no run of the
-                experiment can be continued, start a new run. A run or its folder: start a new run
-                with the weights, optimizer state and data position of the given run. The new run
-                may have any number of workers and any split of the model.
+                experiment can be continued, start a new run. If `resume` is a run or its folder,
+                start a new run with the weights, optimizer state and data position of the given
+                run. The new run may have any number of workers and any split of the model.
 
         Raises:
             InvalidInput: The experiment does not fit the cluster, or its model does not fit its
@@ -366,8 +366,8 @@ class Cluster:
         """Return the handle of the last submitted run of any process, whether running or ended.
 
         A run of another process can be watched and stopped from here, and `result()` waits for it.
-        The process that submitted the run writes its record. If the submitting process ends before
-        the ranks do, all ranks end after the same step, and the run is interrupted.
+        Only the process that submitted the run writes the run's record. If the submitting process
+        ends before the ranks do, all ranks end after the same step, and the run is interrupted.
 
         Raises:
             LabkitError: No run was submitted yet.
@@ -501,7 +501,7 @@ class Cluster:
             view = self._client.direct_view(self.engines)
             view.block = True
             view.activate()  # %%px runs on all ranks, in rank order
-            magic.register(self)  # %%ranks also ends the cell at the first failure
+            magic.register(self)  # unlike %%px, %%ranks ends the cell at the first failure
             magic.register_fault_magic()
         return self._client
 

@@ -195,7 +195,7 @@ if __name__ == "__main__":
                 signal.signal(signal.SIGINT, self._signal_sigint)
 
             def start(self) -> None:
-                """After all slow imports, let another process start, and register the engine."""
+                """Release this process's start slot, and register the engine."""
                 release_start_slot()
                 super().start()
 

@@ -224,7 +224,7 @@ class RemoteEngines:
         )
 
     def attach_file(self) -> Path:
-        """Raise LabkitError, because only the machine that started the cluster has the file."""
+        """Raise LabkitError: only the machine that started the cluster has its attach file."""
         raise LabkitError(
             f"cluster {self.name} was started on another machine: copy the attach file from "
             "that machine"

@@ -78,8 +78,8 @@ class _Child:
     _popen_process: subprocess.Popen[bytes]
 
     def _start_waiting(self) -> None:
-        # The method of ipyparallel reaps the child in a thread, and loses the signal that ended the
-        # child.
+        # ipyparallel's `_start_waiting` reaps the child in a thread, and loses the signal that
+        # ended the child.
         pass
 
     def poll(self) -> int | None:

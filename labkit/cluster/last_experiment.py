@@ -42,13 +42,14 @@ class AttachedRun(RunHandle):
     def _watch(self) -> Iterator[None]:
         while store.read_status(self.directory)["state"] == "running":
             yield
-            # The record is read repeatedly, because the other process cannot notify this process.
+            # The record is read repeatedly, because the submitting process cannot notify this
+            # process.
             time.sleep(READ_EVERY)
 
     def _finish(self) -> Run:
         run = Run(self.directory)
-        # The record supplies the rows that this process had not read when the message stream was
-        # removed.
+        # The record contains all rows, also rows that this process had not read before the message
+        # stream was removed.
         counts = {rank: state.steps for rank, state in self.progress.ranks.items()}
         history = run.history.to_dict("records")
         rows = [row for row in history if row["step"] >= counts.get(int(row["rank"]), 0)]

@@ -113,8 +113,8 @@ class Turn:
             self._thread_lock.acquire()
         self._lock = Lock(folder / "run.lock")
         try:
-            # A process must hold the second lock, next.lock, while it waits. Waiting is fair,
-            # because a process that has used the ranks must queue again.
+            # While a process waits for the ranks, it must hold a second lock, next.lock. Waiting is
+            # fair, because a process that has used the ranks must queue again.
             with locked(folder / "next.lock"):
                 self._lock.acquire(wait=True)
         except BaseException:

@@ -250,7 +250,8 @@ def _processes(cluster: ClusterProtocol) -> list[int]:
         else:
             return [call.get() for call in calls]
     raise CellFailed(
-        f"{last.message}; this happened before the cell began, {TRIES} times in a row", last.rank
+        f"{last.message}; the engines failed {TRIES} times in a row before the cell began",
+        last.rank,
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     import ipyparallel
 
-MOST = 2**28  # maximum bytes per rank; more would block the controller, which forwards them
+MOST = 2**28  # maximum bytes per rank; the controller forwards variables, and more would block it
 POLL_INTERVAL = 0.05  # seconds
 
 Values: TypeAlias = dict[str, bytes]  # pickled values by name

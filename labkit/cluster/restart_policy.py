@@ -27,7 +27,7 @@ TRIES = 3  # maximum number of successive calls that end by deaths without progr
 def ranks_to_blame(
     error: RankError, dead: Collection[int], all_ended: bool, outlived: Collection[int] = ()
 ) -> list[int]:
-    """Return the ranks whose death has ended a call; none if the call has ended with an error.
+    """Return the ranks whose death has ended a call; none if a program error has ended it.
 
     Args:
         error: The error with which the call has ended.
@@ -62,13 +62,13 @@ class RestartPolicy:
 
     Attributes:
         experiment: The experiment without the injected kills that have already happened.
-        restarts: Entries for the run's record, one per restart. An entry contains the dead ranks,
-            the step of the restart, the number of repeated steps, and the source (a checkpoint, or
-            the start of training). An entry also contains the seconds of four successive phases.
-            The phase `detect` lasts from the last message of the dead rank until all other ranks
-            have ended. The phase `rebuild` lasts until the engines run again, and the phase
-            `prepare` until the ranks have loaded data and model. The phase `repeat` lasts until the
-            ranks have again reached the step at which the rank died.
+        restarts: Entries for the run's record, one per restart. An entry of `restarts` contains the
+            dead ranks, the step of the restart, and the number of repeated steps. The source in an
+            entry is a checkpoint or the start of training. An entry of `restarts` also contains the
+            seconds of four successive phases. The phase `detect` lasts from the last message of the
+            dead rank until all other ranks have ended. The phase `rebuild` lasts until the engines
+            run again, and the phase `prepare` until the ranks have loaded data and model. The phase
+            `repeat` lasts until the ranks have again reached the step at which the rank died.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class RestartPolicy:
             {
                 "ranks": list(ranks),
                 "step": back,
-                # The difference is negative if the last messages were lost.
+                # If the last messages were lost, `_reached` may be smaller than `back`.
                 "repeated": max(0, self._reached - back),
                 "source": "the begin" if resume is None and not back else "checkpoint",
                 "seconds": {"detect": max(0.0, self._detect)},
@@ -178,7 +178,8 @@ class RestartPolicy:
                 self._directory.resolve(), is_compatible(self.experiment)
             ), ""
         except LabkitError as error:
-            # The ended call had itself resumed from a checkpoint.
+            # If the ended call had resumed from a checkpoint, the next call starts from the first
+            # step.
             if self._context is not None and self._context.goes_on:
                 self._context, self._begin = self._context._replace(resume=None, goes_on=False), 0
             return None, str(error)

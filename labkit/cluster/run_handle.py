@@ -91,8 +91,8 @@ class RunHandle:
     """A running experiment, returned by `Cluster.submit` and `Cluster.last_submitted`.
 
     A thread reads the messages of the ranks, updates the displays, and completes the run's record.
-    Because of this thread, no notebook cell has to wait for the run, and an interrupt of a cell
-    does not stop the run.
+    Because a thread follows the run, no notebook cell has to wait for the run. An interrupt of a
+    cell does not stop the run.
 
     Attributes:
         experiment: The experiment, or only its `Outline` if another process has submitted it.

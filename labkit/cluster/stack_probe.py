@@ -32,7 +32,7 @@ def start_reporting(folder: Path) -> None:
     def listen() -> None:
         while True:
             signal.sigwait({signal.SIGUSR1})
-            with suppress(OSError):  # for example, the disk is full; the requester then times out
+            with suppress(OSError):  # if the disk is full, the requester of the call times out
                 _write_location(folder, main)
 
     threading.Thread(target=listen, name="labkit-where", daemon=True).start()

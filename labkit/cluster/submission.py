@@ -100,7 +100,7 @@ class SubmittedRun(RunHandle):
             # The user has pressed Ctrl-C while the call was waiting for the ranks.
             if isinstance(error, KeyboardInterrupt):
                 store.interrupt(directory, _why(error))
-            else:  # for example, a callable cannot be pickled
+            else:  # `_send` failed, for example because a callable cannot be pickled
                 store.fail(directory, f"{type(error).__name__}: {error}")
             raise
         self._folder = cluster.folder
@@ -111,7 +111,7 @@ class SubmittedRun(RunHandle):
             tries -= 1
             try:
                 return self._call(experiment, context)
-            except NotStarted as error:  # for example, a rank died during the start
+            except NotStarted as error:  # the start failed, for example because a rank died
                 if not tries or self._wants_end():
                     raise
                 print(f"{error}; labkit starts the engines again", file=sys.stderr, flush=True)
@@ -292,7 +292,7 @@ def _emulated(experiment: Experiment) -> str | Network | None:
 
 
 def _why(error: KeyboardInterrupt) -> str:
-    """Return the reason that this kernel's job recorded for a stop, or else the error's reason."""
+    """Return why a run was stopped, as recorded by this kernel's job or else by the error."""
     job = os.environ.get("LABKIT_JOB")
     return (store.read_reason(Path(job)) if job else None) or interruption_text(error, "stopped")
 

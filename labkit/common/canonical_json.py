@@ -203,7 +203,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _unlike_plain(value: JSON, strict: bool) -> str | None:
-    """Return why a JSON value exceeds the limits, or None; deep nesting causes no recursion."""
+    """Return the reason why a JSON value exceeds the limits, or None, without recursion."""
     level: list[Any] = [value]
     for _ in range(DEEPEST + 1):
         if strict:
@@ -226,7 +226,7 @@ def _inside(level: Iterable[Any]) -> Iterator[Any]:
 
 
 def _odd(value: Any) -> str | None:
-    """Return why a single value exceeds the limits, or None; nested values are not checked."""
+    """Return the reason why a single value exceeds the limits, or None; ignore nested values."""
     if isinstance(value, dict):
         return _odd_names(value)
     if isinstance(value, str):

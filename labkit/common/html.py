@@ -70,9 +70,9 @@ def button(label: str, tooltip: str, icon: str, act: Callable[[], None]) -> ipyw
 
     JupyterLab sends clicks to a subshell of the kernel, which has its own thread. However,
     ipykernel sends a widget's message to the shell that the widget last used, which is the busy
-    shell of the running cell. The function removes the button's reference to the busy shell. In a
-    front end without subshells, such as JupyterLab before 4.4, a click takes effect only after the
-    cell has ended.
+    shell of the running cell. `button` removes the reference of the new button to the busy shell.
+    In a front end without subshells, such as JupyterLab before 4.4, a click takes effect only after
+    the cell has ended.
     """
     widget = ipywidgets.Button(description=label, tooltip=tooltip, icon=icon)
     widget.layout.width = "auto"

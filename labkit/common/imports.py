@@ -18,7 +18,7 @@ from labkit.common.errors import LabkitError
 
 # The environment variable LABKIT_MODULES passes the additional import folders to child processes.
 VARIABLE = "LABKIT_MODULES"
-_SEPARATOR = "\n"  # separates folders; unlike a colon, it rarely occurs in their names
+_SEPARATOR = "\n"  # separator of folders; unlike a colon, a newline rarely occurs in folder names
 _added: list[str] = []  # folders that this module has added to `sys.path`
 
 

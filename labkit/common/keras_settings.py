@@ -50,7 +50,7 @@ def refuse_other_backend() -> None:
 
 
 def notes() -> Iterator[tuple[str, str]]:
-    """Yield each Keras setting of the user that runs ignore, with advice what to do instead."""
+    """Yield each Keras setting of the user that runs ignore, with advice on what to do instead."""
     values = changed()
     if (chosen := backend()) != BACKEND:
         yield f"{_named(chosen)}: ranks ignore this setting and compute with TensorFlow", _ADVICE

@@ -128,8 +128,8 @@ def _private(place: Path, variable: str, name: str) -> Path:
     root = place / f"labkit-{os.getuid()}"
     if not os.path.lexists(root):
         _usable(root, variable)
-    # If `place` is writable for everyone, another user can create the private folder first, even as
-    # a link.
+    # If other users may write to `place`, one of them can create the private folder first, or put a
+    # link in its place.
     status = root.lstat()
     if not stat.S_ISDIR(status.st_mode):
         wrong = "is a link or a file, not a folder"

@@ -26,8 +26,8 @@ _SET = rf"{_QUOTE}*\s*(?:=>?|:)\s*{_QUOTE}*"
 # `_MODE` matches the start of a line that `ls -l` prints.
 _MODE = r"(?<![\w-])[-dlbcps](?:[r-][w-][xsStT-]){3}[.+@]?\s+\d+\s+"
 _ANYWHERE = r"(?P<keep>(?<![\w-]))NAME(?![\w-])"
-# In the contexts of `_OF_USER`, NAME is a user name. The text that matches the group `keep` is not
-# replaced.
+# In each pattern of `_OF_USER`, the placeholder NAME stands for a user name. The text that matches
+# the group `keep` is not replaced.
 _OF_USER = (
     r"(?P<keep>(?<![\w-]))NAME(?=@[A-Za-z…])",
     r"(?P<keep>~)NAME(?![\w-])",
@@ -64,7 +64,7 @@ def scrub(text: str) -> str:
     names = _names()
     text = _PATH.sub(lambda match: match["data"] or f"…/{_last(match['last'], names)}", text)
     for name, places in names.items():
-        if name in text:  # skips absent names fast; notebooks with figures have megabytes of text
+        if name in text:  # a regular expression is slow on megabytes of text
             for pattern in places:
                 text = pattern.sub(r"\g<keep>…", text)
     return text

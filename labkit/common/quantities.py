@@ -30,7 +30,7 @@ _BITS = 1e6  # minimum rate of a testbed's link in bits/s
 
 
 class _Kind(NamedTuple):
-    """A physical quantity: a conversion of its units to the base unit, and text for errors."""
+    """A physical quantity: a function that converts its units, and a text of allowed values."""
 
     size: Callable[[str], float | None]
     allowed: str

@@ -115,7 +115,7 @@ FORMER = (
 
 
 def name_today(name: object, allowed: Collection[str]) -> str | None:
-    """Return the current, allowed name of a former name; None if `name` is no former name.
+    """Return the current name for a former name if `allowed` contains the current name, else None.
 
     >>> name_today("steps", ["steps_per_epoch", "epochs"])
     'steps_per_epoch'
@@ -166,7 +166,7 @@ def rename_network(value: Any) -> Any:
 
 
 def rename_slowdowns(value: Any) -> Any:
-    """Return slowdowns by rank with current field names; keep slowdowns that are numbers."""
+    """Return slowdowns by rank with current field names; numbers as slowdowns are unchanged."""
     if not isinstance(value, dict):
         return value
     return {k: rename_keys(v, COMPUTE_TIME) if isinstance(v, dict) else v for k, v in value.items()}

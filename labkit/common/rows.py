@@ -1,4 +1,4 @@
-"""The rows of the data set on which each rank trains at each step; all ranks compute this plan."""
+"""The plan of the data set's rows for each rank and step; every rank computes the whole plan."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class BatchPlan:
         if self.owned:
             rows = self.own_rows(rank)
             return [rows[places] for places in self.places(rank, epoch)]
-        # No message is needed, because each rank draws the same permutation from the same seed.
+        # Ranks need not exchange the permutation, because each rank draws it from the same seed.
         order = np.random.default_rng([self.seed, epoch]).permutation(self.rows)
         result = []
         for step in range(self.steps_per_epoch):

@@ -1,7 +1,7 @@
-"""File access below a root folder in which other users may write, without following links.
+"""Functions that open files without following links, even if other users may write to the folder.
 
-The root is the folder that the user of labkit names. The root itself may be a symbolic link, for
-example to a larger disk.
+A user of labkit chooses the root folder. The root folder itself may be a symbolic link, for example
+to a larger disk.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def open_folder(path: Path | str, root: Path | str | None = None) -> Iterator[in
 
     Args:
         path: Path of the folder, which is the root or inside the root.
-        root: Folder that the user of labkit names; None: `path` itself is the root.
+        root: Folder that a user of labkit has chosen; None: `path` itself is the root folder.
 
     Raises:
         UnsafeFile: A component of the path below the root is not a folder.
@@ -87,7 +87,7 @@ def open_file(
     Args:
         path: Path of the file, which is inside the root.
         flags: Flags of `os.open`, such as `os.O_RDONLY`.
-        root: Folder that the user of labkit names; None: the folder that contains the file.
+        root: Folder that a user of labkit has chosen; None: the folder that contains the file.
         mode: Permission bits of the file if it is created.
 
     Raises:
@@ -128,7 +128,7 @@ def read_file(
         last: Number of bytes to return from the end of the file; the size of the file is then not
             checked.
             None: return the whole file, which may have at most `limit` bytes.
-        root: Folder that the user of labkit names, see `open_file`.
+        root: Folder that a user of labkit has chosen, see `open_file`.
 
     Raises:
         UnsafeFile: The path is not a regular file, or the file exceeds `limit`.

@@ -16,7 +16,8 @@ from zipfile import BadZipFile
 from labkit.common.errors import LabkitError, short
 
 T = TypeVar("T")
-# Damaged or forged data raise the exceptions in `_ODD` while code decodes a training state.
+# `_ODD` lists the exceptions that damaged or forged data can raise while a training state is
+# decoded.
 _ODD = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError),
     *(TypeError, ValueError),

@@ -19,10 +19,10 @@ class Limits(NamedTuple):
         end        L + grace             engines whose rank has not returned are restarted
         rebuilt    L + 2 grace           the remaining engines have handed over their variables
 
-    In the list of deadlines, L is the timeout of a rank's wait, in seconds. The grace period is
-    L/4, where L is the timeout, but at least 5 s and at most 30 s. Code that waits for a rank in
-    another process uses the deadlines in `Limits`. Code with shorter deadlines would stop waiting
-    before the rank itself raises an error.
+    In the list of deadlines of `Limits`, L is the timeout of a rank's wait, in seconds. The grace
+    period is L/4, where L is the timeout, but at least 5 s and at most 30 s. Code that waits for a
+    rank in another process uses the deadlines in `Limits`. Code with shorter deadlines would stop
+    waiting before the rank itself raises an error.
     """
 
     deadlock: float

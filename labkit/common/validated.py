@@ -125,7 +125,7 @@ def _named(kind: type[BaseModel], given: tuple[Any, ...], fields: dict[str, Any]
 def _sentence(kind: type[BaseModel], error: ValidationError) -> str:
     errors = sorted(error.errors(), key=_rank)
     first = errors[0]
-    if first["type"] == "value_error":  # labkit itself has written the message
+    if first["type"] == "value_error":  # labkit's own validator has written the message
         return first["msg"].removeprefix("Value error, ")
     if not first["loc"]:  # the name of the argument is invalid, such as a lone surrogate
         return f"{kind.__name__} cannot have {short(first['input'])}: {first['msg']}"

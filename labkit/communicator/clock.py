@@ -71,9 +71,9 @@ class Offset(NamedTuple):
 def offset(clock: Clock, allgather: Callable[[Any], list[Any]]) -> Offset:
     """Measure the offset of this rank's clock from the clock of rank 0 (collective).
 
-    No rank can leave an allgather before all ranks have entered the allgather. Each rank leaves an
-    allgather later than rank 0 enters the allgather, and rank 0 leaves it later than each rank
-    enters it. Each allgather gives a lower and an upper bound of the clock offset; the fastest
+    No rank can leave an allgather before all ranks have entered the allgather. Each rank leaves the
+    allgather after rank 0 has entered it, and rank 0 leaves the allgather after each rank has
+    entered it. Each allgather gives a lower and an upper bound of the clock offset; the fastest
     allgather gives the tightest bounds.
     """
     spans = []

@@ -43,7 +43,7 @@ class Communicator:
     Args:
         comm: An mpi4py communicator; the Communicator uses only a duplicate of it.
         timeout: Seconds after which a wait raises `WaitTooLong`; default: 600.
-        network: A network to emulate for schedules, `send`, `recv` and windows, if all ranks are on
+        network: The network that schedules, `send`, `recv` and windows emulate, if all ranks are on
             one host; None: no emulation.
         traffic: An existing traffic meter that continues to count; None: a new meter.
         emulation: A running network emulation that replaces `network`; None: start a new emulation
@@ -53,8 +53,8 @@ class Communicator:
         clock: The clock for waits and time stamps, the same on all ranks of a host.
         rules: Checksum and fault-injection rules for messages that labkit itself sends; None: no
             rules.
-        membership: The working ranks and the spare ranks of the call; None: there are no spare
-            ranks.
+        membership: The working ranks and the spare ranks of the cluster's current call; None: there
+            are no spare ranks.
 
     Attributes:
         rank, size: The rank number of this process, and the number of ranks.
@@ -62,8 +62,9 @@ class Communicator:
             property `number` is the entry of `numbers` for this rank.
         dead: The dead ranks that no spare rank has replaced, by the rank numbers that they had
             before any rank died.
-        lost: All dead ranks, by their numbers among all ranks of the call, including spare ranks.
-        deaths: The number of ranks that died in earlier attempts of this call.
+        lost: All dead ranks, by their numbers among all ranks of the cluster's current call,
+            including spare ranks.
+        deaths: The number of ranks that died in earlier attempts of the cluster's current call.
         restarts: How often `restart` has rebuilt this communicator.
         slowness: The artificial slowdown of this rank's computation; None: this rank is not slowed
             down.
@@ -147,7 +148,7 @@ class Communicator:
     def allreduce(
         self, buffer: np.ndarray, algorithm: str = "mpi", label: str = "allreduce"
     ) -> None:
-        r"""Sum all buffers in place, \(b_r \leftarrow \sum_s b_s\); all ranks get equal bits.
+        r"""Sum all buffers in place, \(b_r \leftarrow \sum_s b_s\); all sums are bitwise equal.
 
         Args:
             buffer: A contiguous array with the same dtype and length on every rank. The dtype is
@@ -179,17 +180,17 @@ class Communicator:
 
     @property
     def member(self) -> int:
-        """The number of this rank among all ranks of the call, including spare ranks."""
+        """The number of this rank among all working and spare ranks of the cluster's call."""
         return self.number if self.membership is None else self.membership.member(self.number)
 
     def shrink(self, settle: Callable[[], None] = lambda: None) -> list[int]:
         """Shrink this communicator after `RankDied` (collective of the surviving ranks).
 
-        The surviving ranks remain in the same order. Waits that are pending on other ranks also
-        raise `RankDied`. Windows, split communicators and memory from `allocate` stay allocated but
-        unusable, because MPI cannot free them without the dead ranks. All surviving ranks agree on
-        the members of the new communicator. Ranks that die during the call of `shrink` are removed,
-        too.
+        The surviving ranks remain in the same order. Calls in which other ranks still wait on this
+        communicator also raise `RankDied`. Windows, split communicators and memory from `allocate`
+        stay allocated but unusable, because MPI cannot free them without the dead ranks. All
+        surviving ranks agree on the members of the new communicator. Ranks that die during the call
+        of `shrink` are removed, too.
 
         Args:
             settle: A function that returns when no other thread of this rank uses this communicator
@@ -207,7 +208,7 @@ class Communicator:
         self.board.abandon()
         network = self.network
         atexit.register(exit_without_finalize)
-        for _ in before:  # each death during the call requires one more attempt
+        for _ in before:  # each death during `shrink` requires one more attempt
             whole = broken.Shrink()
             assert isinstance(whole, MPI.Intracomm)  # tells the type checker the type of `whole`
             old_ranks = MPI.Group.Translate_ranks(whole.group, None, broken.group)
@@ -248,7 +249,7 @@ class Communicator:
 
     @property
     def spares(self) -> int:
-        """The number of spare ranks that, as far as known, still wait to replace a dead rank."""
+        """The number of spare ranks that wait to replace a dead rank, as far as this rank knows."""
         return 0 if self.membership is None else self.membership.numbers.count(SPARE)
 
     def replace(self) -> list[int]:

@@ -61,11 +61,11 @@ class Emulation:
         self._lock = _open_lock_file(comm)
         self._owns_links = True
         self.paced = False
-        self._thread = threading.Lock()  # locks out other threads; they share the file lock
+        self._thread = threading.Lock()  # excludes other threads, which share the file lock
         comm.Barrier()
 
     def part(self, ranks: Sequence[int]) -> Emulation:
-        """Return a view of the emulated links for a group of ranks, with new numbers from 0."""
+        """Return a view of the emulated links for some ranks, which are renumbered from 0."""
         view = copy(self)
         view.network = self.network.part(ranks, len(self._ranks))
         view._ranks = [self._ranks[rank] for rank in ranks]
@@ -114,8 +114,8 @@ class Emulation:
     def _depart(self, source: int, destination: int, nbytes: int, turn: int) -> float:
         if self.paced and turn != FREE:
             turn = self.turn()
-        # The departure time is read here, because the wait for the lock must not delay the
-        # departure.
+        # The departure time is read before the file lock is acquired, because the wait for the lock
+        # must not delay the departure.
         now = self._clock.now()
         while True:
             with self._locked():

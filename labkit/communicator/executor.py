@@ -135,7 +135,7 @@ def _sums(contributions: dict[int, list[tuple[int, int]]], edges: list[int]) -> 
 
 
 def _follows(previous: Sum, terms: tuple[int, ...]) -> bool:
-    """Return whether each term directly follows, in memory, the same term of the previous sum."""
+    """Return whether each term begins in memory where the previous sum's term ends."""
     length = previous.last - previous.first
     if len(previous.terms) != len(terms):
         return False

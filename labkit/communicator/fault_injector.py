@@ -91,7 +91,7 @@ class Injector:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def gradients(self, paths: Sequence[str], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the gradients changed by the faults of this step; input arrays are unchanged.
+        """Return all gradients, with the changes of this step's faults; input arrays are unchanged.
 
         Args:
             paths: For each gradient, the path of its variable.

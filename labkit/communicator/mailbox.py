@@ -84,7 +84,7 @@ class Mailbox:
         rules: Checksum and fault-injection rules, which apply to all messages.
     """
 
-    in_place: ClassVar[bool] = False  # the receiver gets a copy of the values of a message
+    in_place: ClassVar[bool] = False  # whether the receiver reads values without copying them
 
     def __init__(
         self,

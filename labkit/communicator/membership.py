@@ -86,7 +86,7 @@ def dead_ranks(comm: MPI.Intracomm, clock: Clock) -> list[int]:
         failed = comm.Get_failed()
         if failed.size or clock.now() > end:
             return MPI.Group.Translate_ranks(failed, None, comm.group)
-        MPI.COMM_SELF.Iprobe()  # lets MPI make progress; a probe on `comm` would raise
+        MPI.COMM_SELF.Iprobe()  # lets MPI make progress; a probe on the broken `comm` would fail
         clock.sleep(1e-3)
 
 

@@ -160,8 +160,8 @@ class EagerMailbox:
 
     Source: J. Xue, Y. Miao, C. Chen, M. Wu, L. Zhang, L. Zhou: Fast distributed deep learning over
         RDMA, EuroSys 2019: each tensor has a fixed memory area at its receiver, which polls a flag
-        in this area. In the paper, the memory area contains only the values and the flag; here, a
-        slot also contains a header of 96 bytes.
+        in this area. In Xue et al. 2019, the memory area contains only the values and the flag; in
+        labkit, a slot also contains a header of 96 bytes.
     """
 
     in_place: ClassVar[bool] = True  # whether the receiver reads values without copying them
@@ -226,7 +226,8 @@ class EagerMailbox:
         self._deliver()
         for route, head in self._heads.items():
             if head[0] > self._received[route]:
-                # `sync` makes the values visible that the sender wrote before the message number.
+                # After `sync`, this rank sees the values that the sender wrote before it wrote the
+                # message number.
                 self._window.sync()
                 self._received[route] += 1
                 if (letter := self._receive(route)) is not None:
@@ -345,7 +346,7 @@ class RendezvousMailbox(EagerMailbox):
     notice with their offset and length in bytes. The receiver of a notice then allocates memory and
     reads the values. Values that are longer than the send buffer are sent in several parts.
     The receiver need not know the length of values, such as compressed payloads, in advance,
-    because the notice contains it.
+    because the notice contains the length.
 
     On an emulated network, one message takes three latencies: for an empty notice, for a request,
     and for the transfer of the values. A message of `EagerMailbox` takes only one latency.
@@ -362,7 +363,7 @@ class RendezvousMailbox(EagerMailbox):
     values into such memory.
     """
 
-    in_place: ClassVar[bool] = False  # the receiver gets a copy of the values
+    in_place: ClassVar[bool] = False  # whether the receiver reads values without copying them
 
     def __init__(
         self,
@@ -385,7 +386,7 @@ class RendezvousMailbox(EagerMailbox):
         return lines(max(capacity, MIN_SEND_BYTES))
 
     def _validate_size(self, route: Route, nbytes: int) -> None:
-        """Accept values of any length."""
+        """Accept a message of any size, because long values are sent in parts."""
 
     def _write(self, route: Route, words: NDArray[np.float64], values: NDArray[np.uint8]) -> bool:
         begin, offset = self._bytes_sent.pop(route, 0), self._reads[route] + LINE
@@ -413,7 +414,7 @@ class RendezvousMailbox(EagerMailbox):
             self._window.read(values[begin : begin + nbytes], source, offset)
         if begin + nbytes < values.nbytes:
             self._unfreed.add(route)
-            self.free(route)  # allows the sender to send the next part
+            self.free(route)  # the free slot lets the sender send the next part of the values
             return None
         letter = open_letter(head, self._partial.pop(route), None, source)
         if self._emulation:

@@ -203,7 +203,7 @@ class Payloads:
         algorithm: str = "mpi",
         label: str = "sparse_sum",
     ) -> np.ndarray:
-        """Sum sparse vectors of all ranks into a dense vector, with equal bits on all ranks.
+        """Sum the ranks' sparse vectors into a dense vector, bitwise equal on all ranks.
 
         Args:
             indices: The indices of the elements that this rank stores, int32 (k,), strictly
@@ -212,7 +212,7 @@ class Payloads:
                 are 0.
             length: The length of the vectors, the same on all ranks.
             algorithm: Name of an algorithm, as in `Communicator.allreduce`. In a schedule, a
-                partial sum is sent as a dense vector if this needs fewer bytes.
+                partial sum is sent as a dense vector if the dense form needs fewer bytes.
             label: The name of the call in error messages.
 
         Returns:
@@ -229,7 +229,7 @@ class Payloads:
         algorithm: str = "mpi",
         label: str = "sum_rows",
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Sum sparse tables of all ranks, each given by a few rows; all ranks get the same bits.
+        """Sum the ranks' sparse tables, each given by a few rows; all sums are bitwise equal.
 
         Args:
             indices, length, algorithm, label: As in `sparse_sum`, where the elements are rows of
@@ -302,7 +302,7 @@ class Payloads:
         return np.split(whole, np.cumsum(lengths)[:-1])
 
     def _count(self, nbytes: int) -> None:
-        """Meter an MPI allgather: `size - 1` copies of the bytes, one of them to another host."""
+        """Meter an MPI allgather: the rank sends `size - 1` copies, one of them to another host."""
         self._wait_policy.count((self._size - 1) * nbytes, nbytes)
 
 

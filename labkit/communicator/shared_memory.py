@@ -35,8 +35,8 @@ class SeparateBuffers(NamedTuple):
         pieces: Pairs (offset in the buffer, values) that the sum reads instead of the `local_part`
             range of this rank's buffer; None: the sum reads the buffer itself.
         into: A buffer from `allocate(common=True)`, into which the ranks write the sum once instead
-            of once per rank. The sum in `into` stays valid until the ranks' next call; if `into` is
-            None, each rank's buffer receives the sum.
+            of once per rank. The sum in `into` stays valid until the ranks begin their next sum in
+            shared memory; if `into` is None, each rank's buffer receives the sum.
     """
 
     pieces: Sequence[Piece] | None = None
@@ -90,8 +90,8 @@ class Flags:
             Mismatch: Ranks are in different calls, or use different locations.
         """
         local = self._wait_policy.code ^ code
-        # A rank may overwrite its call code here: all ranks have read its old code, because no rank
-        # is one call ahead of another.
+        # A rank may now overwrite its call code: no rank is a whole call behind, so all ranks have
+        # read the old code.
         self._codes[self._rank][0] = local
         self.barrier()
         if any(other[0] != local for other in self._codes):
@@ -113,7 +113,7 @@ class Flags:
                 raise
         else:
             if not self._first_vote(continues=True):
-                self.barrier()  # raises an error: a rank that voted to stop does not arrive
+                self.barrier()  # fails: a rank that voted to stop never enters the barrier
 
     def _first_vote(self, continues: bool) -> bool:
         """Vote on whether to continue; return the first vote of any rank in the current phase."""
@@ -245,7 +245,7 @@ class SharedMemory:
         staged = views[self._comm.rank]
         staged[...] = buffer
         work(flags, _make_place(views, ", in its staging buffer"))
-        buffer[...] = staged  # others write to `staged` only after this rank's next call starts
+        buffer[...] = staged  # other ranks write `staged` only after this rank's next call begins
 
     def close(self) -> None:
         """Free all windows (collective)."""
@@ -320,7 +320,8 @@ class SharedMemory:
 
         Args:
             parts: Views of the same elements in every rank's buffer.
-            local: The values of this rank for the sum, which may lie inside or outside its buffer.
+            local: The values that this rank adds to the sum; the values may lie inside or outside
+                the rank's buffer.
             shares: The factor of each rank's values in a weighted mean; None: compute a sum.
             into: The array for the result; None: write the result into all `parts`.
         """

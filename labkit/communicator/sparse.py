@@ -1,4 +1,4 @@
-"""Sums of sparse vectors and sparse tables, which are stored densely if this needs fewer bytes."""
+"""Sums of sparse vectors and tables, stored densely if the dense form needs fewer bytes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SparseVector:
         return values
 
     def compact(self) -> SparseVector:
-        r"""Return the smaller form: sparse if \(k (4 + b) < n b\) for k of n values of b bytes."""
+        r"""Return the form with fewer bytes: k indices and values if sparse, n values if dense."""
         if self.indices is None:
             return self
         row = row_bytes(self.values)
@@ -65,7 +65,7 @@ class SparseSum:
         self._edges, self._dtype, self._row = list(edges), dtype, row
 
     def add(self, values: Sequence[SparseVector]) -> SparseVector:
-        """Return the sum; the order of the addition is fixed, so all ranks get the same bits."""
+        """Return the sum; all ranks add in the same order, so their sums are bitwise equal."""
         if any(value.indices is None for value in values):
             total = np.zeros((values[0].length, *self._row), self._dtype)
             for value in values:

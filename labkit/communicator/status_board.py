@@ -38,7 +38,7 @@ class Relay:
 
     The threads of the other ranks only wait for the death of the earlier ranks of their host. If
     the first rank of a host dies under ULFM (`mpiexec --with-ft ulfm`), the thread of the host's
-    next rank replaces its relay. After the replacement, the relays of other hosts exchange
+    next rank takes over the relay. After the replacement, the relays of other hosts exchange
     bulletins with the next rank.
 
     Args:
@@ -85,7 +85,7 @@ class Relay:
         try:
             if self._stand_by():
                 self._exchange()
-        except Exception as error:  # the error is written to the status table
+        except Exception as error:  # the relay writes the error to the status table
             cause = (
                 f"its relay of the status to other hosts failed: {type(error).__name__}: {error}"
             )
@@ -122,7 +122,7 @@ class Relay:
             if not self._abandoned:
                 self._exchange_last()
         finally:
-            self._table.confirmed[...] = NEVER  # releases ranks that wait for confirmations
+            self._table.confirmed[...] = NEVER  # ranks need not wait for confirmations any longer
 
     def _exchange_bulletins(self, last: bool = False) -> bool:
         now = self._clock.now()
@@ -357,8 +357,8 @@ class StatusBoard:
             atexit.register(exit_without_finalize)
         failed = self._failures()
         if failed:
-            # The first read may show only a failure that another failure has caused. A second read
-            # also shows the original failure.
+            # The first read of the status table may show only a failure that another failure has
+            # caused. A second read of the status table also shows the original failure.
             failures = self._failures()
             rank, cause = min(failures, key=lambda pair: pair[1].startswith("RankFailed"))
             if cause == ENDED:
@@ -476,7 +476,7 @@ class StatusBoard:
         self._table.record_snapshots(self._clock)
 
     def describe_ranks(self, local_call: str) -> str:
-        """Return a text with each rank's call, the seconds in it, and the last process snapshot.
+        """Return a text with each rank's call, the call's duration, and the last process snapshot.
 
         Ranks outside `local_call` come first in the text, because the ranks inside `local_call`
         wait for them.

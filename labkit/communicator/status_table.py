@@ -39,8 +39,8 @@ PEERS = 64  # maximum number of ranks for which messages with checksums are coun
 COUNTS = 5  # the number of progress numbers of each rank
 NEVER = np.iinfo(np.int64).max
 
-# Another host counts as silent if this host's relay polls for `Limits.silent` seconds without
-# receiving a bulletin (status rows) from it. The relay thread sends ten bulletins per second to
+# Another host counts as silent if this host's relay polls for `Limits.silent` seconds and receives
+# no bulletin (status rows) from the other host. The relay thread sends ten bulletins per second to
 # each host. Python switches between threads every 5 ms, so Python code that computes does not delay
 # the relay's bulletins. Waits, traces and debuggers do not delay the bulletins either. Only a call
 # that holds Python's global interpreter lock for longer than `Limits.silent` delays the bulletins.
@@ -153,8 +153,9 @@ class StatusTable:
     def write(self, bulletin: np.ndarray, now: float, last: bool) -> None:
         """Write the rows of this host into a bulletin."""
         # A rank may write its row while the row is copied. The bulletin contains `mark` and
-        # `stands` from an earlier read, so its other fields are at least as new as these two. If
-        # the rank has changed its call between the reads, the bulletin does not report a wait.
+        # `stands` from an earlier read, so its other fields are at least as new as these two. If a
+        # rank has changed its call between two reads of its row, the bulletin does not report a
+        # wait.
         before = self.rows[self.local_ranks]
         rows = self.rows[self.local_ranks]
         rows["mark"], rows["stands"] = before["mark"], before["stands"]
@@ -165,7 +166,7 @@ class StatusTable:
         bulletin["now"], bulletin["last"] = now, last
 
     def read(self, host: int, bulletin: np.ndarray, now: float) -> bool:
-        """Copy the rows of another host's bulletin; return whether it was the host's last one."""
+        """Copy the rows of another host's bulletin; return whether it is that host's last one."""
         ranks, rows = list(self.hosts[host].ranks), bulletin["rows"]
         self.rows["waiting"][ranks] = 0
         for name in ROW.names or ():

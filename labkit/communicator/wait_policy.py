@@ -61,7 +61,7 @@ class Traffic:
 
 MIN_SLEEP, MAX_SLEEP = 20e-6, 1e-3  # minimum and maximum seconds of a sleep between two polls
 SLEEP_FRACTION = 0.01  # length of a sleep between two polls, as a fraction of the wait so far
-SLEEP_OVERRUN = 300e-6  # seconds by which a requested sleep may be exceeded
+SLEEP_OVERRUN = 300e-6  # seconds by which a sleep may exceed the requested time
 SPINS = 250  # polls without a sleep at the start of a wait; about 0.3 ms
 _CHECK_EVERY = 16  # polls between two checks of the status board and the clock
 _TAGS = 1 << 27  # number of MPI tags for collectives, above the tags of other messages
@@ -72,7 +72,7 @@ class WaitPolicy:
 
     The name of a call contains everything on which the ranks must agree: its purpose, the
     operation, and the type of the data. Ranks exchange the CRC-32 of the call's name before the
-    call, or use it as the tag of the call's messages. Because of the CRC-32, a rank never receives
+    call, or use it as the tag of the call's messages. The CRC-32 ensures that a rank never receives
     data of another call.
 
     Args:
@@ -225,7 +225,7 @@ class WaitPolicy:
         self.wait_all([request])
         if np.any(table[:, 0] != self.code):
             self.raise_mismatch()
-        self.check_wait()  # raises an error if a rank failed after sending its value
+        self.check_wait()  # fails if a rank has failed after it sent its value
         return table[:, 1]
 
     def call(self, name: str, *arguments: Any) -> None:

@@ -75,7 +75,7 @@ class ExpectedResidual:
         self._sum: np.ndarray | float = 0.0
 
     def after(self, gradient: np.ndarray, sent: np.ndarray) -> np.ndarray:
-        """Return the expected residual after one more step; all arrays are (n,)."""
+        """Return the expected residual after one more step; all arrays have the shape (n,)."""
         residual: np.ndarray = self._sum + gradient.astype(np.float64) - sent
         self._sum = residual
         return residual
@@ -168,7 +168,8 @@ class Compressor(Checked):
     that depend on fields are properties; this base class defines their defaults.
 
     Attributes:
-        paper: The author, year and number of the source; the docstring has the full citation.
+        paper: The first author, year and arXiv number of the source; the docstring contains the
+            full citation.
         votes: Whether `mean` differs from the mean of the sent tensors, because the ranks vote on
             signs.
         sparse: Whether only a few elements are sent, unchanged, in the payload's floating-point
@@ -201,12 +202,12 @@ class Compressor(Checked):
 
     @property
     def unbiased(self) -> bool:
-        """Whether the expectation of the decoded tensor is the encoded tensor."""
+        """Whether the decoded tensor is an unbiased estimate of the encoder's input."""
         return False
 
     @property
     def by_layer(self) -> bool:
-        """Whether the compressor processes each layer's tensor in its shape, not a flat bucket."""
+        """Whether the compressor processes separate layers in their shapes, not a flat bucket."""
         return False
 
     @property
@@ -361,8 +362,8 @@ def compiled(compressor: Compressor, method: str) -> tf.types.experimental.Polym
 def run_fused(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """Run a function as a separate XLA-compiled cluster inside a traced TensorFlow function.
 
-    A separate cluster is a separate pass over memory: XLA fuses all operations of one cluster, and
-    repeats shared computations for each consumer.
+    XLA fuses all operations of one cluster into one pass over memory, and repeats a shared
+    computation for each of its consumers.
     """
     import tensorflow as tf
 
@@ -379,7 +380,7 @@ def parse(value: Compressor | Mapping[str, JSON] | str) -> Compressor:
     """Return the compressor that is given as an object, a name, or a mapping of name and fields.
 
     Raises:
-        InvalidInput: The name is unknown, or the compressor does not have one of the fields.
+        InvalidInput: The name is unknown, or the compressor lacks one of the given fields.
     """
     if isinstance(value, Compressor):
         return value

@@ -157,7 +157,7 @@ class DGC(Compressor):
         return state[2]
 
     def expected_residual(self, ranks: int) -> ExpectedResidual:
-        """Return a new object that computes the expected accumulation v by the paper's formulas."""
+        """Return an object that computes the expected accumulation v as in Lin et al. 2018."""
         return ExpectedAccumulation(self, ranks)
 
 
@@ -188,7 +188,7 @@ class ExpectedAccumulation(ExpectedResidual):
         self._velocity: np.ndarray | float = 0.0
 
     def after(self, gradient: np.ndarray, sent: np.ndarray) -> np.ndarray:
-        """Return the expected accumulation after one more step; all arrays are (n,)."""
+        """Return the expected accumulation after one more step; all arrays have the shape (n,)."""
         clipped = gradient.astype(np.float64)
         if self._limit is not None:
             clipped *= self._limit / max(float(np.linalg.norm(clipped)), self._limit)

@@ -112,9 +112,9 @@ def unpack(packed: Tensor, bits: int, length: Tensor, value: Callable[[Tensor], 
         packed: The bytes from `pack`.
         bits: The width of a code in bits, the same as in `pack`.
         length: The number of codes, int32 ().
-        value: Function from codes to values, element by element. The function is called for each
-            range separately, because one call on the concatenated ranges takes XLA five times as
-            long.
+        value: Function from codes to values, element by element. `value` is called for each range
+            of codes separately, because XLA takes five times as long for one call on the
+            concatenated ranges.
     """
     import tensorflow as tf
 
@@ -148,7 +148,7 @@ def split_ranges(tensor: Tensor, count: int) -> list[Tensor]:
 
 
 def _widths(bits: int) -> Iterator[tuple[int, int]]:
-    """Yield bit widths (1, 2, 4 or 8) that sum to `bits`, and the first bit of each in the code."""
+    """Yield the width (8, 4, 2 or 1 bits) and the first bit of each part of a code."""
     first = 0
     # The widest part of a code is packed first, because `unpack` reads the parts from wide to
     # narrow.
@@ -180,9 +180,9 @@ def uniform(length: int, key: Tensor) -> Tensor:
     r"""Return random numbers, uniform in [0, 1); different keys give different numbers.
 
     The generator is counter-based: number i is the upper 23 bits of \(h_b(h_a(i \cdot \gamma))\),
-    divided by \(2^{23}\). Here γ is `GAMMA`, and each h adds one half of the key, shifts, and
-    multiplies modulo \(2^{32}\). Each number needs three 32-bit products, and XLA fuses the
-    generator and the use of its numbers into one loop. The random numbers are good enough for
+    divided by \(2^{23}\). The factor γ is `GAMMA`, and each hash h adds one half of the key,
+    shifts, and multiplies modulo \(2^{32}\). Each number needs three 32-bit products, and XLA fuses
+    the generator and the use of its numbers into one loop. The random numbers are good enough for
     rounding, but not for cryptography.
 
     Args:

@@ -44,7 +44,7 @@ def max_magnitudes(tensor: Tensor, size: int | None) -> Tensor:
     """Return each block's maximal magnitude, (ceil(n / size),) or (1,); 0 for an empty tensor."""
     import tensorflow as tf
 
-    if size is None:  # the next line needs one pass over memory and no tensor of magnitudes
+    if size is None:  # min and max need no tensor of magnitudes and one pass over memory
         maxima = tf.maximum(tf.reduce_max(tensor), -tf.reduce_min(tensor))[None]
     else:
         maxima = tf.concat([tf.reduce_max(tf.abs(rows), 1) for rows in split(tensor, size)], 0)
@@ -71,7 +71,7 @@ def scale_blocks(values: Tensor, scales: Tensor, size: int | None) -> Tensor:
 
 
 def to_levels(tensor: Tensor, unit: Tensor, max_level: int, key: Tensor) -> Tensor:
-    r"""Round randomly to signed levels, so that the expectation of level · unit is the tensor.
+    r"""Round randomly to signed levels; the expected value of level · unit equals the element.
 
     The level is \(\ell = \mathrm{sign}(v) \lfloor |v| / \mathrm{unit} + u \rfloor\) for an element
     v, with u uniform in [0, 1).
@@ -281,8 +281,8 @@ class TernGrad(Compressor):
     standard deviations reduces the scale s, but makes the decoded tensor biased.
 
     Args:
-        clip: The number of standard deviations to which elements are clipped, 2.5 in the paper.
-            If `clip` is None, elements are not clipped.
+        clip: The number of standard deviations to which elements are clipped, 2.5 in Wen et al.
+            2017. If `clip` is None, elements are not clipped.
 
     Source: W. Wen, C. Xu, F. Yan, C. Wu, Y. Wang, Y. Chen, H. Li, TernGrad, 2017, arXiv 1705.07878.
     Differs from it: one scale s per bucket, not per layer; each rank uses the scale s of its own
@@ -298,7 +298,7 @@ class TernGrad(Compressor):
 
     @property
     def unbiased(self) -> bool:
-        """Whether the expectation of the decoded tensor is the gradient: true without clipping."""
+        """Whether the decoded tensor is an unbiased estimate of the gradient (without clipping)."""
         return self.clip is None
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:

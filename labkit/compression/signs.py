@@ -13,12 +13,12 @@ from labkit.compression.numbers import finite_products, pack, split_ranges, unpa
 
 
 class OneBit(Compressor):
-    r"""Sends two means, of positive and of other elements; 1 bit per element selects one of them.
+    r"""Sends the means of positive and of other elements; for each element, 1 bit selects a mean.
 
     \(\hat g_i = \mathrm{mean}\{g_j : g_j > 0\}\) if \(g_i > 0\), and \(\mathrm{mean}\{g_j : g_j \le
     0\}\) if \(g_i \le 0\). No other pair of values has a smaller squared error for the given signs.
-    The paper's method is `ErrorFeedback(OneBit())`; without error feedback, training may not
-    converge.
+    The method of Seide et al. 2014 is `ErrorFeedback(OneBit())`; without error feedback, training
+    may not converge.
 
     Source: F. Seide, H. Fu, J. Droppo, G. Li, D. Yu, 1-Bit Stochastic Gradient Descent and its
     Application to Data-Parallel Distributed Training of Speech DNNs, Interspeech 2014. Differs from
@@ -31,7 +31,7 @@ class OneBit(Compressor):
     xla: ClassVar[bool] = True
 
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
-        """Return "signs" (packed, uint8), "means" (2,), non-positive first, and "length" (1,)."""
+        """Return "signs" (packed, uint8), "means" (2,) (positive mean last) and "length" (1,)."""
         import tensorflow as tf
 
         signs = pack(tf.cast(tensor > 0, tf.uint8), 1)
@@ -51,7 +51,7 @@ class OneBit(Compressor):
         return {"signs": signs, "means": means, "length": tf.constant(list(tensor.shape))}
 
     def decode(self, payload: Payload) -> Tensor:
-        """Return, for each element, the mean of all elements of its sign, (n,)."""
+        """Return, for each element, the mean of all elements with the same sign, (n,)."""
         import tensorflow as tf
 
         below, above = tf.unstack(payload["means"], 2)
@@ -63,15 +63,16 @@ class OneBit(Compressor):
 
 
 class SignSGD(Compressor):
-    r"""Each element is sent as 1 bit, its sign; the sign of the update is the majority's.
+    r"""Each element is sent as 1 bit, its sign; the update has the sign of the majority of ranks.
 
     \(\bar g_i = \mathrm{scale} \cdot \mathrm{sign} \sum_r \mathrm{sign}(g_{r,i})\), summed over all
     ranks r; a tie gives 0. Zero elements also vote: plus on every second rank, and minus on all
-    other ranks. The signs of zero elements swap in the next step, so that weights without a
-    gradient do not drift. A rank does not vote if its whole tensor is zero.
+    other ranks. In the next step, zero elements vote with the opposite sign, so that weights
+    without a gradient do not drift. A rank does not vote if its whole tensor is zero.
 
     Args:
-        scale: The magnitude of every element of the update; choose the learning rate to suit it.
+        scale: The magnitude of every element of the update, to which the learning rate must be
+            adapted.
 
     Source: J. Bernstein, Y.-X. Wang, K. Azizzadenesheli, A. Anandkumar, signSGD, 2018, arXiv
     1802.04434. J. Bernstein, J. Zhao, K. Azizzadenesheli, A. Anandkumar, signSGD with Majority Vote
@@ -90,8 +91,8 @@ class SignSGD(Compressor):
     def encode(self, tensor: Tensor, key: Tensor) -> Payload:
         """Return the payload: packed "signs", uint8; the vote's weight "voice" (1,); "length" (1,).
 
-        The weight "voice" is normally 1. It is 0 for a tensor of zeros, and NaN for a tensor with
-        an infinite or NaN element.
+        The weight "voice" is normally 1. The weight "voice" is 0 for a tensor of zeros, and NaN for
+        a tensor with an infinite or NaN element.
         """
         import tensorflow as tf
 

@@ -23,7 +23,7 @@ from labkit.compression.compressor import (
 )
 from labkit.compression.numbers import from_bits, magnitude_bits
 
-BLOCK = 16  # elements per searched block; most blocks contain none of the top 1 %
+BLOCK = 16  # elements per searched block; most blocks contain none of the largest 1 %
 
 
 class Sparse(Compressor):
@@ -92,7 +92,7 @@ def select_above(tensor: Tensor, threshold: Tensor | float) -> tuple[Tensor, Ten
     whole = tensor.shape[0] // BLOCK * BLOCK
     rows = tf.reshape(tensor[:whole], [-1, BLOCK])
     matching = tf.where(run_fused(_any_reaches, rows, threshold))[:, 0]  # (matching rows,)
-    candidates = tf.reshape(tf.gather(rows, matching), [-1])  # elements of rows that contain hits
+    candidates = tf.reshape(tf.gather(rows, matching), [-1])  # elements of all matching rows
     hits = tf.where(_reaches(candidates, threshold))[:, 0]
     whole_indices = tf.gather(matching, hits // BLOCK) * BLOCK + hits % BLOCK
     tail = tensor[whole:]
@@ -117,7 +117,7 @@ def _reaches(values: Tensor, threshold: Tensor | float) -> Tensor:
 
 
 def draw(key: Tensor, k: Tensor | int, n: Tensor | int) -> tuple[Tensor, Tensor]:
-    """Divide n elements into k ranges; return a random index from each range, and the lengths."""
+    """Divide n elements into k ranges; return a random index and the length of each range."""
     import tensorflow as tf
 
     k, n = tf.cast(k, tf.int64), tf.cast(n, tf.int64)
@@ -205,7 +205,7 @@ def _select_sampled(tensor: Tensor, k: int, sample: int, key: Tensor) -> tuple[T
     import tensorflow as tf
 
     candidates, values = select_above(tensor, _threshold(tensor, sample, HITS, key))
-    too_many = tf.size(candidates) > 2 * k  # only after an atypical sample
+    too_many = tf.size(candidates) > 2 * k  # happens only after an atypical sample
     indices, values = tf.cond(
         too_many, lambda: _largest_of(candidates, values, k), lambda: (candidates, values)
     )
@@ -236,8 +236,8 @@ def _sizes(tensor: Tensor, places: Tensor) -> Tensor:
 class RandomK(Compressor):
     r"""Sends one random element from each of k equal ranges, at the same indices on all ranks.
 
-    The number of sent elements is \(k = \max(1, \mathrm{round}(\mathrm{ratio} \cdot n))\) of n.
-    Only values are sent, without indices, and an allreduce sums the values. Without `rescale`, the
+    Of n elements, \(k = \max(1, \mathrm{round}(\mathrm{ratio} \cdot n))\) elements are sent. Only
+    values are sent, without indices, and an allreduce sums the values. Without `rescale`, the
     expectation of the decoded tensor is \(E\,\hat g = \frac{k}{n} g\), which is suitable for
     `ErrorFeedback`. With `rescale`, \(\hat g_i = \frac{n}{k} g_i\) for selected elements. With
     `rescale`, \(E\,\hat g = g\) and \(E \|\hat g - g\|^2 = (\frac{n}{k} - 1) \|g\|^2\); the product
@@ -268,7 +268,7 @@ class RandomK(Compressor):
 
     @property
     def unbiased(self) -> bool:
-        """Whether the expectation of the decoded tensor is the encoded tensor."""
+        """Whether the decoded tensor is an unbiased estimate of the encoder's input."""
         return self.rescale
 
     @property

@@ -89,7 +89,7 @@ class Chain(Compressor):
 
     @property
     def unbiased(self) -> bool:
-        """Whether the expectation of the decoded tensor is the encoded tensor."""
+        """Whether the decoded tensor is an unbiased estimate of the encoder's input."""
         return self.first.unbiased and self.second.unbiased
 
     @property

@@ -54,7 +54,7 @@ def read_shakespeare(options: TextOptions, paths: Sequence[Path]) -> Arrays:
 
 
 def sequences(length: int, characters: int = LENGTH * 9 // 10) -> int:
-    """Return how many sequences a text of `characters` characters has; default: training text."""
+    """Return the number of sequences in a text of `characters` characters (default: training)."""
     return (characters - 1) // length  # the last sequence also needs a character that follows it
 
 

@@ -37,7 +37,7 @@ class Arrays(NamedTuple):
 
 @dataclass(frozen=True)
 class Shapes:
-    """What a model must fit: an example's shape, the number of classes or targets, and the task."""
+    """What a data set requires of a model: example shape, number of outputs, and task."""
 
     input_shape: tuple[int, ...]
     outputs: int

@@ -42,7 +42,7 @@ def find(file: DataFile) -> Path | None:
     """Return the file's path after verifying its checksum, or None if no folder contains it.
 
     Raises:
-        LabkitError: A file with the data file's name has another checksum.
+        LabkitError: A file with the name of the data set's file has a different checksum.
     """
     # The user's folder, LABKIT_DATA, is searched before the folder of downloads.
     for folder in search_folders():

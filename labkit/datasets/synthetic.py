@@ -196,8 +196,8 @@ def factorization_optimum(
         seed: Seed of the initial U and V.
 
     Reference: Y. Zhou, D. Wilkinson, R. Schreiber, R. Pan: Large-scale parallel collaborative
-    filtering for the Netflix prize, AAIM 2008. In the paper, the λ of each user or item is
-    multiplied by the number of its known entries; here it is not.
+    filtering for the Netflix prize, AAIM 2008. In Zhou et al. 2008, the λ of each user or item is
+    multiplied by the number of its known entries; in labkit, λ is the same for all.
     """
     indices, values, count = x.astype(int), y[:, 0], len(x)
     random, ridge = np.random.default_rng(seed), count * l2 * np.eye(approximation_rank)

@@ -54,7 +54,7 @@ def right_answers(model: keras.Model, data: Dataset, batch_size: int) -> NDArray
 
 
 def chance(losses: int, gained: int) -> float:
-    """Return the p-value of the sign test: the probability of an equally or more uneven split.
+    """Return the p-value of the sign test: the probability of a split that is at least as uneven.
 
     The function computes the exact sign test (McNemar's) on the answers that only one of two models
     has right. The test accounts for the random choice of test data, but not for the random choice
@@ -74,7 +74,7 @@ def gzip_bytes(path: Path) -> int:
 def inference_ms(
     models: Mapping[str, keras.Model], x: NDArray[np.generic], repeats: int, calls: int
 ) -> dict[str, NDArray[np.float64]]:
-    """Return each model's median milliseconds per call on one batch, for each repeat (repeats,).
+    """Return each model's median milliseconds per call on one batch, one median for each repeat.
 
     In each repeat, the models are timed in turn; each repeat starts with a different model. Because
     the models take turns, other load on the machine affects all models equally. Models are compiled
@@ -89,8 +89,7 @@ def inference_ms(
     import tensorflow as tf
 
     batch = tf.constant(x)
-    # The models are compiled, as on an inference server, because this avoids Keras's overhead per
-    # call.
+    # The models are compiled, as on an inference server, to avoid Keras's overhead per call.
     functions = {name: _compiled(model) for name, model in models.items()}
     for function in functions.values():
         for _ in range(WARM_UP):

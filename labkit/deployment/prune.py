@@ -38,8 +38,8 @@ def smallest(
     Args:
         weights: Variables to select from, of any shapes.
         sparsity: Fraction of the weights to select, from 0 to 1.
-        scope: "layer" selects this fraction of each variable; "global" selects this fraction of the
-            weights of all variables together.
+        scope: "layer" selects the fraction `sparsity` of each variable; "global" selects this
+            fraction of the weights of all variables together.
     """
     magnitudes = [np.abs(weight.numpy()).astype(np.float64).ravel() for weight in weights]
     if scope == "global":
@@ -183,8 +183,8 @@ class GradualPruning(keras.callbacks.Callback):
 
     Source: Zhu, Gupta, "To prune, or not to prune: exploring the efficacy of pruning for model
     compression", 2017, arXiv 1710.01878. Differs from it: weights are set to zero after each step
-    and not masked in the forward pass, so that layers need no wrapper. `scope="global"` is not part
-    of the paper.
+    and not masked in the forward pass, so that layers need no wrapper. Zhu and Gupta do not
+    describe `scope="global"`.
     """
 
     def __init__(

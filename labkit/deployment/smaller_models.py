@@ -36,7 +36,7 @@ class CompressionMethod(Checked):
 
     @property
     def label(self) -> str:
-        """Name of the method in tables and diagrams, which also depends on the options."""
+        """Name of the method in tables and diagrams; the name also depends on the options."""
         raise NotImplementedError
 
     @property

@@ -1,4 +1,4 @@
-"""Choices before training: the allreduce algorithm, and which tables are sent as changed rows.
+"""Choices before training: the allreduce algorithm, and the tables whose changed rows are sent.
 
 On a real network, labkit measures which algorithm is the fastest; for an emulated network, labkit
 simulates the algorithms.
@@ -153,7 +153,7 @@ def fastest(seconds: Mapping[str, float], algorithm: str) -> Choice:
 
     Args:
         seconds: The time of each algorithm in seconds, by name.
-        algorithm: A text that says how the times were obtained, for `Choice.why`.
+        algorithm: A text for `Choice.why` that says how the times were obtained.
     """
     ranked = sorted(seconds, key=lambda name: seconds[name])
     times = ", ".join(f"{name} {1e3 * seconds[name]:.3g} ms" for name in ranked[:3])

@@ -396,7 +396,7 @@ def in_buckets(
     """
     lengths = _lengths(signature)
     names, itemsizes = [dtype.name for dtype in dtypes], [dtype.itemsize for dtype in dtypes]
-    unlimited = sum(lengths) * 8 + 1  # exceeds the bytes of all gradients together
+    unlimited = sum(lengths) * 8 + 1  # an upper bound of the bytes of all gradients
     return pack(lengths, names, itemsizes, limit or unlimited, cut=cut, groups=groups)
 
 

@@ -45,9 +45,9 @@ class Exchange:
     r"""The exchange, which replaces each rank's gradients by their mean over all ranks.
 
     The mean weights each rank by its number of rows (samples): \(\bar g = \sum_r b_r g_r / \sum_r
-    b_r\). \(g_r\) is the mean gradient of the \(b_r\) samples of rank r. The result is the gradient
-    of the global batch, even if ranks have different numbers of samples, or none. If the caller
-    does not give the numbers of samples, all ranks have the same weight.
+    b_r\). \(g_r\) is the mean gradient of the \(b_r\) samples of rank r. The weighted mean is the
+    gradient of the global batch, even if ranks have different numbers of samples, or none. If the
+    caller does not give the numbers of samples, all ranks have the same weight.
 
     Gradients are copied once, into buckets with fixed memory (shared memory on one host).
     TensorFlow reads the mean gradients from the buckets without a copy, until the next step
@@ -215,7 +215,7 @@ class Exchange:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the communicator has restarted after the layout was made (needs `reset`)."""
+        """Whether the communicator has restarted since the layout was made: call `reset` then."""
         return self._restarts != self.communicator.restarts
 
     @property
@@ -274,7 +274,8 @@ class Exchange:
         try:
             return self.guard.check_gradients(paths, arrays)
         except BadNumbers as error:
-            # The error is stored here, because TensorFlow hides it inside another error.
+            # The wait policy stores the error, because TensorFlow hides the error inside another
+            # error.
             self.communicator.wait_policy.first_error = error
             raise
 

@@ -176,7 +176,7 @@ def _compare(
 
 
 def renumber_names(names: Sequence[str]) -> list[str]:
-    """Renumber the layers in Keras names, so that the numbers start anew for the given names.
+    """Renumber the layers in Keras names, from 0 for each layer type; the number 0 is omitted.
 
         sequential_3/dense_7/kernel  sequential_3/dense_9/kernel
         -> sequential/dense/kernel   sequential/dense 1/kernel

@@ -5,10 +5,10 @@
         -> update_state of its metrics: updates
         -> optimizer.apply: dense -> whole -> rows -> the optimizer's own
 
-In the call order of `fit`, every name that is not a Keras method is a hook. A module of labkit that
-acts inside a training step defines a `Hook`, and adds it to the model's `HookManager`. Each method
-of a hook calls the model's method that it wraps. When the hook is removed, the model gets its
-original method back.
+In the diagram of the call order of `fit`, every name that is not a Keras method is the name of a
+hook. A module of labkit that acts inside a training step defines a `Hook`, and adds it to the
+model's `HookManager`. Each method of a hook calls the model's method that it wraps. When the hook
+is removed, the model gets its original method back.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ _TRACED_IN: dict[str, tuple[str, ...]] = {
     "evaluate": (),
     "fit": (),
     "update_state": _FUNCTIONS,
-    "get_metrics_result": (),  # runs only outside TensorFlow graphs, where ranks can communicate
+    "get_metrics_result": (),  # not in a TensorFlow graph, so ranks can communicate in this method
     "apply": ("train_function",),
 }
 
@@ -401,7 +401,7 @@ def rows_of(data: Batch) -> int | tf.Tensor:
 
 
 def _with_rows(apply: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    """Add an argument `rows` to an optimizer's `apply`; drop it if `apply` does not accept it."""
+    """Add an argument `rows` to an optimizer's `apply`, ignored if `apply` does not accept it."""
     if "rows" in signature(apply).parameters:
         return apply
 

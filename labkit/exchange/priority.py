@@ -109,8 +109,8 @@ class PriorityTraining(keras.callbacks.Callback, Hook):
         count = tf.cast(rows, tf.int64)  # samples in the batch, before hooks changed the batch
         self.model._loss_tracker.update_state(loss, sample_weight=count)
         # A step must not issue its gradients before its last wait for a mean gradient of the
-        # previous step. The control dependency is explicit, because a gradient may not depend on
-        # the weights of its layer.
+        # previous step. The control dependency is explicit, because some gradients do not depend on
+        # the weights of their layer.
         with tf.control_dependencies([value]):
             issued = self._exchange.issue(gradients, count)
         with tf.control_dependencies(issued):

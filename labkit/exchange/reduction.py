@@ -53,8 +53,8 @@ class Plain:
         weight, choice = layout.weights[number], layout.choice
         parcels = len(layout.parcels)
         what = self.what if parcels == 1 else f"{self.what}, bucket {number} of {parcels}"
-        # In shared memory, ranks read each other's weights during the sum. Other sums need the
-        # total of the weights of all ranks before they start.
+        # In shared memory, ranks read each other's weights during the sum. A sum outside shared
+        # memory needs the total weight of all ranks before the sum starts.
         if first and (layout.tables or not choice.in_place):
             self._total = self._communicator.total(weight, self.what)
         if layout.is_table(number):
@@ -147,8 +147,8 @@ class CompressedReduction:
 def _bad_layer(pieces: Sequence[np.ndarray], layers: Sequence[BucketLayer]) -> str:
     """Return the name of the first layer with a non-finite value; "" if there is no such layer."""
     for piece, layer in zip(pieces, layers, strict=True):
-        # The dot product tests all values in one pass. If the dot product is not finite, it may
-        # only have overflowed, so a second test decides.
+        # The dot product of a gradient with itself tests all its values in one pass. If the dot
+        # product is not finite, it may only have overflowed, so a second test decides.
         if not np.isfinite(np.dot(piece, piece)) and not np.isfinite(piece).all():
             return layer.name
     return ""

@@ -83,8 +83,9 @@ class Experiment(Checked):
         on_nonfinite: Action on a gradient with infinite or NaN elements. "stop" raises an error
             with step, rank and layer. "skip" omits the update on all ranks; a parameter server
             omits only the affected gradient. "clip" sets infinite and NaN elements to 0. None
-            disables the check, which saves one pass over all gradients. Loss scaling of
-            precision="mixed_float16" handles overflows in any case.
+            disables the check, which saves one pass over all gradients. With
+            precision="mixed_float16", loss scaling handles overflows, whatever the value of
+            `on_nonfinite` is.
         replica_check_interval: Number of steps between comparisons of the replicas' weights; 0: no
             comparison. If the weights differ, training ends with an error.
         checksums: Whether labkit adds a checksum to each message between ranks. If a checksum is
@@ -98,8 +99,8 @@ class Experiment(Checked):
             the optimizer's default.
         learning_rate_scaling: Factor on the learning rate: "none": 1; "linear": the number of
             workers; "sqrt": the square root of the number of workers.
-        warmup_epochs: Number of first epochs in which the learning rate grows linearly from
-            `learning_rate` to the scaled rate.
+        warmup_epochs: Number of epochs at the start of training in which the learning rate grows
+            linearly from `learning_rate` to the scaled rate.
         loss: Name of a Keras loss; None: cross-entropy for classes, mean squared error for amounts.
         metrics: Names of Keras metrics; None: accuracy for classes, mean absolute error for
             amounts.
@@ -229,8 +230,8 @@ class Experiment(Checked):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        # Only the ranks read a callable data set. Without the shapes of the data, only the options
-        # of a named model are validated here.
+        # Only the ranks read a callable data set. If the shapes of the data are unknown, only the
+        # options of a named model are validated before the ranks start.
         shapes = None
         if isinstance(self.dataset, str):
             shapes = datasets.check(self.dataset, self.dataset_options)
@@ -508,7 +509,8 @@ class Experiment(Checked):
 
         Raises: InvalidInput, under the same conditions as the constructor.
         """
-        # If the caller changes one of the fields `clock` and `virtual`, the other field follows.
+        # If the caller changes one of the fields `clock` and `virtual`, the other field is set to
+        # match.
         if fields.get("clock") == "wall":
             fields.setdefault("virtual", None)
         elif fields.get("virtual") is not None:

@@ -163,7 +163,7 @@ def _cached_load_cost(name: str, size: int, load: Load, key: str, gamma: float) 
 
 
 def growing_rounds(schedule: Schedule, size: int, load: Load) -> Iterator[Round]:
-    """Yield a schedule's rounds in one-byte chunks; messages grow as ranks merge results."""
+    """Yield a schedule's rounds in one-byte chunks; messages grow with the data they combine."""
     chunks = count_chunks(schedule(size))
     # For each rank and chunk: the number of ranks whose data the rank's copy of the chunk contains.
     ranks_in_chunk = np.ones((size, chunks))
@@ -188,7 +188,7 @@ def growing_rounds(schedule: Schedule, size: int, load: Load) -> Iterator[Round]
 
 
 def _on_a_ring(load: Load, size: int) -> Load:
-    """Return a dense load whose ring sends as many mean bytes per round as the load's own ring.
+    """Return a dense load with which a ring sends the same mean bytes per round as with `load`.
 
     In the first half of the rounds, the messages of round i combine the data of i ranks. In the
     second half, messages combine the data of all ranks.

@@ -355,8 +355,8 @@ def add_spreads(first: Spread, second: Spread) -> Spread:
 
 def percentile_range(seconds: NDArray[np.float64]) -> tuple[float, float]:
     """Return the 5th and the 95th percentile of times."""
-    # This line replaces `np.quantile`, whose first call imports modules, which takes longer than a
-    # forecast.
+    # The percentiles are computed without `np.quantile`, because its first call imports modules,
+    # which takes longer than a forecast.
     positions = np.linspace(0.0, 1.0, len(seconds))
     low, high = np.interp((0.05, 0.95), positions, np.sort(seconds)).tolist()
     return low, high
@@ -371,7 +371,7 @@ def widen(spread: Spread, by: float) -> Spread:
 
 
 def line_through(low: Spread, high: Spread, share: float) -> Spread:
-    """Return a spread on the line through two spreads, from share 0 (`low`) to 1 (`high`).
+    """Interpolate linearly between two spreads: share 0 gives `low`, and share 1 gives `high`.
 
     The median is at least 0 s. The relative bounds of the result are those of the nearer spread,
     `low` or `high`.
@@ -387,9 +387,9 @@ def line_through(low: Spread, high: Spread, share: float) -> Spread:
 
 
 def interpolate(measured: Iterable[tuple[float, Spread]], nbytes: float) -> Spread:
-    """Interpolate between measured sizes, and extrapolate above the largest of them.
+    """Interpolate between measured sizes, and extrapolate above the largest measured size.
 
-    Sizes below the smallest measured size have the spread of the smallest.
+    Sizes below the smallest measured size have the spread of the smallest measured size.
     """
     points = sorted(measured, key=lambda point: point[0])
     if len(points) == 1 or nbytes <= points[0][0]:

@@ -122,7 +122,7 @@ class Forecast:
 
     @property
     def cost(self) -> float | None:
-        """The training's cost of nodes and bytes, in the prices' currency; None: no price."""
+        """The cost of nodes and sent bytes, in the currency of the prices; None: no price."""
         prices = self.prices
         if self.training_seconds is None or (prices.price_per_node_hour, prices.price_per_gb) == (
             None,

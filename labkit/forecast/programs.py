@@ -332,6 +332,6 @@ def _sources(query: Query, sample: Crowd, run: ProgramRun) -> tuple[Provenance, 
     if sample.workers < query.workers:
         description = f"{sample.workers} simulated workers represent {query.workers}"
         figures.append(
-            Provenance("crowd", f"{description}, with the traffic of all workers at each place")
+            Provenance("crowd", f"{description}; their ranks carry the traffic of all workers")
         )
     return tuple(figures)

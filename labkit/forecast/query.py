@@ -74,7 +74,7 @@ class StepForecast:
 
 @dataclass(frozen=True)
 class Query:
-    """An experiment on a network; costs are interpolated between those of a calibration.
+    """An experiment on a network, with costs interpolated between measurements of a calibration.
 
     Attributes:
         experiment: Experiment whose step is forecast.
@@ -137,8 +137,9 @@ class Query:
         """The relative error of the predicted network time (90% interval); None: unknown.
 
         The error comes from the fit to measured allreduces on a link, or, if there are none, from
-        the fit within a host. The fit gives the median error. A factor converts the median error to
-        the 90% interval, because errors are assumed to be normally distributed.
+        the fit within a host. The fit to measured allreduces gives only the median error. A factor
+        converts the median error to the 90% interval, because errors are assumed to be normally
+        distributed.
         """
         fit = self.fits.get("link", self.fits.get("host"))
         if self.virtual or self.network is None:
@@ -242,7 +243,7 @@ class Query:
         return StepCost(rows=max(1, round(rows)), threads=threads, together=nearest, **spreads)
 
     def compute_step(self, rows: float) -> StepCost:
-        """Return a rank's step cost with the specified compute time, or else with the measured one.
+        """Return a rank's step cost with the specified compute time, or else the measured cost.
 
         The forward pass takes a third of a specified compute time, as on the virtual clock.
         """

@@ -1,10 +1,10 @@
 """Correction of forecasts by the difference between measured whole steps and their parts.
 
 The parts of a step are measured separately, but they slow each other down in a whole step.
-Forecasts of other settings are therefore corrected by the difference between a measured whole step
-and the forecast from its parts.
+Forecasts of other settings are corrected by the difference between a measured whole step and the
+forecast from its parts.
 
-How long a step waits for its data: the reading time that exceeds the previous step's time.
+The wait for data is the reading time that exceeds the previous step's time.
 
 Data sets prefetch: a batch is read while ranks train on the previous batch. Calibrated steps use
 batches that are already in memory, so their measured times include no reading.
@@ -78,7 +78,7 @@ MOST = 0.5  # a correction reduces a step at most by this fraction of the sum of
 Points = Sequence[tuple[float, float]]
 _PART_FORECASTS: dict[
     tuple[str, str, str], StepForecast
-] = {}  # cache of forecasts from a step's parts; running programs is slow
+] = {}  # cache of forecasts from a step's parts, because a forecast that runs programs takes long
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ def of_tensor_parallel(query: Query, slices: int, algorithm: str) -> StepForecas
             n: nbytes if n == "activations" else share * nbytes for n, nbytes in memory.items()
         },
         sources=(
-            query.compute_source(rows, "divided by the shares of the layers"),
+            query.compute_source(rows, "divided among ranks by the layers' shares"),
             Provenance("what slices exchange", "derived from the classes of the layers"),
             *network_error_sources(query),
         ),

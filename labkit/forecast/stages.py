@@ -116,7 +116,7 @@ def of_stages(
         nbytes=link_bytes(query, messages),
         memory=_memory(query, table, stages, rows, recompute),
         sources=(
-            query.compute_source(rows, "divided by the shares of the layers"),
+            query.compute_source(rows, "divided among stages by the layers' shares"),
             Provenance(
                 "order and waiting", f"the schedule {table.name!r}, simulated with its messages"
             ),
@@ -211,7 +211,7 @@ def _steady(simulation: PipelineSimulation, ranks: int) -> float:
 def _update(
     query: Query, strategy: StagedStrategy, stages: Sequence[Sequence[LayerCost]]
 ) -> tuple[float, float, float]:
-    """Return three numbers on the update of the weights, which averages over all replicas.
+    """Return weight share, time and bytes of the allreduce that averages over all replicas.
 
     Returns:
         The maximum fraction of all weights on one rank, the seconds of the allreduce, and the total

@@ -45,7 +45,7 @@ class MapPoint(NamedTuple):
     bands: dict[str, tuple[float, float]] | None = None
 
     def to_target(self, steps: Mapping[str, Sequence[int]]) -> MapPoint:
-        """Return the point with seconds to a target, for strategies with a given number of steps.
+        """Return a map point with seconds to a target, from each strategy's steps to the target.
 
         Args:
             steps: By strategy name: number of steps until the target is reached, one per seed. With
@@ -68,7 +68,8 @@ class Study:
     """A study of an experiment on several machines that equal the calibrated machine.
 
     Args:
-        experiment: Experiment to vary; its batch size belongs to its own number of workers.
+        experiment: Experiment to vary; its batch size is the global batch for its own number of
+            workers.
         calibration: Measured costs.
         network: Network between the machines, as a name or a `Network`.
         weak: Whether to study weak scaling: each rank has a constant part of the batch, and the
@@ -212,7 +213,7 @@ def _last(holds: Callable[[int], bool], most: int) -> int | None:
     The number 1 must satisfy the condition. The search tests powers of two until one does not
     satisfy the condition, and then bisects.
     """
-    low = high = 1  # efficiency is relative to one rank, so 1 satisfies each condition
+    low = high = 1  # efficiency is relative to one rank, so 1 rank satisfies every condition
     while low == high:
         if high == most:
             return None

@@ -150,7 +150,7 @@ class Pace:
     mean: float = 1.0
     predictions: float = 1.0
     overheads: bool = False
-    factor: float = 1.0  # factor of the next duration
+    factor: float = 1.0  # factor by which the next duration is multiplied
     _known: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
     def computed(self, worker: int, step: int, start: float, share: float = 1.0) -> float:

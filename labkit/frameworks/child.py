@@ -35,8 +35,8 @@ class Child:
 
     The first message to the child is its task; the child answers this message when it is ready.
     Each later message to the child consists of a function's name and arguments. The child answers
-    with the function's result. An exception in the child is raised again in this process. The child
-    ends when this process ends for any reason.
+    with the function's result. The parent process raises an exception of the child again. The child
+    ends when its parent process ends for any reason.
 
     Args:
         module: Module to run, which calls `serve`.
@@ -78,8 +78,8 @@ class Child:
             pass_fds=[other.fileno()],
             start_new_session=True,  # Ctrl-C in the rank's terminal does not interrupt the child.
         )
-        # This process closes its copy of the pipe's other end; otherwise, it would not detect the
-        # end of the child.
+        # The parent process closes its copy of the child's pipe end; otherwise, the parent would
+        # not detect the end of the child.
         other.close()
         self._send(task)
 
@@ -177,7 +177,7 @@ def serve(calls_of: Callable[[Any], Mapping[str, Callable[..., object]]]) -> Non
     Thread(target=_receive_messages, args=(end, messages), daemon=True).start()
     try:
         calls = calls_of(pickle.loads(messages.get()))
-    except Exception as error:  # The parent process raises this error when it starts the child.
+    except Exception as error:  # The parent raises errors of the task when it starts the child.
         _answer(end, error)
         raise
     _answer(end, None)

@@ -1,12 +1,13 @@
-"""Commands for a Python in which labkit is not installed; they need only the file's name.
+"""Run a labkit module, or print package versions, in a Python in which labkit is not installed.
 
     python foreign.py labkit.frameworks.torch ARGUMENTS…
     python foreign.py --versions torch
 
-The first command runs a labkit module. A Python without labkit can execute foreign.py, because the
-command names the file instead of a module of labkit. The labkit module may import only NumPy and
-the framework. The second command prints versions of packages, which it reads without importing the
-packages. The second command fails if a package is missing.
+The command with a module name, such as `labkit.frameworks.torch`, runs a labkit module. A Python
+without labkit can execute foreign.py, because the command names the file instead of a module of
+labkit. The labkit module may import only NumPy and the framework. The option `--versions` prints
+the versions of packages, and does not import the packages. With `--versions`, the command fails if
+a package is missing.
 """
 
 from __future__ import annotations

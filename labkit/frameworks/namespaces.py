@@ -39,8 +39,8 @@ READY = "ready"
 def frames(rate: int) -> int:
     """Return how many frames TCP passes to the queue at once: about 50 µs of link time.
 
-    The number of frames is at least 1. A queue with a timer event per frame (every 12 µs at 1 Gb/s)
-    would be late on a busy machine.
+    The number of frames is at least 1. With a timer event per frame (every 12 µs at 1 Gb/s), a
+    queue would be late on a busy machine.
 
     Args:
         rate: Link rate in bits/s.
@@ -172,7 +172,7 @@ def private_network(label: str, trusted: bool = False) -> Iterator[list[str]]:
         )
     except OSError as error:
         raise refusal(label, str(error)) from None
-    with holder:  # At the end of the context, the holder's input is closed, which ends the holder.
+    with holder:  # At the end of the context, closing its standard input ends `holder`.
         assert holder.stdout is not None  # for the type checker
         if holder.stdout.readline().strip() != READY:
             raise refusal(label, holder.communicate()[1].strip())
@@ -222,7 +222,7 @@ def refusal(label: str, reason: str) -> LabkitError:
 
 
 def _as_root(option: str) -> list[str]:
-    """Return the options that give a user without root rights these rights in a new namespace."""
+    """Return the options that give a user root rights in a new namespace; empty for root."""
     return [] if os.geteuid() == 0 else ["--user", option]
 
 

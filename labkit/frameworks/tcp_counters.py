@@ -120,7 +120,8 @@ def open_socket(inside: Sequence[str] = ()) -> socket.socket | None:
     """Return a netlink socket that reports TCP connections; None if the kernel cannot report.
 
     A netlink socket belongs to the network namespace in which it is opened. A subprocess opens the
-    socket of another namespace, because a thread of this process cannot enter a user's namespace.
+    socket of another namespace, because a thread of the calling process cannot enter a user's
+    namespace.
 
     Args:
         inside: Command prefix that runs a command in the namespace; empty for the present

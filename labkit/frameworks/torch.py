@@ -40,7 +40,7 @@ def join_group(rank: int, size: int, timeout: timedelta, **rendezvous: Any) -> N
     Args:
         rank: Rank of this process.
         size: Number of processes.
-        timeout: Maximum time until all processes have joined, and of each collective call.
+        timeout: Maximum time for all processes to join, and for each collective call.
         rendezvous: Argument of `torch.distributed.init_process_group` through which the processes
             find each other: `store` or `init_method`.
     """

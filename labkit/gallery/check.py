@@ -122,8 +122,8 @@ RULES = (
         "the step must not be shorter with a backup worker",
     ),
 )
-# Each claim of a minimum is checked against the values in the other lines of the summary; for each
-# claim, a pattern finds the values.
+# Each claim of a minimum is checked against the values in the other lines of the summary; a pattern
+# per claim finds these values.
 LEAST = {
     "least memory on a rank": rf"keeps ({_N})",
     "shortest step": rf"a step takes ({_N})",
@@ -290,7 +290,8 @@ def check_notebook(spec: GallerySpec, job: Path) -> NotebookVerdict:
     3. The conclusion of each sentence follows from the numbers in the sentence (see
        `labkit.gallery.check`).
 
-    Whole numbers without a unit are counts or names; only the third rule applies to them.
+    Whole numbers without a unit are counts or names; only the rule about conclusions applies to
+    them.
     """
     defaults = known_values({n: p.default for n, p in declared(spec.notebook).items()})
     # The job's record contains its parameter values, including the folders of runs that the

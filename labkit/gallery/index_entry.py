@@ -38,7 +38,7 @@ class Output:
 
 @dataclass(frozen=True)
 class IndexEntry:
-    """A notebook's question (first line), answer (its last line), and figure (Plotly JSON)."""
+    """A notebook's question (first line), answer (last answer line), and figure (Plotly JSON)."""
 
     question: str
     answer: str = ""

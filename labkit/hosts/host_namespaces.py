@@ -73,8 +73,8 @@ def _make_private(place: Path, stage: Path, shared: Sequence[str]) -> None:
     """Mount an empty folder at `place`, and mount the shared folders inside it."""
     if not place.is_dir():  # `place` is hidden if another private folder was mounted before
         return
-    # The new folder is filled at `stage` before it is moved to `place`, because it hides the
-    # original folder with the shared folders.
+    # The new folder is filled at `stage` before it is moved to `place`, because at `place` it hides
+    # the original folder and the shared folders inside.
     _mount("-t", "tmpfs", "-o", "mode=1777", "labkit", stage)
     for path in map(Path, shared):
         if path.is_relative_to(place) and path.is_dir():

@@ -28,7 +28,7 @@ CAUSES: Mapping[str, str] = {
     "CANCELLED": "it was cancelled",
 }
 _UNWELL = re.compile(r"(down|drain|drained|draining|fail|failing|unknown|no_respond)|.*\*")
-ASK_EVERY = 10.0  # seconds between two queries; Slurm's controller serves many users
+ASK_EVERY = 10.0  # seconds between two queries, long because Slurm's controller serves many users
 LIMIT = 30.0  # maximum seconds until a Slurm command returns
 
 

@@ -215,7 +215,8 @@ class Supervisor:
 
     def start(self) -> TestbedState:
         """Create the testbed and return a record of its state."""
-        # The file is mounted at /etc/hosts of all hosts; the method writes the file's text later.
+        # The file `hosts` of the testbed's folder is mounted at /etc/hosts of all hosts; `start`
+        # writes the file's text later.
         (self.folder / "hosts").touch()
         if self.plan.slurm:
             self._binds += pmix(self.folder / "pmix")

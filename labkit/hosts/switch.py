@@ -51,7 +51,7 @@ def claim_network(control: int) -> int:
 
 
 def release_network(number: int) -> None:
-    """Remove the link of `claim_network` at once; otherwise, the kernel removes it only later."""
+    """Remove the link of `claim_network` at once; the kernel alone would remove the link later."""
     _run_batch([f"link delete {device_of(number)}"])
 
 
@@ -114,7 +114,7 @@ def bytes_sent(pid: int) -> int:
     for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
         name, _, counters = line.partition(":")
         if name.strip() == DEVICE:
-            # The first eight columns are counters of received packets.
+            # The first eight columns of /proc/net/dev count received packets.
             return int(counters.split()[8])
     raise LabkitError(f"the host has lost its network device {DEVICE}")
 

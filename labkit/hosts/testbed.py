@@ -46,7 +46,7 @@ class Testbed:
             `OMPI_MCA_btl_tcp_if_include`.
     """
 
-    __test__ = False  # without this line, pytest takes the class for a test because of its name
+    __test__ = False  # pytest would take the class for a test because of its name
 
     def __init__(self, folder: Path, plan: TestbedPlan) -> None:
         """Start the hosts of `plan` in the new folder `folder`, and wait until they are ready."""
@@ -160,8 +160,8 @@ class Testbed:
         return self._state["hosts"][host]
 
     def _check_up(self) -> None:
-        # The check runs before each use of a process id, because the system may reuse the ids after
-        # the testbed's end.
+        # Each use of a process id is preceded by `_check_up`, because the system may reuse the ids
+        # after the testbed's end.
         if testbed_state.read_state(self._folder) is None:
             raise LabkitError("the testbed has ended; start another one with lk.testbed(…)")
 

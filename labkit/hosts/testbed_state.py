@@ -269,7 +269,7 @@ def _new_folder(name: str, tries: int = 100) -> Path:
 
 def remove(folder: Path) -> None:
     """Remove the folder of a testbed that has ended, and empty parent folders."""
-    # The host `control` may remove the same files at the same time.
+    # At the same time as this process, the host `control` may remove the testbed's files.
     shutil.rmtree(folder, ignore_errors=True)
     for parent in (folder.parent, folder.parent.parent):
         with suppress(OSError):

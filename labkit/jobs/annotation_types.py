@@ -77,7 +77,8 @@ def _kind(node: ast.expr) -> Kind:
         case ast.Attribute(value=ast.Name(), attr=name) if name in NAMED:
             return NAMED[name]
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            # The members are values, not names, so `X | Y` cannot write the union.
+            # `typing.Union` accepts all types, but the operator `|` fails if both operands are
+            # None.
             return typing.Union[_kind(left), _kind(right)]  # noqa: UP007
         case ast.Subscript(value=outer, slice=inner):
             return _subscript(_kind(outer), inner)

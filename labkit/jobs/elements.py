@@ -49,7 +49,7 @@ class Elements:
 
 
 def number_of(status: store.Record) -> str:
-    """Return the array task's number in a record, such as "12_3" (array and index), or ""."""
+    """Return the array task number in a record, such as "12_3" (array and index); "" if none."""
     number = str(status.get("element", ""))
     # The array task's number is validated, because another user may have written it, and it becomes
     # an argument of squeue.
@@ -64,7 +64,7 @@ def numbered(jobs: Iterable[SlurmJob]) -> dict[str, SlurmJob]:
 def cause(job: SlurmJob | None) -> str:
     """Return why a Slurm array task ended; used if the record of the task states no cause."""
     if job is None:
-        return "Slurm has no information on its job array element any more"
+        return "Slurm no longer has a record of the run's job array element"
     reason = f", {job.reason}" if job.reason else ""
     return job.cause or (
         f"its job array element {job.number} ended without a record ({job.state}{reason}); all "

@@ -84,8 +84,8 @@ def _duration_text(earlier: list[float]) -> str:
     if not earlier:
         return "duration: no earlier run to estimate from"
     times = "once" if len(earlier) == 1 else f"{len(earlier)} times"
-    # The median is not affected by a few slow runs, for example on a busy machine or with
-    # compilations of all functions.
+    # The median is used, because a few slow runs do not affect it. A run is slow, for example, on a
+    # busy machine or if it compiles all functions.
     typical = duration_text(statistics.median(earlier))
     return f"duration: about {typical}, as measured {times} before"
 

@@ -124,7 +124,7 @@ def _raise_for_errors(record: NotebookNode, output: str) -> None:
 
 
 class Translator:
-    """A papermill translator that writes parameters as Python source of their declared types."""
+    """A papermill translator that writes each parameter as Python source of its declared type."""
 
     def __init__(self, known: Known) -> None:
         self.known = known
@@ -146,8 +146,8 @@ class ExecutionRecord:
             papermills[key] = Path(papermills[key]).name
         for cell in notebook["cells"]:
             for output in cell.get("outputs", []):
-                # The text of streams and errors is in the output itself; the text of results and
-                # displays is in "data".
+                # Streams and errors have their text in the output itself; results and displays have
+                # their text in the field "data".
                 for words in (output, output.get("data", {})):
                     for key in {"text", "traceback", "evalue", "text/plain"} & words.keys():
                         words[key] = _scrubbed(words[key])

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from labkit.common.errors import InvalidInput, LabkitError
 
-# Function to call with the folder of the runs when the folder is known.
+# The function that `following` yields; the caller passes the folder of the runs to it as soon as
+# the folder is known.
 Follow = Callable[[Path], None]
 
 

@@ -236,7 +236,7 @@ class Form:
         return (self.widget._repr_mimebundle_() or {}) | {"text/plain": repr(self)}
 
     def _field_of_error(self, message: str) -> str:
-        """Return the name of the field that an error concerns: named in the error, or changed."""
+        """Return the field that an error names; else the last changed field, or the last field."""
         # The errors of `Experiment` begin with the name of the wrong field: `workers=3 …`.
         named_fields = [
             name for name in self.fields if message.startswith((f"{name}=", f"{name} "))

@@ -86,7 +86,7 @@ class Kernel:
         manager.provisioner.embryo = embryo
 
     def interrupt(self, cause: str) -> None:
-        """Interrupt the cell (this process if no kernel runs); kill the kernel after `GRACE` s."""
+        """Interrupt the cell, or the process if no kernel runs; kill the kernel after `GRACE` s."""
         self.interrupted = self.interrupted or cause
         store.write_reason(self.job, self.interrupted)
         # `_pid` is read separately for each signal, because a kernel may start or end between the
@@ -291,8 +291,9 @@ def _interrupt(pid: int) -> None:
     """Send SIGINT to the main thread of a process, where Python raises KeyboardInterrupt.
 
     SIGINT is sent to the main thread only, because Linux may deliver it to another thread if a
-    signal is pending for the main thread. For example, a signal is pending after Slurm has sent
-    SIGTERM to all processes. If another thread received SIGINT, the cell would continue to sleep.
+    signal is pending for the main thread. For example, a SIGTERM is pending after Slurm has sent
+    SIGTERM to all processes of a job. If another thread received SIGINT, the signal would not
+    interrupt a `time.sleep` in the cell.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).tgkill(pid, pid, signal.SIGINT)

@@ -288,7 +288,7 @@ def _become_kernel(report_pipe: int, job: int, orders: int) -> int:
     # `prepare` has blocked the import of `rfc3987_syntax`, but a notebook may import this module.
     sys.modules.pop("rfc3987_syntax", None)
     if numpy_random := sys.modules.get("numpy.random"):
-        # Without a new seed, all notebooks of a sweep would draw the same numbers.
+        # Without a new seed, all notebooks of a sweep would draw the same random numbers.
         numpy_random.seed()
 
     # Slurm sends SIGTERM to all processes of an array task at the same time. After SIGTERM, the
@@ -296,7 +296,7 @@ def _become_kernel(report_pipe: int, job: int, orders: int) -> int:
     # cleanup. SIG_IGN is not used, because the cells' child processes would inherit it.
     signal.signal(signal.SIGTERM, _ignore_signal if ELEMENT in os.environ else _end_statement)
     signal.signal(signal.SIGINT, Shell.interrupt)
-    # IPython shows the warning "To exit: use …" for interactive users.
+    # IPython's warning "To exit: use …" is hidden, because it is meant for interactive users.
     warnings.filterwarnings("ignore", "To exit: use")
     sys.argv = ["labkit.jobs.kernel", *arguments]
     imports.append_inherited()

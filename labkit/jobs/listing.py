@@ -141,7 +141,7 @@ def _name(path: str, root: Path) -> str:
 
 
 def sweep_rows(path: Path, name: str, slurm: Elements) -> dict[str, Row]:
-    """Return a sweep's row with its job counts by state, and a row per unstarted job, by path."""
+    """Return the rows of a sweep (with job counts by state) and of its unstarted jobs, by path."""
     status = manifest.read(path)
     states = manifest.states(path, status, slurm.present_status)
     total = sum(states.values())

@@ -52,7 +52,7 @@ def log(
     parameters: Values | None = None,
     **values: Any,
 ) -> Run:
-    """Record the values that a notebook has measured as a run: `lk.log(accuracy=0.93)`.
+    """Record a notebook's measured values as a run, for example `lk.log(accuracy=0.93)`.
 
     A value that is a number, a boolean or a text is a result. A list or an array of numbers is a
     curve; the curve's last value is also a result. With the argument `step`, each number is a point
@@ -73,7 +73,7 @@ def log(
             time.
         step: Number of the training step, from 1, to which the points of curves belong.
         parameters: Parameters of the run, in addition to those of the notebook's parameters cell.
-            None: the call adds values to the present run.
+            If `parameters` is None, the call adds values to the present run.
         values: Measured values, by name.
 
     Raises:
@@ -123,7 +123,7 @@ class RunLog:
 
     @classmethod
     def begin(cls, label: str, parameters: Values) -> RunLog:
-        """Start a run of this process's notebook or script, with its parameters."""
+        """Begin the log of a run of this notebook or script, with the parameters of the process."""
         notebook, values = _parameters()
         record = experiment(notebook, values | dict(parameters), label)
         digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:8]
@@ -199,7 +199,7 @@ class RunLog:
         return results | judged | {"logged": list(results), "epochs": self._epochs()}
 
     def _epochs(self) -> list[JSON]:
-        """Return one row per training step, with the values of all curves at this step."""
+        """Return one row per training step, with the values of all curves at the step."""
         curves = dict(self._curves)
         for name, names in JUDGED.items():
             if present := [candidate for candidate in names if candidate in curves]:
@@ -229,7 +229,7 @@ class RunLog:
 
 
 def experiment(notebook: str, values: Values, label: str = "") -> dict[str, JSON]:
-    """Return the record of a logged run's parameters, without names of this machine."""
+    """Return the record of a logged run's parameters, without user, host or folder names."""
     record: dict[str, JSON] = {"notebook": notebook}
     if label:
         record["name"] = label

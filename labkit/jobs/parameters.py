@@ -71,7 +71,7 @@ class NotebookParameter:
             ) from error
 
     def convert(self, value: JSON) -> JSON:
-        """Return a value as the declared type; text is parsed, so for bool, "true" is True.
+        """Return a value, or a text such as "true" for bool, converted to the declared type.
 
         Raises:
             InvalidInput: The value does not have the declared type.
@@ -282,7 +282,7 @@ def _injected_values(notebook: Path) -> dict[str, JSON]:
 
 
 def _has_own_choices(parameter: NotebookParameter) -> bool:
-    """Return whether a Literal parameter has choices that Experiment rejects: `Literal["star"]`."""
+    """Return whether a Literal parameter has choices that Experiment rejects, such as "star"."""
     from labkit.experiment import Experiment
 
     if "Literal" not in parameter.annotation or parameter.name not in Experiment.model_fields:
@@ -349,7 +349,7 @@ def check_possible(values: Values) -> dict[str, list[JSON]]:
 
 
 def _is_list_field(field: str) -> bool:
-    """Return whether an Experiment field accepts a list as a single value (false for `workers`)."""
+    """Return whether an Experiment field accepts a list as one value; `workers`, e.g., does not."""
     from labkit.experiment import Experiment
 
     annotation = Experiment.model_fields[field].annotation
@@ -397,7 +397,7 @@ def value_of(text: JSON) -> JSON:
 
 
 def _readings(text: str) -> list[tuple[JSON, bool]]:
-    """Return possible values of a text, best first, and whether each needs an exact type match."""
+    """Return pairs: a possible value of a text (best first), and whether it needs an exact type."""
     readings: list[tuple[JSON, bool]] = [(text, False)]
     if text.startswith("("):  # the text is a tuple in Python syntax
         with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

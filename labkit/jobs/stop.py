@@ -86,7 +86,7 @@ def _signal_processes(
         except psutil.NoSuchProcess:  # the process has just ended
             continue
         except psutil.AccessDenied:
-            say(f"{path} is not stopped: this user may not end process {process['pid']}")
+            say(f"{path} is not stopped: this user has no right to end process {process['pid']}")
             refused.append(path)
             continue
         signalled[path] = process

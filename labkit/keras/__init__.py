@@ -4,10 +4,10 @@
     model.compile(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.1), communicator), ...)
     model.fit(shard(dataset, communicator), callbacks=callbacks(communicator))
 
-Every rank executes the example's three lines. Before the optimizer applies gradients, it averages
-the gradients over the ranks, so a custom `train_step` works unchanged. The losses of `compile` have
-the same values as for the whole batch in one process, see `whole_batch`. A loss that a custom
-`train_step` computes is assumed to be a mean over the samples of the batch.
+Every rank executes the calls of `init`, `compile` and `fit`. Before the optimizer applies
+gradients, it averages the gradients over the ranks, so a custom `train_step` works unchanged. The
+losses of `compile` have the same values as for the whole batch in one process, see `whole_batch`. A
+loss that a custom `train_step` computes is assumed to be a mean over the samples of the batch.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ def use_one_device(communicator: Communicator) -> None:
     if not devices:
         return
     device = devices[communicator.local_rank % len(devices)]
-    # If TensorFlow already has the same device settings, neither call has an effect.
+    # If TensorFlow already has the same device settings, `set_visible_devices` and
+    # `set_memory_growth` have no effect.
     tf.config.set_visible_devices(device, "GPU")
     tf.config.experimental.set_memory_growth(device, True)

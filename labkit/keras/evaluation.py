@@ -219,7 +219,7 @@ class IgnoreEmpty(Hook):
 def ignore_empty_batch(
     model: keras.Model, step: Callable[[Batch], Logs], data: Batch, rows: Rows
 ) -> Logs:
-    """Run a step in such a way that an empty batch changes neither metrics nor statistics.
+    """Run a step so that an empty batch changes neither metrics nor statistics.
 
     A sample of zeros replaces an empty batch, because layers may fail for empty batches. The
     gradient of the replacing sample has weight 0. States that change equally on all ranks, such as

@@ -85,7 +85,7 @@ def _copy(
     new._tracker.stored_ids["variables"] = set(map(id, new._variables))
     vars(new).pop(
         "_all_reduce_sum_gradients", None
-    )  # `_all_reduce_sum_gradients` belongs to the original optimizer
+    )  # the copied function calls the original optimizer's method
     return without_replica_sum(new)
 
 
@@ -252,9 +252,9 @@ def DistributedOptimizer(  # noqa: N802 - the function acts as a class
 ) -> keras.optimizers.Optimizer:
     """Return an optimizer of the same class that applies the mean gradient of all ranks.
 
-    The new optimizer shares all state with the given one: exclusions from weight decay, moments,
-    attributes, and the learning rate, even if it changes later. Use only one of the given and the
-    new optimizer for training.
+    The new optimizer shares all state with the given optimizer: exclusions from weight decay,
+    moments, attributes, and the learning rate, including later changes. Use only one of the given
+    and the new optimizer for training.
 
     Gradients are averaged before Keras removes the loss scale. An overflow on one rank thus makes
     the mean gradient overflow on all ranks, so that all ranks skip the same step. Training in one
@@ -300,7 +300,7 @@ def DistributedOptimizer(  # noqa: N802 - the function acts as a class
         )
     scaled = isinstance(plain, keras.optimizers.LossScaleOptimizer)
     if keras.config.dtype_policy().name == "mixed_float16" and not scaled:
-        # The plain optimizer gets a LossScaleOptimizer before it is distributed; if compile() added
+        # The plain optimizer gets a LossScaleOptimizer before it is distributed. If compile() added
         # the LossScaleOptimizer, Keras would not call the distributed optimizer after an overflow.
         plain = keras.optimizers.LossScaleOptimizer(plain)
     kind = type(plain)

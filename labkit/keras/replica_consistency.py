@@ -142,8 +142,8 @@ class ReplicaConsistency:
         for optimizer in distributed_optimizers(self._model):
             optimizer.exchange.service.settle()  # one thread at a time may call MPI
         numbers = self._communicator.allgather_scalar(float(int.from_bytes(number)), call)
-        # The board entry states that the comparison is over; without the entry, other ranks would
-        # report that this rank waits in the comparison.
+        # The entry on the communicator's status board states that the comparison is over. Without
+        # the entry, other ranks would report that this rank waits in the comparison.
         self._communicator.board.enter(f"work after {call}")
         if np.all(numbers == numbers[0]):
             return
@@ -386,7 +386,8 @@ def draws_in_step(graph: tf.Graph) -> str | None:
 def draws(layer: keras.layers.Layer) -> bool:
     """Return whether a layer draws random numbers in training.
 
-    A seed generator alone proves nothing, because recurrent cells have one even without dropout.
+    A seed generator does not prove that a layer draws random numbers, because recurrent cells have
+    one even without dropout.
     """
     shares = [
         getattr(layer, name)

@@ -215,7 +215,7 @@ class _FirstBatch:
         # Tracing the step creates all weights without training, even if the model has no `call`.
         step = tf.function(model.train_step, autograph=False)
         step.get_concrete_function(batches.element_spec)
-        self._synchronize.put_hooks(model)  # new layers from the tracing also need hooks
+        self._synchronize.put_hooks(model)  # the tracing may create layers that need hooks
         self._synchronize.begin()
         model.make_train_function()
         logs: Logs = model.train_function(batches)
@@ -232,8 +232,8 @@ def _lacks_weights(model: keras.Model) -> bool:
 def _metric_sort_key(name: str) -> tuple[str, int]:
     """Return a sort key with which metric names have the same order on all ranks.
 
-    Keras appends numbers to names. The metrics `auc_9` and `auc_10` on one rank may be `auc_10` and
-    `auc_11` on a rank that has created more metrics before.
+    Keras appends numbers to the names of metrics. The metrics `auc_9` and `auc_10` on one rank may
+    be `auc_10` and `auc_11` on a rank that has created more metrics before.
     """
     stem, _, number = name.rpartition("_")
     return (stem, int(number)) if number.isdecimal() else (name, 0)
@@ -347,7 +347,7 @@ class GlobalMetrics(Hook):
     def evaluate(
         self, inner: Callable[..., Logs], rows: Rows, *arguments: Any, **keywords: Any
     ) -> Logs:
-        """Evaluate over all ranks if `fit` validates, but only this rank's data in a callback.
+        """Evaluate over all ranks in the validation of `fit`, but over one rank in a callback.
 
         After an evaluation in a callback, the metric states of the training epoch are restored.
         """

@@ -233,7 +233,7 @@ def part_of(
         number: Index of the part in `shares`, from 0.
         shares: Relative sizes of all parts of a batch.
         watch: Traceable function that is called with (batch number, batch) for each global batch;
-            None: the function calls nothing.
+            None: no function is called.
     """
     # Boundaries are computed as in `common.rows.cut`, so that the boundaries of all ranks agree.
     cumulative = np.concatenate([[0.0], np.cumsum(shares)]) / np.sum(shares)

@@ -1,4 +1,4 @@
-"""A check, made before Keras is imported and selects a backend, that Keras uses TensorFlow."""
+"""A check that Keras uses TensorFlow, made before the import of Keras selects a backend."""
 
 from labkit.common.keras_settings import refuse_other_backend
 

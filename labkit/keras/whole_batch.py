@@ -50,7 +50,7 @@ class ReplicaSums:
 
     @contextmanager
     def step(self, is_part: bool) -> Iterator[None]:
-        """Open the context of a traced step; if `is_part`, its batch is part of a global batch."""
+        """Open the context of a traced step; `is_part`: the batch is part of a global batch."""
         self._last, self._number, self.within = None, 0, is_part
         self._updated, self._gathered = [], {}
         try:
@@ -130,14 +130,15 @@ class ReplicaSums:
         what: str,
         like: Sequence[tf.Tensor] = (),
     ) -> list[tf.Tensor]:
-        """Call a collective function; the results have the dtypes of `like`, else of `values`."""
+        """Call a collective function; cast the results to the dtypes of `like`, or of `values`."""
         self._number += 1
         call = f"collective call {self._number} of the step: {what}"
 
         def call_in_order(*local: np.ndarray) -> list[np.ndarray]:
             for optimizer in distributed_optimizers(self._model):
                 optimizer.exchange.service.settle()  # only one thread at a time may call MPI
-            # Busy waiting does no harm, because the step waits anyway.
+            # Busy waiting does not delay the step, because the step waits for the collective call
+            # anyway.
             self._communicator.wait_policy.polite = False
             return collective(call, *local)
 
@@ -297,7 +298,7 @@ class WholeBatch(Hook):
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Return this rank's fraction of the samples, and the factors that scale its losses."""
         local_divisors = [tf.cast(divisor.value, tf.float64) for divisor in divisors]
-        has_rows = tf.cast(rows > 0, tf.float64)  # 0 if a sample of zeros replaces an empty batch
+        has_rows = tf.cast(rows > 0, tf.float64)  # 0 for an empty batch
         values = tf.stack([rows, *local_divisors]) * has_rows
         whole = self.sums.total(values, "the rows and divisors of the loss")
         share = tf.math.divide_no_nan(rows, whole[0])

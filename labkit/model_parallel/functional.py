@@ -104,7 +104,7 @@ def weight_modification(layer: keras.Layer) -> str:
 
 
 def is_plain(layer: keras.Layer) -> bool:
-    """Return whether the layer has no regularizer or constraint that needs its whole weights."""
+    """Return whether no regularizer or constraint of a layer needs the layer's whole weights."""
     # Attention layers store regularizers and constraints in private attributes, whose names begin
     # with an underscore.
     prefixes = [f"{lead}{of}_" for of in _REGULAR for lead in ("", "_")]

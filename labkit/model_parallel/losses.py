@@ -158,7 +158,7 @@ class Losses:
         compiled = self._compiled
         if not compiled.built:
             compiled(y, predicted, samples)
-            compiled.metrics[:] = [None] * len(compiled.metrics)  # Keras updates no metrics
+            compiled.metrics[:] = [None] * len(compiled.metrics)  # prevents metric updates by Keras
         return with_loss_function(compiled, each, lambda: compiled(y, predicted, samples))
 
 

@@ -112,7 +112,7 @@ def by_kind(
 
 
 def _takes_one_tensor(model: keras.Model) -> bool:
-    """Return whether a model has one numeric input whose shape is known except for its rows."""
+    """Return whether a model has one numeric input, with a shape known except for the row count."""
     # A `keras.Sequential` model has no graph (None) before it is built.
     graph = getattr(model, "_functional", model)
     inputs = getattr(graph, "inputs", None) or []

@@ -256,7 +256,7 @@ class Border:
 
 
 def _places(machines: npt.NDArray[np.int64], boxes: Boxes, frame: Boxes) -> list[tuple[int, Place]]:
-    """Return each machine with the index of its values in the array that covers `frame`."""
+    """Return each machine with its values' index range, relative to the index range `frame`."""
     return [(int(m), _place(box, frame)) for m, box in zip(machines, boxes, strict=True)]
 
 

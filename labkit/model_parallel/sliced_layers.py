@@ -54,7 +54,7 @@ class LayerSlice(keras.layers.Layer):
         self.supports_masking = layer.supports_masking
 
     def fill(self, layer: keras.Layer) -> None:
-        """Copy the whole layer's weights to this slice, whose variables must already exist."""
+        """Copy the slice's part of each whole weight to the slice's own, existing variable."""
         for pair in self.pairs(layer):
             pair.copy_from_whole()
         # Keras sets `trainable` only for sublayers and variables that already exist.

@@ -108,7 +108,7 @@ class Share:
     def collect(self) -> None:
         """Update the whole model's weights on all ranks of the replica (collective call)."""
         if self._released:
-            self.release()  # also copies weights that were set after they were freed
+            self.release()  # `release` also copies weights that were set after they were freed
         for whole, local, place in self.pairs():
             values = local.numpy()
             value = np.empty(whole.shape, values.dtype)
@@ -187,7 +187,7 @@ def free(variable: keras.Variable) -> None:
 
     After `free`, no computation may use the variable until it is set again.
     """
-    variable.value._validate_shape = False  # TensorFlow must accept values of other shapes
+    variable.value._validate_shape = False  # lets TensorFlow accept values of other shapes
     put(variable, tf.zeros([0], variable.dtype))
 
 

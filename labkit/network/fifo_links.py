@@ -4,7 +4,7 @@ A message of n bytes occupies each link of its route for n / bandwidth seconds, 
 of that link. A message starts on a link when the link is free and the message has started on the
 previous link: cut-through, with switches that never block. A message moves at the speed of the
 slowest link of its route, and arrives `latency` seconds after its last byte leaves. FIFO links
-occupy a shared uplink for too long if each of its k senders has a link with only 1/k of its
+occupy a shared uplink for too long if each of k senders has a link with only 1/k of the uplink's
 bandwidth. In a real network, the messages of several senders share the uplink at the same time, as
 in `Flows`.
 """
@@ -119,7 +119,7 @@ class FifoLinks(Links):
         return self._ways[key]
 
     def _serve(self, link: Integers, ready: Seconds, nbytes: Seconds, slowest: Seconds) -> Seconds:
-        """Reserve a link per message; return start times; keep the longest time in `slowest`."""
+        """Reserve a link per message, update longest times in `slowest`, and return start times."""
         exists = link >= 0
         if not exists.all():
             start = ready.copy()

@@ -266,7 +266,7 @@ class Network(Checked):
 
 
 def _html(network: Network) -> str:
-    """Return an HTML card with latency, bandwidth, topology, slow ranks, and the time of 1 MiB."""
+    """Return an HTML card: latency, bandwidth, topology, slow ranks, and transfer time of 1 MiB."""
     rows = {
         "latency": seconds_text(network.latency),
         "bandwidth of a link": rate_text(network.bandwidth),

@@ -34,7 +34,7 @@ class SharedLinks(Protocol):
     length: int
 
     def attach(self, memory: Seconds) -> None:
-        """Use this shared memory, an array of shape (length,), to store the state of the links."""
+        """Store the state of the links in `memory`, a shared-memory array of shape (length,)."""
 
     @property
     def version(self) -> float: ...
@@ -89,7 +89,7 @@ class FlowTable:
         self._latest = -1
 
     def attach(self, memory: Seconds) -> None:
-        """Use this shared memory, an array of shape (length,), to store the state of the flows."""
+        """Store the state of the flows in `memory`, a shared-memory array of shape (length,)."""
         self._head = memory[:HEAD]
         columns = memory[HEAD:].reshape(self._columns, MAX_FLOWS)
         self._ends, self._latency = columns[:2]  # arrays indexed by flow number modulo MAX_FLOWS

@@ -25,10 +25,10 @@ class Route(NamedTuple):
     links.
 
     Attributes:
-        departure: One array for each link in the first half of the routes, with one link number per
-            message.
-        arrival: One array for each link in the second half of the routes, with one link number per
-            message.
+        departure: Link numbers of the first half of the routes: one array per hop, with one element
+            per message.
+        arrival: Link numbers of the second half of the routes: one array per hop, with one element
+            per message.
         latency: Latency in seconds, either an array with one value per message or one value for all
             messages.
     """

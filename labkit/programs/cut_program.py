@@ -42,8 +42,8 @@ def passing(create: ProgramFactory, roles: Roles, number: int, mark: Any = None)
         grid      one    F ⇄ F ⇄ F B ⇄ B ⇄ B push    before each layer, members exchange the values
                   other  F ⇄ F ⇄ F B ⇄ B ⇄ B push    that others read; their gradients come back
 
-    Each replica member executes all actions except forward and backward passes alone, with its part
-    of the weights.
+    Each replica member executes forward and backward passes together with the other members. It
+    executes all other actions alone, with its part of the weights.
 
     Args:
         create: Function that creates a worker's program for the weights of one replica member, see

@@ -122,7 +122,7 @@ class CutReplica(Replica):
         return Passed(() if last else (output.reshape(-1),), number)
 
     def backward(self, place: Place, values: Sequence[Vector]) -> Gradient:
-        """Compute the gradient of the pending batch; the last stage adds its samples and loss."""
+        """Compute the pending batch's gradient; the last stage also returns samples and loss."""
         step, rows, loss, shape = self._pending.pop(place.worker)
         last = self._loss is not None
         facts = (rows, loss, step) if last else (0, np.nan, step)

@@ -344,7 +344,7 @@ class MpiRuntime(Runtime):
             for edges, shape in zip(pairwise(ends), shapes, strict=True)
         ]
         means = self._means[action.fragment]
-        # The pieces are views, so that `values` is updated in place.
+        # The slices `pieces` are views of `values`, so that `reduce` updates `values` in place.
         pieces = [values[layer.start : layer.stop] for layer in layers]
         means.reduce(action.fragment, pieces, layers, action.algorithm, name)
 

@@ -141,7 +141,7 @@ class TiledReplica:
             pending.x, gradient = self._layers[turn - 1].backward(worker, seed)
             pending.gradients.append(gradient)
         elif self._end is not None:
-            # No gradient is passed to the loss; `x` only gives the number of samples.
+            # The loss needs no incoming gradient; `pending.x` only gives the number of samples.
             pending.x, _ = self._end.backward(worker, pending.x)
         senders = self._machine.borders[turn - 1].come if turn > self._first else ()
         before = tuple(pending.x[input_index].reshape(-1) for _, input_index in senders)
@@ -203,7 +203,8 @@ class _Layer:
 
         Args:
             worker: Number of the worker whose batch is pending.
-            gradient: Gradient of the layer's output; the loss uses only its number of samples.
+            gradient: Gradient of the layer's output; if the object computes the loss, only the
+                number of rows of `gradient` is used.
         """
         if not len(gradient):
             empty = np.zeros((0, *self._model.input_shape[1:]), gradient.dtype)

@@ -4,8 +4,8 @@ Encoding of Python objects as nodes of JSON, which `labkit.programs.program_stat
 
 Each node consists of the kind of an object and the object's data. Numbers, strings and None are not
 nodes; they are written as they are. The JSON `[n]` refers to node n, so that objects may be shared
-and references may form cycles. Nodes contain no code: a record's node contains the fields and the
-class name from `labkit.common.state`.
+and references may form cycles. Nodes contain no code: the node of a record contains the record's
+fields, and the class name that `labkit.common.state` registers.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ class Quiescence:
     r"""A consistent snapshot of the programs of several ranks, made possible by message counts.
 
     First, rank 0 requests a checkpoint from all ranks. Each rank then pauses before its next
-    action, but continues to receive messages. The ranks are quiescent when two conditions hold.
-    The counts of allreduces are equal, and no messages are in transit. Equal counts mean that all
+    action, but continues to receive messages. The ranks are quiescent when their counts of
+    allreduces are equal and no messages are in transit. Equal counts of allreduces mean that all
     ranks have started the same number of allreduces. No messages are in transit if \(\sum_r s_r =
     \sum_r g_r\), where \(s_r\) and \(g_r\) are the numbers of messages that rank r has sent and
     received. A paused rank continues if another rank waits for this rank in an allreduce. Finally,

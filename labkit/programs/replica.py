@@ -110,7 +110,8 @@ class Replica:
     ) -> Gradient:
         """For each block of weights, multiply the Hessian of the first batch's loss by a vector.
 
-        The class `labkit.programs.actions.Curvature` describes the vectors.
+        The class `labkit.programs.actions.Curvature` describes the vectors by which the Hessian is
+        multiplied.
         """
         x, y, weight = batches(worker, 0)
         rows = len(keras.tree.flatten(x)[0])

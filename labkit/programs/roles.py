@@ -80,10 +80,10 @@ class Roles:
         slower: For each worker, its compute time divided by that of the fastest worker.
         layers: For each layer, its number of weights, in the order of the flat weights.
         rate: Learning rate of the optimizer in the first training step.
-        cut: For each member (stage or machine) of a replica, the ranges of the flat weights that it
-            has; empty if the model is not divided.
-        passes: For each member (stage or machine) of a replica, its passes; a pass contains the
-            numbers of the members with which it exchanges messages.
+        cut: For each member (stage or machine) of a replica, the ranges of the flat weights that
+            the member stores; empty if the model is not divided.
+        passes: For each member (stage or machine) of a replica, the passes of its computation; each
+            pass names the members with which it exchanges messages.
     """
 
     workers: int
@@ -161,7 +161,7 @@ class Roles:
     # --- model-parallel replicas -------------------------------------------------------------
 
     def members(self, worker: int) -> list[int]:
-        """Return the program numbers of a replica's members, or only `worker` if it has none."""
+        """Return the program numbers of a replica's members; without members, only `worker`."""
         others = max(0, len(self.cut) - 1)
         first = self.workers + len(self.parts) + worker * others
         return [*range(first, first + others), worker]
@@ -172,7 +172,7 @@ class Roles:
         return Place(number, member) if behind < 0 else Place(*divmod(behind, member))
 
     def of_member(self, member: int) -> Roles:
-        """Return roles in which all weights are restricted to those of one replica member."""
+        """Return a copy of the roles that contains only the weights of one replica member."""
         part_of_member = self.cut[member]
         parts = [part_of_member.within(part) for part in self.parts]
         return replace(self, parts=parts, weights=part_of_member.take(self.weights))

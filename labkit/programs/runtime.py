@@ -196,7 +196,7 @@ class Player:
         if not self.over:
             for answer in self.heard:
                 action = program.send(answer)
-                if isinstance(action, Code):  # repeated, because it changes the program's state
+                if isinstance(action, Code):  # the call is repeated: it changes the program's state
                     action.call()
 
 
@@ -242,7 +242,7 @@ class Runtime:
 
     def _save_state(self, *more: Any) -> ProgramState:
         """Save all attributes that change, and the objects `more`; arrays are not copied."""
-        assert self._outside is not None  # for the type checker: `keeps` has set `_outside`
+        assert self._outside is not None  # for the type checker: method `keeps` has set `_outside`
         parts = [
             {name: _snapshot_value(vars(thing)[name]) for name in names}
             for thing, names in self._state_attributes
@@ -253,7 +253,7 @@ class Runtime:
         self, state: ProgramState, program: Callable[[int, Any], Program]
     ) -> Sequence[Any]:
         """Restore a saved state; return the objects that `_save_state` received as `more`."""
-        assert self._outside is not None  # for the type checker: `keeps` has set `_outside`
+        assert self._outside is not None  # for the type checker: method `keeps` has set `_outside`
         content: list[Any] = restore_object(state, self._outside)
         parts, *further = content
         for (thing, names), values in zip(self._state_attributes, parts, strict=True):
@@ -387,7 +387,7 @@ class Runtime:
         return None
 
     def _may_receive(self, number: int, message: Message) -> bool:
-        """Return whether a program may receive a message now; if True, it must receive it."""
+        """Return whether a message may be received now; the caller must receive it if True."""
         return True
 
 

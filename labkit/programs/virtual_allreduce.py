@@ -165,7 +165,7 @@ class VirtualAllReduce:
 
 
 def _mean(losses: Sequence[float]) -> float:
-    """Return the mean of all losses except NaN; in a replica, only the last stage has a loss."""
+    """Return the mean of all losses except NaN, which replica members without a loss report."""
     known_losses = [loss for loss in losses if not np.isnan(loss)]
     return float(np.mean(known_losses)) if known_losses else float("nan")
 

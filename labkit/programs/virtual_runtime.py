@@ -81,7 +81,8 @@ class VirtualRuntime(Runtime):
             programs learn of the failure.
         servers: Program numbers of the servers that are notified of failures.
         killed: For each worker that fails, the training step at whose start it fails.
-        injectors: Fault injectors that drop or corrupt messages, by sending worker.
+        injectors: Fault injectors that drop or corrupt messages; the key is the number of the
+            worker that sends the messages.
 
     Attributes:
         now: Current time on the virtual clock, in s.
@@ -177,7 +178,7 @@ class VirtualRuntime(Runtime):
         Args:
             state: State that was saved by a runtime with the same programs.
             program: Function that creates a program from its number and its state at the restart
-                point (None: from the beginning).
+                point; with the state None, the program starts from its beginning.
         """
         (backend_state,) = self._restore_state(state, program)
         return backend_state
@@ -303,7 +304,7 @@ class VirtualRuntime(Runtime):
             self._deliver(to, queue.popleft())
 
     def _may_receive(self, number: int, message: Message) -> bool:
-        """Return whether the script allows a message now; it allows any message without values."""
+        """Return whether the script permits a message now; one without values is always allowed."""
         script = self._script.get(number)
         if not script or message.values is None:
             return True

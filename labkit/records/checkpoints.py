@@ -37,8 +37,8 @@ class Checkpoint(Checked):
     r"""The settings of a run's checkpoints, from which training can resume after a failure.
 
     Each rank copies its state at the end of a training step, and writes its own file while training
-    continues. If a checkpoint is due before the previous one is written, it is skipped, and the
-    skip is counted.
+    continues. If a checkpoint is due before the previous one is written, labkit skips the new
+    checkpoint and counts the skip.
 
     With mtbf M and a measured cost of δ seconds per checkpoint, the interval is
     \(\tau = \sqrt{2 δ M} (1 + \frac13 \sqrt{δ/2M} + \frac19 \frac{δ}{2M}) - δ\).
@@ -161,7 +161,7 @@ class CheckpointContext(NamedTuple):
 
 
 def publish(half: Path, manifest: Mapping[str, JSON]) -> None:
-    """Write a checkpoint's manifest with a checksum; then rename its folder to its step number."""
+    """Write a checkpoint's manifest with a checksum; rename the folder to the step number."""
     record = json.loads(json.dumps(manifest))
     store.write_json(half / MANIFEST, record | {"checksum": _checksum(record)})
     half.rename(half.parent / str(manifest["taken"]))
@@ -245,12 +245,12 @@ def newest_checkpoint(run: Path, same: Same) -> Resume | None:
 def remove_old(folder: Path, keep: int) -> None:
     """Remove all complete checkpoints in the parent of `folder`, except the `keep` newest."""
     for checkpoint in complete_checkpoints(folder.parent)[keep:]:
-        (checkpoint / MANIFEST).unlink()  # removed first: a folder without manifest is incomplete
+        (checkpoint / MANIFEST).unlink()  # manifest first: a folder without manifest is incomplete
         shutil.rmtree(checkpoint)
 
 
 def remove_after(folder: Path, step: int) -> None:
-    """Remove incomplete checkpoints and all checkpoints after a step.
+    """Remove incomplete checkpoints, and all checkpoints of steps later than `step`.
 
     Errors are ignored, because a killed process may still write to a checkpoint that is being
     removed.

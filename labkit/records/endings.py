@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
-# These signals are sent to a process as a request to end. If any other signal ends a process, the
-# process is considered to have crashed.
+# These signals request the end of a process. If any other signal ends a process, the process is
+# considered to have crashed.
 STOP_SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 _SIGNALLED = re.compile(r"process rank (\d+) .*?exited on\s+signal (\d+)", re.DOTALL)
 _EXITED = re.compile(r"@\d+,(\d+)\]\s+Exit code:\s+(\d+)")
@@ -125,7 +125,7 @@ def ended_step(output: str) -> End | None:
 
 
 def out_of_memory_hint(output: str) -> str:
-    """Return a remark that memory ran out, if the output of a process shows this, or else "".
+    """Return a remark that memory ran out if a process's output shows it; otherwise return "".
 
     >>> out_of_memory_hint("terminate called after throwing an instance of 'std::bad_alloc'")
     ': memory ran out (ulimit -v, a quota, or the machine sets its limit)'

@@ -10,7 +10,7 @@ from labkit.common.errors import LabkitError, short
 from labkit.common.safe_files import UnsafeFile, read_file
 from labkit.records.store import Record
 
-MAX_NOTEBOOK_BYTES = 2**27  # maximum bytes; notebooks with many figures have about 10 % of this
+MAX_NOTEBOOK_BYTES = 2**27  # maximum bytes, about 10 times those of a notebook with many figures
 
 
 def read_notebook(path: Path) -> Record:

@@ -353,8 +353,8 @@ def to_tensorboard(runs: Iterable[Run], folder: Path | str) -> Path:
     Raises:
         LabkitError: If the argument contains no runs, or if TensorBoard is not installed.
     """
-    # The package is imported first, so that the error message names TensorBoard and not one of its
-    # modules.
+    # The package is imported first, so that the error message names TensorBoard and not a module of
+    # TensorBoard.
     optional("tensorboard", "tensorboard")
     run_list = require_runs(runs)
     for run, name in zip(run_list, _names(run_list), strict=True):

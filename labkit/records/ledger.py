@@ -26,8 +26,8 @@ class SampleRecord(NamedTuple):
     Attributes:
         step: Training step, counted from 0.
         rank: Number that the rank had at the start of the run, before any failure.
-        world: Number of ranks that had failed before this attempt to run the step. If the step is
-            repeated after further ranks fail, the entry is ignored.
+        world: Number of ranks that had failed before the attempt in which the rank trained on the
+            samples. If the step is repeated after further ranks fail, the entry is ignored.
         samples: The hash of each sample.
     """
 

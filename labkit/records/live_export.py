@@ -87,7 +87,7 @@ class ForwardedRun:
             self._end()
 
     def _steps(self) -> list[Point]:
-        """Return the points of waiting training steps that all ranks have reported."""
+        """Return the points of those waiting training steps that all ranks have reported."""
         import pandas as pd
 
         workers = self.run.experiment.get("workers")

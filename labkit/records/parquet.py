@@ -17,7 +17,7 @@ MAX_BYTES = 2**29  # maximum bytes of an unpacked table
 TEXT_BATCH_ROWS, NUMBER_BATCH_ROWS = (
     2**8,
     2**14,
-)  # number of rows read at once: from text columns, number columns
+)  # number of rows that are read at once: from text columns, and from number columns
 MAX_SCHEMA_BYTES = 2**20  # maximum bytes of a name, or of metadata, in a schema
 MAX_INTEGER = 2**53  # largest integer up to which floats represent all integers
 MAX_SPARSITY = 20  # maximum ratio of seeds × steps to the rows of a table
@@ -171,7 +171,7 @@ def _plain(kind: Any) -> Any:
 
 
 def _size(part: pa.Array) -> int:
-    """Return the unpacked bytes of an array, in which each repetition of a text counts."""
+    """Return the unpacked size of an array in bytes; each repetition of a text counts."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

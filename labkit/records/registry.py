@@ -31,7 +31,7 @@ def registration(folder: Path) -> Iterator[None]:
     Args:
         folder: Folder of the job or sweep.
     """
-    if store.ELEMENT in os.environ:  # the process is a task of a job array, which Slurm ends
+    if store.ELEMENT in os.environ:  # tasks of job arrays need no entry, because Slurm ends them
         yield
         return
     entry = identity = None

@@ -107,7 +107,8 @@ class Run:
     def timeline(self) -> pandas.DataFrame:
         """A data frame of timed events: rank, kind, step, bucket, start, stop (seconds).
 
-        `labkit.exchange.Timeline` lists the kinds. Times are counted from the first event.
+        `labkit.exchange.Timeline` lists the kinds of events. Times are counted from the first
+        event.
         """
         return self._table("timeline")
 
@@ -152,11 +153,11 @@ class Run:
     def memory(self) -> pandas.DataFrame:
         """Peak bytes of each rank, with columns rank, kind, measured, predicted.
 
-        Kinds: weights, gradients, optimizer, activations (between forward and backward), versions
-        (old weights that a backward pass still needs).
-        `labkit.model_parallel.stages.footprint.MemoryLedger` defines how these bytes are
-        counted. Predictions are computed from tensor shapes and the pipeline schedule. The column
-        `measured` is missing for a run that did not measure its memory.
+        Kinds of memory: weights, gradients, optimizer, activations (between forward and backward),
+        versions (old weights that a backward pass still needs).
+        `labkit.model_parallel.stages.footprint.MemoryLedger` defines how the bytes of each kind of
+        memory are counted. Predictions are computed from tensor shapes and the pipeline schedule.
+        The column `measured` is missing for a run that did not measure its memory.
         """
         import pandas as pd
 
@@ -261,8 +262,8 @@ def load_runs(root: Path | str | Iterable[Path | str] = "runs") -> list[Run]:
     """Return all usable runs in one or several folders, from the oldest to the newest.
 
     A warning is issued for each unusable run. A pattern such as `runs/tour/00*` means all folders
-    that match it. If a relative path does not exist in the current folder, it is searched in the
-    parent of the folder of all runs (`LABKIT_RUNS`).
+    that match it. If a relative path does not exist in the current folder, labkit searches the
+    parent of the folder of all runs (`LABKIT_RUNS`) for the path.
 
     Raises:
         LabkitError: If a folder does not exist.

@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
 Row: TypeAlias = Mapping[str, float]  # history of one training step (`store.HISTORY_COLUMNS`)
 Rows: TypeAlias = list[dict[str, JSON]]
-Event: TypeAlias = tuple[str, int, int, float, float]  # (kind, step, bucket, start in s, stop in s)
+Event: TypeAlias = tuple[str, int, int, float, float]  # event: kind, step, bucket, start, stop (s)
 
 
 class FirstDifference(TypedDict):
     """The first operation in which a run differs from its reference run.
 
     All operations of the training step before the first difference are equal in the run and in its
-    reference run. The field `operation` is "initial weights", "batch" (rows of input), "gradient"
-    (on one rank), "mean" (over ranks), "optimizer" (update of weights), "round", "bucket", or
-    "collection". The value "round" means a round of the reduction schedule. The value "bucket"
-    means packing or unpacking of a gradient bucket, and "collection" means collection of the
-    trained weights.
+    reference run. The field `operation` may be "initial weights", "batch" (rows of input),
+    "gradient" (on one rank), "mean" (over ranks), or "optimizer" (update of weights). The value
+    "round" of `operation` means a round of the reduction schedule. The value "bucket" of
+    `operation` means packing or unpacking of a gradient bucket, and "collection" means collection
+    of the trained weights.
     """
 
     step: int
     layer: str
-    rank: int | None  # None if all ranks with `layer` differ from the reference
+    rank: int | None  # `rank` is None if all ranks with `layer` differ from the reference run
     operation: str
     bucket: int | None
     round: int | None  # number of the reduction round, counted from 1
@@ -356,7 +356,7 @@ def _spread(records: Sequence[Record]) -> dict[str, list[float]]:
 
 
 def _median(values: Sequence[Any]) -> Any:
-    """Return medians: of numbers, of dicts by key, of lists by index; else the first value."""
+    """Return medians of numbers, including those in dicts and lists; else the first value."""
     first = next((value for value in values if value is not None), None)
     if is_number(first):
         return statistics.median(value for value in values if is_number(value))

@@ -120,8 +120,8 @@ def numbers(value: JSON) -> bool:
     """A mapping from names to numbers."""
     if not isinstance(value, dict):
         return False
-    # Only the sets of types are compared first, because this is fast even for the numbers of
-    # thousands of runs.
+    # The sets of types are compared first, because the comparison of sets is fast even for the
+    # numbers of thousands of runs.
     other_types = {*map(type, value.values())} - {float, int, type(None)}
     return not other_types and all(
         number_or_none is None or number(number_or_none) for number_or_none in value.values()
@@ -159,7 +159,7 @@ def listed(value: JSON) -> bool:
 
 
 def members(value: JSON) -> bool:
-    """A list of records with a folder's name, values by name, and the number of the repeat."""
+    """A list of records, each with a folder's name, values by name, and the number of a repeat."""
     return isinstance(value, list) and all(
         isinstance(member, dict)
         and isinstance(folder := member.get("folder"), str)
@@ -174,7 +174,7 @@ def members(value: JSON) -> bool:
 
 
 def search(value: JSON) -> bool:
-    """A record of a search with metric, maximize, trials, axes and fixed."""
+    """A record of a search with the fields metric, maximize, trials, axes and fixed."""
     kinds = {"metric": line, "maximize": boolean, "trials": count, "axes": fields, "fixed": fields}
     return isinstance(value, dict) and all(
         is_fine(value.get(name)) for name, is_fine in kinds.items()
@@ -187,7 +187,7 @@ def memory(value: JSON) -> bool:
 
 
 def clocks(value: JSON) -> bool:
-    """A list of records, each with a rank, offset_s and within_s."""
+    """A list of records, each with the fields rank, offset_s and within_s."""
     return _is_rank_list(value, {"offset_s": number, "within_s": number})
 
 

@@ -101,7 +101,7 @@ def _utilisation(run: Run, rank: int, history: pandas.DataFrame) -> float:
     )
     if timeline is None:  # a single rank has no timeline
         return float(history["compute_seconds"].sum() / history["seconds"].sum())
-    # Only steps in `history` are used, which excludes warm-up steps.
+    # Only steps in `history` are used; `history` excludes warm-up steps.
     rank_events = timeline[(timeline["rank"] == rank) & timeline["step"].isin(set(history["step"]))]
     kinds = rank_events["kind"].astype(str).str.split(" ").str[0]
     durations = rank_events["stop"] - rank_events["start"]

@@ -71,7 +71,7 @@ def stage_events(run: Run) -> pandas.DataFrame:
 
 
 def measured_pipeline(run: Run, step: int | None = None) -> PipelineSimulation:
-    """Return a measured step as a `PipelineSimulation`; with delayed gradients, three steps.
+    """Return one step (with delayed gradients, three) as measured, as a `PipelineSimulation`.
 
     On an emulated network, the time of a message lasts from its sending to its receipt.
 
@@ -124,8 +124,8 @@ def measured_steps(run: Run, steps: Iterable[int] | None = None) -> list[Pipelin
 def predicted_pipeline(run: Run) -> PipelineSimulation:
     """Return a simulation of a run's training step, using the measured time of each action.
 
-    The simulated messages use the network of the run. The computation times are measured medians,
-    so they already include slowdowns of stragglers.
+    The simulated messages use the network of the run. The simulated computation times are medians
+    of measured times, so they already include slowdowns of stragglers.
 
     Raises:
         LabkitError: If the run has no timeline of stages.
@@ -215,7 +215,7 @@ def stage_seconds(events: pandas.DataFrame, stages: int) -> dict[str, np.ndarray
 def _as_simulation(
     run: Run, table: ScheduleTable, parts: list[pandas.DataFrame]
 ) -> PipelineSimulation:
-    """Return a simulation with the measured times of all schedule rows that have events."""
+    """Return a simulation with the measured times of those schedule rows that have events."""
     import pandas as pd
 
     times: dict[tuple[str, int, int], list[tuple[float, float]]] = {}

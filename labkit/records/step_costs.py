@@ -29,8 +29,8 @@ class StepCosts:
 
     Attributes:
         compute, codec, wire, wait: Seconds of computation, compression, transfer and waiting:
-            averages over ranks, then medians over steps. The value `compute` is what remains of the
-            step after the other times are subtracted.
+            averages over ranks, then medians over steps. The value `compute` is the step time minus
+            `codec`, `wire` and `wait`, but at least 0.
         work: Seconds of `compute` plus `codec` on the rank where this sum is largest, as the median
             over steps.
         payload: Bytes per step that each rank passes to the gradient exchange, averaged over ranks
@@ -82,8 +82,8 @@ def _parts(rows: pandas.DataFrame) -> pandas.DataFrame:
         part: rows[column].fillna(0.0) if column in rows else 0.0
         for part, column in _COLUMNS.items()
     }
-    # Communication that overlaps computation is also subtracted, so the rest may be negative; it is
-    # then set to 0.
+    # Communication that overlaps computation is also subtracted, so the remaining compute time may
+    # be negative; a negative value is replaced by 0.
     rest = rows["seconds"] - parts["codec"] - parts["wire"] - parts["wait"]
     parts["compute"] = rest.clip(lower=0.0)
     return rows.assign(**parts, work=parts["compute"] + parts["codec"])
@@ -91,7 +91,7 @@ def _parts(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 RANGE = (10e6 / 8, 100e9 / 8)  # range of bandwidths in bytes/s: 10 Mb/s to 100 Gb/s
 LATENCY = 50e-6  # latency in seconds that is typical of 1 Gb/s Ethernet
-_AS_COUNTED = 0.02  # maximum relative difference of measured and computed bytes
+_AS_COUNTED = 0.02  # maximum relative difference between measured and computed bytes
 
 
 @dataclass(frozen=True)
@@ -217,14 +217,15 @@ def _link_costs(run: Run, costs: StepCosts) -> tuple[float, float, float]:
         formula = ALLREDUCE[name].counts(size)
         volume = float(formula.bytes(costs.payload).sum())
         if abs(volume - costs.sent) <= _AS_COUNTED * costs.sent:
-            # If the sent bytes equal those in the formula of the allreduce algorithm, the run
-            # reduces its whole payload. If the algorithm has several phases, the most expensive
-            # phase is used.
+            # If the sent bytes equal the bytes in the allreduce algorithm's formula, the size of
+            # the payload is constant along its route. If the allreduce algorithm has several
+            # phases, the cost model uses the most expensive phase.
             phase = max(modelled(name, size), key=lambda schedule: (schedule.beta, schedule.alpha))
             times = costs.messages / float(formula.messages.sum())
             return costs.work, phase.alpha * times, phase.beta * costs.payload
     # If the sent bytes differ from the formula, the payload changes its size along the route. For a
-    # payload that changes its size, the messages of the busiest rank are counted one by one.
+    # payload that changes its size, the cost model uses the counted messages and bytes of the
+    # busiest rank.
     return costs.work, costs.busiest_messages, costs.busiest
 
 
@@ -236,7 +237,7 @@ def _switch(run: Run) -> Network | None:
     return network if plain else None
 
 
-KINDS = ("intra", "inter")  # threads within one operation; threads for parallel operations
+KINDS = ("intra", "inter")  # threads within an operation (intra), for parallel operations (inter)
 
 
 class StepTime(NamedTuple):
@@ -276,7 +277,7 @@ def thread_costs(sweep: ThreadSweep) -> pandas.DataFrame:
 
 
 def more_is_less(sweep: ThreadSweep) -> pandas.DataFrame:
-    r"""Return the thread count from which steps become slower, by batch size and kind of thread.
+    r"""Return the lowest thread count that slows steps down, by batch size and kind of thread.
 
     Only one of the two thread counts is varied; the other thread count is that of the fastest step.
     Let \(t_r(k)\) be the step time with \(k\) threads in repeat \(r\), and \(k^*\) the thread count

@@ -43,7 +43,7 @@ class Flow:
         source, target: Names of the operation that produces the tensor, and of the operation that
             uses it.
         bytes: Bytes of the tensor.
-        control: Whether this is a control dependency, which transfers no tensor.
+        control: Whether the dependency is a control dependency, which transfers no tensor.
         output: Index of the tensor among the outputs of `source`.
     """
 
@@ -115,7 +115,7 @@ class StepGraph:
 
 
 Row: TypeAlias = dict[str, str | int | float | bool]  # one row of a table
-WAY = "product, with the copies"  # label of rows that time matrix products with their copies
+WAY = "product, with the copies"  # label of rows with times of products, including copies
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ END_STATES = STATES[2:]
 MAX_RECORD_BYTES = 2**26  # maximum bytes; metrics of 100,000 epochs have some 10 million
 MAX_TABLE_BYTES = 2**28  # maximum bytes of a compressed Parquet file
 START_TOLERANCE = 0.1  # seconds by which two readings of a process's start may differ
-MAX_NAME_BYTES = 120  # maximum bytes; archives and mounts lengthen names (limit 255)
+MAX_NAME_BYTES = 120  # maximum bytes; below the limit 255, as archives and mounts lengthen names
 
 _SECONDS = ("seconds", "compute_seconds", "communicate_seconds", "wait_seconds")
 HISTORY_COLUMNS = (
@@ -224,7 +224,7 @@ def new_job_directory(root: Path | str, notebook: Path | str, parameters: Fields
 
 
 def unfinished_job(root: Path | str, notebook: Path | str, parameters: Fields) -> Path | None:
-    """Return a notebook's newest job with these parameters if it failed or was interrupted.
+    """Return a notebook's newest job with `parameters` if it failed or was interrupted.
 
     The returned job receives the status "queued".
 
@@ -428,7 +428,7 @@ def clear_reason(directory: Path) -> None:
 def end_orphans(
     job: Path, cause: str, seconds: float = 5.0, record: Callable[[Path, str], None] = fail
 ) -> None:
-    """Record the end of those runs of a job whose process ended without recording it.
+    """Record the end of each run of a job whose process ended without a recorded end.
 
     If the process of a run is still alive, the function waits up to `seconds` until it ends.
     """
@@ -454,7 +454,7 @@ def read_status(directory: Path) -> Record:
 
 
 def checked_status(status: Record, directory: Path | str) -> Record:
-    """Return the status that `read_status` would return if it read this status record."""
+    """Return the status that `read_status` would return if it read the record `status`."""
     if status.get("state") not in STATES:
         raise LabkitError(
             f"{os.path.basename(directory)}/status.json has the state "
@@ -526,8 +526,8 @@ def this_process() -> Record:
 def is_alive(status: Record) -> bool:
     """Return whether a recorded process is still running and no other process has its pid.
 
-    The process of a Slurm array task always counts as alive, because only Slurm knows its state. If
-    the calling process belongs to the same task, the recorded process is checked.
+    A process in another task of a Slurm job array always counts as alive, because only Slurm knows
+    the task's state. Within the same task, the function checks whether the recorded process runs.
     """
     import psutil
 

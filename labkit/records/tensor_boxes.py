@@ -19,7 +19,7 @@ from labkit.common.state import decoding
 from labkit.records import store
 
 Corner: TypeAlias = tuple[int, ...]
-_INDEX = "index"  # name of the array with UTF-8 JSON that describes the others
+_INDEX = "index"  # name of the array with UTF-8 JSON that describes the other arrays
 
 
 class TensorBox(NamedTuple):
@@ -47,7 +47,7 @@ class TensorBox(NamedTuple):
 
 
 def assemble(pieces: Sequence[TensorBox], corner: Corner, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the elements of a tensor in the box with this corner and shape, joined from pieces.
+    """Return the elements of a tensor in a box with a given corner and shape, from pieces.
 
     If several pieces contain an element, the first of these pieces is used.
 
@@ -127,11 +127,11 @@ class RankFile:
         }
 
     def pieces(self, name: str, is_local: bool) -> Iterator[TensorBox]:
-        """Yield the parts of the tensor with this name that this rank's file contains."""
+        """Yield the parts of the tensor `name` that the rank's file contains."""
         for number, whole, corner, kind in self._index.get((is_local, name), ()):
             with decoding(self._name):
                 values = self._file[str(number)]
-                if values.dtype.kind == "V":  # a type that NumPy does not have, such as bfloat16
+                if values.dtype.kind == "V":  # tensor of a type that NumPy lacks, such as bfloat16
                     values = values.view(np.dtype(kind))
             yield TensorBox(name, values, whole, corner, is_local)
 
@@ -174,7 +174,9 @@ def _arrays(content: Any) -> Any:
     if any(
         entry.compress_type != ZIP_STORED or entry.flag_bits & 1 for entry in arrays.zip.filelist
     ):
-        raise ValueError("it contains encrypted or compressed arrays, which labkit does not write")
+        raise ValueError(
+            "the file contains encrypted or compressed arrays, which labkit does not write"
+        )
     return arrays
 
 

@@ -53,19 +53,19 @@ def step_seconds(timeline: pandas.DataFrame) -> pandas.Series[float]:
 
 
 def typical_steps(timeline: pandas.DataFrame, count: int) -> list[int]:
-    """Return `count` consecutive steps whose total duration is the median (typical)."""
+    """Return the group of `count` consecutive steps that has the median total duration."""
     steps = timeline[timeline["kind"] == "step"].groupby("step")
     starts, stops = steps["start"].min(), steps["stop"].max()
     numbers = steady_steps(starts.index)
     rows = [numbers[start : start + count] for start in range(max(len(numbers) - count + 1, 1))]
     durations = [float(stops[row[-1]] - starts[row[0]]) for row in rows]
-    # A group of steps with an evaluation in between is among the longest groups, so it is not the
-    # median.
+    # A group of steps with an evaluation between two steps is among the longest groups, so this
+    # group is not the median.
     return rows[int(np.argsort(durations)[len(durations) // 2])]
 
 
 def activities(timeline: pandas.DataFrame, steps: Sequence[int]) -> pandas.DataFrame:
-    """Return all ranks' activities in `steps`, timed from the start of the first of the steps.
+    """Return all ranks' activities in `steps`, with times since the start of the first step.
 
     The returned table has the same columns as a timeline. The returned table also has rows of kind
     "compute", which cover the time of a step except for packing and waiting.
@@ -114,7 +114,8 @@ def _subtract(whole: Interval, others: Iterable[Interval]) -> list[Interval]:
     position, end = whole
     parts = []
     for start, stop in others:
-        # The other intervals may overlap one another, and may start or end outside of `whole`.
+        # The intervals in `others` may overlap one another, and may start or end outside of
+        # `whole`.
         if start > position and position < end:
             parts.append((position, min(start, end)))
         position = max(position, stop)
@@ -165,7 +166,7 @@ def with_end_times(history: pd.DataFrame) -> pd.DataFrame:
 
 
 def steps_until(run: Run, step: float) -> float:
-    """Convert a step number of an epoch record to a step number as in `with_end_times`.
+    """Convert a step number of an epoch record to the numbering of `with_end_times`.
 
     With backup workers, `with_end_times` returns fewer steps than the epoch record has, because
     late gradients are dropped.
@@ -193,7 +194,7 @@ class Overlap:
     step: int
     ready: list[float]  # for each bucket: time in s, on the host's clock, when it is ready
     seconds: list[float]  # for each bucket: duration of its communication in s
-    # (bucket, start, stop) of each wait on the rank that waits least.
+    # `waits` contains (bucket, start, stop) of each wait on the rank that waits least.
     waits: list[tuple[int, float, float]]
 
     @property
@@ -344,8 +345,8 @@ class FedStep(NamedTuple):
         repeat, step: Number of the repeat of the measurement, and number of the step within the
             repeat.
         start, got, stop: Times at which the step requested its batch, received it, and ended.
-        made_start, made_stop: Times at which the preparation of the batch began and ended; NaN if
-            this was before the repeat.
+        made_start, made_stop: Times at which the preparation of the batch began and ended; NaN for
+            a batch that was prepared before the repeat began.
     """
 
     way: str
@@ -404,9 +405,9 @@ def input_costs(trace: InputTrace) -> pandas.DataFrame:
     For each repeat \(r\), \(t_r\) is the median step time, and \(s_r\) is the median step time with
     synthetic input. The I/O overhead is the relative difference \(t_r/s_r-1\), as the median over
     the repeats r. The columns `overhead_low` and `overhead_high` are the minimum and the maximum of
-    \(t_r/s_r-1\) over the repeats. Times in ms are first medians over the steps of each repeat,
-    then medians over the repeats. The column `idle_share` is the fraction of the step time for
-    which the step waits for input.
+    \(t_r/s_r-1\) over the repeats. A column in ms contains the median, over repeats, of the median
+    over each repeat's steps. The column `idle_share` is the fraction of the step time for which the
+    step waits for input.
 
     Source: TensorFlow's "Benchmarks" (2017) measures training first with synthetic data, then with
     real data. Murray et al. 2021, *tf.data: A machine learning data processing framework*

@@ -101,7 +101,7 @@ def unreported_deaths(
 
 
 def _timelines(results: Mapping[int, RankResult]) -> Iterator[Sequence[Event]]:
-    """Yield each rank's timeline with times of rank 0's clock; it is empty if the rank died."""
+    """Yield each rank's timeline with times of rank 0's clock, or [] for a rank that died."""
     for number in range(1 + max(results)):
         rank = results.get(number)
         yield [] if rank is None else on_one_clock(rank.timeline, rank.offsets)

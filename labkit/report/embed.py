@@ -82,7 +82,8 @@ def sheet_html(sheet: Sheet) -> str:
         plot = f'<div class="panel{" wide" if is_wide else ""}">{_plot(drawn)}</div>'
         parts.append(f"{_SCROLLABLE if is_wide else '<div>'}{head}{plot}{foot}{OFFERS}</div>")
     words = sheet.alt
-    # A longer text is useless in a screen reader, and the table also contains all values.
+    # An alternative text above MAX_ALT_LENGTH is useless in a screen reader, and the table also
+    # contains all values.
     if len(words) > MAX_ALT_LENGTH:
         words = f"{words[:MAX_ALT_LENGTH].rpartition('; ')[0]}; the table lists all other runs."
     title, words = _text(sheet.title), _text(words)
@@ -93,7 +94,7 @@ def sheet_html(sheet: Sheet) -> str:
 
 
 def data_html(value: JSON, **attributes: str) -> str:
-    """Return a script element with JSON, in which "<" is escaped, so that it cannot end early."""
+    """Return a script element with JSON; escape "<", so that no text ends the element early."""
     text = json.dumps(_scrub(value), ensure_ascii=False, separators=(",", ":"))
     text = text.replace("<", "\\u003c")
     named = "".join(f' {name}="{content}"' for name, content in attributes.items())

@@ -146,7 +146,7 @@ def render(path: Path, outputs: bool = True, links: bool = False) -> str:
                 output["data"] = {"text/html": f"<div>{placeholder}</div>"}
     exporter = HTMLExporter(
         extra_loaders=[DictLoader({"labkit.html.j2": _TEMPLATE})],
-        extra_template_basedirs=[],  # excludes the current folder, because templates can run code
+        extra_template_basedirs=[],  # empty, because templates in the current folder can run code
         template_file="labkit.html.j2",
         template_name="basic",
         exclude_input_prompt=True,

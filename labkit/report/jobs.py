@@ -21,7 +21,7 @@ def jobs(runs: Sequence[Run]) -> list[Path]:
 
 
 def notebooks(runs: Sequence[Run]) -> dict[Path, bool]:
-    """Return the notebooks that a report shows: for each path, whether outputs are shown, too.
+    """Return, for each notebook that a report shows, whether it also shows the outputs.
 
     If a single notebook job produced all runs, the report shows its notebook with outputs. If
     several jobs produced the runs, each notebook appears once, without outputs, because the report

@@ -255,13 +255,14 @@ def _gate(entry: RunEntry) -> TableCell:
 
 
 def _result_column(name: str, entries: Sequence[RunEntry], values: Sequence[Value]) -> TableColumn:
-    """Return a column of results in the unit named by its heading; a cell may also contain text."""
+    """Return a column of results in the unit that its heading names; cells may contain text."""
     magnitudes = [abs(float(value)) for value in values if is_number(value)]
     head, factor = _HEADS.get(name) or TITLES.get(name) or name.replace("_", " "), 1.0
     if name == "payload_bytes_per_step":
         power = next((p for p in range(4, 0, -1) if max(magnitudes, default=0) >= 1024**p), 0)
         head, factor = f"payload, {_UNITS[power]} per step", 1 / 1024**power
-    # Accuracies above 1 are not scaled, because those from `lk.log` may already be in percent.
+    # Accuracies above 1 are not converted to percent, because values from `lk.log` may already be
+    # in percent.
     elif name.endswith("accuracy") and max(magnitudes, default=0) <= 1:
         head, factor = f"{head}, %", 100.0
     cells = []

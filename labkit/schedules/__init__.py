@@ -53,8 +53,8 @@ ALLREDUCE: dict[str, Collective[...]] = {
     "two_level_butterfly": two_level_butterfly,
 }
 
-# Network switches add the values in the schedules in IN_NETWORK, so the schedules are simulated and
-# drawn, but ranks do not execute them.
+# In the schedules of IN_NETWORK, network switches add the values; labkit simulates and draws the
+# schedules, but ranks do not execute them.
 IN_NETWORK: dict[str, Collective[...]] = {"in_network": in_network}
 
 COLLECTIVES: dict[str, Collective[...]] = {
@@ -68,7 +68,7 @@ COLLECTIVES: dict[str, Collective[...]] = {
 
 
 def get_collective(name: str) -> Collective[...]:
-    """Return the allreduce or other collective of this name.
+    """Return the allreduce or other collective with the given name.
 
     Raises:
         InvalidInput: If no schedule has this name; the message lists all names.

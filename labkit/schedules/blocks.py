@@ -77,14 +77,14 @@ class BlockRounds:
                     free &= ~self._depends[block]
         waits = ~np.isin(self._order, chosen)
         self._order = np.concatenate([self._order[waits], chosen]).astype(np.intp)
-        self._chosen = self._chosen.copy()  # copied because a saved state refers to the old array
+        self._chosen = self._chosen.copy()  # copy, because a saved state refers to the old array
         self._chosen[chosen] = self._round
         self._round += 1
         return np.sort(np.array(chosen, np.intp))
 
     def learn(self, chosen: Sequence[int] | NDArray[np.intp], changes: Sequence[float]) -> None:
         """Record how much the weights of the selected blocks changed in their round."""
-        self._changes = self._changes.copy()  # copied because a saved state refers to the old array
+        self._changes = self._changes.copy()  # copy, because a saved state refers to the old array
         self._changes[chosen] = np.abs(changes)
 
     def _candidates(self) -> NDArray[np.intp]:

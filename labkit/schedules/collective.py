@@ -133,7 +133,7 @@ Ends: TypeAlias = Callable[[int, int], Integers]
 
 
 class DrawnFunction:
-    """A function whose docstring contains a drawing; the fields store facts about this function.
+    """A function whose docstring contains a drawing; the object's fields store more facts.
 
     A `DrawnFunction` takes the name and the docstring of the function.
     """

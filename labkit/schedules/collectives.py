@@ -217,7 +217,7 @@ def _around(size: int, first: int, reduce: bool) -> Iterator[Round]:
 
 @collective(root_holds(lambda chunks: SUM), lambda p: rooted_counts(p, 0))
 def reduce_tree(size: int, root: int = 0) -> Iterator[Round]:
-    """The root ends with the sum, the other ranks with partial sums.
+    """The root ends with the sum of all buffers, and the other ranks with partial sums.
 
         round 1   0 ◄ 1   2 ◄ 3   4 ◄ 5   6 ◄ 7      ⌈lg p⌉ rounds, p - 1 messages of n:
         round 2   0 ◄──── 2       4 ◄──── 6          half of the active ranks
@@ -289,7 +289,7 @@ def _critical_paths(size: int) -> tuple[AlphaBetaCost, ...]:
 
 @collective(all_ranks_hold(SUM), _counts, _cost, _critical_paths)
 def tree(size: int) -> Iterator[Round]:
-    """Reduce to rank 0, then broadcast from it: 2⌈lg p⌉ rounds, 2(p - 1) messages of n bytes.
+    """Reduce to rank 0, then broadcast from rank 0: 2⌈lg p⌉ rounds, 2(p - 1) messages of n bytes.
 
         0 ◄ 1   2 ◄ 3          reduce
         0 ◄──── 2

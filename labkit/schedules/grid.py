@@ -225,7 +225,7 @@ class Crossing:
         return np.where(self.returns, self.values, 0)
 
     def sent(self, machine: int, layer: int) -> tuple[int, int]:
-        """Return the values per sample that a machine sends for a layer: (forward, backward)."""
+        """Return how many values per sample a machine sends for a layer: (forward, backward)."""
         of_layer = self.layer == layer
         forward = self.values[of_layer & (self.source == machine)].sum()
         return int(forward), int(self.values_back[of_layer & (self.destination == machine)].sum())

@@ -191,7 +191,7 @@ def two_level(size: int, hosts: Hosts | None = None) -> Iterator[Round]:
                  ▼      ▼
         host B   2 ◄──► 3      each rank sends its part to the others
 
-    The number P of parts is the number of ranks of the smallest host; in larger hosts, the other
+    The number P of parts is the number of ranks of the smallest host; in a larger host, the surplus
     ranks own no part. On real hosts, the rounds inside a host use shared memory.
 
     Args:
@@ -283,7 +283,7 @@ def in_network(size: int, hosts: Hosts | None = None, chunks: int = 1) -> Iterat
     ranks send later chunks up while the sums of earlier chunks come back. If the links of all
     levels are equal, the transfer of all chunks takes (chunks + 2 · levels - 1) · nβ/chunks.
     Switches add at link speed, so the addition time γ is not counted. No rank acts as a switch, so
-    this schedule is simulated and drawn but not executed.
+    labkit simulates and draws the schedule, but does not execute it.
 
     Args:
         size: Number of ranks, at least 1.

@@ -94,7 +94,7 @@ def count_messages(rounds: Iterable[Round], size: int) -> Counts:
 def verify_schedule(
     collective: Collective[...], size: int, expected: Counts | None = None
 ) -> Counts:
-    """Verify the result that a schedule promises; return the messages and chunks each rank sends.
+    """Verify the result that a schedule promises; return each rank's sent messages and chunks.
 
     1. All ranks and chunks in messages exist, and no rank sends to itself. 2. Every rank ends with
     exactly the promised values (tested with 64-bit integers, whose sums are exact). 3. All ranks
@@ -204,7 +204,7 @@ class Holdings:
         return bool((self.held[-1, : self.held.shape[3]] == 1).all())
 
     def new(self, after: int) -> Integers:
-        """Return an array (nodes, chunks, size): 1 where round `after` added a rank's value."""
+        """Return an array (nodes, chunks, size): 1 where round `after` added a value, else 0."""
         before = self.held[max(after - 1, 0)]
         arrivals: Integers = (self.held[after] > before).astype(np.int64)
         return arrivals

@@ -258,8 +258,8 @@ def zero_bubble(stages: int, microbatches: int) -> ScheduleTable:
                         ·  F0 F1 ·  B0 F2 B1 W0 F3 B2 W1 B3 W2 W3
                         ·  ·  F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3
 
-    ZB-H1 needs at most as much memory for activations as the first stage of 1F1B. B is the input
-    gradient, W the weight gradient. In formulas, F, B and W are times in s. With at least p
+    ZB-H1 needs at most as much memory for activations as the first stage of 1F1B needs. B is the
+    input gradient, W the weight gradient. In formulas, F, B and W are times in s. With at least p
     micro-batches, the bubble is (p - 1)(F + B - W). For F = B = W, the bubble of ZB-H1 is a third
     of that of `one_forward_one_backward`.
 
@@ -343,7 +343,7 @@ def layerwise(stages: int, microbatches: int = 1) -> ScheduleTable:
                         ·  ·  F0 B0 ·  ·  ·  ·  F1 B1
 
     Each rank works 1/p of the time, so the only gain from p ranks is their memory. With m = 1
-    micro-batch, all other pipeline schedules equal this one.
+    micro-batch, all other pipeline schedules equal the schedule `layerwise`.
 
     Args:
         stages: Number p of stages, one per rank.

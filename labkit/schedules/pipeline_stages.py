@@ -132,7 +132,7 @@ def stored_versions(table: ScheduleTable) -> Integers:
 
 
 class Tick(NamedTuple):
-    """What happens in one tick, and which activations the stages store after it.
+    """The work and the messages of one tick, and the activations that stages store after it.
 
     Attributes:
         work: For each stage that computes, its action and its micro-batch.

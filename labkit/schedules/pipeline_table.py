@@ -59,8 +59,8 @@ class ScheduleTable:
         name: Name of the schedule in figures.
         ranks, chunks, microbatches: Numbers of ranks, stages per rank, and micro-batches.
         tick, stage, action, microbatch: Columns of the table, of equal length.
-        peer: Column with the stage that sends or receives the message at the other end; -1 for
-            computations.
+        peer: Column with the other stage of a message, to which a row sends or from which it
+            receives; -1 for computations.
         asynchronous, recurrent: `asynchronous` is whether each stage updates its weights after each
             micro-batch; `recurrent` is whether micro-batches are time steps.
         schedule: The `PipelineSchedule` that computed the table, or None.
@@ -123,9 +123,10 @@ class ScheduleTable:
         """Return the longest idle time of a rank in s, if ranks are equal and messages are instant.
 
         The idle time is counted between the first and the last row of the rank. For all schedules
-        except ZB-H2, the longest idle time is the same over the whole run. For an asynchronous
-        schedule, the result is the idle time while the pipeline fills and drains. The result is
-        None if the schedule's formula does not apply to the table or to the given times.
+        except ZB-H2, the longest idle time has the same value if it is counted over the whole run.
+        For an asynchronous schedule, the result is the idle time while the pipeline fills and
+        drains. The result is None if the schedule's formula does not apply to the table or to the
+        given times.
 
         Args:
             forward, backward_input, backward_weight: Times F, B, W in s that a rank needs for one
@@ -136,8 +137,8 @@ class ScheduleTable:
 
         Source: Huang et al. 2019, arXiv 1811.06965; Narayanan et al. 2021, arXiv 2104.04473; Qi et
         al. 2024, arXiv 2401.10241. Differs from it: Qi et al. state no upper bounds for W. If W
-        exceeds the bounds of `zero_bubble` and `zero_bubble_h2`, the weight gradients do not fit
-        into the gaps.
+        exceeds the bounds of `zero_bubble` and `zero_bubble_h2`, the weight gradients take longer
+        than the idle gaps.
         """
         return self._known_schedule().bubble(self, forward, backward_input, backward_weight)
 

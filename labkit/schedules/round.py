@@ -117,7 +117,7 @@ class Round:
 
 
 def describe_messages(step: Round) -> list[list[str]]:
-    """Return (ranks, chunks, what the receiver does) as text for the displayed messages."""
+    """Return the displayed messages as text: (ranks, chunks, action of the receiver)."""
     return [
         [
             f"{source} → {destination}",

@@ -1,4 +1,4 @@
-"""Allreduce over several spanning trees, which together use all of each unequal link (Blink)."""
+"""Allreduce over several spanning trees, which together use each unequal link fully (Blink)."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def pack(size: int, links: Links, shares: int | None = None) -> dict[Tree, int]:
         for first, second in edges:
             # The sum goes up the tree and comes down again, so both directions of a link carry it.
             load[[first, second], [second, first]] += 1
-        # A central root keeps the tree shallow. Of two possible centres, the one that is less often
-        # a root is chosen.
+        # A central root keeps the tree shallow. Of two possible centres, the rank that is the root
+        # of fewer trees becomes the root.
         root = min(_centres(size, edges), key=lambda rank: roots[rank])
         roots[root] += 1
         weights[_levels(size, edges, root)] += 1
@@ -142,8 +142,8 @@ def _symmetric(size: int, links: Links) -> NDArray[np.float64]:
 def _minimum_tree(cost: NDArray[np.float64]) -> list[Edge]:
     """Return the edges of a minimum spanning tree, by Prim's algorithm.
 
-    Among edges of equal cost, the edge from the rank that joined the tree first is chosen, so that
-    trees stay shallow.
+    Among edges of equal cost, Prim's algorithm takes the edge from the rank that joined the tree
+    first, so that trees stay shallow.
     """
     cost_to, nearest = cost[0].copy(), np.zeros(len(cost), np.int64)
     isolated = np.arange(len(cost)) > 0

@@ -68,7 +68,7 @@ def exact_form(
     if the number of ranks is a power of two, or if links serve one message at a time.
 
     On h equal hosts with P ranks each, there are formulas for two schedules. The time of
-    "hierarchical" is that of its tree inside a host plus that of its ring between hosts.
+    "hierarchical" is the time of its tree inside a host plus the time of its ring between hosts.
     With a buffer of n bytes, γ = 0 and shared links, "two_level" takes \(2 (α_i + (P - 1) n / P b)
     + 2 (h - 1) (α + n / P h c)\). Here \(α_i\) and b are the latency and the bandwidth of a link
     inside a host. An uplink of bandwidth B is shared by P rings, so that each ring gets the
@@ -191,7 +191,7 @@ def calibrate(measurements: Sequence[Measurement]) -> Fit:
 
 
 def _path_rows(measurement: Measurement) -> Seconds:
-    """Return a row (a, b·n, c·n) / measured s for each path; ideally, row @ (α, β, γ) is 1."""
+    """Return a row (a, b·n, c·n)/t per path, with measured time t; ideally, row @ (α, β, γ) = 1."""
     costs = modelled(measurement.algorithm, measurement.size)
     rows = [
         (cost.alpha, cost.beta * measurement.nbytes, cost.gamma * measurement.nbytes)
@@ -205,7 +205,7 @@ def _rows(paths: list[Seconds], critical: list[int]) -> Seconds:
 
 
 def _nonnegative_fit(rows: Seconds) -> Seconds:
-    """Return the x ≥ 0 with rows @ x closest to 1; each column subset is fitted, the best is kept.
+    """Return the x ≥ 0 with rows @ x closest to 1: the best of the fits to column subsets.
 
     Only subsets of independent columns are tried; of equally good subsets, the smaller and earlier
     one is chosen. No subset has the column of γ without that of β, because every byte that is added

@@ -116,7 +116,7 @@ class TrafficCounter:
     def add(
         self, source: Integers, nbytes: Seconds, way: Sequence[Integers], times: int = 1
     ) -> None:
-        """Count messages of `times` rounds with `nbytes` in total; in `way`, -1 means no link."""
+        """Count messages of `times` equal rounds with `nbytes` in total; a link -1 is no link."""
         np.add.at(self.messages, source, times)
         np.add.at(self.sent, source, nbytes)
         for link in way:
@@ -144,7 +144,8 @@ class Lockstep:
 
     Attributes:
         clock: Current time of each node in s, shape (nodes,).
-        links: Model of the links; each link serves one message at a time, or messages never queue.
+        links: Model of the links: each link serves one message at a time, or messages never wait in
+            a queue.
         tally: The counters of messages and bytes.
         log: Record of the simulated rounds; empty if no trace was requested.
         segments: Empty list; in `Events`, this list contains the rates of flows.
@@ -207,7 +208,7 @@ class Lockstep:
         self._times = 0
 
 
-ROW = 32  # number of a flow: low 32 bits: row of the message; higher bits: round
+ROW = 32  # flow number: the low 32 bits are the row of the message, the higher bits are its round
 
 
 class _ActiveRound:
@@ -241,7 +242,7 @@ class Events:
     round is read from the schedule when its first rank begins it, and is deleted after its last
     rank has ended it.
 
-    The attributes are those of `Lockstep`; here, `segments` contains the rates of all flows over
+    The attributes are those of `Lockstep`, but `segments` contains the rates of all flows over
     time.
     """
 
@@ -259,7 +260,7 @@ class Events:
         self.tally = TrafficCounter(self.links.nodes, len(self.links.names))
         self._flows = Flows(self.links.bandwidth, self.links.hops, log=trace)
         self._place: Integers = np.zeros(self.links.nodes, np.int64)  # round of each rank
-        self._wake = self.clock.copy()  # start time of each rank's round in s; inf once begun
+        self._wake = self.clock.copy()  # start in s of each rank's round; infinite once begun
         self._open: dict[int, _ActiveRound] = {}
         self._trace, self._traced = trace, list[_ActiveRound]()
 

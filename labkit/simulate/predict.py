@@ -159,7 +159,7 @@ TIE = 1e-9  # relative difference below which two times count as equal
 
 @dataclass(frozen=True)
 class SizeRange:
-    """A range of buffer sizes, `first` to `last` bytes, and the algorithms fastest in it."""
+    """A range of buffer sizes from `first` to `last` bytes, with its fastest algorithms."""
 
     algorithms: tuple[str, ...]
     first: float
@@ -168,7 +168,7 @@ class SizeRange:
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """Simulated times in s on a network, (algorithms, sizes), and the fastest algorithms."""
+    """Simulated times in s, of shape (algorithms, sizes), and each size range's fastest ones."""
 
     network: Network
     nbytes: Seconds
@@ -216,7 +216,7 @@ def _costs(
 def _size_ranges(
     algorithms: Sequence[str], grid: list[float], seconds: Seconds, times: Times
 ) -> list[SizeRange]:
-    """Return ranges of buffer sizes, each with the algorithms that are fastest throughout."""
+    """Return ranges of buffer sizes, each with the algorithms that are fastest in all of it."""
     first, best = grid[0], _fastest(seconds[:, 0])
     ranges = []
     for place in range(1, len(grid)):

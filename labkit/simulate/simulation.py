@@ -84,8 +84,8 @@ def simulate(
 
     A rank sends its messages when it starts the round. The rank ends the round once it has received
     and added its last message. The link of a rank carries the messages of its rounds one round
-    after another. `Network.sharing` defines how messages share a link at the same time. The
-    simulation treats all chunks as equal in size.
+    after another. `Network.sharing` defines how simultaneous messages share a link. The simulation
+    treats all chunks as equal in size.
 
     Args:
         schedule: Name of a schedule, or a function from the number of ranks to rounds.

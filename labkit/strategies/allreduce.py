@@ -161,7 +161,7 @@ class AllReduce(Strategy):
 
     @property
     def transport(self) -> Transport:
-        """The transport for point-to-point messages, of which the strategy sends none."""
+        """The transport of point-to-point messages; the strategy sends no such messages."""
         return "two_sided"
 
     @property

@@ -45,7 +45,7 @@ class AsynchronousDiLoCo(Replicas):
 
     A faster worker sends more pseudo-gradients. Training ends after the steps of all epochs, so the
     last periods may have fewer than H steps. Messages are never compressed. The final model has the
-    moving statistics of normalization layers of worker 0.
+    moving statistics of worker 0's normalization layers.
 
     Source: B. Liu et al., Asynchronous Local-SGD training for language modeling, 2024, arXiv
         2401.09135. labkit omits the paper's dynamic local updates, and the use of momentum between

@@ -45,8 +45,8 @@ class ParameterAveraging(SynchronousReplicas):
     r"""Replicas average weights after every H local steps: local SGD, DiLoCo, Streaming DiLoCo.
 
     After H local steps, the pseudo-gradient of worker i is the change of this worker's weights,
-    \(\Delta_i = \theta - w_i\). All workers apply the mean pseudo-gradient to θ, which are the
-    weights after the previous averaging:
+    \(\Delta_i = \theta - w_i\). All workers apply the mean pseudo-gradient to θ, the weights after
+    the previous averaging:
 
     \[\theta \leftarrow \theta - \mathrm{outer}\bigl(\tfrac1n\sum_i \Delta_i\bigr), \qquad
     w_i \leftarrow \theta.\]
@@ -167,7 +167,8 @@ class ParameterAveraging(SynchronousReplicas):
                 "smaller overlap_steps"
             )
         if self.compressor is not None:
-            # The compressed values change the weights directly, as in plain SGD.
+            # The compressed values change the weights directly, as gradients do in plain SGD, so
+            # the check is that of plain SGD.
             self.compressor.check("sgd", {})
         if self.fragments > 1 and self.compressor is not None and self.compressor.by_layer:
             raise InvalidInput(
@@ -235,7 +236,7 @@ class ParameterAveraging(SynchronousReplicas):
 @record()
 @dataclass
 class _UnderWay:
-    """An averaging in progress: the fragment, the sent weights and row count, and its due step."""
+    """An averaging in progress: its fragment, the sent weights and row count, and the due step."""
 
     fragment: int
     sent: Vector
@@ -295,7 +296,7 @@ class _Replica:
         self._met = [self.step] * len(self._parts)
 
     def average_due(self, ends: bool) -> Generator[Action, Any, bool]:
-        """Start and complete the due averagings; return whether any worker requests the end.
+        """Start and complete the due averagings; return whether a worker requests training's end.
 
         Args:
             ends: Whether to average all fragments now, except those that were already averaged at

@@ -51,18 +51,18 @@ class BlockCoordinateDescent(SynchronousReplicas):
 
     Args:
         selection: How each round selects blocks. "priority": mostly the blocks that changed most in
-            their last update. "round_robin": the blocks that were not selected for the longest
-            time. "random": blocks chosen at random. `labkit.schedules.blocks` implements the three
+            their last update. "round_robin": the blocks whose last selection was the longest ago.
+            "random": blocks chosen at random. `labkit.schedules.blocks` implements the three
             selections.
         block: The number of weights in a block, which is a contiguous range of the flat weights.
             "layer": one block per layer.
         blocks_per_round: The largest number of blocks that a round updates. If a round updates only
             one block, labkit does not compute dependencies between blocks.
-        dependency: Two blocks are not updated in the same round if their coupling is at least this
-            value (`labkit.schedules.blocks.couplings`); None: couplings are ignored. Couplings are
-            measured once, for the initial weights and the first batch. Before the first round, each
-            worker computes two gradients per block, and one allreduce sums (blocks × weights)
-            numbers.
+        dependency: Two blocks are not updated in the same round if their coupling
+            (`labkit.schedules.blocks.couplings`) is at least `dependency`; None: couplings are
+            ignored. Couplings are measured once, for the initial weights and the first batch.
+            Before the first round, each worker computes two gradients per block, and one allreduce
+            sums (blocks × weights) numbers.
         l1: The factor λ of the L1 penalty, which is the sum of the absolute values of all weights.
             The loss in the history includes the penalty.
         floor: The constant η in the priority of each block, see `labkit.schedules.blocks`.

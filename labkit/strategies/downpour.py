@@ -64,7 +64,7 @@ class Downpour(Servers):
 
     @property
     def replays(self) -> bool:
-        """Whether replicas take no local steps: all gradients are at the servers' weights."""
+        """Whether replicas take no local steps and compute all gradients at servers' weights."""
         return self.fetch_every == self.push_every == 1
 
     def cell(self, workers: int) -> Cell:

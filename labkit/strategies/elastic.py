@@ -77,7 +77,7 @@ class ElasticAveraging(SynchronousReplicas):
 
     @classmethod
     def supports(cls, cell: Cell) -> bool:
-        """Return whether a cell is asynchronous with a server, or synchronous and collective."""
+        """Return whether a taxonomy cell is asynchronous with servers, or synchronous without."""
         asynchronous = cell.synchronization in ("asynchronous periodic", "asynchronous")
         return asynchronous == (cell.architecture == "parameter servers")
 

@@ -37,7 +37,7 @@ DETECTION_SECONDS = 1.0  # seconds until the end of another process is detected
 # Records of experiments omit the default value, so that the hashes of earlier experiments do not
 # change.
 TRUSTED_NETWORK: bool = Field(False, exclude_if=operator.not_)
-MAX_LATENCY = 1e-3  # in seconds; the largest latency of a link inside one machine
+MAX_LATENCY = 1e-3  # the largest latency of a link inside one machine, in s
 
 
 def refuse_external(name: str, experiment: ExperimentSpec, linked: bool = False) -> None:
@@ -114,7 +114,7 @@ def refuse_unlinked(network: Network) -> None:
 
 
 def open_link(session: Session, stack: ExitStack) -> dict[str, Sequence[str]]:
-    """Create a real link with the bandwidth of the experiment's network; all ranks call together.
+    """Create a real link with the bandwidth of the experiment's network, as a collective call.
 
     Args:
         session: The training session of this rank.
@@ -136,7 +136,7 @@ def open_link(session: Session, stack: ExitStack) -> dict[str, Sequence[str]]:
 def open_private_network(
     session: Session, stack: ExitStack, label: str, trusted: bool
 ) -> Sequence[str]:
-    """Create a private network namespace for the processes of a run; all ranks call together.
+    """Create a private network namespace for the processes of a run, as a collective call.
 
     Args:
         session: The training session of this rank.
@@ -179,7 +179,8 @@ def train_external(
     """Train by sending requests to external processes, and count the bytes that they exchange.
 
     The external process answers "step" with a loss, or with a loss and the seconds that the step
-    took there. The time for requests and for counting bytes is not part of the step time.
+    took in the external process. The time for requests and for counting bytes is not part of the
+    step time.
 
     Args:
         session: The training session of this rank.
@@ -194,7 +195,7 @@ def train_external(
     Returns:
         Values for the run's record: process ids (`processes`) by task, and `sent_bytes` from task
         to task, as totals over `counted_steps`. The bytes of the first step are not counted,
-        because it also sends connection data, graphs and initial weights.
+        because the first step also sends connection data, graphs and initial weights.
     """
     communicator = session.communicator
     local_tasks = {child.name: child.pid} | dict(other_counters())
@@ -236,7 +237,7 @@ def train_external(
         return float(timing[0])
 
     def collect() -> None:
-        wires.read(local_tasks)  # the kernel updates its byte counters after a step ends
+        wires.read(local_tasks)  # the operating system updates its byte counters after a step ends
         session.model.set_weights(request("weights"))
         wires.read(local_tasks, counts=False)
 

@@ -7,9 +7,9 @@ Asynchronous gossip: active workers average weights with the server processes of
     counter    6                                                      on the rank of 0
 
 If all workers had the same role, two workers that wait for each other's weights could deadlock.
-Workers are active or passive, and active workers never receive requests, which excludes such
-deadlocks. The server process of a passive worker holds this worker's weights and answers requests
-while the worker computes.
+Workers are active or passive, and active workers never receive requests, so workers cannot deadlock
+by waiting for each other's weights. The server process of a passive worker holds this worker's
+weights and answers requests while the worker computes.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _active(roles: Roles, number: int, partners: Sequence[int], mark: Any) -> Pr
 
 
 def _passive(roles: Roles, number: int, server: int, mark: Any) -> Program:
-    """Run a passive worker: compute gradients at the server's weights, and send them to it."""
+    """Run a passive worker: compute gradients at the server's weights; send it the results."""
     counter, ends = _counter(roles), False
     weights, step, wants = mark or (roles.weights, 0, False)
     while not ends:
@@ -171,18 +171,21 @@ class Gossip(Replicas):
     \[x_i \leftarrow \sum_j P_{ij} x_j - \eta\, g_i(z_i), \qquad
     \omega_i \leftarrow \sum_j P_{ij} \omega_j, \qquad z_i = x_i / \omega_i,\]
 
-    where \(\eta\, g_i(z_i)\) is the optimizer's update for the gradient. If the rows of P sum to 1
-    too, ω remains 1 and the method is D-PSGD. If the rows of P do not sum to 1, the method is
-    stochastic gradient push. In stochastic gradient push, a worker need not know how many workers
-    receive its messages. Mixing does not change the mean of all x; only gradients change it. The
-    evaluated model is the mean of all z, in which every worker counts equally.
+    In the formula, \(\eta\, g_i(z_i)\) is the optimizer's update for the gradient of worker i. If
+    the rows of P sum to 1 too, ω remains 1 and the method is D-PSGD. If the rows of P do not sum to
+    1, the method is stochastic gradient push. In stochastic gradient push, a worker need not know
+    how many workers receive its messages. Mixing does not change the mean of all workers' \(x_i\);
+    only gradients change the mean. The evaluated model is the mean of all workers' \(z_i\), in
+    which every worker counts equally.
 
     Args:
-        topology: How the mixing matrix P is defined. "ring": factor 1/3 for the worker itself and
-            for each of its two neighbours. "exponential": 1/2 for the worker itself, and 1/2 for
-            the worker whose number is lower by 1, 2, 4, … in successive steps. "random_pairs": 1/2
-            for the worker itself, and 1/2 for a partner that is drawn at random in each step. A
-            matrix: the matrix P itself, as a list of rows.
+        topology: How the mixing matrix P is defined. "ring": a worker mixes its own weights and
+            those of its two neighbours, with factor 1/3 for each. "exponential": a worker mixes its
+            own weights and those of another worker, with factor 1/2 for each. With "exponential",
+            the number of the other worker is lower by 1, 2, 4, … in successive steps.
+            "random_pairs": a worker mixes its own weights and those of a partner, with factor 1/2
+            for each. With "random_pairs", partners are drawn at random in each step. A matrix: the
+            matrix P itself, as a list of rows.
         asynchronous: Whether workers do not wait for slower workers (AD-PSGD). Workers with even
             numbers are active, and workers with odd numbers are passive. In each step, an active
             worker averages its weights with a random passive worker. With "ring", the passive
@@ -193,8 +196,8 @@ class Gossip(Replicas):
     Messages are never compressed. At the end of each epoch, synchronous workers decide by an
     allreduce of one number whether training ends.
 
-    Source: X. Lian et al., 2017, arXiv 1705.09056 (D-PSGD); on directed graphs M. Assran et al.,
-    2019, arXiv 1811.10792 (stochastic gradient push); asynchronous X. Lian et al., 2018, arXiv
+    Source: X. Lian et al., 2017, arXiv 1705.09056 (D-PSGD). M. Assran et al., 2019, arXiv
+    1811.10792 (stochastic gradient push, on directed graphs). X. Lian et al., 2018, arXiv
     1710.06952 (AD-PSGD). Differs from Assran et al.: the gradient is added after mixing, not
     before, so that messages are sent during computation.
     """
@@ -254,11 +257,11 @@ class Gossip(Replicas):
         return self.asynchronous
 
     def hosts(self, workers: int) -> list[int]:
-        """Return the rank of each worker and, if asynchronous, of each other process."""
+        """Return the rank of each worker and, if asynchronous, of each server and the counter."""
         return places(workers) if self.asynchronous else super().hosts(workers)
 
     def copies(self, workers: int) -> Sequence[int]:
-        """Return the processes with weights: each worker, or the server process of the worker."""
+        """Return the processes that hold weights: all workers, or active workers and servers."""
         return holders(workers) if self.asynchronous else super().copies(workers)
 
     def mixing(self, workers: int, step: int, seed: int = 0) -> NDArray[np.float64]:
@@ -314,7 +317,7 @@ class Gossip(Replicas):
         return math.ceil(math.log2(experiment.workers)) if turns else 1
 
     def recurs(self, experiment: ExperimentSpec) -> bool:
-        """Return whether communication repeats; it does not for random pairs or short epochs."""
+        """Return whether communication repeats; random pairs and short epochs do not repeat."""
         steps, ahead = experiment.epoch_steps, 2 * self.cycle(experiment) + experiment.workers
         even = steps in (None, 1) or steps > WARM + STEPS + ahead
         return self.topology != "random_pairs" and even and super().recurs(experiment)

@@ -61,8 +61,8 @@ class IntraLayer(Strategy):
     """Each rank of a replica holds a part of every layer; the replicas divide each batch."""
 
     resumable: ClassVar[bool] = True
-    part_name: ClassVar[str]  # noun for a rank's part in error messages, such as "slice"
-    whole_name: ClassVar[str]  # noun for what is divided in error messages, such as "model"
+    part_name: ClassVar[str]  # error messages call a rank's part by this noun, such as "slice"
+    whole_name: ClassVar[str]  # error messages call the whole by this noun, such as "model"
 
     @property
     def exact(self) -> bool:
@@ -265,14 +265,14 @@ class TensorParallel(IntraLayer):
     samples.
 
     Two consecutive Dense layers are \(y = \sum_i f(x A_i) B_i\): matrix A is cut by its outputs,
-    and matrix B by its inputs. Two Dense layers that are cut as such a pair need only one allreduce
-    in the forward pass and one in the backward pass. Pairs of Conv2D layers are cut by channels, as
-    Dense layers are cut by units; pooling layers may be between the two layers of a pair. Batch
-    normalisation between the two layers of a pair is cut by the same channels or units. Attention
-    is cut by its heads. Queries, keys and values are cut by outputs, and the output projection by
-    inputs. A single Dense or Conv2D layer is cut by outputs, and its outputs are gathered. An
-    Embedding is cut by the words of its vocabulary. If the loss is the sparse cross-entropy of
-    logits, the final scores are not gathered.
+    and matrix B by its inputs. A pair of Dense layers, cut by outputs and then by inputs, needs one
+    allreduce in the forward pass and one in the backward pass. Pairs of Conv2D layers are cut by
+    channels, as Dense layers are cut by units; pooling layers may be between the two layers of a
+    pair. Batch normalisation between the two layers of a pair is cut by the same channels or units.
+    Attention is cut by its heads. Queries, keys and values are cut by outputs, and the output
+    projection by inputs. A single Dense or Conv2D layer is cut by outputs, and its outputs are
+    gathered. An Embedding is cut by the words of its vocabulary. If the loss is the sparse
+    cross-entropy of logits, the final scores are not gathered.
 
     Every slice stores whole layers of other types (such as depthwise, separable and grouped
     convolutions), and whole layers with a regularizer or constraint. Every slice also stores whole
@@ -288,9 +288,9 @@ class TensorParallel(IntraLayer):
             a network is emulated, and "mpi" if not.
 
     Batch normalisation uses the statistics of the rows of one replica. Every rank builds the whole
-    model first, and gathers the trained model at the end. If there are callbacks of the user, ranks
-    also gather the model after each epoch. If callbacks set weights, the next step uses them.
-    During training, a rank stores weights, gradients and optimizer state only of its own slices.
+    model first, and gathers the trained model at the end. If the user passes callbacks, ranks also
+    gather the model after each epoch. If callbacks set weights, the next step uses them. During
+    training, a rank stores weights, gradients and optimizer state only of its own slices.
 
     Source: M. Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053. Differs from it: convolutions
         are cut, too, and slices may differ by one unit. Position embeddings are cut like word
@@ -333,7 +333,7 @@ class TensorParallel(IntraLayer):
         return Sliced(model, replica, self.resolved(replica), _is_logits_loss(model))
 
     def objective(self, model: keras.Model, share: Sliced, losses: Losses) -> Objective:
-        """Return a function for the loss plus layers' losses; its value is equal on all slices."""
+        """Return a function that sums loss and layers' losses, with equal values on all slices."""
         import tensorflow as tf
 
         from labkit.model_parallel.tensor import cross_entropy
@@ -395,25 +395,25 @@ class SpatialParallel(IntraLayer):
     reads it, even if several kernels there read it. All machines that read a value send their
     gradients of this value back, and these gradients are summed. A Dense layer is divided by units;
     each unit reads all values of the previous layer. Machine 0 gathers the final scores, computes
-    the loss and returns the gradients of the scores. Kernels that are not shared, and units, are
-    trained on the machine that uses them, and are never sent. Every machine stores all kernels of a
-    Conv2D layer; the kernels' gradients from all tiles are summed. Several replicas divide each
-    batch and average their gradients.
+    the loss and returns the gradients of the scores. Each machine trains its own units and its
+    unshared kernels, and sends them to no other machine during training. Every machine stores all
+    kernels of a Conv2D layer; the kernels' gradients from all tiles are summed. Several replicas
+    divide each batch and average their gradients.
 
     For each machine, `run.layers` lists its part of each layer, and the values that it sends before
     the layer.
 
     Args:
         grid: The rows and columns (r, c) of the grid of machines of one replica. None: all workers
-            form one grid, as square as possible. The number of workers must be a multiple of r c,
-            and each machine must have at least one position or unit of every layer.
+            form one grid, as square as possible. The number of workers must be a multiple of r × c.
+            Each machine must have at least one position or unit of every layer.
 
     Allowed layers are LocallyConnected2D, Conv2D, MaxPooling2D and AveragePooling2D without
     padding, Flatten, Dense after Flatten, and element-wise activations. Each machine of a replica
     reads the replica's rows itself, so machines send no input data. Every rank builds the whole
-    model first, and gathers the trained model at the end. If there are callbacks of the user, ranks
-    also gather the model after each epoch. If callbacks set weights, the next step uses them.
-    During training, a machine stores weights, gradients and optimizer state only of its own tiles.
+    model first, and gathers the trained model at the end. If the user passes callbacks, ranks also
+    gather the model after each epoch. If callbacks set weights, the next step uses them. During
+    training, a machine stores weights, gradients and optimizer state only of its own tiles.
 
     Source: J. Dean et al.: Large scale distributed deep networks, NIPS 2012. Differs from it:
         training is synchronous, without the paper's parameter server. A machine waits for the

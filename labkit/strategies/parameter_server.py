@@ -37,10 +37,10 @@ class ParameterServer(Servers):
             server's weights are τ updates newer than the weights at which the worker computed the
             gradient. With a single worker, training is the same as without a server.
 
-    The first server ends training after as many steps (synchronous) or gradients (asynchronous) as
-    all epochs have batches. An epoch ends when all workers together have processed as many samples
-    as the data set has. Each worker has its own moving statistics of normalization layers; the
-    final model has those of worker 0.
+    The first server ends training when the workers have computed the batches of all epochs. An
+    epoch ends when all workers together have processed as many samples as the data set has. Each
+    worker has its own moving statistics of normalization layers; the final model has those of
+    worker 0.
 
     Args:
         servers: The number of servers that hold the weights.
@@ -74,10 +74,10 @@ class ParameterServer(Servers):
             tiles and units. The first machine stores the kernels of Conv2D layers, sends them to
             the other machines, and sums their gradients. A grid cannot be combined with stages.
 
-    Source: M. Li et al.: Scaling distributed machine learning with the parameter server, OSDI 2014;
-    synchronous with backup workers: J. Chen et al., Revisiting distributed synchronous SGD, 2016,
-    arXiv 1604.00981. Differs from them: a server answers each push with its weights, so that a
-    worker needs one exchange per step and server, not two.
+    Source: M. Li et al.: Scaling distributed machine learning with the parameter server, OSDI 2014.
+    J. Chen et al., Revisiting distributed synchronous SGD, 2016, arXiv 1604.00981 (backup workers).
+    Differs from them: a server answers each push with its weights, so that a worker needs one
+    exchange per step and server, not two.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("synchronous", "asynchronous")

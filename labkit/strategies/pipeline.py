@@ -85,13 +85,13 @@ class Pipeline(Staged):
     each time step separately. The allowed layers form a chain, or have skip connections inside a
     stage. For a layer that is not allowed, the error lists the allowed layers.
 
-    Source: Y. Huang et al., GPipe, 2019, arXiv 1811.06965; D. Narayanan et al., PipeDream, 2019,
-    and Megatron-LM, 2021, arXiv 2104.04473; P. Qi et al., Zero Bubble Pipeline Parallelism, 2024,
-    arXiv 2401.10241; J. Appleyard et al., Optimizing Performance of Recurrent Neural Networks on
+    Source: Y. Huang et al., GPipe, 2019, arXiv 1811.06965. D. Narayanan et al., PipeDream, 2019,
+    and Megatron-LM, 2021, arXiv 2104.04473. P. Qi et al., Zero Bubble Pipeline Parallelism, 2024,
+    arXiv 2401.10241. J. Appleyard et al., Optimizing Performance of Recurrent Neural Networks on
     GPUs, 2016, arXiv 1604.01946 (wavefront). Differs from them: replicas with "pipedream" average
-    the gradient of each micro-batch, and the layers of a wavefront are on ranks. A slice of a stage
-    sends its complete output to the same slice of the next stage; in Megatron-LM it sends a part,
-    which is then gathered.
+    the gradient of each micro-batch, and the layers of a wavefront run on several ranks, not one
+    GPU. A slice of a stage sends its complete output to the same slice of the next stage; in
+    Megatron-LM it sends a part, which is then gathered.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("synchronous", "stale synchronous")
@@ -188,7 +188,7 @@ class Pipeline(Staged):
         return PIPELINE[self.schedule].recurrent
 
     def rows(self, batch_size: int, workers: int) -> int:
-        """Return the row count of the largest micro-batch; a range of time steps has all rows."""
+        """Return the row count of the largest micro-batch; a wavefront does not divide rows."""
         whole = super().rows(batch_size, workers)
         return whole if self._recurrent else -(-whole // self.microbatches)
 
@@ -319,15 +319,16 @@ class DelayedGradients(Staged):
             rank 0 measures the time of each undivided block. A tuple: the number of blocks of each
             module.
 
-    Memory use, and the weights that callbacks see, are the same as for `Pipeline`, which describes
-    them.
+    Memory use, and the weights that callbacks see, are the same as in `Pipeline`; the docstring of
+    `Pipeline` describes them.
 
     If a backward pass takes twice as long as a forward pass, the speedup is at most 3/(1 + 2/K).
 
     Source: Z. Huo et al., Decoupled Parallel Backpropagation with Convergence Guarantee, 2018,
     arXiv 1804.10574. Differs from it: a module takes no optimizer step before its first error
-    gradient arrives. The paper uses a zero gradient instead, which is the same for SGD. Gradients
-    that are still on their way after the last iteration are not applied.
+    gradient arrives. The paper instead takes steps with a zero gradient, by which SGD does not
+    change the weights. Gradients that are still on their way after the last iteration are not
+    applied.
     """
 
     stages_field: ClassVar[str] = "modules"

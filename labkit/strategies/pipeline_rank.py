@@ -106,9 +106,9 @@ class PipelineRank:
         """Return a function that updates the weights of this rank's stages.
 
         The returned function takes the number of rows in a step, and averages the gradients over
-        all replicas. The method also registers the state of this rank for checkpoints, with the
-        state of the objects in `remembers`. One optimizer updates all stages of a rank. Callbacks
-        that change the learning rate find the rank's optimizer as the optimizer of the model.
+        all replicas. The method also registers this rank's state, and the state of the objects in
+        `remembers`, for checkpoints. One optimizer updates all stages of a rank. The whole model is
+        compiled with the rank's optimizer, so that callbacks can change its learning rate.
         """
         from labkit.communicator import computing
         from labkit.exchange import Exchange
@@ -189,7 +189,7 @@ def all_ranks_finite(session: Session, exchange: Exchange) -> bool:
 def local_stages(
     models: Sequence[keras.Model], lane: Communicator, group: Communicator | None = None
 ) -> tuple[dict[int, keras.Model], list[Sliced]]:
-    """Return the models that this rank computes, by stage number, and the sliced ones among them.
+    """Return this rank's models by stage number, and a list of those models that are sliced.
 
     If no layer of a stage can be sliced, every rank of the stage's group computes the whole stage.
 
@@ -243,7 +243,7 @@ def stage_predictor(
 
 
 def recorder(timeline: Timeline) -> Callable[[str, int, int], AbstractContextManager[None]]:
-    """Return a function whose context manager records one schedule action in the timeline."""
+    """Return a function whose context manager logs one schedule action with its times."""
 
     @contextmanager
     def record(action: str, stage: int, number: int) -> Iterator[None]:

@@ -55,7 +55,7 @@ class Replicas(Strategy):
         return int(self.central)
 
     def copies(self, workers: int) -> Sequence[int]:
-        """Return the server's number if there is a server, and else the numbers of all workers."""
+        """Return the server's number, or the numbers of all workers if there is no server."""
         return [workers] if self.central else range(workers)
 
     @property
@@ -130,7 +130,7 @@ class SynchronousReplicas(Replicas):
         return one_of("algorithm", value, ("auto", *ALLREDUCE))
 
     def crowd(self, workers: int) -> Crowd | None:
-        """Return a sample of workers that is large enough for a straggler; None: simulate all."""
+        """Return a sample of workers, large enough to include stragglers; None: simulate all."""
         central = super().crowd(workers)
         return central or (Crowd(self, MEET) if workers > MEET and not self.central else None)
 

@@ -100,7 +100,7 @@ class Servers(Strategy):
 
     @classmethod
     def supports(cls, cell: Cell) -> bool:
-        """Return False for a cell that combines divided workers with compression."""
+        """Return False for a cell that combines divided models of workers with compression."""
         return cell.parallelism == "data" or cell.compression == "none"
 
     def cell(self, workers: int) -> Cell:
@@ -263,8 +263,8 @@ class Servers(Strategy):
     def _crowd(self, query: Query) -> Crowd | None:
         """Return a sample of workers with the same load per server; None if workers are few.
 
-        If servers are colocated, the sample has fewer servers in the same proportion as it has
-        fewer workers. In the simulation, every server has the load of the server with the most
+        If servers are colocated, the sample has about the same ratio of servers to workers as the
+        experiment. In the simulation, every server has the load of the server with the most
         weights.
         """
         if query.workers <= PLAYED and query.workers * self.servers <= 2 * PLAYED:
@@ -306,7 +306,7 @@ class Servers(Strategy):
     def worker_state(
         self, roles: Roles, number: int
     ) -> tuple[Vector, dict[int, int], dict[int, CodecChannel]]:
-        """Return a worker's weights and, for each server, the weights' version and the codec."""
+        """Return a worker's weights and, per server, their version and the codec channel."""
         channels = {
             server: CodecChannel(self.compressor, roles, number, server) for server in roles.servers
         }

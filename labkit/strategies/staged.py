@@ -237,8 +237,8 @@ class Staged(Strategy):
     def predictor(self, model: keras.Model, replica: Communicator) -> Predictor:
         """Return a predictor, which sends several micro-batches through the stages as a pipeline.
 
-        The predictor times no blocks, so with partition="time" the cuts balance the numbers of
-        parameters.
+        The predictor does not measure block times, so with partition="time" the cuts balance the
+        numbers of parameters.
         """
         edges = self.edges(model, replica.size)
         parts = split(self.blocks(model, replica.size), edges)
@@ -258,7 +258,7 @@ class Staged(Strategy):
         return predict
 
     def serving(self, model: keras.Model, replica: Communicator) -> Serving | None:
-        """Return the predictor and the variables that it needs: this rank's stages' or all."""
+        """Return the predictor and its variables: those of this rank's stages, or all variables."""
         from labkit.model_parallel.stages import INPUTS
 
         if self.tensor_parallel_size > 1:

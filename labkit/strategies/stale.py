@@ -46,11 +46,12 @@ class Stale(Servers):
             the diagonal of the gradients' outer product replaces the Hessian.
         delay_compensation: The factor λ of "delay_compensated".
 
-    Source: the rates: W. Zhang et al., Staleness-aware async-SGD, 2016, arXiv 1511.05950, and S.
-    Gupta et al., Model accuracy and runtime tradeoff, 2015, arXiv 1509.04210; that asynchrony
-    begets momentum: I. Mitliagkas et al., 2016, arXiv 1605.09774. labkit's own formula for momentum
-    preserves the mean age of the gradients in a step, and the step size. S. Zheng et al.,
-    Asynchronous SGD with delay compensation, 2017, arXiv 1609.08326, with a constant λ.
+    Source: W. Zhang et al., Staleness-aware async-SGD, 2016, arXiv 1511.05950 (learning rates). S.
+    Gupta et al., Model accuracy and runtime tradeoff, 2015, arXiv 1509.04210 (learning rates). I.
+    Mitliagkas et al., 2016, arXiv 1605.09774 (asynchrony begets momentum). The formula for
+    "momentum" is labkit's own; it preserves the mean age of the gradients in a step, and the step
+    size. S. Zheng et al., Asynchronous SGD with delay compensation, 2017, arXiv 1609.08326, with a
+    constant λ.
     """
 
     staleness_correction: (
@@ -157,7 +158,7 @@ class StaleSynchronous(Stale):
 
     Source: Q. Ho et al., More effective distributed ML via a stale synchronous parallel parameter
     server, NIPS 2013. Differs from it: servers delay their replies to fast workers, whereas in the
-    paper, workers wait for their cache. Updates may use any optimizer.
+    paper, fast workers wait for fresh values in their cache. Updates may use any optimizer.
     """
 
     synchronization: ClassVar[tuple[str, ...]] = ("stale synchronous", "synchronous")
@@ -280,8 +281,8 @@ class SoftSync(Stale):
     Args:
         n: The number of updates per λ gradients, from 1 to the number λ of workers.
 
-    The other fields are those of the base class `Stale`. Gradients that are not part of an update
-    when training ends are not applied.
+    The other fields are those of the base class `Stale`. When training ends, gradients that are not
+    yet part of an update are discarded.
 
     Source: W. Zhang et al., Staleness-aware async-SGD for distributed deep learning, 2016, arXiv
     1511.05950.

@@ -232,7 +232,7 @@ class Session(Protocol):
         """Register the state that checkpoints save; call this before `fit` or `loop`."""
 
     def once(self, name: str, measure: Callable[[], JSON]) -> JSON:
-        """Return a measurement that is made once; a resumed training returns its first value."""
+        """Measure once and return the value; a resumed training reuses the first value."""
 
     def play(self, strategy: ProgramStrategy) -> None:
         """Train by running the strategy's programs (`labkit.programs`) on the session's clock."""
@@ -371,7 +371,7 @@ class Strategy(Checked):
 
     @classmethod
     def cells(cls) -> list[Cell]:
-        """Return all taxonomy cells that the strategy supports; that of the defaults is first."""
+        """Return all supported taxonomy cells; the first is the cell of the default fields."""
         places = (
             *(cls.architecture, cls.synchronization, cls.parallelism),
             *(cls.compression(), cls.scheduling),
@@ -473,7 +473,7 @@ class Strategy(Checked):
         """Raise InvalidInput, before any rank starts, for an experiment that is not supported."""
 
     def readers(self, communicator: Communicator) -> Communicator:
-        """Return the ranks among which batches are divided; all others read the same rows."""
+        """Return the ranks that divide each batch; all ranks of one replica read the same rows."""
         return communicator
 
     def predictor(self, model: keras.Model, replica: Communicator) -> Predictor | None:

@@ -3,9 +3,10 @@
 A cell of the taxonomy is a combination of one name from each axis.
 
 Source: Z. Tang et al., Communication-efficient distributed deep learning: a comprehensive survey,
-2020, arXiv 2003.06307; M. Langer et al., Distributed training of deep learning models: a taxonomic
+2020, arXiv 2003.06307. M. Langer et al., Distributed training of deep learning models: a taxonomic
 perspective, 2020, arXiv 2007.03970. Differs from them: only the survey of Tang et al. has
-compression as an axis. labkit has more names for how a model is cut and for bounded staleness.
+compression as an axis. labkit has additional names for ways to cut a model, and for bounded
+staleness.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class TFKind(NamedTuple):
     legacy: bool = False
 
     def by(self, algorithm: str, ours: str) -> TFKind:
-        """Return a copy with the given algorithms of TensorFlow and of labkit's `AllReduce`."""
+        """Return a copy of this kind with other algorithms for TensorFlow and for `AllReduce`."""
         return self._replace(algorithm=algorithm, ours=self.ours | {"algorithm": ours})
 
 
@@ -134,10 +134,11 @@ class TFDistribute(Strategy):
     command `labkit tf-config --evaluator` configures an evaluator process for a script.
 
     Keras clips each replica's gradient before TensorFlow sums the gradients, and the losses of
-    replicas are multiplied by their share of rows. With several synchronous replicas, `clipnorm`
-    and similar options, losses that are sums, and outputs with masks raise an error. `clipnorm` and
-    similar options, losses that are sums, and outputs with masks work with a single worker. Such
-    options, losses and outputs also work with parameter servers, which apply gradients one by one.
+    replicas are multiplied by their share of rows. With several synchronous replicas, labkit raises
+    an error for `clipnorm` and similar options, summed losses, and masked outputs. With a single
+    worker, `clipnorm` and similar options, summed losses, and masked outputs are allowed. Parameter
+    servers also allow clipping options, summed losses and masked outputs, because servers apply
+    gradients one by one.
 
     Source: M. Abadi et al., TensorFlow, 2016, arXiv 1605.08695; www.tensorflow.org, Distributed
     training with TensorFlow.
@@ -197,7 +198,7 @@ class TFDistribute(Strategy):
         return self.exact or experiment.workers == 1
 
     def extra_ranks(self, workers: int) -> int:
-        """Return how many ranks to add to the workers' ranks: 1 - workers if one rank runs all."""
+        """Return the number of extra ranks: 1 - workers if one rank stands for all workers."""
         return 0 if self.kind == "multi_worker_mirrored" else 1 - workers
 
     def processes(self, workers: int) -> int:

@@ -76,7 +76,7 @@ class CheckpointKeeper(keras.callbacks.Callback):
             if local.is_local and local.name in self._local_values:
                 local.variable.assign(self._local_values[local.name])
         for callback, numbers in zip(self._session.callbacks[1:], self._numbers, strict=False):
-            vars(callback).update(numbers_of(numbers))  # takes only numbers from a file
+            vars(callback).update(numbers_of(numbers))  # ignores values that are not numbers
 
     def on_train_end(self, logs: Any = None) -> None:
         """Save values that differ between ranks, as later epochs may run in another `fit` call."""

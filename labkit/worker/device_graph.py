@@ -167,8 +167,8 @@ class Traced:
 
         To enforce the order, a control edge leads from each task of a device to the next task of
         the same device. Control edges make a logical device run one task at a time, although the
-        processor could run more. The function has new variables with the values at the time of
-        tracing, on the devices that the plan assigns to their groups.
+        processor could run more. The function has new variables, with the values that the variables
+        had at the time of tracing. The plan assigns the new variables to devices.
         """
         import tensorflow as tf
         from tensorflow.python.framework import ops

@@ -31,7 +31,7 @@ LETTERS = 160  # maximum number of characters of an error text
 
 
 def kernels(op: str) -> list[Row]:
-    """Return the data types for which an operation has a kernel, for each device type.
+    """Return, for each device type, the data types for which an operation has a kernel.
 
     TensorFlow's kernel registry lists GPU kernels even on a machine without a GPU.
     """
@@ -154,7 +154,7 @@ FLOAT = 4  # bytes of a float32
 
 
 def links(clock: Clock, request: DeviceRequest) -> tuple[list[Row], float, float]:
-    """Return rows on copies between the first two devices, the latency (s) and bandwidth (bytes/s).
+    """Measure copies between the first two devices; return rows, latency (s), bandwidth (bytes/s).
 
     One graph copies a tensor back and forth; each copy takes a send, a receive and an identity
     operation. The latency is the time of one copy of the smallest tensor. The bandwidth is infinite

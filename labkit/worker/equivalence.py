@@ -215,7 +215,7 @@ def _verify_by_replay(
     if communicator.rank > 0:
         return None
     stage, rates = ranks.stage, ranks.optimizer()
-    assert stage is not None  # for the type checker: training has set the stage
+    assert stage is not None  # for the type checker: training has set `ranks.stage`
 
     def rate(number: int) -> float:
         rates.iterations.assign(number)

@@ -138,7 +138,7 @@ def _within(events: Sequence[tuple[str, float, float]], span: tuple[float, float
 
 
 def _with_times(operation: Operation, steps: Sequence[Runs], drawn: int, first: float) -> Operation:
-    """Return an operation with its times; those of a loop are summed over all executions."""
+    """Return an operation with its times; the seconds of a loop add up all its executions."""
     event_name = f"{operation.name}:{operation.op}"
     seconds = [sum(stop - start for start, stop in runs.get(event_name, [])) for runs in steps]
     times = steps[drawn].get(event_name)

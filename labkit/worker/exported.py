@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     Configured: TypeAlias = "keras.Layer | keras.losses.Loss | keras.optimizers.Optimizer"
 
 
-# For each layer class, the options that are exported. All other options must have Keras's default
-# value.
+# For each layer class, the options that are exported. An option of a layer that is not exported
+# must have Keras's default value.
 EXPORTED_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "Dense": ("units", "activation", "use_bias"),
     "Conv2D": ("filters", "kernel_size", "strides", "activation", "use_bias"),
@@ -49,7 +49,7 @@ def export(
     loss: object,
     folder: str,
 ) -> Exported:
-    """Write this worker's batches and weights to a folder; return the rest of the training as data.
+    """Write this worker's batches and weights to a folder; return all other settings as data.
 
     Raises:
         InvalidInput: If other frameworks compute a layer, the loss or the optimizer differently.
@@ -165,7 +165,7 @@ def _text(options: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """What a rank sends to a child process so that it trains with `tf.distribute`.
+    """The data that a rank sends to a child process for training with `tf.distribute`.
 
     Attributes:
         experiment: The experiment to train; its strategy is a `TFDistribute`.

@@ -110,8 +110,8 @@ class DataSource:
             experiment: Experiment that defines batch size, epochs, seed and batch weights.
             communicator: Communicator of the ranks that divide the training batches.
             validation_ranks: Communicator of the ranks that divide the validation data.
-            sample_rank: Number of dimensions of one sample of x. This number shows whether a
-                dataset contains samples or batches.
+            sample_rank: Number of dimensions of one sample of x. The number of dimensions shows
+                whether a dataset contains samples or batches.
         """
         shares = _shares(experiment, communicator) or (1.0,) * communicator.size
         validation = self.held_out(experiment, validation_ranks, sample_rank)
@@ -147,8 +147,8 @@ class DataSource:
 
         Args:
             experiment: Experiment that defines batch size, seed, batch weights and workers.
-            sample_rank: Number of dimensions of one sample of x. This number shows whether a
-                dataset contains samples or batches.
+            sample_rank: Number of dimensions of one sample of x. The number of dimensions shows
+                whether a dataset contains samples or batches.
         """
         shares = experiment.batch_weights or (1.0,) * experiment.workers
         if callable(self.train):

@@ -17,8 +17,8 @@ from labkit.exchange import BucketLayer, Exchange, ReductionRecord
 from labkit.exchange.hooks import Hook, Rows, Variables
 from labkit.keras import view_of
 
-# The allowed rounding error, relative to the sum over all steps of each step's largest value; the
-# keys are the sizes of floats in bytes.
+# The allowed rounding error for each float size in bytes. The error is relative to the sum of the
+# largest absolute values of all steps.
 TOLERANCE = {4: 1e-5, 8: 1e-12}
 
 
@@ -98,7 +98,7 @@ class Audit:
         return worst.difference, worst.allowed
 
     def verdict(self, more: Sequence[Violation] = ()) -> Violation:
-        """Return the worst violation of a law on any rank, `more` included (collective)."""
+        """Return the worst violation on any rank, among all laws and `more` (collective)."""
         # If no bucket was observed, the audit fails, because the exchange must have bypassed the
         # compressor.
         nothing = Violation(np.inf, 0.0, "the exchange has bypassed the compressor")

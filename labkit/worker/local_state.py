@@ -80,7 +80,7 @@ def _slots(state: TrainingState) -> Iterator[LocalVariable]:
             is_local = kind == "gradient_accumulator"
             if shape == tuple(weight.variable.shape):
                 yield LocalVariable(f"{name}/{kind}", slot, weight.whole, weight.corner, is_local)
-            else:  # row or column slots, which no other division can restore
+            else:  # row or column slots, valid only for the same division of the model
                 is_divided = weight.whole != tuple(weight.variable.shape)
                 yield LocalVariable(
                     f"{name}/{kind}", slot, shape, (0,) * len(shape), is_local or is_divided

@@ -31,8 +31,8 @@ def train(
     """Train for the remaining epochs on a feed, and call Keras callbacks as `model.fit` does.
 
     A callback may end training on one rank, if only this rank knows the loss. When one rank's
-    callback ends training, other ranks may already be some steps further. All ranks stop at the
-    same later step: after as many more steps as there are ranks.
+    callback ends training, other ranks may already be some steps further. All ranks stop n steps
+    later, where n is the number of ranks.
 
     Args:
         model: Model that the callbacks receive.

@@ -465,7 +465,7 @@ def changed(arrays: Sequence[Vector], originals: Sequence[Vector]) -> bool:
 
 
 def _loss(rows: Iterable[Row], epoch: int) -> float:
-    """Return an epoch's mean loss over rows; each loss is at the weights of the row's gradient."""
+    """Return the mean loss of an epoch; each loss is computed at the weights of its gradient."""
     rows_of_epoch = [row for row in rows if row["epoch"] == epoch]
     samples = sum(row["samples"] for row in rows_of_epoch)
     # Ranks without samples, such as all pipeline stages but the last, do not know the loss.

@@ -177,7 +177,7 @@ class Recovery(keras.callbacks.Callback):
         return {"step": self._progress.taken, "ranks": list(self._communicator.numbers)}
 
     def _record_repeat_seconds(self, seconds: dict[str, float]) -> None:
-        """Record a usual step's time as "repeat", and the rest (new tracing) as "trace"."""
+        """Record a usual step's time as "repeat"; record the rest, a new tracing, as "trace"."""
         spent, recorder = self._clock.now() - self._step_start, self._session.recorder
         usual = [row["seconds"] for row in recorder.rows[1:]] if recorder is not None else []
         seconds["repeat"] = min(spent, float(np.median(usual))) if usual else spent

@@ -41,7 +41,7 @@ class ArrayCache:
         self._folder, self._limit = folder, limit
 
     def load(self, key: str) -> list[np.ndarray] | None:
-        """Return a key's arrays and mark their file as used; None without a readable file."""
+        """Return a key's arrays and mark their file as used; None if no readable file exists."""
         file = self._file(key)
         try:
             data = file.read_bytes()

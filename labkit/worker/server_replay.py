@@ -28,7 +28,7 @@ OFF = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "a
 
 
 def rule_of(optimizer: keras.optimizers.Optimizer) -> Callable[[int], Rule] | str:
-    """Return a function (number of weights) -> update rule, or a text why no rule exists."""
+    """Return a function (number of weights) -> update rule, or the reason why no rule exists."""
     config = optimizer.get_config()
     name = type(optimizer).__name__.lower()
     if name not in RULES:
@@ -94,7 +94,7 @@ def replay(
     Args:
         roles: Roles of all processes: servers, workers, and the part of the weights on each server.
         events: Update events of all servers, see `labkit.programs.event_log.EventLog`.
-        rule: Function that creates an update rule for a server with this number of weights.
+        rule: Function from the number of weights on a server to the update rule for the server.
         rate: Function from an update number (from 0) to the learning rate.
         compute_gradient: Function (worker, step, weights) that returns the worker's gradient.
         make_channel: Function (worker, server) that creates one end of the channel between them.

@@ -79,7 +79,7 @@ class TrainingSession:
         self.watchers: list[Watcher] = []  # functions that are called for each compressed bucket
         policy = experiment.on_nonfinite
         self.guard = None if policy is None else Guard(policy, communicator.rank)
-        self.injectors: dict[int, Injector] = {}  # by rank or, on the virtual clock, by worker
+        self.injectors: dict[int, Injector] = {}  # keys: ranks or, on the virtual clock, workers
         self.timeline = Timeline(communicator.clock)
         self.partition: dict[str, JSON] = {}  # where pipeline stages are cut, and why
         self.memory: Memory | None = None  # set by strategies that divide the model among ranks
@@ -243,7 +243,7 @@ class TrainingSession:
         )
 
     def _end_epoch(self, callbacks: list[keras.callbacks.Callback]) -> None:
-        """Validate and call the callbacks for the end of an epoch, as `fit` does."""
+        """Run validation, then call the callbacks for the end of an epoch, as `fit` does."""
         callback_list, epoch = (
             keras.callbacks.CallbackList(callbacks, model=self.model),
             self.progress.position.epoch,

@@ -75,7 +75,8 @@ class TensorFlowTraining:
             predicted = self.model(x, training=True)
             loss = self.model.compute_loss(x=x, y=y, y_pred=predicted, training=True)
             # Keras has divided the loss by the number of replicas, as if all replicas had equally
-            # many rows. The product corrects the loss for the replica's actual share of rows.
+            # many rows. Multiplying by the share of rows and by the number of replicas corrects the
+            # loss.
             loss = loss * share * self.strategy.num_replicas_in_sync
         gradients = tape.gradient(loss, [variable.value for variable in variables])
         # Gradients of embeddings are made dense, because the optimizer must add gradients of the

@@ -77,8 +77,8 @@ def work(
             None: no checkpoints.
         report: Function (kind, records) that receives progress records, see
             `labkit.records.stream`.
-        stop_asked: Function that rank 0 polls. If it returns True, all ranks end training after the
-            same step.
+        stop_asked: Function that rank 0 polls. If `stop_asked` returns True, all ranks end training
+            after the same step.
     """
     from labkit.keras import use_one_device
     from labkit.worker.peer_memory_recovery import PeerMemoryRecovery, RestartTraining
@@ -260,7 +260,7 @@ def infer(
 
 
 def _memory(session: TrainingSession) -> Memory:
-    """Return the memory use of a rank with a whole model; other strategies record their own."""
+    """Return the memory use of a rank with a whole model; divided models record their own."""
     from labkit.model_parallel import memory
 
     experiment, model, workers = session.experiment, session.model, session.communicator.size
@@ -281,7 +281,7 @@ def main(payload: bytes) -> Any:
     """Run a task's function on this rank; this is the function that an engine process calls.
 
     The task has the entries `call` (function and arguments, pickled), `ranks`, `spares` (number of
-    spare ranks), and `limit` (timeout). The other entries of the task are `network`, `folder`,
+    spare ranks), and `limit` (timeout). The task also has the entries `network`, `folder`,
     `modules`, `luggage` and `environment`. If the task has `stream` (a folder) and `submitter` (a
     process), the function also receives `report` and `stop_asked`, see `labkit.records.stream`. The
     entry `deaths` of the task is the number of earlier rank failures.

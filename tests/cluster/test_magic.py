@@ -112,7 +112,7 @@ def test_engines_whose_ranks_die_before_a_cell_begins_start_anew_three_times() -
     cluster: Any = Dying(TRIES - 1)
     assert magic._processes(cluster) == [40, 41]
     cluster = Dying(TRIES)
-    told = r"rank 1 failed: its process has ended; .* before the cell began, 3 times in a row"
+    told = r"rank 1 failed: its process has ended; .* 3 times in a row before the cell began"
     with pytest.raises(CellFailed, match=told):
         magic._processes(cluster)
     assert cluster.rebuilt == TRIES

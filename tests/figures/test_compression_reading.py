@@ -25,7 +25,7 @@ def test_a_method_that_pays_is_said_with_speed_bytes_and_verdict(tmp_path: Path)
     assert "12.60x the speed of no compression" in said
     assert "compression ratio 100" in said
     assert "codec 1 ms, wire 1 ms, wait 0 s per step" in said
-    assert "(60 ms of them for the codec)" in said
+    assert "(the codec takes 60 ms)" in said
     assert "12.60x the speed (spread 7.20 to 22.05): it pays" in said
     assert "no loss of accuracy: the 95 % interval" in said
     assert "90.00%: reached after 60 steps, " in said

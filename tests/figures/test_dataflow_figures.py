@@ -138,7 +138,7 @@ def test_pairs_are_in_the_order_in_which_what_they_carry_was_made() -> None:
     assert math.isnan(table["between_ms"][1])
     said = summarize_transfers(SPLIT)
     assert "The largest tensor is **edge_2_a**, 4 KiB from CPU:0 to CPU:1" in said
-    assert "1 of 2 carries no data" in said
+    assert "1 of 2 pairs carries no data" in said
     assert "sends and receives nothing" in summarize_transfers(FREE)
 
 

@@ -73,7 +73,7 @@ def test_each_stands_beside_the_one_of_ours_that_does_the_same(runs: list[Run]) 
         "itself",
         "itself",
     ]
-    legacy = "Keras 3's fit does not support it"
+    legacy = "Keras 3's fit does not support the strategy"
     assert list(table["legacy"]) == [legacy, legacy, "", ""]
     mirrored, served = summarize_framework(runs).splitlines()
     assert mirrored.startswith("- **Theirs**: final accuracy")

@@ -39,7 +39,7 @@ def job() -> Path:
             "failed",
             "without a record (FAILED, NonZero",
         ),
-        (None, "interrupted", "Slurm has no information on its job array element any more"),
+        (None, "interrupted", "Slurm no longer has a record of the run's job array element"),
     ],
 )
 def test_slurms_reason_is_recorded_of_the_job_and_of_its_run(

@@ -54,8 +54,8 @@ from labkit.records.timed_steps import with_end_times
 from labkit.strategies import AllReduce
 
 KIB, MIB = 2**10, 2**20
-# No preset of labkit has the data rates of the networks `FAST` and `SLOW`. A forecast for a preset
-# is never a forecast for a measured network.
+# No preset of labkit has the data rates of the networks `FAST` and `SLOW`. The calibration measures
+# no step on a preset network, so a forecast for a preset is a prediction.
 FAST = Network(name="700Mb", latency=70e-6, bandwidth=700e6 / 8)
 SLOW = Network(name="50Mb", latency=200e-6, bandwidth=50e6 / 8)
 WHOLE = 0.25  # duration of a training run as a share of `Effort.seconds`
@@ -111,7 +111,8 @@ def calibrate(
     """Measure the costs on this machine from which forecasts are computed, and store the costs.
 
     The costs are the memory of each model, and the times of training steps, messages, collectives
-    and compressors. A calibration takes some minutes; `Experiment.forecast` uses it.
+    and compressors. A calibration takes some minutes; `Experiment.forecast` reads the stored
+    calibration.
 
     Args:
         experiments: Experiments whose model, data set, precision and optimizer are measured. For an
@@ -119,8 +120,9 @@ def calibrate(
         workers: Maximum number of concurrent ranks; each number from 1 to this maximum is measured.
         batches: Batch sizes per rank, in samples, at which steps are measured.
         threads: Numbers of threads per rank to measure; each number starts separate engines.
-        compressors: Compressors to time in addition to the strategies' compressors: objects, names
-            or mappings of fields; None: all compressors that have defaults for all fields.
+        compressors: Compressors to time in addition to the strategies' compressors, as objects,
+            names or mappings of fields. None selects all compressors that have defaults for all
+            fields.
         quick: Whether to measure fewer repeats and sizes, which takes less time but is less exact.
         keep: Whether to merge the result into the stored calibration. labkit stores one calibration
             for each machine and each set of package versions.
@@ -227,7 +229,7 @@ class Bench:
     def ways(
         self, experiments: Sequence[Experiment], batches: Sequence[int], parts: Calibration
     ) -> Calibration:
-        """Measure whole training steps of the experiments' strategies, and of one rank alone."""
+        """Measure whole steps of the experiments' strategies, and of training on one rank."""
         known = experiments_to_run(
             experiments, batches, self.effort.networks, self.workers, self._trained
         )
@@ -339,7 +341,7 @@ def measured_ways(
 
     Args:
         cluster: Cluster with enough ranks for all experiments.
-        ways: Experiments from `experiments_to_run`.
+        ways: Experiments that `experiments_to_run` returns.
         parts: Calibration from which the duration of each run is forecast. Experiments without a
             forecast are omitted. An experiment is also omitted if one of its runs fails.
         runs: Number of runs of each experiment.

@@ -91,7 +91,7 @@ def _meetings(communicator: Communicator, repeats: int) -> list[float]:
     for _ in range(repeats):
         start = clock.now()
         for _ in range(MEETINGS):
-            communicator.barrier("a barrier that the calibration times")
+            communicator.barrier("a barrier timed by the calibration")
         found.append((clock.now() - start) / MEETINGS)
     return found
 
@@ -99,7 +99,7 @@ def _meetings(communicator: Communicator, repeats: int) -> list[float]:
 def _buckets(
     communicator: Communicator, gradients: Sequence[Shapes], repeats: int
 ) -> Iterator[tuple[str, int, list[float]]]:
-    """Measure the time that gradient exchange adds to a step, without the allreduce."""
+    """Measure the time that gradient exchange adds to a step, apart from the allreduce itself."""
     import tensorflow as tf
 
     from labkit.exchange import Exchange
@@ -171,7 +171,7 @@ def wanted(
     compressors: Sequence[Compressor | Mapping[str, JSON] | str] | None,
     experiments: Sequence[Experiment],
 ) -> list[Compressor]:
-    """Return the given compressors (None: all without required fields) and the strategies' own."""
+    """Return `compressors`, or all without required fields, and the strategies' compressors."""
     found = without_fields() if compressors is None else [parse(each) for each in compressors]
     found += [own for each in experiments if (own := each.strategy.lossy) is not None]
     return list({digest(each.to_json()): each for each in found}.values())

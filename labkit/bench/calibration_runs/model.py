@@ -145,7 +145,7 @@ def _shares(seconds: Sequence[float]) -> list[float]:
 
 
 def kind(part: keras.Model) -> str:
-    """Return the class name that a block's trainable layers share, or the block's class name."""
+    """Return the common class name of a block's trainable layers, or the block's class name."""
     own = [each for each in part.layers if each.trainable_variables] or part.layers
     kinds = {type(each).__name__ for each in own} - {"InputLayer"}
     return kinds.pop() if len(kinds) == 1 else type(part).__name__
@@ -213,12 +213,11 @@ def replica_overhead(
 def cost(
     rows: int, threads: int, ranks_at_once: int, seconds: Mapping[str, Sequence[float]]
 ) -> StepCost:
-    """Return the cost of each part of a step, as the difference between two kinds of steps.
+    """Return the cost of each step part as the difference of two kinds of steps' times.
 
     Each kind of step does the same work as the previous kind, and one further part of the training
     step. The medians of all parts add up to the median time of the whole training step. The spread
-    of a part's cost is how much the difference of the two step times varies over the rounds of
-    measurement.
+    of a part's cost states how much the cost varies between the rounds of measurement.
     """
     names = ("forward", "backward", "update", "other")
     before, floor, found = np.zeros(len(seconds["fit"])), 0.0, {}

@@ -25,7 +25,7 @@ TURN = 0.2  # maximum seconds spent on one kind of step in a round
 # is used.
 LENGTHS = (10, 5, 2, 1)
 LEAST, MOST = 3, 50  # minimum and maximum number of rounds
-BATCHES, AHEAD = 20, 2  # number of batches read, and number of the first batches that are not timed
+BATCHES, AHEAD = 20, 2  # numbers of batches: read in total, and left untimed at the beginning
 
 
 class StepTimes(NamedTuple):
@@ -95,8 +95,8 @@ def measured(
 class Supply:
     """A pause before each step of `fit`, in which the input pipeline prefetches batches.
 
-    Without the pause, the step time could include a wait for input. The length of the wait would
-    depend on the step's other work.
+    Without the pause, the step time could include a wait for input. The more other work a step
+    does, the shorter the wait for input would be.
 
     Args:
         clock: Clock that measures the pause.

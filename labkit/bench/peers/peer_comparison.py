@@ -232,7 +232,7 @@ def _environment(peer: Installation) -> dict[str, str]:
         | computing(1)
         | {
             # Without fusion, Horovod saves two copies of the gradients. No other measured setting
-            # is faster.
+            # of Horovod is faster.
             "HOROVOD_FUSION_THRESHOLD": "0",
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

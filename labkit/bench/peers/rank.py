@@ -25,8 +25,8 @@ from labkit.bench.steps import CASES
 from labkit.bench.timing import STEPS, Step, time_interleaved
 
 LIMIT = 120.0  # seconds to wait for another process at the barrier
-# The dictionary maps each framework to the module that measures it. A module has the name of the
-# framework's library.
+# `MODULES` maps each framework to the module that measures it. Each module in `MODULES` is named
+# after the framework's library.
 MODULES = {
     "multi_worker_mirrored": "tensorflow",
     "ddp": "torch",
@@ -104,7 +104,7 @@ class Meeting:
                 raise TimeoutError(f"rank {self.rank} waited {LIMIT:.0f} s for the other ranks")
 
     def gather(self, values: list[float]) -> np.ndarray:
-        """Gather at most `STEPS` numbers of each process; return shape (size, len(values))."""
+        """Gather `STEPS` or fewer numbers per process; return an array (size, len(values))."""
         self._results[self.rank, : len(values)] = values
         self.barrier()
         results = np.array(self._results[:, : len(values)])
@@ -131,8 +131,9 @@ def agreed(meeting: Meeting, times: Times, total: ArrayLike, checksum: float) ->
     Args:
         meeting: Barrier of all processes.
         times: Measured step times.
-        total: Sum over all processes of arrays that contain a process's rank plus 1. An allreduce
-            of known values is verified, because the sum of a step's gradients is unknown.
+        total: Sum over all processes; each process contributes an array filled with its rank plus
+            1. An allreduce of known values is verified, because the sum of a step's gradients is
+            unknown.
         checksum: Checksum of this process's weights after the last step.
     """
     right = np.allclose(total, meeting.size * (meeting.size + 1) / 2)

@@ -141,8 +141,8 @@ def train(
 
     Args:
         wanted: Plan of the measurement, from `plan`.
-        target: Validation accuracy that a run must reach; `seconds_to_target` is the time until
-            then.
+        target: Validation accuracy that a run must reach; `seconds_to_target` is the time to reach
+            the target.
         epochs: Number of epochs.
         widths: Widths of the hidden layers of an MLP, which is trained on the data set `digits`.
         batch_size: Batch size.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 WARM, LEAST, MOST = 3, 3, 200  # number of round trips: warm-up, minimum, maximum
 BUDGET = 0.3  # seconds of round trips per transport and array size
-LIMIT = 3600.0  # timeout in seconds; long, because other transports are measured in between
+LIMIT = 3600.0  # timeout in seconds, which includes the measurements of other transports
 THERE, BACK = (0, 1), (1, 0)
 SMALL_COUNT, LARGE_COUNT = 32, 2  # number of round trips per call, for small and large arrays
 SMALL = 1 << 20  # maximum size of a small array in bytes

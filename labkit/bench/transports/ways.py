@@ -119,7 +119,7 @@ PROTOCOLS = {
     "two_sided": Protocol(
         3,
         2,
-        "request to send, clear to send, the values, which are copied into and out of a "
+        "request to send, clear to send, and the values, which are copied into and out of a "
         "ring buffer",
     ),
     "one_sided": Protocol(1, 0, "the values, followed by a flag that marks their arrival"),

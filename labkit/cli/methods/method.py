@@ -51,8 +51,8 @@ class Docstring:
     def argument(self, name: str, names: Iterable[str]) -> str:
         """Return an argument's description in the section "Args"; `names` lists all arguments."""
         every = "|".join(map(re.escape, names))
-        # The entry of an argument begins a line, or follows a semicolon, as in "size: of all; root:
-        # its place".
+        # The entry of an argument begins a line or follows a semicolon, as in "x: first; y:
+        # second".
         starts = list(re.finditer(rf"(?:^|\n|;)\s*({every}):\s", self.args))
         ends = [*(start.start() for start in starts), len(self.args)][1:]
         parts = zip(starts, ends, strict=True)
@@ -83,7 +83,7 @@ def parse(text: str | None) -> Docstring:
 
 
 def _heading(line: str) -> tuple[list[str], str] | None:
-    """Return the sections that a heading line names, and the line's rest; None: no heading."""
+    """Return a heading line's section names and the rest of the line; None if not a heading."""
     head = _HEAD.fullmatch(line)
     if head is None:
         return None

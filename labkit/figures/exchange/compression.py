@@ -367,7 +367,7 @@ def _arrival(entry: RunEntry, target: float) -> str:
     details = [f"{median(arrival.step for arrival in reached):.0f} steps"]
     if not entry.equivalence_failed:
         codec = median(arrival.codec_seconds for arrival in reached)
-        within = f" ({seconds_text(codec)} of them for the codec)" if codec else ""
+        within = f" (the codec takes {seconds_text(codec)})" if codec else ""
         details.append(seconds_text(median(arrival.seconds for arrival in reached)) + within)
     details.append(bytes_text(median(arrival.wire_bytes for arrival in reached)))
     many = f" ({len(reached)} of {len(by_seed)} seeds)" if len(by_seed) > 1 else ""

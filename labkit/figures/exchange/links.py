@@ -23,7 +23,7 @@ Row: TypeAlias = Mapping[str, "str | float | None"]
 Rows: TypeAlias = Sequence[Row]
 
 TIMES = {"median_ms": "ms", "min_ms": "least ms", "p90_ms": "p90 ms"}
-OVER_FASTEST = "times the fastest measured"
+OVER_FASTEST = "time / fastest measured time"
 
 BASE = "ring"  # the algorithm with which all others are compared
 GAINS = {"ratio": "ring's time / the algorithm's time", "ratio_min": "least", "ratio_max": "most"}
@@ -380,7 +380,7 @@ def summarize_hosts(rows: Rows, network: Network, runs: Iterable[Run]) -> Markdo
     """
     table = _table(rows)
     findings = [*_gains(table), *_step_gains(hosts_training(runs, network))]
-    # Algorithms that are not faster than the ring come first.
+    # In the summary, algorithms that are not faster than the ring come first.
     findings.sort(key=lambda finding: finding.verdict == "it pays")
     small = table[table["bytes"] == table["bytes"].min()].dropna(subset="median_ms")
     small = small.assign(name=small["algorithm"], s=small["median_ms"] / 1e3)

@@ -220,7 +220,7 @@ def _baseline(run: Run, runs: Iterable[Run]) -> Run | None:
 
 
 def _is_sequential(run: Run) -> bool:
-    """Whether a run sends all buckets after backpropagation, and ranks do not send in turns."""
+    """Whether the ranks of a run send all buckets after backpropagation, and do not take turns."""
     schedule = SCHEDULES.get(run.experiment["strategy"].get("schedule"))
     return schedule is not None and schedule.after and not schedule.turns
 

@@ -19,10 +19,10 @@ from labkit.forecast import Forecast
 from labkit.records.run import Run
 
 Foreseen = Mapping[str, Sequence[Forecast]]  # forecasts for several numbers of workers, by name
-# Measured runs have the same names as the forecasts, and each run has its own forecast. For each
-# name, at least one measured run has a single worker.
+# Measured runs have the same names as the forecasts; each run is paired with its own forecast. For
+# each name, at least one measured run has a single worker.
 Measured = Mapping[str, Sequence[tuple[Run, Forecast]]]
-HALF_EFFICIENCY = 0.5  # below this efficiency, more than half of the workers' time is lost
+HALF_EFFICIENCY = 0.5  # efficiency below which more than half of the workers' time is lost
 
 
 def scaling_table(
@@ -34,7 +34,7 @@ def scaling_table(
     worker.
 
     Raises:
-        InvalidInput: Among the measured runs of a name, no run has one worker.
+        InvalidInput: The measured runs of a name include no run with one worker.
     """
     rows = [
         {"name": name, "kind": "forecast", "workers": forecast.workers}
@@ -84,7 +84,8 @@ def forecast_scaling(
     Args:
         foreseen: Forecasts for several numbers of workers, by name.
         measured: Measured runs, by the names of the forecasts; for each name, one run has a single
-            worker. Each run has its own forecast for ranks that share this machine.
+            worker. Each run is paired with a forecast, which assumes that all ranks share this
+            machine.
         weak: Whether the batch size per rank is constant (weak scaling); if false, the ranks divide
             one batch of constant size (strong scaling).
     """
@@ -129,7 +130,7 @@ def forecast_scaling(
 def summarize_scaling(
     foreseen: Foreseen, measured: Measured | None = None, weak: bool = True
 ) -> Markdown:
-    """Summarize efficiency at most workers, its fall below 50 %, and the errors of forecasts."""
+    """Summarize efficiency at the most workers, where it falls below 50 %, and forecast errors."""
     return sentences(_scaling_findings(scaling_table(foreseen, measured, weak)))
 
 

@@ -273,7 +273,7 @@ def summarize_study(
     servers: Mapping[int, int],
     inputs: Inputs,
 ) -> Markdown:
-    """Summarize efficient worker and server counts, and the costs of a slow rank and of input.
+    """Summarize efficient worker and server counts, and the costs of a slow rank and real input.
 
     Args:
         study: Scaling study for machines that are like the measured machine.

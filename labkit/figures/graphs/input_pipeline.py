@@ -235,8 +235,8 @@ def _overheads(rows: pd.DataFrame) -> Trace:
 def thread_sweep(sweep: ThreadSweep) -> Figure:
     """Draw step time over intra-op threads: one panel per batch size, one line per inter-op count.
 
-    Lines show medians over repeats, and bands show ranges over repeats. A cross marks a number of
-    threads: from this number on, every repeat is slower than the shortest step (see
+    Lines show medians over repeats, and bands show ranges over repeats. A cross marks the least
+    thread count from which on every repeat is slower than the shortest step (see
     `labkit.records.step_costs.more_is_less`).
     """
     costs, slowdowns = thread_costs(sweep), more_is_less(sweep)
@@ -285,7 +285,7 @@ def _threads_panel(
 
 
 def _crosses(costs: pd.DataFrame, slowdowns: pd.DataFrame) -> list[Trace]:
-    """Return a cross per kind of thread, at the least count from which all repeats are slower."""
+    """Return a cross per kind of threads, at the least count from which on repeats are slower."""
     traces = []
     for row in slowdowns.dropna(subset="less_from").to_dict("records"):
         pair = {row["threads"]: row["less_from"], _other(row["threads"]): row["other"]}

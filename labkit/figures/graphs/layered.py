@@ -19,7 +19,7 @@ MOST = 60  # maximum number of nodes in a figure; `collapsed` reduces larger gra
 SWEEPS = 12  # number of passes over all layers that reorder their nodes
 LAYER = 42  # vertical distance between two layers, in pixels
 BEND = 0.35  # room of an edge in a layer that it crosses, in node widths
-LOOSE = 2.0  # maximum factor that widens a layer of few nodes, for texts
+LOOSE = 2.0  # maximum factor by which a layer with few nodes is widened, to make room for texts
 COPY = "#D55E00"
 # If the figure has more copies between devices than NAMED, only the hover texts show their bytes.
 NAMED = 14
@@ -144,7 +144,7 @@ def layers(names: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
             raise InvalidInput(
                 f"the edges form a cycle among {remaining}: give a graph without cycles"
             )
-        # Each node whose inputs all have a depth gets a depth one below its deepest input.
+        # The depth of a node is one more than the largest depth of its inputs.
         depths |= {name: 1 + max((depths[n] for n in needs[name]), default=-1) for name in ready}
     return depths
 

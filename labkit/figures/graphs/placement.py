@@ -21,8 +21,8 @@ from labkit.simulate.placement import DeviceGroup, PlacementPlan
 BAND = "band: range of the repeats"
 NONE = (
     "TensorFlow finds no GPU on this machine, so matrix products and copies on a GPU are not "
-    "measured. On a machine with a GPU, this cell draws them, and the size from which a product "
-    "on the GPU with its copies is faster."
+    "measured. On a machine with a GPU, this cell draws the times, and the matrix size from "
+    "which a product on the GPU is faster, copies included."
 )
 
 

@@ -190,7 +190,7 @@ def step_picture(
 
 
 def _edges(flows: Sequence[Flow]) -> list[Edge]:
-    """Convert flows to edges; omit control edges that connect the same nodes as a data edge."""
+    """Convert flows to edges; omit a control edge if a data edge connects the same nodes."""
     read = {(flow.source, flow.target) for flow in flows if not flow.control}
     return [
         Edge(flow.source, flow.target, flow.bytes, flow.control)
@@ -289,7 +289,7 @@ def summarize_transfers(graph: StepGraph) -> Markdown:
         details = "carries no data" if ends == 1 else "carry no data"
         findings.append(
             Finding(
-                f"{ends} of {len(table)} {details}, because only a control dependency "
+                f"{ends} of {len(table)} pairs {details}, because only a control dependency "
                 "connects the devices"
             )
         )

@@ -35,7 +35,7 @@ class Figure(go.Figure):
     figure, and other programs show the text.
     """
 
-    _ipython_display_: Callable[[], None] | None = None  # a callable overrides `_repr_mimebundle_`
+    _ipython_display_: Callable[[], None] | None = None  # None: Jupyter calls `_repr_mimebundle_`
 
     @property
     def alt(self) -> str:
@@ -175,7 +175,7 @@ def panel_content(panel: Panel, plot: int, below: int, many: bool) -> Trace:
     """Return one panel as Plotly data and layout, without the figure's title and legend.
 
     The function does not create a Plotly `Figure`, because validating a hundred curves takes longer
-    than drawing them. With `many`, the points of all runs are joined into one trace.
+    than drawing them. If `many` is true, the points of all runs are joined into one trace.
     """
     # In a row of panels, only the first panel shows the row names; a panel that is shown alone
     # always shows its row names.
@@ -301,10 +301,10 @@ def join_points(traces: Sequence[Trace]) -> list[Trace]:
 
     The `meta` of a trace contains the keys of its runs, which the run picker and linked selection
     use.
-    In `meta`, `run` is the key if the trace has only one run. In `meta`, `runs` contains the keys
-    of all runs that a line or band represents. In `meta`, `points` contains the keys of the runs
-    for each point. Use this function only for figures without a legend, because a legend click
-    cannot hide joined points.
+    If the trace has only one run, `run` in `meta` is the key of the run. In `meta`, `runs` contains
+    the keys of all runs that a line or band represents. In `meta`, `points` contains the keys of
+    the runs for each point. Use this function only for figures without a legend, because a legend
+    click cannot hide joined points.
     """
     others: list[Trace] = []
     single_points: dict[tuple[str | None, ...], list[Trace]] = {}

@@ -76,10 +76,11 @@ def _brief(words: Sequence[Sequence[tuple[bool, str]]], drop_usual: bool) -> lis
         present = [pair for pair, (is_present, _) in zip(pairs, row, strict=True) if is_present]
         rare = [pair for pair in present if 2 * counts[pair] <= len(words)]
         absent = [pair for pair in pairs if pair not in present]
-        # If a run differs from most runs only by an absent value, its name is the word for this
-        # absence.
+        # If only an absent value distinguishes a run from most runs, the run's name is the word for
+        # the absence, such as `no schedule`.
         rare = rare or [pair for pair in absent if 2 * counts[pair] <= len(words)][:1]
-        # A single rare word is hard to interpret alone, so a more frequent word is put before it.
+        # A single rare word is hard to interpret alone, so the name also contains a more frequent
+        # word.
         few = rare if len(rare) > 1 else present[: 2 - len(rare)] + rare
         names.append(tuple(word for _, word in sorted(set(few if drop_usual else present))))
     return names
@@ -88,7 +89,7 @@ def _brief(words: Sequence[Sequence[tuple[bool, str]]], drop_usual: bool) -> lis
 def _needed_parameters(rows: Sequence[Row]) -> dict[str, dict[str, str]]:
     """Return the parameters that distinguish the rows, each with a word for each of its values."""
     known = dict.fromkeys(name for row in rows for name in row)
-    # The limit keeps names readable, and limits the time to compare parameters.
+    # The limit `_MOST_PARAMETERS` keeps names readable, and limits the time to compare parameters.
     ranked = sorted(known, key=_rank)[:_MOST_PARAMETERS]
     needed = {name: _words(name, [row.get(name) for row in rows]) for name in ranked}
     count = _count_distinct(rows, needed)

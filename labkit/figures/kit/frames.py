@@ -60,7 +60,7 @@ def animation(
         title, alt: Title and alternative text of the figure.
         table: HTML table with one row per frame, which describes the frame.
         step: Text before the frame number, below the slider.
-        first: Number of the first frame under the slider.
+        first: Number that the slider shows for the first frame.
         first_frame: Index of the frame that is visible before the animation starts.
         names: Names of the frames under the slider; default: numbers.
     """
@@ -84,7 +84,7 @@ def animation(
 
 
 def words(points: ArrayLike, texts: Sequence[str], letters: int, **changes: object) -> Trace:
-    """Return a trace of texts at points (points, 2); frames can change traces, not annotations."""
+    """Return texts at points (points, 2) as a trace, because frames cannot change annotations."""
     # Single precision halves the size of the figure, because each frame repeats all points.
     x, y = np.array(points, np.float32).reshape(-1, 2).T.round(3)
     look = {"mode": "text", "textfont": {"size": letters, "color": INK}, "showlegend": False}
@@ -148,7 +148,7 @@ def arrows(
 
 
 def legend(entries: Iterable[tuple[str, str, str]]) -> list[Trace]:
-    """Return legend entries as traces, from (name, colour, "square" or the dash of a line)."""
+    """Return a trace per legend entry: name, colour, and either "square" or the dash of a line."""
     nothing = {"type": "scatter", "x": [None], "y": [None], "hoverinfo": "skip"}
     return [nothing | {"name": name} | _sample(color, look) for name, color, look in entries]
 

@@ -261,7 +261,7 @@ def cells(
     letters: int = 12,
     on: Trace | None = None,
 ) -> Trace:
-    """Return a heat map of a table; names or edges place its rows and columns on the axes.
+    """Return a heat map of a table, with the names or edges of rows and columns on the axes.
 
     Args:
         values: Values of the table, shape (rows, columns).

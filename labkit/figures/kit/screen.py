@@ -155,7 +155,7 @@ def _text(x: float, y: float, text: str, size: int, anchor: str = "start", more:
 
 
 class _Source(ipywidgets.Widget):
-    """A widget that stores Plotly's script; all figures of a kernel request it by message.
+    """A widget that stores Plotly's script; a kernel's figures request the script by message.
 
     If the script were part of a widget's state, a reloaded page would receive this large state
     before anything else. All other widgets have only four seconds to appear on the reloaded page.

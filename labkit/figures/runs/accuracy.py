@@ -57,5 +57,5 @@ def is_better(ours: pd.DataFrame, theirs: pd.DataFrame) -> bool:
 
 
 def is_near(ours: pd.DataFrame, theirs: pd.DataFrame) -> bool:
-    """Return whether each row of `ours` has a seed no worse than the worst seed of `theirs`."""
+    """Return whether the best seed of each row in `ours` is no worse than the worst in `theirs`."""
     return bool((ours["accuracy_high"] >= theirs["accuracy_low"].min()).all())

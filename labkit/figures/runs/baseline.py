@@ -37,7 +37,7 @@ _LOSSES = {
 
 
 def summarize_seed(candidate: Run, baseline: Run) -> Markdown:
-    r"""Summarize in how many seeds the candidate's loss is lower, and the probability by chance.
+    r"""State in how many seeds a candidate's loss is lower, and how probable this is by chance.
 
     The one-sided sign test gives the probability p that chance alone causes k or more successes in
     n seeds.
@@ -107,7 +107,7 @@ def summarize_memory(runs: Iterable[Run] | Run, baseline: Run) -> Markdown:
     lines.append(
         f"Peak memory of a rank's process, in the order of the runs: {peaks}. The same processes "
         "executed all runs, so a peak includes the memory of earlier runs and of TensorFlow "
-        "itself. Each peak is an upper bound, so these numbers do not compare the memory of "
+        "itself. Each peak is an upper bound, so the peaks do not compare the memory of "
         "precisions."
     )
     return Markdown("\n".join(f"- {line}" for line in lines))

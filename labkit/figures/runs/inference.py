@@ -22,8 +22,8 @@ LATENCY, RATE = "latency_ms", "rows_per_second"
 def serving(served: ServingMeasurements) -> Figure:
     """Draw latency and throughput over batch size, with one column of panels per network.
 
-    The lines show medians. A band shows the 10th to 90th percentile of latencies, or the range of
-    throughputs over all measured request streams.
+    Lines show medians of latencies and throughputs. A band shows the 10th to 90th percentile of
+    latencies, or the range of throughputs over all measured request streams.
 
     Args:
         served: Measured latencies and throughputs, the result of `labkit.cluster.serve`.
@@ -298,7 +298,7 @@ def _conclusions(others: dict[str, Row]) -> list[str]:
     lines = []
     if trained := [name for name, row in others.items() if row["extra_epochs"]]:
         lines.append(
-            f"Methods that trained longer than the original: {', '.join(trained)}. Their longer "
+            f"Methods that trained longer than the original: {', '.join(trained)}. Longer "
             "training may explain a gain in accuracy"
         )
     faster = [name for name, row in others.items() if _faster(row)]

@@ -69,8 +69,8 @@ class LiveCurve:
             # When a curve is full, neighbouring points are averaged, so that the whole training
             # stays visible.
             self.x, self.y = _averaged_pairs(self.x), _averaged_pairs(self.y)
-            # After the averaging, each new point contains twice as many values as before, which
-            # limits memory and drawing time.
+            # When points are averaged, the number of values per new point doubles, which limits
+            # memory and drawing time.
             self.values_per_point *= 2
 
 

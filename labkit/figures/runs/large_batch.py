@@ -27,7 +27,7 @@ def large_batch(runs: Iterable[Run], target: float) -> Figure:
     """Draw the cost (samples, seconds) to a target accuracy over workers: a line per rate rule.
 
     The bands show the range over seeds. A cross marks a run in which some seeds missed the target
-    accuracy; it shows the samples or seconds of the whole training.
+    accuracy, at the samples or seconds of the whole training.
 
     Args:
         runs: Runs with the same batch size per worker; see `large_batch_table`.
@@ -121,7 +121,7 @@ def _order(run: Run) -> tuple[bool, str, int, bool]:
 
 
 def _with_one_worker(table: pd.DataFrame, rules: list[str]) -> pd.DataFrame:
-    """Sort the rows by rule; rules without a one-worker row get that of their optimizer."""
+    """Sort rows by rule; a rule without a one-worker row gets its optimizer's one-worker row."""
     single_worker = table[table["workers"] == 1].drop_duplicates("optimizer").set_index("optimizer")
     more = [
         single_worker.loc[[optimizer]].reset_index().assign(rule=rule)

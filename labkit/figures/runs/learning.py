@@ -19,7 +19,7 @@ from labkit.records.run import logged_names, logged_results
 if TYPE_CHECKING:
     import pandas as pd
 
-POINTS = 300  # maximum points of a curve; with many runs, a half or a quarter of it
+POINTS = 300  # maximum points of a curve; half or a quarter as many if there are many runs
 CURVES = 240  # maximum number of runs with curves; only these runs' histories are read
 MOST = 9000  # maximum number of points in a panel, to limit drawing time
 OWN = 6  # maximum number of user-defined metrics with a panel
@@ -144,8 +144,8 @@ def _panel(
         results = tables.get(entry.key, ())
         if len(results):
             drawn = line_over_band(results, "step", y, entry, marks=marks, faint=faint)
-            # The column `raw` of a drawn trace holds unsmoothed values: for a band, its lower edge,
-            # upper edge and line; else the loss.
+            # For each drawn trace, `raw` names the column of unsmoothed values: for three traces,
+            # the lower edge, upper edge and line of a band.
             raw = ["loss_low", "loss_high", "loss"] if len(drawn) == 3 else ["loss"] * len(drawn)
             places = _over_all(results, entry, axes)
             for trace, name in zip(drawn, raw, strict=True):
@@ -168,7 +168,7 @@ def _panel(
 def _over_all(
     results: pd.DataFrame, entry: RunEntry, axes: dict[str, Trace]
 ) -> dict[str, list[float | None]]:
-    """Return a run's positions on x axes other than the step; runs that failed have no seconds."""
+    """Return positions on x axes except the step; a run that failed its check has no seconds."""
     over = [
         name
         for name in axes

@@ -275,7 +275,7 @@ def heat_sheet(
 
 
 class Grid(NamedTuple):
-    """Names of a heat map's parameters x and y; their values: `across` for x, `down` for y."""
+    """Names of a heat map's parameters x and y, and the values of x (`across`) and y (`down`)."""
 
     x: str
     y: str

@@ -33,7 +33,7 @@ from labkit.strategies import Gossip
 
 EACH_STEP, MEAN, ELASTIC = "every step", "averaging", "elastic averaging"
 DELAYED, IMMEDIATE = "asynchronous, delayed Nesterov", "asynchronous, immediate Nesterov"
-# fraction of the final accuracy with delayed momentum; asynchronous runs must reach it
+# asynchronous runs must reach this fraction of the final accuracy with delayed momentum
 NEARLY = 0.98
 SHORT = range(8, 33)  # synchronization periods in steps that cost no accuracy according to Lin 2020
 
@@ -232,7 +232,7 @@ def _delayed_momentum(table: pd.DataFrame) -> Iterator[Finding]:
             "Liu 2024",
             missed or min(theirs) > max(ours),
             f"nearly the final accuracy of delayed Nesterov is reached after {mean(ours):.0f} "
-            f"steps with it; {without}",
+            f"steps with delayed Nesterov; {without}",
         )
 
 

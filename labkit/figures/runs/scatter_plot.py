@@ -181,7 +181,7 @@ def _panel(table: pd.DataFrame, looks: Looks, cost: str, refused: str) -> Panel:
     )
     notes = (refused if cost == "seconds" else not_shown if silent else "", none)
     note = "\n".join(part for part in notes if part)
-    # The margin makes room for several ticks, even if all costs are about equal.
+    # The factor 2 at both ends makes room for several ticks, even if all costs are about equal.
     ends = (drawn[f"{cost}_low"].min() / 2, drawn[f"{cost}_high"].max() * 2)
     return Panel(
         title=f"Accuracy by {cost} of the whole training\nline: Pareto front",
@@ -210,7 +210,7 @@ def _fronts(drawn: pd.DataFrame, cost: str) -> list[Trace]:
 
 def _run_in_words(row: dict[str, float]) -> str:
     details = [f"accuracy {row['accuracy']:.2%}", bytes_text(row["bytes"])]
-    # The comparison is false for NaN; a run without seconds has NaN.
+    # A run without seconds has NaN, with which every comparison is false.
     if row["seconds"] == row["seconds"]:
         details.append(seconds_text(row["seconds"]))
     return f"{', '.join(details)}{'' if row['open'] else ' (on the front)'}"

@@ -127,7 +127,7 @@ def _correction(run: Run) -> dict[str, Any]:
 
 
 def time_to_target(runs: Sequence[Run], target: float) -> pd.DataFrame:
-    """Return a table row per run: label (`way`), slow worker, and cost to reach the accuracy.
+    """Return a row per run: label (`way`), slow worker, and cost to reach the target accuracy.
 
     Args:
         runs: Runs with any training strategies.
@@ -311,15 +311,15 @@ def summarize_rate(runs: Sequence[Run]) -> Markdown:
 def summarize_downpour(runs: Sequence[Run]) -> Markdown:
     """Summarize whether Downpour SGD tolerates rarer exchanges with Adagrad than with plain SGD.
 
-    The summary judges each optimizer at the learning rate with its best result when workers
+    The summary judges each optimizer at the learning rate that gives its best result when workers
     exchange most often. The summary also names the best learning rate when workers exchange least
     often. Published claim (Dean 2012): Downpour SGD with Adagrad is the fastest method with 200
     replicas, and is stable. The summary confirms the claim of Dean (2012) if the ranges of accuracy
     over seeds do not overlap.
 
     Args:
-        runs: Downpour runs with both optimizers, several learning rates, and several exchange
-            periods.
+        runs: Downpour runs with Adagrad and with plain SGD, at several learning rates and several
+            exchange periods.
     """
     table = _settings_table(runs, rate="learning_rate")
     table = table.sort_values(["optimizer", "fetch_every", "rate"])

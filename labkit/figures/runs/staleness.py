@@ -33,7 +33,8 @@ COLORS = ("#E0B33C", "#A59C74", "#7C7B78", "#4C5A8C", "#00306F")
 DROPPED = "#D55E00"
 CLOCKS = {"wall": "on ranks", "virtual": "on the virtual clock"}
 ACROSS = 3  # number of panels side by side
-# share of gradients that the staleness axis covers; outliers of late starters are cut off
+# share of gradients that the staleness axis covers; higher staleness, caused by workers that start
+# late, is cut off
 MOST_AGES = 0.95
 PLAIN = "at α₀"  # label of softsync without a staleness correction
 
@@ -43,13 +44,13 @@ def update_log(run: Run, first: int = 0, last: int | None = None) -> Figure:
 
     An arrow leads from the time when a worker sends a gradient to the time when a server applies
     the gradient. The colour shows the staleness of the gradient: the number of updates since the
-    weights that the gradient was computed with. A dot marks the arrival of the gradient at its
-    server; afterwards the gradient waits for other gradients or for the server.
+    gradient's worker fetched the weights. A dot marks the arrival of the gradient at its server;
+    afterwards the gradient waits for other gradients or for the server.
 
     Args:
         run: Run with parameter servers and one seed.
         first, last: Numbers of the first and last gradient to draw, in order of application;
-            default: from gradient 0, as many gradients as are legible.
+            by default, the figure begins at gradient 0 and draws as many gradients as are legible.
 
     Raises:
         LabkitError: The run has no update log.

@@ -299,7 +299,7 @@ def _judge_by_seeds(first: _Place, second: _Place) -> str:
 
 
 def _all_seeds_better(comparative: str, first: _Place, second: _Place) -> str:
-    """Return the sentence that every seed of the first run beats those of the second, or ""."""
+    """Return a text if every seed of the first run beats every seed of the second, else ""."""
     (high, _), (low, _) = (second, first) if comparative == "lower" else (first, second)
     if not high.band or not low.band or min(high.seeds, low.seeds) < 2:
         return ""

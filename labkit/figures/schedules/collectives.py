@@ -20,7 +20,8 @@ from labkit.schedules.interpreter import count_messages
 from labkit.simulate import Simulation, closed_form, simulate
 from labkit.simulate.predict import Costs, costs
 
-# These algorithms work on a single switch; all other algorithms need a layout of hosts or links.
+# `ALGORITHMS` names the algorithms that work on a single switch; other algorithms need a layout of
+# hosts or links.
 ALGORITHMS = tuple(name for name, algorithm in ALLREDUCE.items() if algorithm.layout is None)
 NETWORKS = ("100Gb-infiniband", "10GbE", "1GbE", "wan")
 RANGE = (64, 2**26)  # least and greatest buffer size in bytes

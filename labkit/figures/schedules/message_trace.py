@@ -130,7 +130,7 @@ def _curve(start: Points, stop: Points) -> Points:
 
 
 def _arrows(sent: Round, names: Sequence[str], verb: str, color: str, dash: str) -> Trace:
-    """Return arrows for the messages `sent`, of which all add to a chunk or all replace a chunk."""
+    """Return arrows for the messages `sent`: all of them add to a chunk, or all replace a chunk."""
     place = _place(len(names))
     paths = [_curve(place[source], place[destination]) for source, destination, *_ in sent.rows()]
     hover = [
@@ -228,7 +228,7 @@ def message_trace(
             for a number of ranks.
         size: Number of ranks, 2 to 12.
         network: Network for the layout of the schedule and for the simulated times of each round;
-            default: the figure shows no times.
+            by default, the figure shows no times.
         values: Initial values of the ranks, shape (size, chunks); default: names such as a2.
         nbytes: Size of the buffer in bytes for the simulation.
 

@@ -37,7 +37,7 @@ def predicted_and_measured(
     Args:
         rows: Measurements, the result of `labkit.bench.collectives.measure`.
         network: Network of the prediction: a name, a `Network`, or a `Fit` (with its own γ);
-            default: the network that the measurements name.
+            by default, the network that the measurements name.
         gamma: Seconds that a rank needs to add one received byte (γ); ignored if `network` is a
             `Fit`.
 
@@ -74,7 +74,7 @@ def _figure(
         raise InvalidInput(
             "all rows have wrong sums, so their times are not drawn; give rows with correct sums"
         )
-    # The margin gives the axis a nonzero width even for a single size.
+    # The factors 1/1.5 and 1.5 give the axis a nonzero width even for a single size.
     sizes_shown = [table["bytes"].min() / 1.5, table["bytes"].max() * 1.5]
     sizes = bytes_axis(*sizes_shown)
     panels = [

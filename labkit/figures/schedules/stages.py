@@ -231,7 +231,7 @@ def _extremes(table: pd.DataFrame) -> str:
 
 
 def _known(value: float) -> bool:
-    return value == value  # false for a missing value: NaN is not equal to itself
+    return value == value  # false for NaN (missing), which is not equal to itself
 
 
 def pipeline_speedup(runs: Iterable[Run] | Run, baseline: Run | None = None) -> Figure:

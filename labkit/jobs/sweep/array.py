@@ -26,7 +26,7 @@ from labkit.records import registry, store
 LOOK_EVERY = 1.0  # seconds between two reads of the records of the sweep's notebook runs
 HELD_REASON = "JobHeldUser"  # Slurm's reason for a pending job that its user has put on hold
 OF_SLURM = ("slurmstepd", "srun:")  # prefixes of lines that Slurm adds to a job's output
-NOT_OURS = "has ended, and no registry entry says who submitted it; its notebook runs again"
+NOT_OURS = "has ended, and no registry entry says who submitted it; its notebook run is repeated"
 # Folder for the output of array tasks; hidden, so that searches skip it.
 OUTPUT_FOLDER = ".slurm"
 
@@ -113,7 +113,7 @@ class Array:
                 settle(self.folder / member.folder, job)
             elif number in held_elements:
                 cancelled_job = job._replace(state="CANCELLED")
-                settle(self.folder / member.folder, cancelled_job, "its submission was interrupted")
+                settle(self.folder / member.folder, cancelled_job, "the submission was interrupted")
             else:
                 self._elements[number] = member
         if self._elements:

@@ -21,7 +21,7 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 @dataclass(frozen=True)
 class Draw:
-    """A uniform distribution between two bounds, of a number or (`log`) of its logarithm."""
+    """A uniform distribution of a number, or of its logarithm if `log`, between two bounds."""
 
     low: float
     high: float

@@ -93,8 +93,8 @@ def newest(root: Path, plan: SweepPlan) -> Path | None:
 def owned(folder: Path) -> Iterator[None]:
     """Lock a sweep's folder, so that only this process executes the sweep's notebook runs.
 
-    Forked processes of notebook runs inherit the lock on the folder. The folder therefore stays
-    locked while any notebook run continues, even if the sweep's process is dead.
+    Forked processes of notebook runs inherit the lock on the folder. The folder stays locked while
+    any notebook run of the sweep continues, even after the sweep's process has died.
 
     Raises:
         LabkitError: Another process executes the sweep, a notebook run of a killed sweep does not
@@ -163,7 +163,7 @@ def save_notebook(folder: Path, plan: SweepPlan) -> Path:
 def tidy(folder: Path) -> None:
     """Remove the incomplete job folders that a killed sweep has left."""
     for path in folder.glob(".*.new"):
-        if path.is_dir():  # a sweep creates only folders with such names
+        if path.is_dir():  # a sweep gives such names only to folders
             shutil.rmtree(path)
 
 

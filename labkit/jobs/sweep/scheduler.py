@@ -77,7 +77,7 @@ OVERTIME = GRACE + 10.0  # seconds from a process's time limit until the process
 
 @dataclass
 class Running:
-    """A notebook run in progress; `place` is its run slot, which no other run uses at that time."""
+    """A notebook run in progress, and its run slot `place`, which no simultaneous run uses."""
 
     member: SweepMember
     place: int
@@ -156,7 +156,7 @@ class Scheduler:
         return self._trials.left if self._trials else 0
 
     def _next_fits(self, waiting: list[SweepMember]) -> bool:
-        """Return whether the next notebook run may start; if a search suggests it, create it."""
+        """Return whether the next notebook run may start; ask a search for one if none waits."""
         if not waiting and self._trials and self._trials.left and self._has_room():
             waiting.append(self._trials.ask())
         return bool(waiting) and self._fits(waiting[0])

@@ -123,7 +123,7 @@ class SweepPlan:
 
     notebook: Path
     members: list[SweepMember]
-    search: Search | None = None  # None: a grid or a random sample
+    search: Search | None = None  # None for a grid or a random sample
 
     @property
     def name(self) -> str:
@@ -143,8 +143,8 @@ class SweepPlan:
     @cached_property
     def _code(self) -> list[JSON]:
         """The code that determines results: the notebook's code cells and labkit's source."""
-        # Markdown cells and outputs are omitted: after a change of them, completed notebook runs
-        # need not be repeated.
+        # Markdown cells and outputs are omitted, because a change of a Markdown cell or an output
+        # does not affect results.
         code: list[JSON] = [
             [cell.source, [*cell.tags]]
             for cell in cells.parse(self.text, self.notebook)
@@ -189,7 +189,7 @@ def read_assignments(texts: tuple[str, ...]) -> dict[str, Axis]:
 
 
 def read_file(text: str, origin: str) -> tuple[dict[str, Axis], dict[str, int]]:
-    """Return each parameter's values in a sweep file, and its entry `random` (`samples`, `seed`).
+    """Return the values of each parameter in a sweep file, and the file's entry `random`.
 
     Raises:
         InvalidInput: The text is not YAML of the form `name: values`, or the entry `random` has
@@ -334,7 +334,7 @@ def _member(
         parameters.largest(values_with_defaults.get(name)) for name in ("workers", "threads")
     )
     if values_with_defaults.get("clock") == "virtual":
-        workers = 1  # one process simulates all workers
+        workers = 1  # on the virtual clock, one process simulates all workers
     return SweepMember(
         folder, checked, repeat, workers, threads, known="workers" in declared_parameters
     )

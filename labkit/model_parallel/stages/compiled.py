@@ -184,9 +184,10 @@ class Compiled:
         backward_input      saved, seeds ->  dx, rest
         backward_weight     rest         ->  dw
 
-    None of the four functions repeats a computation of another function. `backward_input` computes
-    all intermediate gradients that lead to the inputs, or to at least two weights.
-    `backward_weight` computes the weight gradients from the remaining matrix products.
+    The backward functions repeat no computation of `forward`, and `backward_weight` repeats no
+    computation of `backward_input`. `backward_input` computes all intermediate gradients that lead
+    to the inputs, or to at least two weights. `backward_weight` computes the weight gradients from
+    the remaining matrix products.
 
     An operation that computes several gradients, such as the backward loop of a recurrent layer,
     belongs to `backward_input`. Operations with side effects, such as calls to Python functions or

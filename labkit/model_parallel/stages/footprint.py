@@ -15,8 +15,8 @@ from labkit.schedules.pipeline import ScheduleTable
 from labkit.schedules.pipeline_stages import stored_versions
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "versions")
-# Layers that only return a view of their input, or that do nothing during training, so they store
-# no new tensor.
+# Layers that store no new tensor, because they only return a view of their input or do nothing
+# during training.
 _VIEWS = (keras.layers.InputLayer, keras.layers.Reshape, keras.layers.Flatten)
 
 Bytes: TypeAlias = dict[str, int]  # bytes by kind of memory

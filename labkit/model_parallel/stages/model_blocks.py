@@ -146,7 +146,7 @@ class Blocks:
         return StageModels(self._graph, models, takes)
 
     def _read(self, nodes: Sequence[Node], last: bool) -> dict[int, keras.KerasTensor]:
-        """Return the tensors and masks that the nodes read, with the model's outputs if `last`."""
+        """Return the tensors and masks that the nodes read; if `last`, also the model outputs."""
         tensors = [x for node in nodes for x in node.arguments.keras_tensors]
         tensors += self._graph.outputs if last else []
         tensors += [mask for x in tensors if (mask := mask_of(x)) is not None]

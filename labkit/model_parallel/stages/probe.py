@@ -92,7 +92,7 @@ def _random(spec: keras.KerasTensor, rows: int) -> tf.Tensor:
             "partition='parameters', or fix the length of the input"
         )
     kind, shape = tf.as_dtype(spec.dtype), (rows, *spec.shape[1:])
-    random = np.random.default_rng(0)  # leaves the global random state unchanged
+    random = np.random.default_rng(0)  # a local generator leaves the global random state unchanged
     # A cast to integers turns values below 1 into 0, which is a valid word number for an Embedding
     # layer.
     return tf.cast(random.random(shape), kind)

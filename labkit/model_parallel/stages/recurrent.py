@@ -114,8 +114,8 @@ class StatefulRecurrent(keras.layers.Layer):
 def open_time(model: keras.Model) -> keras.Model:
     """Return a `keras.Model` of the same layers that accepts any number of time steps.
 
-    Each recurrent layer is wrapped in a `StatefulRecurrent` layer. If axis 1 of a tensor is time,
-    its length is None, also in stages cut from the returned model.
+    Each recurrent layer is wrapped in a `StatefulRecurrent` layer. If axis 1 of a tensor is the
+    time axis, the static length of the axis is None, also in stages of the returned model.
 
     Args:
         model: A model with one input (rows, steps, …) and one output, see `BlockChain`.

@@ -87,9 +87,9 @@ class Runner:
         parts = self._parts(batch)
         in_flight = _BatchInFlight(self, parts, self._counts(batch, parts))
         for _, stage, action, number, peer in self._rows:
-            # Whether a message is sent depends on the stage that comes later in the model. If the
-            # micro-batch has no data for the later stage (for example no rows), no rank computes or
-            # sends anything.
+            # A message between two stages is sent only if the micro-batch has data for the later of
+            # the two stages. If the micro-batch has no rows for the later stage, for example, no
+            # rank computes or sends anything.
             if parts.reaches(number, max(stage, peer)):
                 with self._record(action, stage, number):
                     in_flight.execute(action, stage, number, peer)
@@ -135,8 +135,8 @@ class _BatchInFlight:
     def execute(self, action: str, stage: int, number: int, peer: int) -> None:
         """Execute one action (row) of the pipeline schedule."""
         # The schedule contains entries only for messages between neighbouring stages. A tensor for
-        # a stage farther away is sent at the sender's entry, and received at the last entry on its
-        # path.
+        # a stage farther away is sent at the sending stage's entry, and received at the last entry
+        # on the tensor's path.
         if action == "receive":
             size = self._parts.size(number, max(stage, peer))
             self.passing.receive(stage, peer < stage, number, size)
@@ -207,8 +207,8 @@ class Inference:
             batches: Inputs (rows, …) of the micro-batches, equal on all ranks, with at least one
                 row each. If the model has several inputs, each element is a list of tensors.
 
-        Yields:
-            The outputs (rows, …) on the rank of the last stage, elsewhere None; and the added loss.
+        Yields: Pairs of the outputs (rows, …) and the added loss; the outputs are None except on
+            the rank of the last stage.
         """
         remaining = iter(batches)
         # A group that has as many micro-batches as there are ranks keeps all ranks busy. When a
@@ -315,9 +315,9 @@ class Delayed:
                 self._backward(backward_iteration)
             update()
         self._iteration += 1
-        # Module m receives a gradient from module s after s - m iterations. After as many
-        # iterations as the number of modules minus 1, all sends of an iteration are complete, so
-        # waiting for them does not block.
+        # Module m receives a gradient from module s after s - m iterations. With M modules, all
+        # sends of an iteration are complete after M - 1 more iterations, so waiting for the sends
+        # does not block.
         self._pending_sends.append(self._passing.posted)
         self._passing.posted = []
         if len(self._pending_sends) > self._last:
@@ -327,8 +327,8 @@ class Delayed:
     def finish(self) -> None:
         """Receive the gradients that are still pending after training, and complete all sends."""
         for reader in range(self.place + 1, self._last + 1):
-            # The module `reader` has run the backward pass of all iterations in `sent`, and has
-            # sent the gradients.
+            # The module on rank `reader` has run the backward pass of the iterations in `sent`, and
+            # has sent the gradients.
             sent = range(self._iteration - (self._last - reader))
             for iteration in sent:
                 if self._rows.get(iteration):  # the iteration's gradients are pending

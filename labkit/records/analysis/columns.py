@@ -131,7 +131,7 @@ def plain_parameters(run: Run) -> dict[str, Value]:
 
 
 def _named_arrays(dataset: JSON) -> JSON:
-    """Return a text for a data set of arrays (shape, checksum), e.g. `arrays 200 × 10, #850c`."""
+    """Return a text for a data set of arrays (shape, checksum), like `arrays 200 × 10, #850c`."""
     arrays = dataset if isinstance(dataset, list) else []
     if not arrays or not all(isinstance(array, dict) and "sha256" in array for array in arrays):
         return dataset
@@ -342,7 +342,7 @@ def _largest_grid(
 
 
 def _grid_size(parameter_values: dict[str, list[Value]], one: str, other: str) -> int:
-    """Return the number of value combinations with runs, or 0 if too many have no run."""
+    """Return the number of value combinations with runs, or 0 if too many lack a run."""
     pairs = {
         (repr(a), repr(b))
         for a, b in zip(parameter_values[one], parameter_values[other], strict=True)
@@ -393,7 +393,7 @@ class Seeds(Run):
 
     @cached_property
     def history(self) -> pandas.DataFrame:
-        """History rows of the runs with all seeds."""
+        """History rows of all runs in the group."""
         import pandas as pd
 
         return pd.concat([member.history for member in self.members], ignore_index=True)

@@ -191,7 +191,7 @@ def _row(calm: Run, disturbed_run: Run | None) -> dict[str, object]:
 
 
 def _applied_samples(run: Run) -> tuple[int, float, float]:
-    """Return applied samples, total seconds, and the longest seconds between applied gradients."""
+    """Return applied samples, total time, and the longest time between applied gradients (s)."""
     history = with_end_times(run.history)
     counted_rows = history[is_applied(history)]
     # The times in `ended` are the ends of steps, so no difference between two of the times includes

@@ -201,7 +201,9 @@ def search_result(folder: Path) -> SearchResult:
     """
     try:
         if (size := (folder / JOURNAL).lstat().st_size) > LONGEST_JOURNAL:
-            raise ValueError(f"it has {size:,} bytes; allowed: at most {LONGEST_JOURNAL:,}")
+            raise ValueError(
+                f"the journal has {size:,} bytes; allowed: at most {LONGEST_JOURNAL:,}"
+            )
         return _read(folder, store.read_json(folder / "sweep.json")["search"])
     except LabkitError:
         raise

@@ -79,7 +79,7 @@ def scalings(runs: Mapping[str, Run]) -> pd.DataFrame:
 
 
 def seed_bands(table: pd.DataFrame) -> pd.DataFrame:
-    """Return median speed-ups with ranges over seeds, for lines with several worker counts.
+    """Return median speed-ups and ranges over seeds for runs with several worker counts.
 
     The columns are line, kind, workers, seeds (largest number for any worker count), runs (names),
     speedup, `speedup_low` (slowest seed), `speedup_high` (fastest seed), and efficiency.
@@ -138,7 +138,7 @@ Alone: TypeAlias = "dict[tuple[float | None, str, str], list[str]]"
 
 
 def _baselines(usable: Mapping[str, Run]) -> Alone:
-    """Return the one-worker runs grouped by work, so that not all pairs of runs are compared."""
+    """Group one-worker runs by work; a run is then compared only with runs of one group."""
     baselines: Alone = {}
     for name, run in usable.items():
         if _workers(run) == 1:
@@ -247,8 +247,8 @@ def sent_bytes(run: Run) -> pd.DataFrame:
     import pandas as pd
 
     exchange: dict[str, dict[str, dict[str, int]]] = run.metrics.get("exchange") or {}
-    # Older records lack `counted_steps`; their bytes are counted from the start of the processes,
-    # over all steps.
+    # Records of older labkit versions lack `counted_steps`, and count bytes over all steps since
+    # the processes started.
     steps = exchange.get("counted_steps", run.history["step"].nunique())
     rows = [
         {"source": source, "target": target, "bytes": nbytes / steps}
@@ -266,7 +266,7 @@ def _differences(run: Run, other: Run) -> list[str]:
 
 
 def _matches(fields: Mapping[str, JSON], options: Mapping[str, JSON]) -> bool:
-    """Return whether a strategy has exactly these options, and default values in other fields."""
+    """Return whether a strategy has exactly the given options, and defaults in other fields."""
     if fields["name"] != options["name"]:
         return False
     default = STRATEGIES[str(options["name"])]().to_json()
@@ -315,7 +315,7 @@ def _taxonomy(
             f"{name}={v!r}" for name, v in foreign_kind.ours.items() if name != "name"
         )
         yield EQUIVALENT_COLUMN, f"{foreign_kind.ours['name']}({options})"
-        yield "legacy", "Keras 3's fit does not support it" if foreign_kind.legacy else ""
+        yield "legacy", "Keras 3's fit does not support the strategy" if foreign_kind.legacy else ""
         return
     kind = STRATEGIES[str(fields["name"])]
     cell = kind.model_validate({k: v for k, v in fields.items() if k != "name"}).cell(workers)

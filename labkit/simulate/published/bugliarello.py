@@ -2,8 +2,8 @@
 
 A server shares its node with workers, and stores whole variables. In each step, a server sends its
 variables to the n - 1 other nodes, and receives equally many bytes of gradients. The busiest
-server's link carries (n - 1) times the bytes of this server: out during the forward pass, in during
-the backward pass. The following formula gives the time T(n) of a training step on n nodes:
+server's link carries (n - 1) times this server's bytes: outgoing in the forward pass, and incoming
+in the backward pass. The following formula gives the time T(n) of a training step on n nodes:
 
     T(n) = max(F + σ · e(n), x) + max(B, x),    x = (n - 1) · busiest / link,
 
@@ -14,8 +14,8 @@ servers, the busiest server stores only the variable of shape 2048 × 1001 (8.2 
 divided.
 
 The formula for T(n) was chosen after all results were known. Each reproduction names the results to
-which its parameters are fitted. On one node no rank waits, so T equals the step time of one GPU by
-construction.
+which its parameters are fitted. On one node no rank waits, so T(1) equals the step time of one GPU
+by construction.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def _fit(known: Figures) -> Parameters:
     delays = np.array([largest_of(_place(name)[1]) for name in others])
     platform, gpus = _place(last)
     duration = 1 / known[last]
-    # If a step takes over twice the time of a backward pass, the link limits both passes. The
-    # exchange time x of one pass is then half of the step time.
+    # If a step takes over twice the time of a backward pass, the link limits both passes. If the
+    # link limits both passes, the exchange time x of one pass is half of the step time.
     x = duration / 2 if duration > 4 * FORWARD else duration - 2 * FORWARD
     link = link_bytes(gpus, GPUS_A_NODE[platform]) / x / STEP[platform]
     return {SPREAD: float(excess @ delays / (delays @ delays)), LINK: link / 1e6}

@@ -3,9 +3,9 @@
 Published results for comparison: scaling curves, efficiencies and errors.
 
 A letter marks the type of source: A is the abstract of the paper, C is computed from its formula,
-and D is the documentation of the project. F is read from a figure (± 3 %), P is the text of the
-paper, and R is a raw result from the authors. A ratio that is measured on one machine is never
-compared with an absolute number from a cluster.
+and D is the documentation of the project. The letter F marks a value read from a figure (± 3 %), P
+the text of the paper, and R a raw result from the authors. A ratio that is measured on one machine
+is never compared with an absolute number from a cluster.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-Parameters: TypeAlias = Mapping[str, float]  # keys: parameter name with its unit
+Parameters: TypeAlias = Mapping[str, float]  # keys are the names of parameters with their units
 Figures: TypeAlias = dict[str, float]
 Verdict: TypeAlias = Literal[
     "predicted", "predicted from a fit", "reproduced", "by construction", "bound", "not reached"
@@ -43,13 +43,13 @@ class Judged:
         unit: Unit of the values.
         parameters: Parameters of the model, by name.
         fitted: Names of the published results to which the parameters are fitted.
-        predicted: Value that the model predicts; None: no published result is available for the
+        predicted: Value that the model predicts; None if no published result is available for the
             fit.
         published: Published value.
         points: Whether `error` is a difference; if not, it is a relative error.
         within: Largest allowed absolute value of `error`.
-        reached: The `verdict` if the error is within the limit; the verdict "bound" instead
-            requires that the error is not negative.
+        reached: The `verdict` if the absolute error is within the limit; for the verdict "bound",
+            the error must instead not be negative.
 
     `error` is predicted / published - 1; if `points` is true, it is predicted - published.
     `verdict` is the value of `reached`, or "not reached"; see `VERDICTS`.
@@ -250,7 +250,8 @@ PUBLISHED: dict[str, Scaling] = {
 }
 
 
-# A single letter in these comments marks the type of source, as this module's docstring defines.
+# In comments on published values, a single letter marks the type of source; the module's docstring
+# defines the letters.
 INCEPTION_MB = 92.9  # megabytes of gradients of InceptionV3
 # For each number of nodes of the computer Piz Daint, the number of servers with the highest
 # throughput.
@@ -287,4 +288,4 @@ class Softsync:
 
 
 SOFTSYNC = (Softsync(None, (15, 30), 0.90), Softsync("per_gradient", (), 0.18))
-SOFTSYNC_LATER = 1e-4  # largest fraction of gradients over 2n updates old (Zhang 2016, P)
+SOFTSYNC_LATER = 1e-4  # largest fraction of gradients more than 2n updates old (Zhang 2016, P)

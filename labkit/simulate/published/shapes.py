@@ -90,7 +90,7 @@ def _dense(*sizes: int) -> Layers:
 def inception_v3(classes: int = 1001) -> Layers:
     """InceptionV3 (Szegedy et al. 2015, arXiv 1512.00567), 299 × 299 images, no auxiliary head."""
     net = _chain(3, 149, (32, 3, 3, 149), (32, 3, 3, 147), (64, 3, 3))
-    net[1] = net[1]._replace(stride=1)  # missing padding shrinks the image; the stride is 1
+    net[1] = net[1]._replace(stride=1)  # the image shrinks by missing padding; the stride is 1
     net += _chain(64, 73, (80, 1, 1)) + _chain(80, 71, (192, 3, 3))
     for ins, pooled in ((192, 32), (256, 64), (288, 64)):
         net += _chain(ins, 35, (64, 1, 1)) + _chain(ins, 35, (48, 1, 1), (64, 5, 5))
