@@ -17,26 +17,33 @@ import click
 
 from labkit.bench.command import bench
 from labkit.cli.calibrate import calibrate
-from labkit.cli.experiments import experiment_of
 from labkit.cli.forecast import forecast
 from labkit.cli.frameworks import frameworks, tf_config
 from labkit.cli.gallery import gallery
 from labkit.cli.kubernetes import container, kubernetes
-from labkit.cli.options import PARAMETER, OfNotebook, Target, place, placed
+from labkit.cli.options import PARAMETER, OfNotebook, Target, experiment_of, place, placed
 from labkit.cli.prestart import prestart
 from labkit.cli.simulate import simulate
 from labkit.cli.sweep import FORCE, INTERRUPTED, MLFLOW, TENSORBOARD, sweep
 from labkit.cli.testbed import testbed
-from labkit.common.errors import DISK, PATH, InvalidInput, LabkitError, cannot_write
+from labkit.common.errors import (
+    DISK,
+    PATH,
+    InvalidInput,
+    LabkitError,
+    cannot_write,
+    one_line,
+    restart_in_utf8,
+    say,
+)
+from labkit.common.files import keep_bytecode
 from labkit.common.output import output_option
-from labkit.common.paths import keep_bytecode
 from labkit.common.renamed import name_today
-from labkit.common.terminal import one_line, restart_in_utf8, say
 from labkit.records.endings import interruption_text, terminate
 
 if TYPE_CHECKING:
     from labkit.common.canonical_json import JSON
-    from labkit.jobs.following import Follow
+    from labkit.jobs.running import Follow
     from labkit.records.run import Run
 
 FOLDER = click.Path(path_type=Path)
@@ -148,8 +155,8 @@ def run(
     the notebook.
     Example: labkit run notebooks/tour.ipynb --help
     """
-    from labkit.jobs.following import following
     from labkit.jobs.parameters import read_text, read_yaml
+    from labkit.jobs.running import following
 
     # Batch queues and system shutdown send SIGTERM to end a process. The command handles SIGTERM
     # like Ctrl-C, so that the record of the run is written.
@@ -193,7 +200,7 @@ def stop(folder: Path) -> None:
     Running notebook cells are interrupted so that they can clean up, and so that the records of the
     runs are written.
     """
-    from labkit.jobs.stop import stop as stop_all
+    from labkit.jobs.running import stop as stop_all
 
     remaining = stop_all(folder, say)
     sys.exit(1 if remaining else 0)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from labkit.bench.command import compressors, numbers
+from labkit.common.errors import say
 from labkit.common.output import output_option
-from labkit.common.terminal import say
 
 if TYPE_CHECKING:
     from labkit.compression import Compressor
@@ -78,7 +78,7 @@ def calibrate(
     """
     from labkit.bench.calibration_runs import calibrate as measure
     from labkit.bench.compression import without_fields
-    from labkit.cli.experiments import experiment_named
+    from labkit.cli.options import experiment_named
     from labkit.forecast import Calibration
     from labkit.forecast.calibration_store import local_calibration
     from labkit.jobs.listing import displayed_path

@@ -10,7 +10,7 @@ import click
 
 from labkit.bench.command import numbers
 from labkit.cli.simulate import network_of
-from labkit.common.terminal import say
+from labkit.common.errors import say
 
 if TYPE_CHECKING:
     from labkit.forecast import Forecast
@@ -86,7 +86,7 @@ def forecast(
     labkit forecast mlp -p dataset mnist -p strategy '{name: AllReduce, schedule: overlap}'
     --network 10GbE
     """
-    from labkit.cli.experiments import experiment_named
+    from labkit.cli.options import experiment_named
     from labkit.jobs.listing import table
 
     spec = experiment_named(experiment, dict(fields))

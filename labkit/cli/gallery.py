@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
+from labkit.common.errors import say
 from labkit.common.output import check_output
-from labkit.common.terminal import say
 
 FOLDER = click.Path(path_type=Path)
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labkit.cli.options import OfNotebook, Target, complete_assignment, complete_parameter
-from labkit.common.errors import InvalidInput
+from labkit.common.errors import InvalidInput, say
 from labkit.common.quantities import parse_limit
-from labkit.common.terminal import say
 
 if TYPE_CHECKING:
     from labkit.jobs.sweep.sweep_plan import SweepPlan
@@ -129,7 +128,7 @@ def sweep(
     command with --resume, or run `labkit sweep SWEEP_FOLDER --resume`.
     """
     from labkit.jobs import estimate
-    from labkit.jobs.following import following
+    from labkit.jobs.running import following
     from labkit.jobs.sweep import manifest
 
     sampler = values.pop("sampler")
@@ -289,11 +288,11 @@ def _run(folder: Path, plan: SweepPlan, record: Record) -> None:
     from labkit.jobs.sweep.progress_screen import SweepScreen
     from labkit.jobs.sweep.scheduler import Scheduler
     from labkit.jobs.sweep.trials import Trials
-    from labkit.records import registry, store
+    from labkit.records import folders, store
 
     # The states of the notebook runs are read under the lock, because another process may execute
     # the same sweep.
-    with manifest.owned(folder), registry.registration(folder):
+    with manifest.owned(folder), folders.registration(folder):
         manifest.tidy(folder)
         trials = Trials(folder, plan, plan.search) if plan.search else None
         if trials:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from labkit.common.errors import LabkitError
-from labkit.common.terminal import say
+from labkit.common.errors import LabkitError, say
 
 
 @click.group()

@@ -12,11 +12,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
-from labkit.cluster import last_experiment, launch, magic
+from labkit.cluster import launch, magic, run_handle
 from labkit.cluster.calls import Calls, RankError
-from labkit.cluster.cluster_name import default_name, folder_of
 from labkit.cluster.engines import Connection, LocalEngines, RemoteEngines
-from labkit.cluster.lease import is_held
+from labkit.cluster.lease import default_name, folder_of, is_held
 from labkit.cluster.namespace_transfer import CellVariables, restore_variables, save_variables
 from labkit.cluster.prediction import join_parts, plan_prediction, validate_rows
 from labkit.cluster.resume import (
@@ -32,8 +31,8 @@ from labkit.cluster.submission import SubmittedRun, run_seeds
 from labkit.cluster.warm import claim_warm_engines
 from labkit.common import keras_settings
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.files import runtime_folder
 from labkit.common.nearest import named_arguments
-from labkit.common.paths import runtime_folder
 from labkit.common.quantities import parse_limit
 from labkit.common.renamed import refuse_former_attributes
 from labkit.common.timeouts import Limits
@@ -372,7 +371,7 @@ class Cluster:
         Raises:
             LabkitError: No run was submitted yet.
         """
-        return last_experiment.last_submitted(self.folder, show)
+        return run_handle.last_submitted(self.folder, show)
 
     def call(
         self,

@@ -19,8 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from labkit.cluster import launch
-from labkit.cluster.cluster_name import default_name, folder_of
-from labkit.cluster.lease import POLL_INTERVAL, WARM, Lease, locked
+from labkit.cluster.lease import POLL_INTERVAL, WARM, Lease, default_name, folder_of, locked
 from labkit.cluster.start import Start
 from labkit.cluster.warm import inherited
 from labkit.common.errors import LabkitError

@@ -17,8 +17,8 @@ from labkit.cluster.lease import Lease, link_hold, locked, release_warm_lease, w
 from labkit.cluster.start import Start
 from labkit.common.canonical_json import digest
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.files import fingerprint, runtime_folder
 from labkit.common.machine import check_ranks
-from labkit.common.paths import fingerprint, runtime_folder
 from labkit.hosts.host_list import is_reachable
 from labkit.records.endings import End
 

@@ -10,13 +10,13 @@ from typing import TypeAlias
 
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.safe_files import check_folder
+from labkit.common.files import check_folder
 from labkit.common.state import decoding
 from labkit.experiment import Experiment
 from labkit.records import checkpoints, store
 from labkit.records.checkpoints import RESUME_VARIABLE, Checkpoint, CheckpointContext, Resume
+from labkit.records.folders import scan
 from labkit.records.run import Run
-from labkit.records.scan import scan
 from labkit.records.store import Record
 from labkit.records.stream import FOLDER
 from labkit.strategies import STRATEGIES

@@ -13,7 +13,7 @@ from labkit.cluster.cluster import Cluster
 from labkit.cluster.cluster import run as run_experiment
 from labkit.cluster.prediction import plan_prediction, validate_rows
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.paths import usable_cores
+from labkit.common.files import usable_cores
 from labkit.experiment import Experiment, VirtualClock
 from labkit.network import ComputeTime, Network
 from labkit.records.analysis.serving_runs import (

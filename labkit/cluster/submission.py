@@ -16,11 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from labkit.cluster.calls import Calls, ClusterProtocol, RankError
-from labkit.cluster.last_experiment import remember
 from labkit.cluster.launch import NotStarted
 from labkit.cluster.restart_policy import TRIES, RestartPolicy, ranks_to_blame
 from labkit.cluster.resume import begin_record
-from labkit.cluster.run_handle import RunHandle
+from labkit.cluster.run_handle import RunHandle, remember
 from labkit.common.errors import Pruned
 from labkit.communicator.status_table import ENDED
 from labkit.experiment import Experiment

@@ -27,13 +27,24 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 import psutil
 
 from labkit.cluster import launch
-from labkit.cluster.cluster_name import SHAPING, absolute, default_name, folder_of
-from labkit.cluster.lease import KEEPER, WARM, Lease, Lock, is_held, locked, wait_until_free
+from labkit.cluster.lease import (
+    KEEPER,
+    SHAPING,
+    WARM,
+    Lease,
+    Lock,
+    absolute,
+    default_name,
+    folder_of,
+    is_held,
+    locked,
+    wait_until_free,
+)
 from labkit.cluster.start import Start
 from labkit.common import imports
 from labkit.common.errors import LabkitError
+from labkit.common.files import bytecode_variables, runtime_folder
 from labkit.common.machine import check_ranks
-from labkit.common.paths import bytecode_variables, runtime_folder
 from labkit.common.units import plural
 from labkit.records import store
 from labkit.records.endings import terminate

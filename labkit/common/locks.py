@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from labkit.common.paths import usable_cores
+from labkit.common.files import usable_cores
 
 # The environment variable LABKIT_KEEPER contains the path of the lock file of a cluster's keeper
 # process.

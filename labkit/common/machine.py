@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.paths import fingerprint, usable_cores
+from labkit.common.files import fingerprint, usable_cores
 from labkit.common.units import plural
 
 HARDWARE = ("platform", "cpu", "cores", "memory_gib")

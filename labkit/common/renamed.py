@@ -1,6 +1,6 @@
 """Former names of public fields, classes, functions and options, with their current names.
 
-Code that uses a former name gets an error with the current name. `labkit.records.renamed` reads
+Code that uses a former name gets an error with the current name. `labkit.records.shape` reads
 records that contain former names.
 """
 
@@ -14,7 +14,7 @@ Fields: TypeAlias = dict[str, Any]
 Names: TypeAlias = Mapping[str, str]
 
 # Records may contain the former names in the tables from `EXPERIMENT` to `OPTIONS`, so
-# `labkit.records.renamed` also uses these tables.
+# `labkit.records.shape` also uses these tables.
 EXPERIMENT: Names = {
     "steps": "steps_per_epoch",
     "slow": "stragglers",

@@ -13,8 +13,19 @@ from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.nearest import lookup, parse
 from labkit.datasets import user_data
-from labkit.datasets.dataset import Array, Arrays, Dataset, DatasetSpec, Rows, Shapes, labels
-from labkit.datasets.files import DataFile, fetch, find, how_to_get
+from labkit.datasets.dataset import (
+    Array,
+    Arrays,
+    DataFile,
+    Dataset,
+    DatasetSpec,
+    Rows,
+    Shapes,
+    fetch,
+    find,
+    how_to_get,
+    labels,
+)
 from labkit.datasets.images import CIFAR10, DIGITS, FASHION_MNIST, MNIST
 from labkit.datasets.synthetic import SYNTHETIC
 from labkit.datasets.tabular_files import ADULT

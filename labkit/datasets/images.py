@@ -15,8 +15,7 @@ import numpy as np
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.imports import optional
 from labkit.common.nearest import Options
-from labkit.datasets.dataset import Array, Arrays, DatasetSpec, always, images
-from labkit.datasets.files import DataFile
+from labkit.datasets.dataset import Array, Arrays, DataFile, DatasetSpec, always, images
 
 
 def read_digits(options: Options, paths: Sequence[Path]) -> Arrays:

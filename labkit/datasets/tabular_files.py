@@ -13,8 +13,15 @@ import numpy as np
 
 from labkit.common.errors import InvalidInput
 from labkit.common.nearest import Options
-from labkit.datasets.dataset import FEW_CLASSES, Array, Arrays, DatasetSpec, Shapes, always
-from labkit.datasets.files import DataFile
+from labkit.datasets.dataset import (
+    FEW_CLASSES,
+    Array,
+    Arrays,
+    DataFile,
+    DatasetSpec,
+    Shapes,
+    always,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.common.paths import usable_cores
+from labkit.common.files import usable_cores
 from labkit.communicator import Communicator
 from labkit.schedules import ALLREDUCE
 

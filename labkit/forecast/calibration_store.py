@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from labkit.common.canonical_json import JSON, digest
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.files import cache_folder
 from labkit.common.machine import HARDWARE, installed, machine
-from labkit.common.paths import cache_folder
 from labkit.common.units import bytes_text
 from labkit.forecast.calibration import SCHEMA, Calibration, ModelCost, Outdated, Provenance
 from labkit.schedules import ALLREDUCE

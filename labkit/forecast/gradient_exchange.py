@@ -32,8 +32,8 @@ from labkit.forecast.calibration import (
     scale_spread,
     widen,
 )
-from labkit.forecast.order_statistics import expected_maximum, group_ranks, run_deviation, slowest
 from labkit.forecast.query import COMPUTED, Query, StepForecast, network_error_sources
+from labkit.forecast.workers import expected_maximum, group_ranks, run_deviation, slowest
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from labkit.common.errors import InvalidInput
 from labkit.forecast.calibration import NOTHING, Provenance, add_spreads, percentile_range
 from labkit.forecast.meta import AmountLog, MetaBackend, MetaRuntime
 from labkit.forecast.neighbours import typical_interval
-from labkit.forecast.order_statistics import run_deviation
 from labkit.forecast.query import Query, StepForecast, network_error_sources
 from labkit.forecast.workers import (
     PLAYED,
@@ -23,6 +22,7 @@ from labkit.forecast.workers import (
     ProgramWorkers,
     measured_distribution,
     meta_roles,
+    run_deviation,
     sample_network,
     shapes_of,
     slowdowns_of,

@@ -10,8 +10,8 @@ from math import prod
 from labkit.common.errors import InvalidInput
 from labkit.forecast.calibration import LayerCost, Provenance, StepCost
 from labkit.forecast.neighbours import Group, link_bytes, link_bytes_of_groups, typical_interval
-from labkit.forecast.order_statistics import expected_maximum, group_ranks, slowest
 from labkit.forecast.query import COMPUTED, Query, StepForecast, network_error_sources
+from labkit.forecast.workers import expected_maximum, group_ranks, slowest
 from labkit.schedules.grid import Grid, crossing, owned_boxes
 
 # For each layer class that can be divided: the index of the weight that limits the number of

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.files import peers_folder
 from labkit.common.nearest import listed, refuse_unknown
-from labkit.common.paths import peers_folder
 from labkit.frameworks import foreign
 from labkit.frameworks.child import environment
 from labkit.frameworks.foreign import versions

@@ -141,7 +141,7 @@ def _describe_python() -> PythonInfo:
     import mpi4py
 
     import labkit
-    from labkit.common.paths import fingerprint
+    from labkit.common.files import fingerprint
 
     # MPI reports its version without initialization. In some MPI libraries, initialization fails
     # outside of a job.

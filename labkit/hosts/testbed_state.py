@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, TypedDict, cast
 
 from labkit.common.errors import InvalidInput, LabkitError, short
-from labkit.common.paths import bytecode_variables, runtime_folder
+from labkit.common.files import bytecode_variables, runtime_folder
 from labkit.common.quantities import bits_of
 from labkit.records import store
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from labkit.common.errors import LabkitError
 from labkit.hosts.host_list import login
 from labkit.hosts.queue import Queue, SlurmJob
-from labkit.records import registry, store
+from labkit.records import folders as registry
+from labkit.records import store
 
 # Slurm's reason for an array task that could not start, for example if the sweep's folder is
 # missing on a node.

@@ -12,7 +12,7 @@ from labkit.common.units import duration_text, plural
 from labkit.jobs import listing
 from labkit.jobs.parameters import Values, declared, largest
 from labkit.records import store
-from labkit.records.scan import scan
+from labkit.records.folders import scan
 
 # Experiment fields that change the duration of a step. Epochs and repeats are not in `SAME`,
 # because they only multiply the duration.

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from labkit.common.files import make_folder, open_file
 from labkit.common.privacy import scrub
-from labkit.common.safe_files import make_folder, open_file
 from labkit.jobs import cells
 from labkit.records import store
 from labkit.records.executed_notebook import notebook_bytes

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, gist
-from labkit.common.safe_files import make_folder, open_file, read_file
+from labkit.common.files import make_folder, open_file, read_file
 from labkit.jobs import execution
 from labkit.jobs.fork import BROKEN, Fork
 from labkit.jobs.log import RunLog, experiment, parameters_of_job
-from labkit.records import registry, store
+from labkit.records import folders, store
 from labkit.records.endings import STOP_SIGNALS, End, describe_exit
 from labkit.records.executed_notebook import read_notebook
 
@@ -166,7 +166,7 @@ def main(notebook: Path, job: Path, limit: float | None = None, show: bool = Tru
     # signal.
     stop = partial(kernel.interrupt, "ended by SIGTERM (labkit stop sends it)")
     signal.signal(signal.SIGTERM, lambda *_: _start(stop))
-    with registry.registration(job):
+    with folders.registration(job):
         return _record(notebook, job, kernel, limit, show)
 
 

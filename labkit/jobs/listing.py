@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 
 from labkit.common.errors import LabkitError
-from labkit.common.paths import cache_folder, fingerprint
+from labkit.common.files import cache_folder, fingerprint
 from labkit.common.units import duration_text
 from labkit.jobs.elements import Elements
 from labkit.jobs.sweep import manifest
 from labkit.records import store
+from labkit.records.folders import Folder, folders, read_run, skip_message, skipped_links
 from labkit.records.run import Run, equivalence_failed, key_metrics, run_from_records
-from labkit.records.scan import Folder, folders, read_run, skip_message, skipped_links
 
 LEAST = 500  # minimum number of folders for which a cache saves time
 Row = tuple[str, ...]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.common import imports
+from labkit.common.files import read_file
 from labkit.common.machine import require_loopback
 from labkit.common.privacy import scrub
-from labkit.common.safe_files import read_file
 from labkit.jobs import parameters
 from labkit.jobs.fork import Fork
 from labkit.jobs.job import CELL_FAILED, LOG

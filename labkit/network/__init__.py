@@ -3,9 +3,8 @@
 from labkit.network.carrier import Carrier, carrier
 from labkit.network.compute_time import ComputeTime
 from labkit.network.fault import Fault
-from labkit.network.fifo_links import FifoLinks
 from labkit.network.flows import FREE, Flows, finish_times, max_min
-from labkit.network.links import Links, Transfers, Uncontended
+from labkit.network.links import FifoLinks, Links, Transfers, Uncontended
 from labkit.network.network import PRESETS, Network, Slowdown, relative_compute_times
 
 __all__ = [

@@ -7,9 +7,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from labkit.network.fifo_links import FifoLinks
 from labkit.network.flows import FREE, Flows
-from labkit.network.links import Links
+from labkit.network.links import FifoLinks, Links
 from labkit.network.network import Network
 
 

@@ -7,9 +7,8 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from labkit.network.fifo_links import FifoLinks
 from labkit.network.flows import Flows
-from labkit.network.links import Links
+from labkit.network.links import FifoLinks, Links
 from labkit.network.network import Network
 from labkit.network.topology import Seconds
 from labkit.schedules.round import Integers

@@ -25,8 +25,15 @@ from labkit.programs.actions import (
 )
 from labkit.programs.cut_program import passing, whole_replica_program
 from labkit.programs.event_log import Backend, EventLog
-from labkit.programs.placement import PLACEMENTS, ServerPieces, placed
-from labkit.programs.roles import CodecChannel, Pass, Roles, staged
+from labkit.programs.roles import (
+    PLACEMENTS,
+    CodecChannel,
+    Pass,
+    Roles,
+    ServerPieces,
+    placed,
+    staged,
+)
 
 __all__ = [
     "PLACEMENTS",

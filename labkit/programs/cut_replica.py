@@ -15,9 +15,8 @@ from labkit.model_parallel.functional import Nest
 from labkit.model_parallel.stages import Blocks, Stage, balance_parameters
 from labkit.model_parallel.stages.stage import unwrap_single
 from labkit.programs.actions import Gradient, Passed, Place, Vector
-from labkit.programs.placement import ServerPieces, placed
 from labkit.programs.replica import Batches, Replica, Triple
-from labkit.programs.roles import Pass, staged
+from labkit.programs.roles import Pass, ServerPieces, placed, staged
 
 
 class _PendingBatch(NamedTuple):

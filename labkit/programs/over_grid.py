@@ -19,9 +19,8 @@ from labkit.model_parallel.stages import Stage
 from labkit.model_parallel.stages.stage import Loss, Targets
 from labkit.programs.actions import Gradient, Passed, Place, Vector
 from labkit.programs.cut_replica import CutReplicas, cache_latest_batch
-from labkit.programs.placement import ServerPieces, placed
 from labkit.programs.replica import Batches
-from labkit.programs.roles import Pass
+from labkit.programs.roles import Pass, ServerPieces, placed
 from labkit.schedules.grid import Grid, first_trained_layer, validate_grid
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from labkit.common.errors import InvalidInput
 from labkit.programs.actions import Gradient, Vector
-from labkit.programs.placement import ServerPieces
+from labkit.programs.roles import ServerPieces
 from labkit.programs.soft_targets import Soft
 
 Triple: TypeAlias = tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]  # x, y, sample weight

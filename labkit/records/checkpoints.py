@@ -15,12 +15,12 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from labkit.common.canonical_json import JSON, SCHEMA
 from labkit.common.errors import InvalidInput, LabkitError
+from labkit.common.files import open_file
 from labkit.common.quantities import PositiveSeconds, parse_seconds
-from labkit.common.safe_files import open_file
 from labkit.common.state import decoding
 from labkit.common.validated import Checked
 from labkit.records import store
-from labkit.records.renamed import rename_experiment
+from labkit.records.shape import rename_experiment
 from labkit.records.store import Record
 
 FOLDER = "checkpoints"  # subfolder of a run; each checkpoint's folder is named by its step

@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.common.canonical_json import JSON, NotPlain, read_plain_json
 from labkit.common.errors import LabkitError, short
-from labkit.common.safe_files import UnsafeFile, read_file
+from labkit.common.files import UnsafeFile, read_file
 from labkit.records.store import Record
 
 MAX_NOTEBOOK_BYTES = 2**27  # maximum bytes, about 10 times those of a notebook with many figures

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit.common.safe_files import read_file
+from labkit.common.files import read_file
 
 SUFFIX = ".ledger"
 

@@ -16,8 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.terminal import one_line, say
+from labkit.common.errors import InvalidInput, LabkitError, one_line, say
 from labkit.records import store
 from labkit.records.export import (
     MlflowStore,
@@ -28,8 +27,8 @@ from labkit.records.export import (
     step_points,
     timestamp,
 )
+from labkit.records.folders import folders
 from labkit.records.run import Run
-from labkit.records.scan import folders
 from labkit.records.store import Record
 from labkit.records.stream import FOLDER, StreamReader
 

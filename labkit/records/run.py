@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from labkit.common.canonical_json import JSON, is_number
 from labkit.common.errors import LabkitError
+from labkit.common.files import open_file
 from labkit.common.html import card, curve, folded, pairs, preformatted
 from labkit.common.renamed import refuse_former_attributes
-from labkit.common.safe_files import open_file
 from labkit.common.units import number_text
-from labkit.records import renamed, store
-from labkit.records.scan import RunRecords, find_runs
+from labkit.records import shape, store
+from labkit.records.folders import RunRecords, find_runs
 from labkit.records.shape import TABLES
 from labkit.records.store import Record
 
@@ -145,8 +145,8 @@ class Run:
     def _table(self, name: str) -> pandas.DataFrame:
         """Return the table `name` that the ranks wrote, or an empty table if it has no file."""
         path, kinds = self.path / f"{name}.parquet", TABLES[name]
-        if name in renamed.TABLES and not path.exists():
-            path = self.path / f"{renamed.TABLES[name]}.parquet"
+        if name in shape.RENAMED_TABLES and not path.exists():
+            path = self.path / f"{shape.RENAMED_TABLES[name]}.parquet"
         return store.read_table(path, kinds) if path.exists() else store.empty_table(kinds)
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from labkit.common.canonical_json import JSON, NotPlain
-from labkit.common.safe_files import read_file
+from labkit.common.files import read_file
 
 MAX_LENGTH = 100_000  # maximum number of characters; long sweeps have thousands
 MAX_DEPTH = 20  # maximum number of nested levels

@@ -21,18 +21,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from labkit.common.canonical_json import JSON, NotPlain, read_plain_json
 from labkit.common.canonical_json import SCHEMA as SCHEMA
 from labkit.common.errors import LabkitError, short
-from labkit.common.paths import runtime_folder
-from labkit.common.privacy import scrub
-from labkit.common.safe_files import (
+from labkit.common.files import (
     UnsafeFile,
     check_folder,
     make_folder,
     read_file,
     replace_file,
+    runtime_folder,
 )
+from labkit.common.privacy import scrub
 from labkit.records.parquet import column_problem, read_parquet
-from labkit.records.renamed import with_names_of_today
-from labkit.records.shape import field_problem
+from labkit.records.shape import field_problem, with_names_of_today
 
 if TYPE_CHECKING:
     import pandas

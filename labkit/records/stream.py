@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.common.canonical_json import NotPlain, is_number, read_plain_json
-from labkit.common.safe_files import UnsafeFile, open_file, read_file, replace_file
+from labkit.common.files import UnsafeFile, open_file, read_file, replace_file
 from labkit.records import store
 from labkit.records.store import Record
 

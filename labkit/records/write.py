@@ -11,9 +11,9 @@ from typing import Any
 
 from labkit.common import keras_settings
 from labkit.common.canonical_json import JSON
+from labkit.common.files import make_folder, read_file, replace_file
 from labkit.common.machine import machine
 from labkit.common.privacy import scrub
-from labkit.common.safe_files import make_folder, read_file, replace_file
 from labkit.exchange import timeline_rows
 from labkit.experiment import Experiment
 from labkit.records import store

@@ -14,8 +14,8 @@ from urllib.parse import quote, unquote
 
 from labkit.common.canonical_json import JSON, LONGEST_TEXT, read_plain_json
 from labkit.common.errors import LabkitError
+from labkit.common.files import read_file
 from labkit.common.privacy import scrub
-from labkit.common.safe_files import read_file
 from labkit.records.executed_notebook import MAX_NOTEBOOK_BYTES, notebook_bytes
 from labkit.report.embed import figure_html
 

@@ -12,7 +12,6 @@ from labkit.simulate.costs import (
 )
 from labkit.simulate.events import Trace
 from labkit.simulate.pipeline import PipelineSimulation, simulate_pipeline
-from labkit.simulate.predict import Prediction, predict
 from labkit.simulate.published import (
     PUBLISHED,
     SOFTSYNC,
@@ -22,7 +21,7 @@ from labkit.simulate.published import (
     Softsync,
     reproduce,
 )
-from labkit.simulate.simulation import Simulation, simulate
+from labkit.simulate.simulation import Prediction, Simulation, predict, simulate
 
 __all__ = [
     "PUBLISHED",

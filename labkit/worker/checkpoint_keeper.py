@@ -13,10 +13,9 @@ from labkit.common.state import decoding
 from labkit.records.checkpoints import CheckpointContext
 from labkit.records.tensor_boxes import TensorBox
 from labkit.strategies import TrainingState
+from labkit.worker.checkpoint_files import CheckpointWriter, StateCopy, StateRestorer, versions
 from labkit.worker.local_state import local_variables
 from labkit.worker.recorder import AHEAD, Recorder
-from labkit.worker.restored import StateRestorer
-from labkit.worker.writing import CheckpointWriter, StateCopy, versions
 
 if TYPE_CHECKING:
     from labkit.worker.session import TrainingSession

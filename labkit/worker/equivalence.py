@@ -15,7 +15,7 @@ import numpy as np
 
 from labkit.common.canonical_json import digest
 from labkit.common.errors import LabkitError
-from labkit.common.paths import cache_folder, fingerprint
+from labkit.common.files import cache_folder, fingerprint
 from labkit.common.privacy import scrub
 from labkit.communicator import Communicator
 from labkit.compression import Compressor
@@ -28,11 +28,18 @@ from labkit.records.shape import verdict as is_verdict
 from labkit.records.store import read_json, write_json
 from labkit.worker import reference
 from labkit.worker.feed import DataSource
-from labkit.worker.gradient_log import Audit, ExchangeInputLog, GradientLog, Violation, disagreement
+from labkit.worker.gradient_log import (
+    Audit,
+    ExchangeInputLog,
+    GradientLog,
+    LocalGradientLog,
+    StepLog,
+    Violation,
+    disagreement,
+)
 from labkit.worker.localization import ComparisonInputs, locate
 from labkit.worker.server_replay import StalenessCorrection, replay, rule_of
 from labkit.worker.session import TrainingSession
-from labkit.worker.step_log import LocalGradientLog, StepLog
 
 LEAST = {"verdict", "max_abs_difference", "tolerance", "reason"}
 

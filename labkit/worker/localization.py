@@ -17,7 +17,7 @@ from labkit.schedules import ALLREDUCE
 from labkit.schedules.interpreter import execute
 from labkit.worker import reference
 from labkit.worker.feed import DataSource
-from labkit.worker.step_log import LocalGradients, StepLog
+from labkit.worker.gradient_log import LocalGradients, StepLog
 
 if TYPE_CHECKING:
     from labkit.exchange import Exchange

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from labkit.common.canonical_json import JSON, digest
-from labkit.common.paths import cache_folder, fingerprint
+from labkit.common.files import cache_folder, fingerprint
 from labkit.common.rows import IID
 from labkit.communicator import single_rank
 from labkit.exchange.hooks import Hook, Rows, Variables, hooks_of

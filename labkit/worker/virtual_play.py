@@ -21,8 +21,8 @@ from labkit.programs.program_state import ProgramState
 from labkit.programs.virtual_runtime import VirtualRuntime
 from labkit.records.checkpoints import CheckpointContext
 from labkit.records.tensor_boxes import RankFile, TensorBox, rank_file
+from labkit.worker.checkpoint_files import CheckpointWriter, StateCopy, versions
 from labkit.worker.recorder import SEND_EVERY
-from labkit.worker.writing import CheckpointWriter, StateCopy, versions
 
 if TYPE_CHECKING:
     from labkit.programs.mpi_runtime import MpiRuntime

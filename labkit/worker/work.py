@@ -131,7 +131,7 @@ def _train(
     peer_recovery: PeerMemoryRecovery | None = None,
 ) -> RankResult:
     from labkit.communicator.clock import offset
-    from labkit.exchange.compression_stats import CompressionStats
+    from labkit.exchange.compressed import CompressionStats
     from labkit.model_parallel import memory
     from labkit.worker import equivalence, step_monitor
     from labkit.worker.feed import read

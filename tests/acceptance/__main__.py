@@ -6,7 +6,7 @@ import os
 
 from labkit.bench.command import CommandTable
 from labkit.cli.app import OneLineErrors
-from labkit.common.paths import keep_bytecode
+from labkit.common.files import keep_bytecode
 from tests.acceptance.repository import import_path
 
 

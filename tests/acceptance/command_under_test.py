@@ -16,12 +16,12 @@ from pathlib import Path
 
 import psutil
 
-from labkit.cluster.last_experiment import LAST
 from labkit.cluster.processes import SESSIONS
+from labkit.cluster.run_handle import LAST
 from labkit.common.errors import LabkitError
 from labkit.jobs.listing import find
 from labkit.records import store
-from labkit.records.scan import scan
+from labkit.records.folders import scan
 
 SHARED = Path("/dev/shm")
 LIMIT = 150.0  # timeout of each wait, seconds

@@ -15,8 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from labkit.common.errors import LabkitError, short
-from labkit.common.terminal import plain
+from labkit.common.errors import LabkitError, plain, short
 
 GOOD = "b"  # name of the valid run that each reader must find
 MEMORY = 6 << 30  # bytes of memory that a reader may map, including Python

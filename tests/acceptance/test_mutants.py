@@ -59,7 +59,7 @@ def test_types_and_messages_are_left_alone() -> None:
 def test_a_module_is_held_against_its_mirror() -> None:
     (order,) = mirrors(ROOT, Path("labkit/exchange/autotune.py"))
     assert order == Path("tests/exchange/test_bucket_order.py")
-    found = mirrors(ROOT, Path("labkit/exchange/compression_stats.py"))  # no test file of this name
+    found = mirrors(ROOT, Path("labkit/exchange/compressed.py"))  # no test file of this name
     assert Path("tests/exchange/test_compressed.py") in found
 
 

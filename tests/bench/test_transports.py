@@ -13,8 +13,7 @@ from listening import watched
 from labkit.bench.timing import Row
 from labkit.bench.transports import measuring, transports_command
 from labkit.bench.transports.measuring import summary
-from labkit.bench.transports.starting import hosts_wanted
-from labkit.bench.transports.ways import (
+from labkit.bench.transports.starting import (
     APART,
     GRPC,
     LOOPBACK,
@@ -25,6 +24,7 @@ from labkit.bench.transports.ways import (
     WAYS,
     WITHIN,
     chosen,
+    hosts_wanted,
     predict,
 )
 from labkit.cli.app import app

@@ -18,8 +18,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from labkit.cli.app import app
+from labkit.common.files import usable_cores
 from labkit.common.machine import OVERSUBSCRIBE
-from labkit.common.paths import usable_cores
 from labkit.jobs.sweep import manifest
 from labkit.records import store
 

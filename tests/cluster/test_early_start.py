@@ -11,7 +11,7 @@ import pytest
 from left import PATIENCE, left_of, processes
 
 from labkit import Cluster
-from labkit.cluster import cluster_name, early_start, launch
+from labkit.cluster import early_start, launch, lease
 from labkit.cluster.start import Start
 from labkit.hosts.host_list import Host
 
@@ -44,7 +44,7 @@ def wait_until(folder: Path, *states: str) -> None:
 @pytest.mark.slow
 def test_the_first_cluster_takes_them_and_they_end_with_it(own_runtime: Path) -> None:
     with early_start.early_engines(Start(1)):
-        wait_until(cluster_name.folder_of(cluster_name.default_name(Start(1))), "starting", "ready")
+        wait_until(lease.folder_of(lease.default_name(Start(1))), "starting", "ready")
         with Cluster(workers=1) as cluster:
             assert cluster.state()["warm"]
             assert cluster.call(lambda communicator: communicator.rank) == [0]
@@ -54,7 +54,7 @@ def test_the_first_cluster_takes_them_and_they_end_with_it(own_runtime: Path) ->
 @pytest.mark.slow
 def test_what_nobody_takes_ends_with_who_started_it(own_runtime: Path) -> None:
     with early_start.early_engines(Start(1)):
-        wait_until(cluster_name.folder_of(cluster_name.default_name(Start(1))), "ready")
+        wait_until(lease.folder_of(lease.default_name(Start(1))), "ready")
     assert left_of(own_runtime) == []
 
 

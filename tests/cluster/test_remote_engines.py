@@ -10,7 +10,7 @@ import pytest
 from labkit.cluster.engines import RemoteEngines
 from labkit.cluster.start import Start
 from labkit.common.errors import InvalidInput
-from labkit.common.paths import fingerprint
+from labkit.common.files import fingerprint
 from labkit.hosts.host_list import Host
 
 

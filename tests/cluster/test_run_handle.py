@@ -21,8 +21,7 @@ from labkit import (
     LabkitError,
     ParameterServer,
 )
-from labkit.cluster.last_experiment import LAST, AttachedRun
-from labkit.cluster.run_handle import RunHandle
+from labkit.cluster.run_handle import LAST, AttachedRun, RunHandle
 from labkit.records.stream import FOLDER
 from labkit.strategies import Strategy
 

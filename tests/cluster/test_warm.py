@@ -20,7 +20,8 @@ from listening import watched
 
 from labkit import Cluster
 from labkit.cli.app import app
-from labkit.cluster import cluster_name, launch, warm
+from labkit.cluster import launch, warm
+from labkit.cluster import lease as cluster_name
 from labkit.cluster.lease import KEEPER, WARM, Lease, release_warm_lease
 from labkit.cluster.start import Start
 from labkit.common import imports

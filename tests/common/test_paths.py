@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.common import paths
+from labkit.common import files
 from labkit.common.errors import LabkitError
 
 SAY = "import os, sys; print(os.environ.get('PYTHONPYCACHEPREFIX'), sys.dont_write_bytecode)"
@@ -23,7 +23,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Set up a Python without stored bytecode, and return the folder for bytecode in the cache."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setattr(sys, "pycache_prefix", None)
-    monkeypatch.setattr(paths, "_is_compiled", lambda package: False)
+    monkeypatch.setattr(files, "_is_compiled", lambda package: False)
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
@@ -35,7 +35,7 @@ def test_a_started_process_writes_into_the_cache_and_not_beside_sources(
 ) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "module.py").write_text("pass")
-    paths.keep_bytecode()
+    files.keep_bytecode()
     subprocess.run([sys.executable, "-c", "import module"], cwd=tmp_path / "lib", check=True)
     assert [path.name for path in (tmp_path / "lib").iterdir()] == ["module.py"]
     assert list(forgetful.rglob("module.*.pyc"))
@@ -44,19 +44,19 @@ def test_a_started_process_writes_into_the_cache_and_not_beside_sources(
 def test_what_is_compiled_or_kept_already_needs_nothing(
     forgetful: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paths, "_is_compiled", lambda package: True)
-    assert paths.bytecode_variables() == {}
-    monkeypatch.setattr(paths, "_is_compiled", lambda package: False)
+    monkeypatch.setattr(files, "_is_compiled", lambda package: True)
+    assert files.bytecode_variables() == {}
+    monkeypatch.setattr(files, "_is_compiled", lambda package: False)
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    assert paths.bytecode_variables() == {}
+    assert files.bytecode_variables() == {}
 
 
 def test_a_folder_that_the_user_has_chosen_stays(
     forgetful: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", "/chosen")
-    assert paths.bytecode_variables() == {}
-    paths.keep_bytecode()
+    assert files.bytecode_variables() == {}
+    files.keep_bytecode()
     assert os.environ["PYTHONPYCACHEPREFIX"] == "/chosen"
     assert os.environ["PYTHONDONTWRITEBYTECODE"] == "1"
 
@@ -68,10 +68,10 @@ def test_what_was_compiled_at_installation_is_seen(
     monkeypatch.syspath_prepend(str(tmp_path))
     source = tmp_path / "installed.py"
     source.write_text("pass")
-    assert not paths._is_compiled("installed")
+    assert not files._is_compiled("installed")
     py_compile.compile(str(source))
-    assert paths._is_compiled("installed")
-    assert not paths._is_compiled("not_installed")
+    assert files._is_compiled("installed")
+    assert not files._is_compiled("not_installed")
 
 
 def test_commands_hand_it_on(forgetful: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def file(root: Path) -> str:
     return "is a link or a file"
 
 
-PRIVATE = [("LABKIT_RUNTIME", paths.runtime_folder), ("LABKIT_STATE", paths.state_folder)]
+PRIVATE = [("LABKIT_RUNTIME", files.runtime_folder), ("LABKIT_STATE", files.state_folder)]
 
 
 @pytest.mark.parametrize(("name", "folder"), PRIVATE)
@@ -128,10 +128,10 @@ def test_a_runtime_folder_is_its_users_alone(
     monkeypatch.setenv("LABKIT_RUNTIME", str(tmp_path))
     before = os.umask(0)
     try:
-        folder = paths.runtime_folder("clusters")
+        folder = files.runtime_folder("clusters")
     finally:
         os.umask(before)
-    assert folder == paths.runtime_folder("clusters")
+    assert folder == files.runtime_folder("clusters")
     assert folder.parent.stat().st_mode & 0o777 == 0o700
 
 
@@ -145,9 +145,9 @@ def test_a_home_that_cannot_be_used_has_its_caches_elsewhere_and_one_line(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / place))
     monkeypatch.setenv("LABKIT_RUNTIME", str(tmp_path / "runtime"))
-    paths._warn_once.cache_clear()
+    files._warn_once.cache_clear()
     with pytest.warns(UserWarning, match="cannot be used.*LABKIT_CACHE.*for now") as told:
-        folders = {paths.cache_folder("gates") for _ in range(3)}
+        folders = {files.cache_folder("gates") for _ in range(3)}
     assert len(told) == 1
     (folder,) = folders
     assert folder.is_dir()
@@ -156,7 +156,7 @@ def test_a_home_that_cannot_be_used_has_its_caches_elsewhere_and_one_line(
 
 @pytest.mark.parametrize(
     ("name", "folder"),
-    [("LABKIT_CACHE", paths.cache_folder), *PRIVATE],
+    [("LABKIT_CACHE", files.cache_folder), *PRIVATE],
 )
 def test_a_folder_that_is_named_and_cannot_be_used_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, folder: Callable[[str], Path]
@@ -175,4 +175,4 @@ def test_a_runtime_folder_of_a_login_that_nobody_has_made_is_no_obstacle(
     monkeypatch.delenv("LABKIT_RUNTIME", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file" / "nobody"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert tmp_path in paths.runtime_folder("clusters").parents
+    assert tmp_path in files.runtime_folder("clusters").parents

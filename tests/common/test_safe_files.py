@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from special_files import KINDS, Kind, contents, put
 
-from labkit.common import safe_files
-from labkit.common.safe_files import UnsafeFile
+from labkit.common import files as safe_files
+from labkit.common.files import UnsafeFile
 
 READ, APPEND = os.O_RDONLY, os.O_WRONLY | os.O_CREAT | os.O_APPEND
 TRUNCATE = os.O_RDWR | os.O_CREAT | os.O_TRUNC

@@ -24,8 +24,7 @@ from labkit import datasets
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.datasets import DATASETS, Dataset, Shapes
 from labkit.datasets.catalogue import TextOptions, read_shakespeare
-from labkit.datasets.dataset import Rows
-from labkit.datasets.files import DataFile, fetch
+from labkit.datasets.dataset import DataFile, Rows, fetch
 from labkit.datasets.images import read_cifar10, read_idx
 from labkit.datasets.tabular_files import read_adult
 
@@ -422,7 +421,7 @@ def test_processes_that_fetch_at_once_all_find_the_whole_file(
     (folder / "input.txt").write_bytes(TEXT)
     fake(address)
     code = (
-        "from labkit.datasets.files import DataFile, fetch;"
+        "from labkit.datasets.dataset import DataFile, fetch;"
         f"fetch({DATASETS['shakespeare'].files[0]!r})"
     )
     fetching = [subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path) for _ in range(3)]

@@ -313,7 +313,7 @@ def test_each_layer_has_its_own_bits_under_the_microscope(cluster: Cluster) -> N
 
         from labkit.compression import PowerSGD, TopK
         from labkit.exchange import Exchange
-        from labkit.exchange.compression_stats import CompressionStats
+        from labkit.exchange.compressed import CompressionStats
 
         found = []
         for compressor in (PowerSGD(approximation_rank=1), TopK(ratio=0.1, threshold="exact")):

@@ -20,7 +20,7 @@ from labkit.network import Network
 from labkit.schedules import ALLREDUCE
 from labkit.simulate import AlphaBetaCost, closed_form
 from labkit.simulate.costs import modelled
-from labkit.simulate.predict import costs
+from labkit.simulate.simulation import costs
 
 GIGABIT = Network.named("1GbE")
 

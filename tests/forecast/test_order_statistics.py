@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from labkit.forecast.calibration import Spread
-from labkit.forecast.order_statistics import RankGroup, slowest
+from labkit.forecast.workers import RankGroup, slowest
 from labkit.network import ComputeTime, Slowdown
 
 EXACT = Spread(median=2.0, low=2.0, high=2.0)

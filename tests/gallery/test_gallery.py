@@ -18,7 +18,7 @@ pytestmark = pytest.mark.heavy  # notebooks run in their own processes
 
 ANSWERS = """\
 import plotly.graph_objects as go
-from labkit.figures.kit.findings import Markdown
+from labkit.figures.kit.entries import Markdown
 figure = go.Figure(go.Bar(y=[n, 2 * n]), layout={"title": {"text": "Twice"}})
 """
 

@@ -17,7 +17,7 @@ from labkit.jobs.listing import jobs_and_runs
 from labkit.jobs.sweep import manifest
 from labkit.records import checkpoints, store
 from labkit.records.analysis import curves
-from labkit.records.scan import LINKED, scan
+from labkit.records.folders import LINKED, scan
 from labkit.records.stream import StreamReader, StreamWriter, make_stream
 
 RUN = ("experiment.json", "status.json", "metrics.json", "environment.json", "history.parquet")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.common.paths import cache_folder
+from labkit.common.files import cache_folder
 from labkit.jobs import listing
 from tests.acceptance import records
 

@@ -16,10 +16,10 @@ from click.testing import CliRunner
 from labkit.cli.app import app
 from labkit.common.errors import LabkitError
 from labkit.jobs.elements import ELSEWHERE, is_ours
-from labkit.jobs.stop import stop
+from labkit.jobs.running import stop
 from labkit.jobs.sweep import manifest
 from labkit.jobs.sweep.sweep_plan import SweepSpec, make
-from labkit.records import registry, store
+from labkit.records import folders, store
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "is_interrupted.ipynb"
 
@@ -72,7 +72,7 @@ def test_the_registered_process_is_ended_whatever_the_record_names(
 ) -> None:
     job, said = forged_job(bystander), list[str]()
     script = (
-        "import pathlib, sys, time; from labkit.records.registry import registration\n"
+        "import pathlib, sys, time; from labkit.records.folders import registration\n"
         "with registration(pathlib.Path(sys.argv[1])): print('on', flush=True); time.sleep(600)"
     )
     words = [sys.executable, "-c", script, str(job)]
@@ -100,15 +100,15 @@ def test_a_process_of_another_machine_is_not_ours(
     bystander: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = forged_job(bystander)
-    with registry.registration(job):
-        assert registry.process(job) == store.this_process() | {
+    with folders.registration(job):
+        assert folders.process(job) == store.this_process() | {
             "schema": store.SCHEMA,
-            "machine": registry._machine(),
+            "machine": folders._machine(),
         }
-        monkeypatch.setattr(registry, "_machine", lambda: "another one, or before a restart")
-        assert registry.process(job) is None
+        monkeypatch.setattr(folders, "_machine", lambda: "another one, or before a restart")
+        assert folders.process(job) is None
         monkeypatch.undo()
-    assert registry.process(job) is None
+    assert folders.process(job) is None
 
 
 SLURM = """#!/bin/sh
@@ -141,11 +141,11 @@ def test_a_job_of_slurms_that_only_a_record_names_goes_on(asked: Path) -> None:
 
 def test_the_elements_of_a_submitted_array_are_ours() -> None:
     sweep = store.new_run_directory("runs", "sweep")
-    registry.add_array(sweep, "12")
-    registry.add_array(sweep, "20")
+    folders.add_array(sweep, "12")
+    folders.add_array(sweep, "20")
     assert [is_ours(sweep / "001", each) for each in ("12_3", "20_0", "1_2")] == [True, True, False]
     assert not is_ours(sweep.with_name("other") / "001", "12_3")
-    registry.forget_arrays(sweep)
+    folders.forget_arrays(sweep)
     assert not is_ours(sweep / "001", "12_3")
 
 
@@ -153,10 +153,10 @@ def test_another_login_finds_what_this_one_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = store.new_job_directory("runs", "a.ipynb", {})
-    with registry.registration(job):
-        registry.add_array(job.parent, "12")
+    with folders.registration(job):
+        folders.add_array(job.parent, "12")
         monkeypatch.setenv("LABKIT_RUNTIME", str(tmp_path / "runtime of the next login"))
-        assert registry.process(job)
+        assert folders.process(job)
         assert is_ours(job, "12_3")
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import labkit as lk
 from labkit.cli.app import app
-from labkit.cli.experiments import experiment_of
+from labkit.cli.options import experiment_of
 from labkit.common import renamed as common_renamed
 from labkit.common.errors import InvalidInput
 from labkit.common.renamed import CLASSES, OPTIONS, rename_classes
@@ -21,7 +21,7 @@ from labkit.compression import COMPRESSORS
 from labkit.experiment import Experiment
 from labkit.forecast import Calibration
 from labkit.jobs import listing
-from labkit.records import renamed
+from labkit.records import shape
 from labkit.records.checkpoints import FOLDER, read_manifest
 from labkit.strategies import STRATEGIES
 from tests.sample_calibrations import calibration
@@ -67,7 +67,7 @@ def test_tables_and_metrics_are_found(runs: Path) -> None:
     assert not named(runs, "compressed").compression_stats.empty
     former = {"bad_numbers": {"steps": 1}, "stretches": [{"step": 0}]}
     today = {"nonfinite": {"steps": 1}, "membership_history": [{"step": 0}]}
-    assert renamed.with_names_of_today("metrics.json", former) == today
+    assert shape.with_names_of_today("metrics.json", former) == today
     assert not named(runs, "servers").update_log.empty
 
 
@@ -128,9 +128,9 @@ def test_former_options_are_options_of_today(kind: str) -> None:
             KINDS[kind](**{old: 1})
 
 
-@pytest.mark.parametrize("old", [*renamed.EXPERIMENT, *renamed.VIRTUAL_CLOCK])
+@pytest.mark.parametrize("old", [*shape.EXPERIMENT, *shape.VIRTUAL_CLOCK])
 def test_a_former_field_is_refused_with_its_name_of_today(old: str, tmp_path: Path) -> None:
-    new = renamed.EXPERIMENT.get(old, "virtual")
+    new = shape.EXPERIMENT.get(old, "virtual")
     with pytest.raises(InvalidInput, match=f"did you mean '{new}'"):
         Experiment(**{old: 1})
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump({old: 1}))

@@ -18,8 +18,8 @@ from labkit.figures.kit.entries import distinct_labels
 from labkit.jobs.listing import run_row
 from labkit.records.analysis.columns import differences
 from labkit.records.export import epoch_points, parameters, results, tags, timestamp
+from labkit.records.folders import RunRecords
 from labkit.records.run import key_metrics, run_from_records, to_dataframe, verdict
-from labkit.records.scan import RunRecords
 from labkit.records.shape import FIELDS, field_problem
 from labkit.records.store import read_json
 

@@ -20,7 +20,7 @@ from sample_runs import experiment, history, metrics, write_run
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.records import store
-from labkit.records.scan import find_runs, scan
+from labkit.records.folders import find_runs, scan
 
 
 def test_a_write_that_fails_leaves_the_old_content_and_no_other_file(

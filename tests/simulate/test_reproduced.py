@@ -13,7 +13,7 @@ from labkit.network import Network
 from labkit.schedules import get_collective
 from labkit.schedules.round import Round
 from labkit.simulate import Judged, closed_form, reproduce, simulate
-from labkit.simulate.published import REPRODUCTIONS, Reproduction, bugliarello, shapes
+from labkit.simulate.published import REPRODUCTIONS, Reproduction, allreduce, bugliarello
 from labkit.simulate.published.pipelines import share
 
 # Published figures with their marks; formulas are computed with F = 1, B = 1.2 and W = 0.8.
@@ -102,16 +102,16 @@ def test_one_node_of_eight_is_ahead_of_eight_nodes() -> None:
 
 
 def test_shapes_have_as_many_parameters_as_their_papers_say() -> None:
-    def millions(layers: shapes.Layers) -> float:
-        return shapes.nbytes(layers) / shapes.FLOAT / 1e6
+    def millions(layers: allreduce.Layers) -> float:
+        return allreduce.nbytes(layers) / allreduce.FLOAT / 1e6
 
-    assert millions(shapes.inception_v3()) == 23.819401
+    assert millions(allreduce.inception_v3()) == 23.819401
     assert max(bugliarello.variables()) == 4 * 2048 * 1001
-    assert millions(shapes.vgg((2, 2, 3, 3, 3))) == 138.357544
-    assert millions(shapes.vgg((1, 1, 2, 2, 2))) == 132.863336
-    assert millions(shapes.alexnet()) == 60.965224
-    assert millions(shapes.googlenet()) == 6.998552
-    assert millions(shapes.resnet((3, 4, 23, 3))) == pytest.approx(44.5, abs=0.1)
+    assert millions(allreduce.vgg((2, 2, 3, 3, 3))) == 138.357544
+    assert millions(allreduce.vgg((1, 1, 2, 2, 2))) == 132.863336
+    assert millions(allreduce.alexnet()) == 60.965224
+    assert millions(allreduce.googlenet()) == 6.998552
+    assert millions(allreduce.resnet((3, 4, 23, 3))) == pytest.approx(44.5, abs=0.1)
 
 
 def server_step(loads: list[int], apart: int, size: int) -> Iterator[Round]:
@@ -157,7 +157,7 @@ def test_the_largest_of_normal_numbers() -> None:
 
 def test_closed_forms_are_what_the_simulator_gives() -> None:
     network = Network(latency=0, bandwidth=25e9 / 8)
-    nbytes = shapes.nbytes(shapes.inception_v3())
+    nbytes = allreduce.nbytes(allreduce.inception_v3())
     form = closed_form("ring", 512, nbytes, network)
     assert form == pytest.approx(
         get_collective("ring").cost(512).beta * nbytes / (25e9 / 8), rel=1e-12

@@ -15,7 +15,7 @@ from labkit.communicator import Communicator
 from labkit.records import stream
 from labkit.records.checkpoints import Checkpoint, CheckpointContext, complete_checkpoints
 from labkit.records.tensor_boxes import TensorBox
-from labkit.worker.writing import CheckpointWriter, StateCopy
+from labkit.worker.checkpoint_files import CheckpointWriter, StateCopy
 
 OWNER, OTHER = {"pid": 1}, {"pid": 2}
 PATIENCE = 60.0  # seconds to wait for what takes less than one

@@ -16,8 +16,16 @@ import numpy as np
 
 from labkit.bench.linked_ranks import LinkedProcesses
 from labkit.bench.timing import Row, head, spread
-from labkit.bench.transports.starting import hosts_wanted, ranks, tasks
-from labkit.bench.transports.ways import APART, GRPC, LOOPBACK, Way, chosen
+from labkit.bench.transports.starting import (
+    APART,
+    GRPC,
+    LOOPBACK,
+    Way,
+    chosen,
+    hosts_wanted,
+    ranks,
+    tasks,
+)
 from labkit.cluster import Cluster
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.common.quantities import bits_of

@@ -1,4 +1,10 @@
-"""The start of the two processes of a transport benchmark, in each supported place."""
+"""The start of the two processes of a transport benchmark, in each supported place.
+
+The benchmark's transports and places, their memory copies, and predicted times over RDMA.
+
+The predictions need no measurements, so the machine needs no RDMA hardware. The link is the preset
+of 100 Gb/s InfiniBand, the network of the measurements in the paper that `predict` cites.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +17,173 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from labkit.bench.linked_ranks import LinkedProcesses, started
-from labkit.bench.transports.ways import LOOPBACK, UNATTACHED, WITHIN
+from labkit.bench.timing import Row, head
+from labkit.common.nearest import refuse_unknown
 from labkit.communicator import launcher
 from labkit.frameworks.child import computing, outside_mpi
 from labkit.frameworks.namespaces import ADDRESSES, DEVICE, command_prefix, isolate, private_network
 from labkit.frameworks.tf_config import LOOPBACK_ADDRESS, PORT, free_ports
+from labkit.network import Network, finish_times
+
+SHARED, LOOPBACK, APART = "shared memory", "TCP on loopback", "TCP between namespaces"
+# With UNATTACHED, Open MPI does not read another process's memory, as on kernels that forbid such
+# reads (ptrace(2)).
+UNATTACHED = "shared memory, no attach"
+WITHIN = (SHARED, UNATTACHED)  # places where both processes share the memory of one host
+PLACES = (*WITHIN, LOOPBACK, APART)
+GRPC = "grpc"
+
+# TCP copies an array twice: into the sender's kernel and out of the receiver's kernel. On loopback,
+# sender and receiver have the same kernel, which makes no further copy.
+_WAYS_TCP = (
+    "from the sender's memory into its kernel",
+    "from the kernel into the receiver's memory",
+)
+# With Open MPI's active messages, the receiver's MPI library makes an additional copy of each
+# fragment.
+_FRAGMENTS = (*_WAYS_TCP, "from the received fragment into the MPI window")
+# The lists in `_COPIES` follow from the source code of the transports. gRPC sends large tensors
+# without a copy, and the receiver copies the tensors out of gRPC's slices
+# (tensorflow/core/distributed_runtime/rpc/grpc_tensor_coding.cc and tensor_coding.cc).
+_GRPC = (*_WAYS_TCP, "from gRPC's received slices into a tensor")
+_STAGED = "from the sender's array into memory that the receiver may read"
+_PUT = ("by the MPI put, which RDMA hardware executes without the CPU",)
+_READ = (_STAGED, "by the MPI get, which RDMA hardware executes without the CPU")
+_FETCHED = (_STAGED, *_WAYS_TCP, "from the received fragment into the destination array")
+_COPIES = {
+    (GRPC, LOOPBACK): _GRPC,
+    (GRPC, APART): _GRPC,
+    ("two_sided", SHARED): ("by the receiver's MPI library, out of the sender's memory",),
+    ("two_sided", UNATTACHED): (
+        "from the sender's memory into fragments of shared memory",
+        "from fragments of shared memory into the receiver's memory",
+    ),
+    ("two_sided", LOOPBACK): _WAYS_TCP,
+    ("two_sided", APART): _WAYS_TCP,
+    ("one_sided", SHARED): _PUT,
+    ("one_sided", UNATTACHED): _PUT,  # an MPI window needs no reads of another process's memory
+    ("one_sided", LOOPBACK): _FRAGMENTS,
+    ("one_sided", APART): _FRAGMENTS,
+    ("one_sided_dynamic", SHARED): _READ,
+    ("one_sided_dynamic", UNATTACHED): _READ,
+    ("one_sided_dynamic", LOOPBACK): _FETCHED,
+    ("one_sided_dynamic", APART): _FETCHED,
+}
+NETWORK = "100Gb-infiniband"
+TCP_LATENCY = 20e-6  # latency of a TCP message in seconds, as in the preset "10GbE"
+COPY = 10e9  # bytes/s at which a CPU core copies memory; a rounded value
+PLACE = "RDMA, predicted"
+
+
+class Way(NamedTuple):
+    """A transport, with the place where its two processes run.
+
+    Attributes:
+        transport: "grpc", or a name of `labkit.communicator.TRANSPORTS`.
+        place: Where the two processes run and communicate, one of `PLACES`.
+        copies: Descriptions of the copies of the whole array, one per copy.
+    """
+
+    transport: str
+    place: str
+    copies: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the transport and the place, such as `one_sided, shared memory`."""
+        return f"{self.transport}, {self.place}"
+
+
+WAYS = {way.name: way for way in (Way(*key, copies) for key, copies in _COPIES.items())}
+
+
+def chosen(transports: Sequence[str], places: Sequence[str]) -> list[Way]:
+    """Return the combinations of the named transports and places; an empty sequence selects all.
+
+    Raises:
+        InvalidInput: A name is unknown.
+    """
+    known = list(dict.fromkeys(way.transport for way in WAYS.values()))
+    for field, names, allowed in (("transport", transports, known), ("place", places, PLACES)):
+        refuse_unknown(field, names, allowed)
+    return [
+        way
+        for way in WAYS.values()
+        if way.transport in (transports or known) and way.place in (places or PLACES)
+    ]
+
+
+class Protocol(NamedTuple):
+    """The messages and memory copies by which a protocol transfers an array.
+
+    Attributes:
+        messages: Number of sequential messages; the last message contains the values of the array.
+        copies: Number of times that a CPU copies all values of the array.
+        description: Description of the protocol's messages.
+        tcp: Whether the kernel's TCP stack transfers the messages.
+    """
+
+    messages: int
+    copies: int
+    description: str
+    tcp: bool = False
+
+
+PROTOCOLS = {
+    "grpc": Protocol(1, 3, "the values, over the kernel's TCP", tcp=True),
+    "two_sided": Protocol(
+        3,
+        2,
+        "request to send, clear to send, and the values, which are copied into and out of a "
+        "ring buffer",
+    ),
+    "one_sided": Protocol(1, 0, "the values, followed by a flag that marks their arrival"),
+    "one_sided_dynamic": Protocol(3, 0, "metadata, request to read, the values"),
+}
+
+
+def predict(
+    sizes: Sequence[int], network: str | Network = NETWORK, copy: float = COPY
+) -> list[Row]:
+    r"""Return one row per transport and array size, with the predicted time T:
+
+    \[T = m \lambda + \frac{n}{\beta} + c \frac{n}{\gamma},\]
+
+    where m is the number of sequential messages of latency λ, n the number of bytes over a link of
+    β bytes/s, and c the number of copies at γ bytes/s. The formula assumes that messages, the
+    transfer and the copies do not overlap. The formula for the time neglects kernel load, small
+    packets and memory registration.
+
+    Args:
+        sizes: Array sizes in bytes.
+        network: The link, of which the latency and the bandwidth are used.
+        copy: Rate at which a CPU core copies memory, in bytes/s.
+
+    Source: J. Xue et al.: Fast distributed deep learning over RDMA, EuroSys 2019. Xue et al. report
+    training speeds, not transfer times. Xue et al. train up to 25 times as fast as with
+    TensorFlow's gRPC, and up to 169 % faster than with an RPC made for RDMA.
+    """
+    link = Network.parse(network)
+    assert link is not None  # tells the type checker that `network` is not None
+    rows = []
+    for transport, each in PROTOCOLS.items():
+        latency = TCP_LATENCY if each.tcp else link.latency
+        for nbytes in sizes:
+            flow = float(finish_times([[0]], [nbytes], [0.0], [link.bandwidth])[0])
+            seconds = each.messages * latency + flow + each.copies * nbytes / copy
+            row = head("transport", f"{transport}, {PLACE}", "exchange", 2, link.name, bytes=nbytes)
+            milliseconds = dict.fromkeys(("median_ms", "min_ms", "p90_ms"), 1e3 * seconds)
+            rows.append(
+                row
+                | {"clock": "simulation", "transport": transport, "place": PLACE, "repeats": 1}
+                | milliseconds
+                | {"bandwidth": nbytes / seconds, "copies": each.copies, "copied": each.description}
+            )
+    return rows
+
 
 HOSTS = ("labkit-a", "labkit-b")  # names of two emulated hosts on this machine
 _PROCESS = "labkit.bench.transports.process"
@@ -36,7 +202,7 @@ _TCP = {"pml": "ob1", "btl": "tcp,self", "osc": "^ucx", "mpi_yield_when_idle": "
 
 @contextmanager
 def ranks(place: str, namespaces: tuple[str, str] | None = None) -> Iterator[LinkedProcesses]:
-    """Start two MPI ranks in one of the places `labkit.bench.transports.ways.PLACES`.
+    """Start two MPI ranks in one of the places `labkit.bench.transports.starting.PLACES`.
 
     For TCP, each rank gets a different host name. If both ranks had the same host name, Open MPI
     would let them share the memory of a window regardless of the network.

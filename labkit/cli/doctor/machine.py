@@ -14,8 +14,8 @@ import psutil
 
 from labkit.cli.doctor.diagnosis import Diagnosis
 from labkit.cluster.lease import WARM
+from labkit.common.files import runtime_folder, usable_cores
 from labkit.common.machine import LOOPBACK_FIX, without_loopback
-from labkit.common.paths import runtime_folder, usable_cores
 from labkit.records import store
 
 # `MEMORY`, `DISK` and `SHARED` are minimum free spaces in GiB. With less free space, a run of two
@@ -101,7 +101,7 @@ def disk() -> Iterator[Diagnosis]:
 
     The free space of each file system is reported once.
     """
-    from labkit.common.paths import cache_folder, runtime_folder
+    from labkit.common.files import cache_folder, runtime_folder
 
     places = {
         "runs": Path(os.environ.get("LABKIT_RUNS", ".")),

@@ -15,7 +15,7 @@ from typing import TypedDict
 
 from labkit.cli.doctor.diagnosis import Diagnosis, last_line, output, python
 from labkit.common.errors import LabkitError
-from labkit.common.paths import usable_cores
+from labkit.common.files import usable_cores
 from labkit.communicator import launcher
 from labkit.frameworks.namespaces import isolate
 from labkit.hosts import host_probe

@@ -8,8 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
-from labkit.cli.methods.method import Family, Method, families
-from labkit.cli.methods.places import Placed, axes, placed, sources, trying
+from labkit.cli.methods.method import (
+    Family,
+    Method,
+    Placed,
+    axes,
+    families,
+    placed,
+    sources,
+    trying,
+)
 from labkit.common.canonical_json import JSON
 from labkit.common.units import plural
 from labkit.figures.taxonomy import COLUMNS, ROWS, MethodInCell, Row, empty, grid

@@ -14,15 +14,17 @@ from labkit.common.errors import LabkitError
 from labkit.common.units import bits_text, bytes_text, plural, seconds_axis, seconds_text
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import (
+    Finding,
     LineStyle,
+    Markdown,
     RunEntry,
     clock_and_network,
     entries,
     labels,
     lines,
     names,
+    sentences,
 )
-from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import crosses, curve, points
 from labkit.figures.kit.panels import Panel, Trace, overload, sheet
 from labkit.figures.runs.speed import refusal, refusals

@@ -7,8 +7,16 @@ import pandas as pd
 
 from labkit.common.errors import LabkitError
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import LineStyle, clock_and_network, compressor_text, entries, lines
-from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.entries import (
+    Finding,
+    LineStyle,
+    Markdown,
+    clock_and_network,
+    compressor_text,
+    entries,
+    lines,
+    sentences,
+)
 from labkit.figures.kit.marks import line_with_band
 from labkit.figures.kit.panels import Panel, sheet
 from labkit.figures.runs.learning import POINTS

@@ -8,8 +8,13 @@ import pandas as pd
 
 from labkit.common.units import bytes_text, seconds_text
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import clock_and_network, completed_entries
-from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.entries import (
+    Finding,
+    Markdown,
+    clock_and_network,
+    completed_entries,
+    sentences,
+)
 from labkit.figures.kit.marks import matrix_panel
 from labkit.figures.kit.panels import overload, sheet
 from labkit.records.analysis.scaling import FrameworkComparison, compare_frameworks, sent_bytes

@@ -10,8 +10,7 @@ import pandas as pd
 
 from labkit.common.units import bits_text, bytes_axis, bytes_text, seconds_axis, seconds_text
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import lines, safe_text
-from labkit.figures.kit.findings import Finding, Markdown, ratio_verdict, sentences
+from labkit.figures.kit.entries import Finding, Markdown, lines, ratio_verdict, safe_text, sentences
 from labkit.figures.kit.marks import bars, line_with_band, rule
 from labkit.figures.kit.panels import Panel, sheet
 from labkit.network import Network

@@ -16,13 +16,15 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import (
     INK,
     PALETTE,
+    Finding,
     LineStyle,
+    Markdown,
     RunEntry,
     clock_and_network,
     entries,
     safe_text,
+    sentences,
 )
-from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.lanes import BarKind, GanttPanel, lanes
 from labkit.figures.kit.marks import part_bars, points
 from labkit.figures.kit.panels import Panel, Trace, names_axis, overload, sheet

@@ -11,8 +11,7 @@ import pandas as pd
 from labkit.common.errors import InvalidInput
 from labkit.common.units import number_text, plural, seconds_axis, seconds_text
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import lines
-from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.entries import Finding, Markdown, lines, sentences
 from labkit.figures.kit.marks import line_with_band, points_with_bars, rule
 from labkit.figures.kit.panels import Panel, Trace, sheet
 from labkit.forecast import Forecast

@@ -11,8 +11,7 @@ import pandas as pd
 from labkit.common.errors import InvalidInput
 from labkit.common.nearest import listed
 from labkit.common.units import bits_text, bytes_text, number_text, plural, seconds_text
-from labkit.figures.kit.entries import PALETTE, safe_text
-from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.entries import PALETTE, Finding, Markdown, safe_text, sentences
 from labkit.figures.kit.marks import cells, step_colors
 from labkit.figures.kit.panels import Trace
 from labkit.forecast import Calibration, Forecast, Provenance

@@ -9,8 +9,15 @@ import pandas as pd
 from labkit.common.errors import InvalidInput, short
 from labkit.common.units import bytes_text, plural
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import INK, LineStyle, lines, safe_text
-from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.entries import (
+    INK,
+    Finding,
+    LineStyle,
+    Markdown,
+    lines,
+    safe_text,
+    sentences,
+)
 from labkit.figures.kit.lanes import BarKind, GanttPanel, lanes
 from labkit.figures.kit.marks import crosses, line_with_band, part_bars, points, rule
 from labkit.figures.kit.panels import Panel, Trace, counts_axis, names_axis, sheet

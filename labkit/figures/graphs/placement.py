@@ -10,8 +10,7 @@ import pandas as pd
 
 from labkit.common.units import bits_text, bytes_text, plural, seconds_text
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import INK, LineStyle, lines
-from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.entries import INK, Finding, LineStyle, Markdown, lines, sentences
 from labkit.figures.kit.lanes import BarKind, GanttPanel, connections, lanes
 from labkit.figures.kit.marks import bars, line_with_band, rule
 from labkit.figures.kit.panels import Panel, Trace, sheet

@@ -13,8 +13,7 @@ from labkit.common.units import plural, seconds_text
 from labkit.figures.graphs.layered import MOST, DrawnNode, Edge, GraphLayout, layout
 from labkit.figures.graphs.step import CLOCK, nodes_of, short
 from labkit.figures.kit.canvas import Figure, axis
-from labkit.figures.kit.entries import INK, safe_text
-from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.entries import INK, Finding, Markdown, safe_text, sentences
 from labkit.figures.kit.frames import BARE, animation, legend, table, words
 from labkit.figures.kit.panels import Trace
 from labkit.records.step_graph import RESOLUTION, Moment, ReadyQueue, StepGraph, ready_queue

@@ -11,8 +11,7 @@ from labkit.common.errors import InvalidInput
 from labkit.common.units import bytes_text, plural, seconds_text
 from labkit.figures.graphs.layered import DrawnNode, Edge, collapsed, layered
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import INK
-from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.entries import INK, Finding, Markdown, sentences
 from labkit.figures.kit.lanes import BarKind, GanttPanel, lanes
 from labkit.figures.kit.panels import Trace
 from labkit.records.step_graph import Flow, Operation, StepGraph, Transfer

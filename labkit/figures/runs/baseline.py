@@ -8,8 +8,7 @@ from math import comb
 import pandas as pd
 
 from labkit.common.units import bytes_text
-from labkit.figures.kit.entries import completed_entries
-from labkit.figures.kit.findings import Markdown
+from labkit.figures.kit.entries import Markdown, completed_entries
 from labkit.records.analysis.costs import (
     LAST_STEPS,
     PERSISTENT_MEMORY,

@@ -12,8 +12,14 @@ import pandas as pd
 
 from labkit.common.units import bytes_text, plural
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import clock_and_network, entries
-from labkit.figures.kit.findings import Finding, Markdown, published, sentences
+from labkit.figures.kit.entries import (
+    Finding,
+    Markdown,
+    clock_and_network,
+    entries,
+    published,
+    sentences,
+)
 from labkit.figures.kit.marks import cells, fade_to, line_over_band
 from labkit.figures.kit.panels import Panel, overload, sheet
 from labkit.records.analysis.curves import loss_curve

@@ -8,8 +8,7 @@ import pandas as pd
 
 from labkit.common.units import seconds_text
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import lines
-from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.entries import Finding, Markdown, lines, sentences
 from labkit.figures.kit.marks import bars, rule
 from labkit.figures.kit.panels import Panel, lanes_axis, sheet
 from labkit.records.analysis.costs import compare_faults

@@ -9,8 +9,17 @@ import pandas as pd
 
 from labkit.common.units import bytes_axis, bytes_text, plural
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import OVERSUBSCRIBED, PALETTE, SYMBOLS, LineStyle, lines, safe_text
-from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.entries import (
+    OVERSUBSCRIBED,
+    PALETTE,
+    SYMBOLS,
+    Finding,
+    LineStyle,
+    Markdown,
+    lines,
+    safe_text,
+    sentences,
+)
 from labkit.figures.kit.marks import Looks, line_with_band, points_with_bars
 from labkit.figures.kit.panels import SHARES, Panel, counts_axis, sheet
 from labkit.records.analysis.serving_runs import ONE_PROCESS, ServingMeasurements

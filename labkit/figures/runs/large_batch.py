@@ -9,8 +9,16 @@ import pandas as pd
 
 from labkit.common.units import plural, seconds_text
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import LineStyle, clock_and_network, entries, lines
-from labkit.figures.kit.findings import Finding, Markdown, published, sentences
+from labkit.figures.kit.entries import (
+    Finding,
+    LineStyle,
+    Markdown,
+    clock_and_network,
+    entries,
+    lines,
+    published,
+    sentences,
+)
 from labkit.figures.kit.marks import line_with_band, points
 from labkit.figures.kit.panels import Panel, overload, sheet
 from labkit.records.analysis.costs import to_target

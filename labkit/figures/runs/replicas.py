@@ -13,11 +13,18 @@ import pandas as pd
 from labkit.common.canonical_json import JSON
 from labkit.common.units import bytes_text, seconds_text
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import clock_and_network, entries, lines
-from labkit.figures.kit.findings import Finding, Markdown, published, sentences
+from labkit.figures.kit.entries import (
+    Finding,
+    Markdown,
+    clock_and_network,
+    entries,
+    lines,
+    published,
+    sentences,
+)
 from labkit.figures.kit.marks import line_over_band, line_with_band
 from labkit.figures.kit.panels import Panel, overload, sheet
-from labkit.figures.runs.accuracy import (
+from labkit.figures.runs.speed import (
     PERCENT,
     accuracy_finding,
     accuracy_table,

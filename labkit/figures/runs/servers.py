@@ -9,8 +9,18 @@ from itertools import pairwise
 import pandas as pd
 
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import RunEntry, clock_and_network, entries, lines, safe_text
-from labkit.figures.kit.findings import Finding, Markdown, published, reproduced_text, sentences
+from labkit.figures.kit.entries import (
+    Finding,
+    Markdown,
+    RunEntry,
+    clock_and_network,
+    entries,
+    lines,
+    published,
+    reproduced_text,
+    safe_text,
+    sentences,
+)
 from labkit.figures.kit.marks import line_with_band
 from labkit.figures.kit.panels import Panel, counts_axis, overload, sheet
 from labkit.figures.runs.speed import refusals

@@ -9,16 +9,18 @@ import pandas as pd
 
 from labkit.common.units import seconds_text
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import clock_and_network, entries, lines
-from labkit.figures.kit.findings import Finding, Markdown, published, sentences
+from labkit.figures.kit.entries import (
+    Finding,
+    Markdown,
+    clock_and_network,
+    entries,
+    lines,
+    published,
+    sentences,
+)
 from labkit.figures.kit.marks import line_with_band
 from labkit.figures.kit.panels import Panel, overload, sheet
-from labkit.figures.runs.accuracy import (
-    accuracy_finding,
-    accuracy_table,
-    is_better,
-    list_accuracies,
-)
+from labkit.figures.runs.speed import accuracy_finding, accuracy_table, is_better, list_accuracies
 from labkit.figures.runs.staleness import PLAIN, correction_text, staleness_of, way_of
 from labkit.records.analysis.costs import to_target
 from labkit.records.run import Run

@@ -12,14 +12,16 @@ from labkit.common.units import seconds_text
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import (
     INK,
+    Finding,
     LineStyle,
+    Markdown,
     RunEntry,
     clock_and_network,
     entries,
     lines,
     safe_text,
+    sentences,
 )
-from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import Looks, bars
 from labkit.figures.kit.panels import Panel, Trace, lanes_axis, sheet
 from labkit.records.run import Run

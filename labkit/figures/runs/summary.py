@@ -12,8 +12,7 @@ from statistics import mean
 from labkit.common.canonical_json import is_number
 from labkit.common.units import bytes_text, plural
 from labkit.figures.kit import entries as naming
-from labkit.figures.kit.entries import RunEntry, settings
-from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.entries import Finding, Markdown, RunEntry, sentences, settings
 from labkit.figures.runs import speed
 from labkit.records.analysis.columns import parameters, plain_parameters, seed_range
 from labkit.records.analysis.costs import MEASURES, front, spending, steps_of

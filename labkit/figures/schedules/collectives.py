@@ -10,15 +10,14 @@ import pandas as pd
 
 from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_text
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import LineStyle, lines
-from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.entries import Finding, LineStyle, Markdown, lines, sentences
 from labkit.figures.kit.marks import cells, crosses, curve, fade_to, points
 from labkit.figures.kit.panels import Panel, Trace, sheet
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, get_collective
 from labkit.schedules.interpreter import count_messages
 from labkit.simulate import Simulation, closed_form, simulate
-from labkit.simulate.predict import Costs, costs
+from labkit.simulate.simulation import Costs, costs
 
 # `ALGORITHMS` names the algorithms that work on a single switch; other algorithms need a layout of
 # hosts or links.

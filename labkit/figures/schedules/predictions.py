@@ -10,14 +10,13 @@ import pandas as pd
 from labkit.common.errors import InvalidInput
 from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_text
 from labkit.figures.kit.canvas import Figure
-from labkit.figures.kit.entries import LineStyle, lines
-from labkit.figures.kit.findings import Finding, Markdown, sentences
+from labkit.figures.kit.entries import Finding, LineStyle, Markdown, lines, sentences
 from labkit.figures.kit.marks import curve, points, rule
 from labkit.figures.kit.panels import Panel, Trace, sheet
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
 from labkit.simulate import Fit, simulate
-from labkit.simulate.predict import Rows, measurements, model_of, prediction_table
+from labkit.simulate.simulation import Rows, measurements, model_of, prediction_table
 
 __all__ = ["measurements", "predicted_and_measured", "summarize_prediction"]
 

@@ -13,13 +13,15 @@ from labkit.common.units import bytes_text
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import (
     INK,
+    Finding,
     LineStyle,
+    Markdown,
     clock_and_network,
     completed_entries,
     entries,
     lines,
+    sentences,
 )
-from labkit.figures.kit.findings import Finding, Markdown, sentences
 from labkit.figures.kit.marks import points, rule
 from labkit.figures.kit.panels import Panel, Trace, counts_axis, sheet
 from labkit.records.run import Run

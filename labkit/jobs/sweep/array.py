@@ -10,8 +10,8 @@ from pathlib import Path
 
 from labkit.common import imports
 from labkit.common.errors import LabkitError
+from labkit.common.files import make_folder, read_file
 from labkit.common.privacy import scrub
-from labkit.common.safe_files import make_folder, read_file
 from labkit.common.units import plural
 from labkit.hosts.host_list import login
 from labkit.hosts.queue import ASK_EVERY, Queue, SlurmJob
@@ -21,7 +21,7 @@ from labkit.jobs.listing import elapsed
 from labkit.jobs.sweep import manifest
 from labkit.jobs.sweep.progress_screen import Interrupts, SweepScreen
 from labkit.jobs.sweep.sweep_plan import SweepMember, SweepPlan
-from labkit.records import registry, store
+from labkit.records import folders, store
 
 LOOK_EVERY = 1.0  # seconds between two reads of the records of the sweep's notebook runs
 HELD_REASON = "JobHeldUser"  # Slurm's reason for a pending job that its user has put on hold
@@ -76,7 +76,7 @@ class Array:
                 self._submit(remaining)
                 self._follow()
         if not self._elements:
-            registry.forget_arrays(self.folder)
+            folders.forget_arrays(self.folder)
         self.screen.close()
         return not self._interrupts.count
 
@@ -141,7 +141,7 @@ class Array:
             "--hold",
         )
         try:
-            registry.add_array(self.folder, number)
+            folders.add_array(self.folder, number)
             for index, member in enumerate(members):
                 name = f"{number}_{index}"
                 self._elements[name] = member

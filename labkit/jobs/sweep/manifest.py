@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.common.errors import LabkitError
-from labkit.common.safe_files import check_folder, make_folder
+from labkit.common.files import check_folder, make_folder
 from labkit.records import store
 
 if TYPE_CHECKING:

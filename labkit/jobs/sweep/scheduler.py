@@ -10,7 +10,7 @@ from pathlib import Path
 
 from labkit.cluster.lease import HOLD, Hold, Lock
 from labkit.common import imports
-from labkit.common.paths import runtime_folder, usable_cores
+from labkit.common.files import runtime_folder, usable_cores
 from labkit.jobs.job import GRACE, forked, prepare
 from labkit.jobs.notebook import NotebookJob
 from labkit.jobs.sweep import manifest

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.paths import fingerprint
+from labkit.common.files import fingerprint
 from labkit.jobs import cells, parameters
 from labkit.jobs.parameters import Known, Values
 from labkit.jobs.sweep import grid

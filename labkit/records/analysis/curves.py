@@ -13,7 +13,7 @@ import numpy as np
 
 from labkit import datasets
 from labkit.common.errors import LabkitError, short
-from labkit.common.safe_files import open_file
+from labkit.common.files import open_file
 from labkit.records import store
 from labkit.records.run import Run
 from labkit.records.timed_steps import steps_until, with_end_times

@@ -27,6 +27,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from labkit.simulate.published.allreduce import inception_v3, nbytes
 from labkit.simulate.published.reproduction import (
     DGX_1,
     INCEPTION_MB,
@@ -37,7 +38,6 @@ from labkit.simulate.published.reproduction import (
     Reproduction,
     Verdict,
 )
-from labkit.simulate.published.shapes import inception_v3, nbytes
 
 SOURCE = "Bugliarello 2017"
 FORWARD = 1 / 3  # forward fraction of a one-GPU step; backward takes twice as long

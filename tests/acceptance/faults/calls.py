@@ -15,9 +15,8 @@ import psutil
 
 from labkit.bench.runs import temporary_runs
 from labkit.bench.timing import Row, head
-from labkit.cluster.cluster_name import default_name, folder_of
 from labkit.cluster.engines import LocalEngines
-from labkit.cluster.lease import KEEPER
+from labkit.cluster.lease import KEEPER, default_name, folder_of
 from labkit.cluster.start import Start
 from labkit.common.errors import LabkitError
 from labkit.records.stream import FOLDER, StreamReader

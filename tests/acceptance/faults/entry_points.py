@@ -21,9 +21,9 @@ from labkit.cluster.magic import run_cell
 from labkit.cluster.start import TOLERANT
 from labkit.common.errors import LabkitError
 from labkit.experiment import Experiment
+from labkit.records.folders import scan
 from labkit.records.ledger import SUFFIX, audit, read
 from labkit.records.run import Run
-from labkit.records.scan import scan
 from tests.acceptance.faults.claims import data
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from labkit.cluster.resume import validate_checkpoint
 from labkit.common.errors import InvalidInput, LabkitError
 from labkit.experiment import Experiment
 from labkit.records.checkpoints import complete_checkpoints
+from labkit.records.folders import scan
 from labkit.records.run import Run
-from labkit.records.scan import scan
 from labkit.records.store import END_STATES
 from labkit.records.timed_steps import is_applied
 from labkit.strategies import STRATEGIES

@@ -10,8 +10,7 @@ import click
 
 from labkit.bench.command import AS_JSON, format_rows, names, write_rows
 from labkit.bench.timing import Row
-from labkit.common.errors import InvalidInput, LabkitError
-from labkit.common.terminal import say
+from labkit.common.errors import InvalidInput, LabkitError, say
 from tests.acceptance.hosts import allreduce, starts
 
 

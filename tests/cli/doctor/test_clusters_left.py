@@ -13,7 +13,7 @@ import pytest
 from labkit.cli.doctor.diagnosis import Diagnosis
 from labkit.cli.doctor.machine import clusters
 from labkit.cluster.lease import Lease
-from labkit.common.paths import runtime_folder
+from labkit.common.files import runtime_folder
 from labkit.records import store
 
 KEEPER = "import sys; from pathlib import Path; from labkit.cluster.lease import Lock"

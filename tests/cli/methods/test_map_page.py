@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from labkit.cli.app import app
 from labkit.cli.methods import page, sources
-from labkit.cli.methods.places import members, placed
+from labkit.cli.methods.method import members, placed
 from labkit.figures.taxonomy import COLUMNS, ROWS
 from labkit.strategies import AXES, STRATEGIES
 

@@ -14,7 +14,7 @@ from labkit.common.errors import LabkitError
 from labkit.jobs.sweep import manifest
 from labkit.jobs.sweep.sweep_plan import SweepPlan, SweepSpec, make, read_assignments
 from labkit.records import store
-from labkit.records.scan import scan
+from labkit.records.folders import scan
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "is_swept.ipynb"
 GONE = {"pid": 2**22 + 1, "process_started": 0.0}  # no process has this number
