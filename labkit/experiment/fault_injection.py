@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
 from labkit.common.errors import InvalidInput
+from labkit.network import Fault
 from labkit.schedules import ALLREDUCE
-from labkit.strategies import AllReduce, ProgramStrategy
+from labkit.strategies import AllReduce, ProgramStrategy, Strategy
 from labkit.strategies.staged import Staged
-
-if TYPE_CHECKING:
-    from labkit.experiment.experiment import Experiment
-    from labkit.network import Fault
+from labkit.strategies.strategy import ExperimentSpec
 
 
-def sends_every_message(experiment: Experiment) -> bool:
+class FaultOptions(ExperimentSpec, Protocol):
+    """The fields of an experiment on which faults, checksums and gradient checks depend."""
+
+    @property
+    def strategy(self) -> Strategy: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def uses_programs(self) -> bool: ...
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def faults(self) -> Sequence[Fault]: ...
+    @property
+    def checksums(self) -> bool: ...
+    @property
+    def replica_check_interval(self) -> int: ...
+    @property
+    def on_nonfinite(self) -> str | None: ...
+
+
+def sends_every_message(experiment: FaultOptions) -> bool:
     """Return whether labkit itself sends every message of an experiment.
 
     labkit can drop any message, or add a checksum to each message, only if it sends all messages
@@ -35,7 +55,7 @@ def sends_every_message(experiment: Experiment) -> bool:
     return experiment.clock == "virtual" or strategy.transport == "two_sided"
 
 
-def check(experiment: Experiment) -> None:
+def check(experiment: FaultOptions) -> None:
     """Validate the faults, checksums, replica checks and gradient checks of an experiment.
 
     Raises:
@@ -62,7 +82,7 @@ def check(experiment: Experiment) -> None:
     _validate_skip(experiment, name)
 
 
-def _validate_skip(experiment: Experiment, name: str) -> None:
+def _validate_skip(experiment: FaultOptions, name: str) -> None:
     strategy = experiment.strategy
     by_priority = isinstance(strategy, AllReduce) and strategy.schedule == "priority"
     is_cut = experiment.uses_programs and strategy.replica_cut != 1
@@ -77,7 +97,7 @@ def _validate_skip(experiment: Experiment, name: str) -> None:
         )
 
 
-def _validate_fault(experiment: Experiment, fault: Fault, name: str) -> None:
+def _validate_fault(experiment: FaultOptions, fault: Fault, name: str) -> None:
     # If a strategy runs a separate program for each worker, the rank that a fault names is a
     # worker's number.
     ranks = experiment.workers if experiment.uses_programs else experiment.ranks

@@ -11,7 +11,8 @@ import numpy as np
 from labkit.common.units import plural
 from labkit.figures.kit.entries import safe_text
 from labkit.figures.kit.marks import Scale, cells, words
-from labkit.figures.kit.panels import Panel, Sheet, Trace
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import Sheet
 from labkit.strategies import AXES, Cell
 
 if TYPE_CHECKING:

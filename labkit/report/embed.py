@@ -21,7 +21,7 @@ from labkit.common.canonical_json import JSON
 from labkit.common.errors import LabkitError
 from labkit.common.privacy import scrub
 from labkit.figures.kit.entries import MANY
-from labkit.figures.kit.panels import Sheet
+from labkit.figures.kit.sheet import Sheet
 from labkit.report.still import picture
 
 BUNDLE_BODY = '"use strict";var Plotly='

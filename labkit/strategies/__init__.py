@@ -14,6 +14,7 @@ from labkit.strategies.parameter_server import ParameterServer
 from labkit.strategies.pipeline import DelayedGradients, Layerwise, Pipeline
 from labkit.strategies.stale import SoftSync, StaleSynchronous
 from labkit.strategies.strategy import (
+    STRATEGIES,
     Batch,
     Predicted,
     Predictor,
@@ -31,15 +32,15 @@ from labkit.strategies.tf_distribute import KINDS as TF_KINDS
 from labkit.strategies.tf_distribute import LOCAL as TF_LOCAL
 from labkit.strategies.tf_distribute import RING, TFDistribute
 
-STRATEGIES: dict[str, type[Strategy]] = {
-    kind.__name__: kind
+STRATEGIES.update(
+    (kind.__name__, kind)
     for kind in (
         *(AllReduce, Pipeline, Layerwise, DelayedGradients, TensorParallel, SpatialParallel),
         *(ParameterServer, StaleSynchronous, SoftSync, Downpour),
         *(ParameterAveraging, AsynchronousDiLoCo, ElasticAveraging, Gossip, Codistillation),
         *(BlockCoordinateDescent, TFDistribute, ExternalFramework),
     )
-}
+)
 
 __all__ = [
     "AXES",

@@ -511,8 +511,6 @@ class Strategy(Checked):
             InvalidInput: If the strategy has no forecast, or if a measurement is missing; the
                 message gives the reason.
         """
-        from labkit.strategies import STRATEGIES
-
         known = [n for n, kind in STRATEGIES.items() if kind.forecast is not Strategy.forecast]
         raise InvalidInput(
             f"{type(self).__name__} {self.no_forecast_reason}, so that it has no forecast; use "
@@ -522,3 +520,8 @@ class Strategy(Checked):
     def to_json(self) -> dict[str, JSON]:
         """Return the strategy's name and its fields as a JSON object."""
         return {"name": type(self).__name__, **self.model_dump(mode="json")}
+
+
+# The public strategies by name. The package `labkit.strategies` fills the table, because it imports
+# all of them.
+STRATEGIES: dict[str, type[Strategy]] = {}

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.figures.kit.entries import LONGEST, MANY, names
-from labkit.figures.kit.panels import Sheet
 from labkit.figures.kit.screen import PixelScale, picture
+from labkit.figures.kit.sheet import Sheet
 from labkit.figures.runs.interactive import LiveFigure
 from labkit.records.analysis.columns import Value
 

@@ -26,7 +26,8 @@ from labkit.figures.kit.entries import (
     sentences,
 )
 from labkit.figures.kit.marks import crosses, curve, points
-from labkit.figures.kit.panels import Panel, Trace, overload, sheet
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import overload, sheet
 from labkit.figures.runs.speed import refusal, refusals
 from labkit.records import step_costs as bandwidths
 from labkit.records.compressors import baseline_of, method, method_fields, task_fields

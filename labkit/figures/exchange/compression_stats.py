@@ -18,7 +18,8 @@ from labkit.figures.kit.entries import (
     sentences,
 )
 from labkit.figures.kit.marks import line_with_band
-from labkit.figures.kit.panels import Panel, sheet
+from labkit.figures.kit.panels import Panel
+from labkit.figures.kit.sheet import sheet
 from labkit.figures.runs.learning import POINTS
 from labkit.records.compressors import method
 from labkit.records.run import Run

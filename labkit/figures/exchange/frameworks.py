@@ -16,7 +16,7 @@ from labkit.figures.kit.entries import (
     sentences,
 )
 from labkit.figures.kit.marks import matrix_panel
-from labkit.figures.kit.panels import overload, sheet
+from labkit.figures.kit.sheet import overload, sheet
 from labkit.records.analysis.scaling import FrameworkComparison, compare_frameworks, sent_bytes
 from labkit.records.run import Run
 

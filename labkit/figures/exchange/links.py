@@ -12,7 +12,8 @@ from labkit.common.units import bits_text, bytes_axis, bytes_text, seconds_axis,
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import Finding, Markdown, lines, ratio_verdict, safe_text, sentences
 from labkit.figures.kit.marks import bars, line_with_band, rule
-from labkit.figures.kit.panels import Panel, sheet
+from labkit.figures.kit.panels import Panel
+from labkit.figures.kit.sheet import sheet
 from labkit.network import Network
 from labkit.records.run import Run, equivalence_failed
 from labkit.simulate import simulate

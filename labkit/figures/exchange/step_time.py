@@ -27,7 +27,8 @@ from labkit.figures.kit.entries import (
 )
 from labkit.figures.kit.lanes import BarKind, GanttPanel, lanes
 from labkit.figures.kit.marks import part_bars, points
-from labkit.figures.kit.panels import Panel, Trace, names_axis, overload, sheet
+from labkit.figures.kit.panels import Panel, Trace, names_axis
+from labkit.figures.kit.sheet import overload, sheet
 from labkit.figures.runs.speed import refusal, refusals
 from labkit.records.run import Run, flatten
 from labkit.records.step_costs import PARTS, StepCosts, step_costs

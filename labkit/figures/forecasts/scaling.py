@@ -13,7 +13,8 @@ from labkit.common.units import number_text, plural, seconds_axis, seconds_text
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import Finding, Markdown, lines, sentences
 from labkit.figures.kit.marks import line_with_band, points_with_bars, rule
-from labkit.figures.kit.panels import Panel, Trace, sheet
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import sheet
 from labkit.forecast import Forecast
 from labkit.records.run import Run
 

@@ -20,7 +20,8 @@ from labkit.figures.kit.entries import (
 )
 from labkit.figures.kit.lanes import BarKind, GanttPanel, lanes
 from labkit.figures.kit.marks import crosses, line_with_band, part_bars, points, rule
-from labkit.figures.kit.panels import Panel, Trace, counts_axis, names_axis, sheet
+from labkit.figures.kit.panels import Panel, Trace, counts_axis, names_axis
+from labkit.figures.kit.sheet import sheet
 from labkit.records.step_costs import KINDS, ThreadSweep, more_is_less, thread_costs
 from labkit.records.timed_steps import SYNTHETIC, InputTrace, input_costs
 

@@ -13,7 +13,8 @@ from labkit.common.units import bytes_text, plural
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import INK, LineStyle, lines, safe_text
 from labkit.figures.kit.marks import QUIET
-from labkit.figures.kit.panels import Panel, Trace, sheet
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import sheet
 
 MOST = 60  # maximum number of nodes in a figure; `collapsed` reduces larger graphs
 SWEEPS = 12  # number of passes over all layers that reorder their nodes

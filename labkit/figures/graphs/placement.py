@@ -13,7 +13,8 @@ from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import INK, Finding, LineStyle, Markdown, lines, sentences
 from labkit.figures.kit.lanes import BarKind, GanttPanel, connections, lanes
 from labkit.figures.kit.marks import bars, line_with_band, rule
-from labkit.figures.kit.panels import Panel, Trace, sheet
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import sheet
 from labkit.records.step_graph import WAY, PlacementMeasurements, PlanMeasurement, Row
 from labkit.simulate.placement import DeviceGroup, PlacementPlan
 

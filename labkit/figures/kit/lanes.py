@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from labkit.figures.kit.entries import LineStyle, safe_text
-from labkit.figures.kit.panels import Panel, Trace, lanes_axis, sheet
+from labkit.figures.kit.panels import Panel, Trace, lanes_axis
+from labkit.figures.kit.sheet import sheet
 
 if TYPE_CHECKING:
     import pandas

@@ -21,7 +21,8 @@ from labkit.figures.kit.entries import (
     sentences,
 )
 from labkit.figures.kit.marks import cells, fade_to, line_over_band
-from labkit.figures.kit.panels import Panel, overload, sheet
+from labkit.figures.kit.panels import Panel
+from labkit.figures.kit.sheet import overload, sheet
 from labkit.records.analysis.curves import loss_curve
 from labkit.records.run import Run
 from labkit.records.verdict import completed_seeds

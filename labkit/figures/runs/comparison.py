@@ -13,7 +13,7 @@ from labkit.common.privacy import scrub
 from labkit.common.units import bytes_text, number_text, plural
 from labkit.figures.kit import entries as naming
 from labkit.figures.kit.entries import RunEntry, clock_and_network
-from labkit.figures.kit.panels import Sheet, overload
+from labkit.figures.kit.sheet import Sheet, overload
 from labkit.figures.runs import speed
 from labkit.figures.runs.learning import learning_panels, select_curves
 from labkit.records.analysis.columns import Value, differences

@@ -12,7 +12,8 @@ from labkit.experiment.batches import plan_of
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import lines
 from labkit.figures.kit.marks import bars
-from labkit.figures.kit.panels import Panel, sheet
+from labkit.figures.kit.panels import Panel
+from labkit.figures.kit.sheet import sheet
 
 
 def shard_labels(experiment: Experiment) -> Figure:

@@ -10,7 +10,8 @@ from labkit.common.units import seconds_text
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import Finding, Markdown, lines, sentences
 from labkit.figures.kit.marks import bars, rule
-from labkit.figures.kit.panels import Panel, lanes_axis, sheet
+from labkit.figures.kit.panels import Panel, lanes_axis
+from labkit.figures.kit.sheet import sheet
 from labkit.records.analysis.costs import compare_faults
 from labkit.records.run import Run
 

@@ -21,7 +21,8 @@ from labkit.figures.kit.entries import (
     sentences,
 )
 from labkit.figures.kit.marks import Looks, line_with_band, points_with_bars
-from labkit.figures.kit.panels import SHARES, Panel, counts_axis, sheet
+from labkit.figures.kit.panels import SHARES, Panel, counts_axis
+from labkit.figures.kit.sheet import sheet
 from labkit.records.analysis.serving_runs import ONE_PROCESS, ServingMeasurements
 
 _SLICES = "slices"

@@ -20,18 +20,8 @@ from labkit.figures.kit.entries import (
     settings,
 )
 from labkit.figures.kit.marks import QUIET, cells, rule, words
-from labkit.figures.kit.panels import (
-    AxisScale,
-    Panel,
-    Sheet,
-    Trace,
-    overload,
-    scale,
-    sheet,
-    text_of,
-    title_of,
-    word,
-)
+from labkit.figures.kit.panels import AxisScale, Panel, Trace, scale, text_of, title_of, word
+from labkit.figures.kit.sheet import Sheet, overload, sheet
 from labkit.figures.runs.speed import refusals
 from labkit.records.analysis.columns import (
     RESULTS,

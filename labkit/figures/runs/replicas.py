@@ -23,7 +23,8 @@ from labkit.figures.kit.entries import (
     sentences,
 )
 from labkit.figures.kit.marks import line_over_band, line_with_band
-from labkit.figures.kit.panels import Panel, overload, sheet
+from labkit.figures.kit.panels import Panel
+from labkit.figures.kit.sheet import overload, sheet
 from labkit.figures.runs.speed import (
     PERCENT,
     accuracy_finding,

@@ -11,18 +11,8 @@ from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_te
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import RunEntry, clock_and_network, safe_text, settings
 from labkit.figures.kit.marks import Looks, points_with_bars, rule
-from labkit.figures.kit.panels import (
-    SHARES,
-    Panel,
-    Sheet,
-    Trace,
-    overload,
-    shares,
-    sheet,
-    text_of,
-    title_of,
-    word,
-)
+from labkit.figures.kit.panels import SHARES, Panel, Trace, shares, text_of, title_of, word
+from labkit.figures.kit.sheet import Sheet, overload, sheet
 from labkit.figures.runs.speed import refusals
 from labkit.records.analysis.columns import (
     Value,

@@ -22,7 +22,8 @@ from labkit.figures.kit.entries import (
     sentences,
 )
 from labkit.figures.kit.marks import line_with_band
-from labkit.figures.kit.panels import Panel, counts_axis, overload, sheet
+from labkit.figures.kit.panels import Panel, counts_axis
+from labkit.figures.kit.sheet import overload, sheet
 from labkit.figures.runs.speed import refusals
 from labkit.records.analysis.columns import seed_range
 from labkit.records.run import Run, equivalence_failed

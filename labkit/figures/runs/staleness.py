@@ -23,7 +23,8 @@ from labkit.figures.kit.entries import (
     sentences,
 )
 from labkit.figures.kit.marks import Looks, bars
-from labkit.figures.kit.panels import Panel, Trace, lanes_axis, sheet
+from labkit.figures.kit.panels import Panel, Trace, lanes_axis
+from labkit.figures.kit.sheet import sheet
 from labkit.records.run import Run
 
 LANE = 30  # height of the lane of a worker or server in pixels

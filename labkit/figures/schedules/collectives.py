@@ -12,7 +12,8 @@ from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_te
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import Finding, LineStyle, Markdown, lines, sentences
 from labkit.figures.kit.marks import cells, crosses, curve, fade_to, points
-from labkit.figures.kit.panels import Panel, Trace, sheet
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import sheet
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE, get_collective
 from labkit.schedules.interpreter import count_messages

@@ -14,7 +14,8 @@ from labkit.common.units import bytes_text
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import INK, PALETTE, clock_and_network, entries, lines, safe_text
 from labkit.figures.kit.marks import bars, cells, fade_to, matrix_panel, rule
-from labkit.figures.kit.panels import PLOT, Panel, Trace, lanes_axis, sheet
+from labkit.figures.kit.panels import PLOT, Panel, Trace, lanes_axis
+from labkit.figures.kit.sheet import sheet
 from labkit.records.run import Run
 from labkit.schedules.grid import Crossing, Grid, GridLayer, crossing, owned_boxes, validate_grid
 from labkit.schedules.round import Integers

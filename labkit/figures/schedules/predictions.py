@@ -12,7 +12,8 @@ from labkit.common.units import bytes_axis, bytes_text, seconds_axis, seconds_te
 from labkit.figures.kit.canvas import Figure
 from labkit.figures.kit.entries import Finding, LineStyle, Markdown, lines, sentences
 from labkit.figures.kit.marks import curve, points, rule
-from labkit.figures.kit.panels import Panel, Trace, sheet
+from labkit.figures.kit.panels import Panel, Trace
+from labkit.figures.kit.sheet import sheet
 from labkit.network import Network
 from labkit.schedules import ALLREDUCE
 from labkit.simulate import Fit, simulate

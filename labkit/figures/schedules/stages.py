@@ -23,7 +23,8 @@ from labkit.figures.kit.entries import (
     sentences,
 )
 from labkit.figures.kit.marks import points, rule
-from labkit.figures.kit.panels import Panel, Trace, counts_axis, sheet
+from labkit.figures.kit.panels import Panel, Trace, counts_axis
+from labkit.figures.kit.sheet import sheet
 from labkit.records.run import Run
 from labkit.records.stage_rows import pipeline_row, rank_row
 from labkit.records.staged_steps import is_staged, measured_pipeline, predicted_pipeline

@@ -1,11 +1,6 @@
 """Models divided into stages: possible cuts, balanced partitions, and execution on each rank."""
 
-from labkit.model_parallel.stages.footprint import (
-    MemoryLedger,
-    block_passes,
-    block_seconds,
-    kept_bytes,
-)
+from labkit.model_parallel.stages.footprint import MemoryLedger
 from labkit.model_parallel.stages.model_blocks import (
     INPUTS,
     BlockChain,
@@ -14,6 +9,7 @@ from labkit.model_parallel.stages.model_blocks import (
     split_model,
 )
 from labkit.model_parallel.stages.passing import OwnLosses, StageMessages
+from labkit.model_parallel.stages.probe import block_passes, block_seconds, kept_bytes
 from labkit.model_parallel.stages.recurrent import RecurrentStage, open_time
 from labkit.model_parallel.stages.runner import Delayed, Inference, Runner
 from labkit.model_parallel.stages.stage import Batch, Stage
