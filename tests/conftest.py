@@ -70,7 +70,7 @@ def keras_as_new() -> None:
     each training faster.
     """
     if "keras" in sys.modules:
-        from labkit.worker.session import restore
+        from labkit.worker.rank_state import restore
 
         restore()
         gc.freeze()
@@ -94,7 +94,7 @@ def cluster(shared_cluster: labkit.Cluster) -> labkit.Cluster:
         import gc
 
         from labkit.exchange import autotune
-        from labkit.worker.session import leave_modules, restore
+        from labkit.worker.rank_state import leave_modules, restore
 
         # Pretend many cores; with few cores overlap is disabled.
         autotune.usable_cores = lambda: 1000

@@ -24,7 +24,7 @@ from labkit.strategies.replicas import Replicas
 
 if TYPE_CHECKING:
     from labkit.programs.actions import Vector
-    from labkit.worker.played import ComputeBackend
+    from labkit.worker.compute_backend import ComputeBackend
 
 STEPS = 6  # number of steps in a timed block
 TURNS = 8  # number of timed blocks for each kind of step in one repeat

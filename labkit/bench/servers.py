@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from labkit.communicator import AnyMailbox, Letter
     from labkit.programs import Gradient
     from labkit.programs.actions import Vector
-    from labkit.worker.played import ComputeBackend
+    from labkit.worker.compute_backend import ComputeBackend
 
 STEPS = 10  # number of steps that are timed as one block
 EPOCH = 4  # number of steps of each worker while memory is measured
@@ -99,8 +99,8 @@ def compute_backend(
     communicator: Communicator, experiment: Experiment, strategy: ProgramStrategy
 ) -> ComputeBackend:
     """Return a compiled backend that holds the workers and servers of this rank (collective)."""
+    from labkit.worker.compute_backend import ComputeBackend
     from labkit.worker.feed import read
-    from labkit.worker.played import ComputeBackend
     from labkit.worker.session import TrainingSession
 
     session = TrainingSession(experiment, communicator, read(experiment, communicator))

@@ -30,7 +30,7 @@ from labkit.worker.local_state import LocalVariable
 from labkit.worker.recorder import Position, Recorder
 
 if TYPE_CHECKING:
-    from labkit.worker.session import TrainingSession
+    from labkit.worker.rank_state import RankState
 
 
 LOOK_EVERY = 0.01  # seconds between two polls for the files of other ranks
@@ -189,7 +189,7 @@ class StateRestorer:
 
     def __init__(
         self,
-        session: TrainingSession,
+        session: RankState,
         state_to_resume: TrainingState,
         local_variables: Sequence[LocalVariable],
         recorder: Recorder,

@@ -18,7 +18,7 @@ from labkit.worker.local_state import local_variables
 from labkit.worker.recorder import AHEAD, Recorder
 
 if TYPE_CHECKING:
-    from labkit.worker.session import TrainingSession
+    from labkit.worker.rank_state import RankState
 
 
 class CheckpointKeeper(keras.callbacks.Callback):
@@ -37,7 +37,7 @@ class CheckpointKeeper(keras.callbacks.Callback):
 
     def __init__(
         self,
-        session: TrainingSession,
+        session: RankState,
         checkpoint_context: CheckpointContext,
         state: TrainingState,
         recorder: Recorder,

@@ -19,7 +19,6 @@ from labkit.common.files import cache_folder, fingerprint
 from labkit.common.privacy import scrub
 from labkit.communicator import Communicator
 from labkit.compression import Compressor
-from labkit.exchange.hooks import hooks_of
 from labkit.experiment.experiment import Experiment
 from labkit.keras.replica_consistency import Division, why_not
 from labkit.programs import CodecChannel
@@ -30,16 +29,13 @@ from labkit.worker import reference
 from labkit.worker.feed import DataSource
 from labkit.worker.gradient_log import (
     Audit,
-    ExchangeInputLog,
-    GradientLog,
-    LocalGradientLog,
+    LoggingSession,
     StepLog,
     Violation,
     disagreement,
 )
 from labkit.worker.localization import ComparisonInputs, locate
 from labkit.worker.server_replay import StalenessCorrection, replay, rule_of
-from labkit.worker.session import TrainingSession
 
 LEAST = {"verdict", "max_abs_difference", "tolerance", "reason"}
 
@@ -130,40 +126,6 @@ def _with_location(verdict: Verdict, place: FirstDifference | None) -> Verdict:
         return verdict
     reason = f"{verdict['reason']}; {place_text(place)}"
     return Verdict(**verdict | {"reason": reason}, place=place)
-
-
-class LoggingSession(TrainingSession):
-    """A training session that logs the gradients that its optimizers apply."""
-
-    def __init__(
-        self,
-        short: Experiment,
-        communicator: Communicator,
-        source: DataSource,
-        track: StepLog | None = None,
-    ) -> None:
-        super().__init__(short, communicator, source)
-        self.feed.validation = None
-        lossy = short.strategy.lossy
-        # Gradients of ranks are compared only if several ranks hold the same weights.
-        together = self.readers.size > 1 and not short.uses_programs
-        self.applied = track or GradientLog(marks=together, sums=lossy is not None)
-        self.exchange_inputs: ExchangeInputLog | None = None
-        self.local_gradients = LocalGradientLog(self.model) if track is not None else None
-
-    def optimizer(self) -> keras.optimizers.Optimizer:
-        """Return a new optimizer for the session, which logs the gradients that it applies."""
-        return self.applied.watch(super().optimizer())
-
-    def compile(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Compile the model, and install hooks that log gradients before they are compressed."""
-        super().compile(optimizer)
-        if self.local_gradients is not None:
-            hooks_of(self.model).add_hook(self.local_gradients)
-        if self.experiment.strategy.lossy is not None:
-            self.exchange_inputs = ExchangeInputLog(self.communicator, optimizer.exchange)
-            hooks_of(self.model).add_hook(self.exchange_inputs)
-            optimizer.exchange.watchers.append(self.exchange_inputs.observe)
 
 
 def _compare(short: Experiment, source: DataSource, communicator: Communicator) -> Verdict | None:

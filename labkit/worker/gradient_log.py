@@ -14,8 +14,11 @@ import tensorflow as tf
 from labkit.communicator import Communicator
 from labkit.compression.compressor import ExpectedResidual
 from labkit.exchange import BucketLayer, Exchange, ReductionRecord
-from labkit.exchange.hooks import Batch, Hook, Logs, Rows, Variables
+from labkit.exchange.hooks import Batch, Hook, Logs, Rows, Variables, hooks_of
+from labkit.experiment.experiment import Experiment
 from labkit.keras import view_of
+from labkit.worker.feed import DataSource
+from labkit.worker.session import TrainingSession
 
 # The allowed rounding error for each float size in bytes. The error is relative to the sum of the
 # largest absolute values of all steps.
@@ -446,3 +449,37 @@ class LocalGradientLog(Hook):
 
 def _flat(values: np.ndarray) -> np.ndarray:
     return values.reshape(-1).astype(np.float64)
+
+
+class LoggingSession(TrainingSession):
+    """A training session that logs the gradients that its optimizers apply."""
+
+    def __init__(
+        self,
+        short: Experiment,
+        communicator: Communicator,
+        source: DataSource,
+        track: StepLog | None = None,
+    ) -> None:
+        super().__init__(short, communicator, source)
+        self.feed.validation = None
+        lossy = short.strategy.lossy
+        # Gradients of ranks are compared only if several ranks hold the same weights.
+        together = self.readers.size > 1 and not short.uses_programs
+        self.applied = track or GradientLog(marks=together, sums=lossy is not None)
+        self.exchange_inputs: ExchangeInputLog | None = None
+        self.local_gradients = LocalGradientLog(self.model) if track is not None else None
+
+    def optimizer(self) -> keras.optimizers.Optimizer:
+        """Return a new optimizer for the session, which logs the gradients that it applies."""
+        return self.applied.watch(super().optimizer())
+
+    def compile(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Compile the model, and install hooks that log gradients before they are compressed."""
+        super().compile(optimizer)
+        if self.local_gradients is not None:
+            hooks_of(self.model).add_hook(self.local_gradients)
+        if self.experiment.strategy.lossy is not None:
+            self.exchange_inputs = ExchangeInputLog(self.communicator, optimizer.exchange)
+            hooks_of(self.model).add_hook(self.exchange_inputs)
+            optimizer.exchange.watchers.append(self.exchange_inputs.observe)

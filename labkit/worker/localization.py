@@ -21,7 +21,7 @@ from labkit.worker.gradient_log import LocalGradients, StepLog
 
 if TYPE_CHECKING:
     from labkit.exchange import Exchange
-    from labkit.worker.equivalence import LoggingSession
+    from labkit.worker.gradient_log import LoggingSession
 
 Flat = dict[str, np.ndarray]  # flat arrays, by variable path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -15,7 +16,7 @@ from labkit.keras import broadcast
 from labkit.worker.peer_memory_recovery import RestartTraining
 
 if TYPE_CHECKING:
-    from labkit.worker.session import TrainingSession
+    from labkit.worker.rank_state import RankState
 
 
 class Recovery(keras.callbacks.Callback):
@@ -40,6 +41,8 @@ class Recovery(keras.callbacks.Callback):
     Args:
         session: Training session of this rank.
         exchange: Gradient exchange, which is reset after a failure.
+        provide_state: Function (fault record, seconds at which the failure was noticed) that
+            provides this rank's state to spare ranks.
 
     Attributes:
         faults: Entries for the run's record, one for each rank failure.
@@ -47,8 +50,14 @@ class Recovery(keras.callbacks.Callback):
             their first step.
     """
 
-    def __init__(self, session: TrainingSession, exchange: Exchange) -> None:
+    def __init__(
+        self,
+        session: RankState,
+        exchange: Exchange,
+        provide_state: Callable[[dict[str, Any], float], None],
+    ) -> None:
         super().__init__()
+        self._provide = provide_state
         self._session, self._exchange, self._progress = session, exchange, session.progress
         self._communicator, self._clock = session.communicator, session.communicator.clock
         self._step_start, self._under_way, self._tests = self._clock.now(), False, False
@@ -127,8 +136,7 @@ class Recovery(keras.callbacks.Callback):
             variables, values, strict=False
         ):  # the saved states replace the metric states that validation has overwritten
             variable.assign(value)
-        assert self._session.peer_recovery is not None
-        self._session.peer_recovery.provide_state(self._session.keeper(), fault, noticed_at)
+        self._provide(fault, noticed_at)
 
     def _agree(self) -> tuple[int, int]:
         """Take over the state of a surviving rank that has taken the most steps.

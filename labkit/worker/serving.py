@@ -80,7 +80,7 @@ def serve(communicator: Communicator, spec: ServingSpec) -> ServingResult:
         InvalidInput: If the model has several inputs or outputs, or if a strategy cannot divide it.
     """
     from labkit.keras import use_one_device
-    from labkit.worker.session import restore
+    from labkit.worker.rank_state import restore
 
     use_one_device(communicator)
     try:

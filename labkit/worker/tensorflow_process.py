@@ -34,7 +34,7 @@ class TensorFlowTraining:
 
         from labkit.experiment.batches import plan_of
         from labkit.worker.feed import read
-        from labkit.worker.session import build_model, reset
+        from labkit.worker.rank_state import build_model, reset
 
         experiment = task.experiment
         self.rank, self.number, self.strategy = task.rank, 0, strategy
@@ -92,7 +92,7 @@ class SynchronousTraining(TensorFlowTraining):
     """Synchronous training: each replica has a part of each batch; TensorFlow sums gradients."""
 
     def __init__(self, task: TrainingTask, strategy: tf.distribute.Strategy) -> None:
-        from labkit.worker.session import sample_rank
+        from labkit.worker.rank_state import sample_rank
 
         super().__init__(task, strategy)
         self._batches = self.source.batches(task.experiment, sample_rank(self.model))

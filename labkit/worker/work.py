@@ -82,7 +82,7 @@ def work(
     """
     from labkit.keras import use_one_device
     from labkit.worker.peer_memory_recovery import PeerMemoryRecovery, RestartTraining
-    from labkit.worker.session import restore
+    from labkit.worker.rank_state import restore
 
     use_one_device(communicator)
     goes_on = experiment.strategy.resumable and not experiment.uses_programs
@@ -231,7 +231,7 @@ def _whole(
 
 def prepare() -> None:
     """Import the modules that training needs and collect garbage, so that a first run is fast."""
-    from labkit.worker.session import leave_modules
+    from labkit.worker.rank_state import leave_modules
 
     leave_modules()
 
@@ -250,7 +250,7 @@ def infer(
     """
     from labkit.keras import use_one_device
     from labkit.worker import inference
-    from labkit.worker.session import restore
+    from labkit.worker.rank_state import restore
 
     use_one_device(communicator)
     try:

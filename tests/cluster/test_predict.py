@@ -65,7 +65,7 @@ def by_all(
     import keras
 
     from labkit.worker import inference
-    from labkit.worker.session import restore
+    from labkit.worker.rank_state import restore
 
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
@@ -183,7 +183,8 @@ def validated(communicator: Any, experiments: list[Experiment]) -> Any:
     import keras
 
     from labkit.worker.feed import read
-    from labkit.worker.session import TrainingSession, restore
+    from labkit.worker.rank_state import restore
+    from labkit.worker.session import TrainingSession
 
     found = []
     for experiment in experiments:

@@ -155,18 +155,18 @@ def hold_the_end(communicator: Any, folder: str) -> None:
     import time
     from pathlib import Path
 
-    from labkit.worker import session
+    from labkit.worker import rank_state
 
-    leave = session.restore
+    leave = rank_state.restore
 
     def restore() -> None:
-        session.restore = leave
+        rank_state.restore = leave
         leave()
         Path(folder, "done").touch()
         time.sleep(600)
 
     if communicator.rank == 0:
-        session.restore = restore
+        rank_state.restore = restore
 
 
 @pytest.mark.slow

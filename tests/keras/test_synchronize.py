@@ -187,7 +187,7 @@ def trained(communicator: Any, make: Callable[[], Any]) -> dict[str, Any]:
     import tensorflow as tf
 
     from labkit import keras as lkk
-    from labkit.worker.session import restore
+    from labkit.worker.rank_state import restore
 
     random = np.random.default_rng(3)
     rows = random.standard_normal((17, 6)).astype("float32"), random.integers(0, 4, 17)
@@ -294,7 +294,7 @@ def test_a_model_trains_on_with_batches_of_another_size(cluster: Cluster) -> Non
         import tensorflow as tf
 
         from labkit import keras as lkk
-        from labkit.worker.session import restore
+        from labkit.worker.rank_state import restore
 
         def fit(optimizer: Any, part: Callable[[Any], Any], callbacks: Any) -> Any:
             keras.utils.set_random_seed(1)

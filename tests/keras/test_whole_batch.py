@@ -37,7 +37,7 @@ def learned(
     import tensorflow as tf
 
     from labkit import keras as lkk
-    from labkit.worker.session import restore
+    from labkit.worker.rank_state import restore
 
     keras.backend.clear_session()
     keras.config.set_floatx("float64" if precision == "float64" else "float32")

@@ -168,7 +168,7 @@ def seen(
     import tensorflow as tf
 
     from labkit import keras as lkk
-    from labkit.worker.session import restore
+    from labkit.worker.rank_state import restore
 
     restore()
     columns = data(kind) if weighted is not no_metrics else data(kind)[:2]
@@ -251,7 +251,7 @@ def test_a_metric_may_return_its_variable(cluster: Cluster) -> None:
         import tensorflow as tf
 
         from labkit import keras as lkk
-        from labkit.worker.session import restore
+        from labkit.worker.rank_state import restore
 
         class Total(keras.metrics.Metric):
             def __init__(self) -> None:

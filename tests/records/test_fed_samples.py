@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labkit.records.ledger import SUFFIX, Account, SampleRecord, audit, encode_entry, hashes, read
+from tests.acceptance.ledger import SUFFIX, Account, SampleRecord, audit, encode_entry, hashes, read
 
 X, Y = np.arange(12.0).reshape(6, 2), np.arange(6)
 NAMES = hashes([X, Y])

@@ -99,7 +99,8 @@ def trained(communicator: Any, experiments: list[Experiment]) -> list[Any]:
     import keras
 
     from labkit.worker.feed import read
-    from labkit.worker.session import TrainingSession, restore
+    from labkit.worker.rank_state import restore
+    from labkit.worker.session import TrainingSession
 
     found = []
     for experiment in experiments:
@@ -158,7 +159,8 @@ def test_weights_that_callbacks_set_count_as_in_one_process(
 def handed_over(communicator: Any, experiments: list[Experiment]) -> list[bool]:
     """Return whether the slices give back weights that were set, collected or not."""
     from labkit.worker.feed import read
-    from labkit.worker.session import TrainingSession, restore
+    from labkit.worker.rank_state import restore
+    from labkit.worker.session import TrainingSession
 
     same = []
     for experiment in experiments:
@@ -197,7 +199,8 @@ def numbers(communicator: Any, experiments: list[Experiment]) -> list[Any]:
     Also return the outputs of the whole model and of the ranks together, before and after.
     """
     from labkit.worker.feed import read
-    from labkit.worker.session import TrainingSession, restore
+    from labkit.worker.rank_state import restore
+    from labkit.worker.session import TrainingSession
 
     found = []
     for experiment in experiments:
@@ -240,7 +243,8 @@ def validated(communicator: Any, experiment: Experiment) -> Any:
     import keras
 
     from labkit.worker.feed import read
-    from labkit.worker.session import TrainingSession, restore
+    from labkit.worker.rank_state import restore
+    from labkit.worker.session import TrainingSession
 
     session = TrainingSession(experiment, communicator, read(experiment, communicator))
     logs: list[dict[str, float]] = []

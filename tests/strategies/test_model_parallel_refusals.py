@@ -179,7 +179,8 @@ def refuse(communicator: Any, experiments: list[Experiment]) -> list[str]:
     """Return the error messages of this rank, where no experiment may take a step."""
     from labkit.common.errors import InvalidInput
     from labkit.worker.feed import read
-    from labkit.worker.session import TrainingSession, restore
+    from labkit.worker.rank_state import restore
+    from labkit.worker.session import TrainingSession
 
     said = []
     for experiment in experiments:

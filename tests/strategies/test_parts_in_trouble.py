@@ -59,7 +59,8 @@ def scaled() -> Any:
 
 def refusals(communicator: Any, experiments: list[Experiment]) -> list[str]:
     from labkit.worker.feed import read
-    from labkit.worker.session import TrainingSession, restore
+    from labkit.worker.rank_state import restore
+    from labkit.worker.session import TrainingSession
 
     said = []
     for experiment in experiments:

@@ -339,7 +339,7 @@ def simulate(communicator: Any, question: Experiment, edges: list[int], replicas
     """Return the weights of one process that simulates the same staleness."""
     from labkit.experiment.batches import plan_of
     from labkit.worker.feed import global_batches, read
-    from labkit.worker.session import build_model, reset
+    from labkit.worker.rank_state import build_model, reset
 
     reset(question)
     source = read(question, communicator)

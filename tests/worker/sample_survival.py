@@ -22,9 +22,11 @@ import numpy as np
 
 from labkit import AllReduce, Experiment
 from labkit.communicator import world
-from labkit.worker.sample_ledger import SampleLedger
 from labkit.worker.session import TrainingSession
 from labkit.worker.work import work
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # mpiexec starts the script in its own folder
+from tests.acceptance.sample_ledger import SampleLedger
 
 ROWS, STEPS, EPOCHS = 600, 25, 30
 

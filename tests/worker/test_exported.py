@@ -17,7 +17,7 @@ from labkit.frameworks.exported import Batches, Exported, model_of
 from labkit.frameworks.exported import loss_of as loss_in_another_keras
 from labkit.worker.exported import export, layers_of, loss_of, optimizer_of
 from labkit.worker.feed import read
-from labkit.worker.session import build_model
+from labkit.worker.rank_state import build_model
 
 layers, losses, optimizers = keras.layers, keras.losses, keras.optimizers
 LOSS = losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -17,11 +17,11 @@ from labkit.common.errors import LabkitError
 from labkit.communicator.world import single_rank
 from labkit.records.checkpoints import CheckpointContext, Resume
 from labkit.worker.checkpoint_keeper import numbers_of
+from labkit.worker.compute_backend import ComputeBackend
 from labkit.worker.feed import read
-from labkit.worker.played import ComputeBackend
+from labkit.worker.program_runner import SimulatedTraining, SimulationKeeper
 from labkit.worker.recorder import Recorder
 from labkit.worker.session import TrainingSession
-from labkit.worker.virtual_play import SimulatedTraining, SimulationKeeper
 
 pytestmark = pytest.mark.heavy
 X = np.ones((24, 5), np.float32)

@@ -15,7 +15,7 @@ import pytest
 from sample_survival import EPOCHS, ROWS, STEPS, data
 
 from labkit.communicator import launcher
-from labkit.records.ledger import audit, read
+from tests.acceptance.ledger import audit, read
 
 pytestmark = pytest.mark.slow
 

@@ -24,11 +24,11 @@ from labkit import (
 from labkit.common.errors import InvalidInput
 from labkit.communicator.world import single_rank
 from labkit.programs.program_state import ProgramState
+from labkit.worker.compute_backend import ComputeBackend
 from labkit.worker.feed import read
-from labkit.worker.played import ComputeBackend
+from labkit.worker.program_runner import SimulatedTraining
 from labkit.worker.recorder import Recorder
 from labkit.worker.session import TrainingSession
-from labkit.worker.virtual_play import SimulatedTraining
 
 
 def restless() -> keras.Model:

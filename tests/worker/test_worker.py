@@ -556,11 +556,11 @@ def test_collections_of_garbage_pass_over_modules_from_the_first_session_on(
     def passed_over(communicator: Any) -> int:
         import gc
 
-        from labkit.worker import session
+        from labkit.worker import rank_state
 
         gc.unfreeze()
-        session.leave_modules.cache_clear()
-        session.reset(Experiment(dataset="digits"))
+        rank_state.leave_modules.cache_clear()
+        rank_state.reset(Experiment(dataset="digits"))
         return gc.get_freeze_count()
 
     [objects] = cluster.call(passed_over, ranks=1)
@@ -575,7 +575,7 @@ def test_what_engines_prepare_changes_no_draw_no_setting_and_no_run(cluster: Clu
         import keras
         import numpy as np
 
-        from labkit.worker import session
+        from labkit.worker import rank_state
         from labkit.worker.work import prepare
 
         def state() -> str:
@@ -583,7 +583,7 @@ def test_what_engines_prepare_changes_no_draw_no_setting_and_no_run(cluster: Clu
             return repr((random.getstate(), np.random.get_state(), settings))
 
         gc.unfreeze()
-        session.leave_modules.cache_clear()
+        rank_state.leave_modules.cache_clear()
         before = state()
         prepare()
         return state() == before, gc.get_freeze_count() > 100_000

@@ -82,7 +82,7 @@ def exchanged(
 @contextmanager
 def _new_keras(communicator: Communicator) -> Iterator[None]:
     from labkit.keras import use_one_device
-    from labkit.worker.session import restore
+    from labkit.worker.rank_state import restore
 
     use_one_device(communicator)
     try:

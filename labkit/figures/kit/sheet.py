@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from labkit.figures.kit.entries import MANY, OVERSUBSCRIBED, LineStyle, RunEntry
 from labkit.figures.kit.panels import BELOW, PLOT, Panel

@@ -22,9 +22,9 @@ from labkit.cluster.start import TOLERANT
 from labkit.common.errors import LabkitError
 from labkit.experiment import Experiment
 from labkit.records.folders import scan
-from labkit.records.ledger import SUFFIX, audit, read
 from labkit.records.run import Run
 from tests.acceptance.faults.claims import data
+from tests.acceptance.ledger import SUFFIX, audit, read
 
 if TYPE_CHECKING:
     import keras
@@ -74,7 +74,7 @@ class Outcome(NamedTuple):
 
 def ledgers(folder: str) -> list[keras.callbacks.Callback]:
     """Return callbacks that record which samples a rank uses."""
-    from labkit.worker.sample_ledger import SampleLedger
+    from tests.acceptance.sample_ledger import SampleLedger
 
     return [SampleLedger(folder)]
 

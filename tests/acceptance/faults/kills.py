@@ -14,7 +14,6 @@ from labkit.bench.timing import Row, head
 from labkit.common.errors import LabkitError
 from labkit.hosts import Testbed
 from labkit.hosts.testbed_state import require
-from labkit.records.ledger import audit, read
 from labkit.strategies import Strategy
 from tests.acceptance.faults.claims import (
     BATCH,
@@ -27,6 +26,7 @@ from tests.acceptance.faults.claims import (
     question,
 )
 from tests.acceptance.faults.mpi_job import BEGUN, STEPS, TOLD, Ranks, hosts
+from tests.acceptance.ledger import audit, read
 
 SIZE = 4
 EACH = 2  # number of kills per run

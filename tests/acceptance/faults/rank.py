@@ -17,9 +17,9 @@ import keras
 
 from labkit.communicator import Communicator, world
 from labkit.experiment import Experiment
-from labkit.worker.sample_ledger import SampleLedger
 from labkit.worker.work import work
 from tests.acceptance.faults.mpi_job import ASKED, BEGUN, HANG, STEPS, TOLD
+from tests.acceptance.sample_ledger import SampleLedger
 
 
 class Moments(keras.callbacks.Callback):

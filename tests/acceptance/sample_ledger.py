@@ -11,11 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from labkit.exchange.hooks import Batch, Hook, Logs, Rows, hooks_of
-from labkit.records.ledger import SUFFIX, SampleRecord, encode_entry, hashes
+from tests.acceptance.ledger import SUFFIX, SampleRecord, encode_entry, hashes
 
 
 class SampleLedger(keras.callbacks.Callback, Hook):
-    """Writes a hash of each sample to a file in every step, see `labkit.records.ledger`.
+    """Writes a hash of each sample to a file in every step, see `tests.acceptance.ledger`.
 
     Use this callback in `Experiment(callbacks=…)` with the strategy `AllReduce`. The callback costs
     about 1 µs per sample and one file write per step.

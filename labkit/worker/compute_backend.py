@@ -12,17 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from labkit.common.errors import InvalidInput, LabkitError
-from labkit.communicator import open_mailbox
 from labkit.network import relative_compute_times
 from labkit.programs import EventLog, Gradient, Roles, ServerPieces, placed
 from labkit.programs.actions import Passed, Place, Vector
 from labkit.programs.cut_replica import CutReplicas, cut
 from labkit.programs.event_log import Row
-from labkit.programs.mpi_runtime import MpiRuntime
 from labkit.programs.over_grid import tiled
 from labkit.programs.replica import Batches, Replica, Shard
 from labkit.strategies import ProgramStrategy
-from labkit.worker.virtual_play import RankProgramKeeper, SimulatedTraining, SimulationKeeper
 
 if TYPE_CHECKING:
     import keras
@@ -35,6 +32,7 @@ if TYPE_CHECKING:
     from labkit.records.checkpoints import CheckpointContext
     from labkit.worker.feed import Feed
     from labkit.worker.recorder import Recorder
+
 
 _T = TypeVar("_T")
 
@@ -66,64 +64,6 @@ class ProgramSession(Protocol):
 
     def evaluate(self) -> dict[str, float]:
         """Return the metrics of the validation rows; all ranks call together."""
-
-
-def play(session: ProgramSession, strategy: ProgramStrategy) -> ComputeBackend:
-    """Train by running a strategy's programs on the experiment's clock ("wall" or "virtual").
-
-    After the programs end, the model of the session has the trained weights. The layer states of
-    the trained model (such as moving statistics) are those of worker 0, or the mean over all
-    workers.
-
-    Returns:
-        The compute backend, which knows the roles of all programs and has computed their gradients.
-    """
-    experiment, communicator = session.experiment, session.communicator
-    session.compile(session.optimizer())
-    stage = ComputeBackend(session, strategy)
-    numbers = range(len(stage.roles.hosts))
-    virtual = experiment.clock == "virtual"
-    local_numbers = [n for n in numbers if virtual or stage.roles.hosts[n] == communicator.rank]
-    stage.hold(local_numbers)
-    if virtual:
-        virtual_play = SimulatedTraining(session, strategy, stage)
-        if session.checkpoint_context is None or session.recorder is None:
-            virtual_play.play()
-        else:
-            SimulationKeeper(session, session.checkpoint_context, session.recorder).play(
-                virtual_play
-            )
-        stage.leave()
-        return stage
-    roles, hosts = stage.roles, stage.roles.hosts
-    is_compressed = stage.compressor is not None
-    routes = roles.routes(is_compressed) if strategy.transport != "two_sided" else {}
-    mailbox = open_mailbox(strategy.transport, communicator, routes, hosts)
-    dtype, serves_concurrently = (
-        np.dtype(np.uint8) if is_compressed else roles.weights.dtype,
-        strategy.serves_concurrently,
-    )
-    ranks = MpiRuntime(
-        {number: strategy.program(roles, number) for number in local_numbers},
-        hosts,
-        communicator,
-        stage,
-        stage.diary,
-        dtype,
-        meanwhile=serves_concurrently,
-        mailbox=mailbox,
-        shapes=stage.replica.shapes,
-        seed=experiment.seed,
-    )
-    if session.checkpoint_context is None or session.recorder is None:
-        ranks.play()
-    else:
-        RankProgramKeeper(session, session.checkpoint_context, session.recorder).play(
-            ranks, stage, strategy
-        )
-    stage.leave()
-    mailbox.close()  # closed last, as the model may use the mailbox's buffers
-    return stage
 
 
 class ComputeBackend:

@@ -15,19 +15,23 @@ import numpy as np
 from labkit.common.canonical_json import JSON
 from labkit.common.errors import InvalidInput
 from labkit.common.state import decoding
+from labkit.communicator import open_mailbox
 from labkit.network import ComputeTime, Network
 from labkit.programs.actions import TimingModel
+from labkit.programs.mpi_runtime import MpiRuntime
 from labkit.programs.program_state import ProgramState
 from labkit.programs.virtual_runtime import VirtualRuntime
 from labkit.records.checkpoints import CheckpointContext
 from labkit.records.tensor_boxes import RankFile, TensorBox, rank_file
+from labkit.strategies import ProgramStrategy
 from labkit.worker.checkpoint_files import CheckpointWriter, StateCopy, versions
+from labkit.worker.compute_backend import ComputeBackend, ProgramSession
 from labkit.worker.recorder import SEND_EVERY
 
 if TYPE_CHECKING:
     from labkit.programs.mpi_runtime import MpiRuntime
     from labkit.strategies import ProgramStrategy
-    from labkit.worker.played import ComputeBackend, ProgramSession
+    from labkit.worker.compute_backend import ComputeBackend, ProgramSession
     from labkit.worker.recorder import Recorder
 
 
@@ -294,3 +298,61 @@ class RankProgramKeeper(ProgramKeeper):
             self._write(world.keep(stage.save_state()), done_by_all)
             self._note_checkpoint(start, done_by_all)
             self._recorder.stopped = self._recorder.stopped or self._ends
+
+
+def play(session: ProgramSession, strategy: ProgramStrategy) -> ComputeBackend:
+    """Train by running a strategy's programs on the experiment's clock ("wall" or "virtual").
+
+    After the programs end, the model of the session has the trained weights. The layer states of
+    the trained model (such as moving statistics) are those of worker 0, or the mean over all
+    workers.
+
+    Returns:
+        The compute backend, which knows the roles of all programs and has computed their gradients.
+    """
+    experiment, communicator = session.experiment, session.communicator
+    session.compile(session.optimizer())
+    stage = ComputeBackend(session, strategy)
+    numbers = range(len(stage.roles.hosts))
+    virtual = experiment.clock == "virtual"
+    local_numbers = [n for n in numbers if virtual or stage.roles.hosts[n] == communicator.rank]
+    stage.hold(local_numbers)
+    if virtual:
+        virtual_play = SimulatedTraining(session, strategy, stage)
+        if session.checkpoint_context is None or session.recorder is None:
+            virtual_play.play()
+        else:
+            SimulationKeeper(session, session.checkpoint_context, session.recorder).play(
+                virtual_play
+            )
+        stage.leave()
+        return stage
+    roles, hosts = stage.roles, stage.roles.hosts
+    is_compressed = stage.compressor is not None
+    routes = roles.routes(is_compressed) if strategy.transport != "two_sided" else {}
+    mailbox = open_mailbox(strategy.transport, communicator, routes, hosts)
+    dtype, serves_concurrently = (
+        np.dtype(np.uint8) if is_compressed else roles.weights.dtype,
+        strategy.serves_concurrently,
+    )
+    ranks = MpiRuntime(
+        {number: strategy.program(roles, number) for number in local_numbers},
+        hosts,
+        communicator,
+        stage,
+        stage.diary,
+        dtype,
+        meanwhile=serves_concurrently,
+        mailbox=mailbox,
+        shapes=stage.replica.shapes,
+        seed=experiment.seed,
+    )
+    if session.checkpoint_context is None or session.recorder is None:
+        ranks.play()
+    else:
+        RankProgramKeeper(session, session.checkpoint_context, session.recorder).play(
+            ranks, stage, strategy
+        )
+    stage.leave()
+    mailbox.close()  # closed last, as the model may use the mailbox's buffers
+    return stage
