@@ -92,8 +92,12 @@ class Run:
     def history(self) -> pandas.DataFrame:
         """A data frame with one row per training step and rank; empty until the run has results.
 
-        Columns: seed, epoch, step, rank, loss, seconds, compute_seconds, communicate_seconds,
-        wait_seconds, payload_bytes, wire_bytes, messages, samples.
+        `seed`, `epoch`, `step` and `rank` identify the row, and `loss` is the loss of the rank's
+        samples. `seconds` is the time of the step; `compute_seconds`, `communicate_seconds` and
+        `wait_seconds` are parts of it, in seconds. `payload_bytes` counts the bytes of the buffers
+        that the rank passed to collectives and sends, and `wire_bytes` the bytes that it sent to
+        other ranks. `messages` counts these messages, and `samples` the rows that the rank trained
+        on.
         """
         if (self.path / "history.parquet").exists():
             return self._history

@@ -35,11 +35,15 @@ class Pipeline(Staged):
     number of workers is replicas × stages × slices; the slices of a stage are on consecutive ranks.
 
     Args:
-        schedule: The order of forward and backward passes: "layerwise", "gpipe", "1f1b",
-            "interleaved", "zero_bubble", "zero_bubble_h2", "pipedream" or "wavefront".
-            "pipedream" updates the weights after each micro-batch; forward and backward pass of a
-            micro-batch use the same weights. "wavefront" divides the time steps of a recurrent
-            model into ranges.
+        schedule: The order of forward and backward passes. "layerwise": one batch passes all
+            stages, so only one rank computes at a time. "gpipe": all forward passes of a batch,
+            then all backward passes. "1f1b": each rank alternates one forward and one backward
+            pass, and stores fewer activations. "interleaved": "1f1b" with several stages per rank.
+            "zero_bubble": gradients of weights fill times in which "1f1b" waits.
+            "zero_bubble_h2": the same with fewer waits and more stored activations. "pipedream":
+            the weights are updated after each micro-batch; forward and backward pass of a
+            micro-batch use the same weights. "wavefront": the time steps of a recurrent model are
+            divided into ranges.
         microbatches: The number of micro-batches in the batch of a replica. With "wavefront",
             `microbatches` is the number of ranges of time steps, whose lengths differ by at most
             one.
